@@ -94,10 +94,8 @@ def package_digest(version: str) -> str:
 def pip_install(arguments: list[str], log: str) -> float:
     """Runs pip inside .venv, marked by INSTALLING, and returns its seconds."""
     INSTALLING.touch()
-    # Python compiles the modules that it imports, a small part of TensorFlow's. pip would compile all, in a third of
-    # the time of the installation.
     seconds = run_logged(
-        [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps", "--no-compile",
+        [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps",
          "--disable-pip-version-check", *arguments],
         LOGS / log, cwd=ROOT, env=clean_environment(VENV),
     )  # fmt: skip

@@ -5,9 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/bucket.h"
-#include "common/bucket.h"
 #include "common/kernel_util.h"
-#include "common/limits.h"
 #include "common/limits.h"
 #include "recovery/recovery.h"
 

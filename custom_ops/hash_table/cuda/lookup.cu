@@ -1,6 +1,7 @@
 // Lookups; hash_table_cuda.h says how they go.
 #include <algorithm>
 
+#include "common/loop_blocks.cuh"
 #include "hash_table/cuda/hash_table_cuda.cuh"
 #include "hash_table/cuda/table.h"
 
@@ -8,10 +9,6 @@ using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
 namespace {
-
-constexpr unsigned kMostBlocks = 132 * 16;  // of loops over any length: several waves of the largest device
-
-unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
 
 struct LookupScratch {
   LookupScratch(void* memory, int64_t num_ids, bool has_admission) : carver(memory) {
@@ -166,8 +163,8 @@ void FusedrecDeviceTable::GatherInitial(const MessageView& view, const InitialVa
                                         void* stream) const {
   const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
   if (blocks == 0) return;
-  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, initial, where, handles,
-                  inverse, static_cast<Storage>(storage), rows);
+  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks, kThreads), kThreads, 0, stream, View(), view, initial, where,
+                  handles, inverse, static_cast<Storage>(storage), rows);
 }
 
 int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
@@ -205,16 +202,16 @@ int FusedrecDeviceTable::Gather(const uint32_t* where, const int64_t* handles, c
   if (out_rows == 0) return kCudaSuccess;
   if (to != layout_.storage) {
     const int64_t numbers = out_rows * options_.dim;
-    FUSEDREC_LAUNCH(GatherConvertedKernel, LoopBlocks(numbers), kThreads, 0, stream, View(), where, handles, inverse,
-                    num_ids, numbers, to, rows);
+    FUSEDREC_LAUNCH(GatherConvertedKernel, LoopBlocks(numbers, kThreads), kThreads, 0, stream, View(), where, handles,
+                    inverse, num_ids, numbers, to, rows);
     return LastError();
   }
   const int64_t row_bytes = options_.dim * BytesOf(to);
   const auto gather = [&](auto word) {
     using Word = decltype(word);
     const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;
-    FUSEDREC_LAUNCH(GatherKernel<Word>, LoopBlocks(out_words), kThreads, 0, stream, View(), where, handles, inverse,
-                    num_ids, row_words, out_words, static_cast<Word*>(rows));
+    FUSEDREC_LAUNCH(GatherKernel<Word>, LoopBlocks(out_words, kThreads), kThreads, 0, stream, View(), where, handles,
+                    inverse, num_ids, row_words, out_words, static_cast<Word*>(rows));
     return LastError();
   };
   return row_bytes % 16 == 0 ? gather(uint4{}) : row_bytes % 4 == 0 ? gather(uint32_t{}) : gather(uint16_t{});

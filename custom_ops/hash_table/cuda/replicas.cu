@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/loop_blocks.cuh"
 #include "hash_table/cuda/select_pass.cuh"
 #include "hash_table/cuda/table.h"
 
@@ -14,10 +15,6 @@ using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
 namespace {
-
-constexpr unsigned kMostBlocks = 132 * 16;
-
-unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
 
 // Sorts by id. One entry stays for an id that left several times, with all its notes.
 void KeepDistinctLeft(std::vector<LeftRow>* left) {
@@ -112,8 +109,8 @@ int FusedrecDeviceTable::ReadNumbers(const int64_t* ids, const int64_t* splits, 
   if (out_rows == 0) return kCudaSuccess;
   Grouped grouped;
   FUSEDREC_RETURN_IF_CUDA_ERROR(FindGrouped(ids, splits, &grouped, stream));
-  FUSEDREC_LAUNCH(ReadNumbersKernel, LoopBlocks(out_rows * width()), kThreads, 0, stream, View(), grouped.view, Initial(),
-                  grouped.found, count, out_rows * width(), width(), numbers);
+  FUSEDREC_LAUNCH(ReadNumbersKernel, LoopBlocks(out_rows * width(), kThreads), kThreads, 0, stream, View(),
+                  grouped.view, Initial(), grouped.found, count, out_rows * width(), width(), numbers);
   return LastError();
 }
 
@@ -181,7 +178,7 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported.received, clock_, version_, false, scratch, imported.inverse,
                                         imported.handles, &written, stream));
     for (int64_t s = 0; s < segments(); ++s) segments_[s].inserts += segments_[s].size - before[s];
-    FUSEDREC_LAUNCH(MergeKernel, LoopBlocks(count * width()), kThreads, 0, stream, View(), imported.handles,
+    FUSEDREC_LAUNCH(MergeKernel, LoopBlocks(count * width(), kThreads), kThreads, 0, stream, View(), imported.handles,
                     imported.inverse, count, width(), in.numbers, in.headers, version_,
                     static_cast<uint32_t>(in.step));
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());

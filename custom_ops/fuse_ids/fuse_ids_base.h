@@ -1,4 +1,4 @@
-// The common part of fuse_ids's kernels for both devices: they read attributes and sizes, and allocate outputs.
+// The common part of fuse_ids's kernels: they read attributes and sizes, and allocate outputs.
 #ifndef FUSEDREC_FUSE_IDS_FUSE_IDS_BASE_H_
 #define FUSEDREC_FUSE_IDS_FUSE_IDS_BASE_H_
 

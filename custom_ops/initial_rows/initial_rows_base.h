@@ -1,4 +1,4 @@
-// The common part of initial_rows's kernels for both devices: they read attributes, check inputs and allocate the output.
+// The common part of initial_rows's kernels: they read attributes, check inputs and allocate the output.
 #ifndef FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_BASE_H_
 #define FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_BASE_H_
 

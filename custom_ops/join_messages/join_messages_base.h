@@ -1,4 +1,4 @@
-// The common part of join_messages's kernels for both devices: they read inputs, and allocate outputs. Splits and lengths
+// The common part of join_messages's kernels: they read inputs, and allocate outputs. Splits and lengths
 // are in host memory. Entries of messages are not read here.
 #ifndef FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_BASE_H_
 #define FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_BASE_H_

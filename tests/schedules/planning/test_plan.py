@@ -7,10 +7,10 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.schedules.planning.models import SAMPLES, make_batch, make_model
-from tf_fusedrec import keras
+from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, micro_batch
 from tf_fusedrec.schedules.planning.forecast import Workload
-from tf_fusedrec.schedules.planning.measure import Lookup, Measured, lookups_of
+from tf_fusedrec.schedules.planning.measure import REPEATS, Lookup, Measured, lookups_of, measure
 
 GIGABYTE = 1e9
 ALL = ("stale_rows", "bfloat16_wire", "weight_sync")
@@ -177,3 +177,27 @@ def test_ids_of_a_batch_are_counted_as_the_ops_count_them(model):
     # An id in both micro-batches travels once: its row with the first, its gradient with the last.
     assert sum(cut.new) == sum(cut.ended) == sum(whole.new) == sum(whole.unique)
     assert cut.new[0] == cut.unique[0] and cut.ended[1] == cut.unique[1]
+
+
+def test_the_time_of_dense_compute_has_the_backward_pass_in_it():
+    calls = []
+
+    def count(value: np.ndarray) -> np.ndarray:
+        calls.append(len(value))
+        return value
+
+    @tf.custom_gradient
+    def counted(rows):
+        # An op without side effects, like those of a dense layer: TensorFlow may remove it.
+        return tf.identity(rows), lambda grad: tf.ensure_shape(
+            tf.numpy_function(count, [grad], grad.dtype, stateful=False), grad.shape
+        )
+
+    table = fr.TableConfig("item", 8, fr.optimizers.SGD(0.1))
+    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+    item = keras.Input([], dtype=tf.int64, name="item")
+    outputs = keras.layers.Dense(1)(keras.layers.Lambda(counted)(embedding({"item": item})["item"]))
+    model = fr.schedules.PipelinedModel({"item": item}, outputs)
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), loss="mse")
+    measure(model, ({"item": tf.range(8, dtype=tf.int64)}, tf.zeros([8, 1])), ranks=2)
+    assert sorted(calls) == [4] * (1 + REPEATS) + [8] * (1 + REPEATS)

@@ -138,7 +138,7 @@ def _compute_s(model: Any, data: Any) -> float:
     shapes = [_row_shape(request) for request in stages.requests(stages.plan(model, [data]))]
     rows = [tf.cast(tf.random.stateless_normal(shape, [1, 2], stddev=0.02), dtype) for shape, dtype in shapes]
 
-    def passes(data: Any, rows: list[tf.Tensor]) -> tf.Tensor:
+    def passes(data: Any, rows: list[tf.Tensor]) -> list[tf.Tensor]:
         planned = stages.plan(model, [data])
         found = [Found(one, _context(request)) for one, request in zip(rows, stages.requests(planned))]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -150,13 +150,11 @@ def _compute_s(model: Any, data: Any) -> float:
             if loss is None:
                 raise ValueError(f"plan got the model {model.name!r} without a loss. Remedy: compile(loss=...).")
             gradients = [one for one in tape.gradient(loss, model.trainable_variables) if one is not None]
-        with tf.control_dependencies(
-            [*tf.nest.flatten(gradients, expand_composites=True), *(part.grads for part in dropped)]
-        ):
-            return tf.identity(loss)
+        # All are results, because TensorFlow removes ops whose results nothing reads, control dependencies or not.
+        return [loss, *tf.nest.flatten(gradients, expand_composites=True), *(part.grads for part in dropped)]
 
     function = tf.function(unconverted(passes))
-    return _median_s(lambda: function(data, rows).numpy())
+    return _median_s(lambda: function(data, rows)[0].numpy())
 
 
 def _row_shape(request: LookupRequest) -> tuple[list[int], tf.DType]:

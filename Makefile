@@ -94,7 +94,7 @@ wheel: setup ## Builds the wheel for the TensorFlow and Python of .venv, with th
 	@echo "wheel: building into dist/ ..."
 	@$(BIN)/python -m tools.wheel
 
-clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the built Horovod in the user's cache.
+clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the user's cache (Horovod, objects of ops).
 	@echo "clean: build/ dist/ the compiled ops and caches ..."
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	@rm -f tf_fusedrec/ops/_fusedrec_ops.so tf_fusedrec/ops/libfusedrec_cuda.so tf_fusedrec/ops/_build_info.py

@@ -18,6 +18,7 @@ import concurrent.futures
 import filecmp
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import re
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -139,13 +141,20 @@ def cuda_architectures() -> list[str]:
     return [word for number, code in codes for word in ("-gencode", f"arch=compute_{number},code={code}")]
 
 
-def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
-    """Returns whether `command` made `output`, and `output` is younger than its inputs."""
+def newest(paths: list[pathlib.Path]) -> float:
+    """Returns the time of the last change of files, which is infinite while one of them or all are missing."""
+    try:
+        return max(path.stat().st_mtime for path in paths)
+    except (FileNotFoundError, ValueError):
+        return math.inf
+
+
+def is_current(output: pathlib.Path, command: list[str], changed: float) -> bool:
+    """Returns whether `command` made `output` after the last change of its inputs."""
     record = output.with_suffix(".command")
-    if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != command:
+    if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != shlex.join(command):
         return False
-    made = output.stat().st_mtime
-    return all(path.exists() and path.stat().st_mtime < made for path in inputs)
+    return changed < output.stat().st_mtime
 
 
 def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
@@ -170,32 +179,41 @@ def run_compiler(command: list[str], output: pathlib.Path) -> None:
     output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
 
 
-def compile_object(
-    source: pathlib.Path, flags: list[str], headers: pathlib.Path | None = None
-) -> tuple[pathlib.Path, bool]:
-    """Compiles one source, or HEADERS, if needed. Returns its object and whether it was compiled.
+class Object(NamedTuple):
+    """One source and how it is compiled. Paths are relative to ROOT."""
+
+    source: pathlib.Path
+    output: pathlib.Path
+    command: list[str]
+    changed: float  # time of the last change of an input
+
+    def is_current(self) -> bool:
+        return is_current(ROOT / self.output, self.command, self.changed)
+
+    def compile(self) -> None:
+        (ROOT / self.output).parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.write(f"compiling {self.source}\n")  # one write: the lines of the workers do not mix
+        sys.stdout.flush()
+        run_compiler(self.command, ROOT / self.output)
+
+
+def object_of(source: pathlib.Path, flags: list[str], headers: Object | None = None) -> Object:
+    """Returns how to compile one source.
 
     Args:
-      source: Path relative to ROOT, as are all others here.
+      source: Path relative to ROOT.
       flags: The compiler and its flags.
       headers: The compiled HEADERS, for a source that begins with them.
     """
     stem = OBJECTS / source.relative_to(SOURCES).with_suffix("")
     output, depfile = stem.with_suffix(".h.gch" if source == HEADERS else ".o"), stem.with_suffix(".d")
-    (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
     # -MD lists TensorFlow's headers, too, so that those of another TensorFlow are compiled.
     form = ["-x", "c++-header", "-MD"] if source == HEADERS else ["-MMD"]
     if headers is not None:
-        form += ["-include", str(headers.with_suffix(""))]  # the compiler looks for this name and .gch
+        form += ["-include", str(headers.output.with_suffix(""))]  # the compiler looks for this name and .gch
     command = [*flags, *form, "-MF", str(depfile), "-MT", "object", "-c", str(source)]
-    inputs = dependencies(ROOT / depfile)
-    needed = inputs if headers is None else [*inputs, ROOT / headers]
-    if inputs and is_current(ROOT / output, shlex.join(command), needed):
-        return output, False
-    sys.stdout.write(f"compiling {source}\n")  # one write: the lines of the workers do not mix
-    sys.stdout.flush()
-    run_compiler(command, ROOT / output)
-    return output, True
+    changed = newest(dependencies(ROOT / depfile))
+    return Object(source, output, command, changed if headers is None else max(changed, headers.changed))
 
 
 def compile_objects(
@@ -206,22 +224,26 @@ def compile_objects(
     Args:
       sources: Paths relative to ROOT.
       flags: The compiler and its flags.
-      behind_headers: Whether a source begins with the compiled HEADERS.
+      behind_headers: Whether a source begins with the compiled HEADERS, which are compiled if such a source is.
     """
+    headers = object_of(HEADERS, flags)
+    first = [object_of(source, flags) for source in sources if not behind_headers(source)]
+    later = [object_of(source, flags, headers) for source in sources if behind_headers(source)]
+    stale_first, stale_later = ([one for one in group if not one.is_current()] for group in (first, later))
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        later = [source for source in sources if behind_headers(source)]
-        compiling_headers = pool.submit(compile_object, HEADERS, flags) if later else None
-        running = [pool.submit(compile_object, source, flags) for source in sources if source not in later]
-        if compiling_headers is not None:
-            headers, _ = compiling_headers.result()
-            running += [pool.submit(compile_object, source, flags, headers) for source in later]
-    compiled = [one.result() for one in running]
-    return sorted(str(path) for path, _ in compiled), any(fresh for _, fresh in compiled)
+        needed = pool.submit(headers.compile) if stale_later and not headers.is_current() else None
+        running = [pool.submit(one.compile) for one in stale_first]
+        if needed is not None:
+            needed.result()
+        running += [pool.submit(one.compile) for one in stale_later]
+    for compilation in running:
+        compilation.result()
+    return sorted(str(one.output) for one in (*first, *later)), bool(running)
 
 
 def link(name: str, command: list[str], objects: list[str], fresh: bool) -> pathlib.Path:
     library = ROOT / OBJECTS / name
-    if fresh or not is_current(library, shlex.join(command), [ROOT / path for path in objects]):
+    if fresh or not is_current(library, command, newest([ROOT / path for path in objects])):
         print(f"linking {name}", flush=True)
         run_compiler(command, library)
     return library

@@ -2,7 +2,7 @@
 
 The steps are: virtual environment, runtime requirements, tools of development, Horovod, and this package with its
 custom ops. `--train N` leaves out the tools, and Horovod for one process. The compiler needs TensorFlow alone, so it
-runs beside the steps that follow the runtime requirements.
+runs beside the steps that follow the runtime requirements. Objects that another clone has compiled come from the cache.
 
 Each step leaves a stamp in .venv/.setup with a digest of its inputs, and is skipped while the digest is equal. A second
 run therefore takes a moment, and an interrupted run continues where it stopped.
@@ -18,9 +18,10 @@ import pathlib
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from tools import horovod_wheel, prerequisites
+from tools import horovod_wheel, ops_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_beside, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -81,14 +82,18 @@ def requirements_digest(kind: str, version: str) -> str:
     return digest(version, *(ROOT / "requirements" / name for name in REQUIREMENTS[kind]))
 
 
+def compilers() -> list[str]:
+    """Returns the programs that compile the custom ops for the CPU and for GPUs."""
+    return [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
+
+
 def package_digest(version: str) -> str:
     sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
-    compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
     wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
     # FUSEDREC_CUDA=auto looks for the CUDA compiler and the GPU's driver, which may have come since.
-    found = [shutil.which(name) or "" for name in (compilers[1], "nvidia-smi")]
-    return digest(requirements_digest("runtime", version), *compilers, *wanted, *found, *metadata, *sources)
+    found = [shutil.which(name) or "" for name in (compilers()[1], "nvidia-smi")]
+    return digest(requirements_digest("runtime", version), *compilers(), *wanted, *found, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:
@@ -156,13 +161,23 @@ def install_horovod(version: str) -> None:
     stamp("horovod", key)
 
 
-def compile_beside(version: str) -> contextlib.AbstractContextManager[None]:
-    """Compiles the changed sources of the custom ops while the body runs."""
-    if is_stamped("package", package_digest(version)) and LIBRARY.exists():
-        return contextlib.nullcontext()
-    print("custom ops: compiling changed sources, beside the next steps ...", flush=True)
+@contextlib.contextmanager
+def compile_beside(version: str) -> Iterator[None]:
+    """Compiles the changed sources of the custom ops while the body runs, unless another clone has compiled them."""
+    wanted = package_digest(version)
+    if is_stamped("package", wanted) and LIBRARY.exists():
+        yield
+        return
+    build = ops_cache.key(wanted, compilers())
+    if ops_cache.restore(ROOT, build):
+        print(f"custom ops: objects from the cache ({build}), linking beside the next steps ...", flush=True)
+    else:
+        print("custom ops: compiling changed sources, beside the next steps ...", flush=True)
     command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
-    return run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV))
+    with run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV)):
+        yield
+    if package_digest(version) == wanted:  # no source was edited meanwhile
+        ops_cache.keep(ROOT, build)
 
 
 def install_package(version: str) -> None:

@@ -160,3 +160,17 @@ def test_a_failed_body_ends_the_command_beside_it(tmp_path):
         raise StepFailed("planned")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_objects_of_sources_that_were_edited_meanwhile_are_not_kept(clone, monkeypatch, edited):
+    (clone / "ops.so").unlink()
+    kept = []
+    monkeypatch.setattr(setup_env, "LOGS", clone / "build/setup")
+    monkeypatch.setattr(setup_env.ops_cache, "restore", lambda root, build: False)
+    monkeypatch.setattr(setup_env.ops_cache, "keep", lambda root, build: kept.append(root))
+    monkeypatch.setattr(setup_env, "run_beside", lambda *arguments: contextlib.nullcontext())
+    with setup_env.compile_beside("3.11.7"):
+        if edited:
+            (clone / "custom_ops/a/a.cc").write_text("edited", encoding="utf-8")
+    assert kept == ([] if edited else [clone])

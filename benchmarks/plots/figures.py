@@ -167,7 +167,7 @@ def kept_plots() -> dict[str, str]:
     growth = quality["growth"]
     page = (RESULTS / "table.txt").read_text(encoding="utf-8")
     curves = {
-        name: json.loads((RESULTS / f"retrieval_ml1m{file}_curve.json").read_text(encoding="utf-8"))
+        name: json.loads((RESULTS / f"curves/retrieval_ml1m{file}.json").read_text(encoding="utf-8"))
         for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))

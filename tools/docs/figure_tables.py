@@ -9,6 +9,7 @@ SWAP = "python -m benchmarks.tfra_swap --json F"
 TABLE = "python -m benchmarks.table --json F"
 PEERS = "python -m benchmarks.table --peer PYTHON --json F"
 OVERLAP = "python -m benchmarks.overlap --json F"
+PLANNER = "python -m benchmarks.planner --json F"
 QUALITY = "python -m benchmarks.schedule_quality --json F"
 BALANCE = "python -m benchmarks.balance --json F"
 NEGATIVES = "python -m benchmarks.negatives --json F"
@@ -180,6 +181,14 @@ TABLES = (
                 "contended: `FrozenWindow(4)` / `Nested(4)` / `DualBuffer()`: speed",
                 "{overlap[contended_speedup_frozen_M4]:.2f} / {overlap[contended_speedup_nested_M4]:.2f} / "
                 "{overlap[contended_speedup_dual]:.2f} times", OVERLAP,
+            ),
+            Row(
+                "`fr.plan`: workloads in which its choice is within 5 % of the best of 16; the worst choice over the best",
+                "{planner[within_5_percent]} of {planner[workloads]}, {planner[worst_regret]:.1%} slower", PLANNER,
+            ),
+            Row(
+                "`fr.plan`: median error of its step times, worst error of its bytes",
+                "{planner[median_error]:.0%}, {planner[worst_bytes_error]:.1%}", PLANNER,
             ),
             Row(
                 "HR@10 of MovieLens-1M at convergence: `sync`",

@@ -11,7 +11,7 @@ struct PanelBias {
   const int64_t* answers;  // of the row
   int64_t targets_from;    // places from here on count as this one
   bool near_times;         // all differences of the row fit BucketCells
-  bool one_ask;            // all queries of the panel ask at one time, as the candidates of a request do
+  bool ascending;          // no query of the panel asks earlier than the one before, as in a history
   int64_t origin;          // of the 32-bit times below
   int64_t asks[kPanel];
   int32_t near_asks[kPanel] __attribute__((aligned(64)));
@@ -43,11 +43,11 @@ static inline void SetBiasPanel(const AttentionProblem& problem, int64_t row, co
   bias->mask = &mask;
   if (bias->tables->time == TimeMap::kNone) return;
   const int64_t start = QueryStart(problem, row);
-  bias->one_ask = true;
+  bias->ascending = true;
   for (int64_t lane = 0; lane < kPanel; ++lane) {
     bias->asks[lane] = bias->tables->asks[start + Lesser(mask.begin + lane, mask.end - 1)];
     if (bias->near_times) bias->near_asks[lane] = static_cast<int32_t>(bias->asks[lane] - bias->origin);
-    bias->one_ask &= bias->asks[lane] == bias->asks[0];
+    bias->ascending &= lane == 0 || bias->asks[lane - 1] <= bias->asks[lane];
   }
 }
 
@@ -133,54 +133,58 @@ static inline int32_t NearBucket(const BucketCells& cells, int32_t difference) {
   return bucket;
 }
 
-// As FillBuckets and FillBucketWeights, for a panel with one time: its queries have one bucket per key.
-static inline void FillOneAsk(const PanelBias& bias, const Tile& tile, int32_t* buckets, float* map) {
-  const BiasTables& tables = *bias.tables;
-  for (int64_t key = tile.key_begin; key < tile.key_end; ++key, buckets += kPanel, map += kPanel) {
-    int32_t bucket;
-    if (bias.near_times) {
-      const int32_t difference = bias.near_asks[0] - static_cast<int32_t>(bias.answers[key] - bias.origin);
-      bucket = NearBucket(tables.cells, difference < 0 ? -difference : difference);
-    } else {
-      bucket = FarBucket(tables, bias.asks[0], bias.answers[key]);
-    }
-    Repeat(tile, bucket, buckets);
-    Repeat(tile, tables.weights[bucket], map);
-  }
+static inline int32_t BucketOf(const PanelBias& bias, int64_t lane, int64_t key) {
+  if (!bias.near_times) return FarBucket(*bias.tables, bias.asks[lane], bias.answers[key]);
+  const int32_t difference = bias.near_asks[lane] - static_cast<int32_t>(bias.answers[key] - bias.origin);
+  return NearBucket(bias.tables->cells, difference < 0 ? -difference : difference);
 }
 
-static inline void FillBuckets(const PanelBias& bias, const Tile& tile, int32_t* buckets) {
+// Whether all queries of the tile have one bucket for a key. Then *bucket is that. Between times that ascend, differences
+// from a time before or after all of them ascend or descend, and so do their buckets. Most keys of a long history are
+// that far away.
+static inline bool OneBucket(const PanelBias& bias, const Tile& tile, int64_t key, int32_t* bucket) {
+  const int64_t first = tile.lane_begin, last = tile.lane_end - 1, answer = bias.answers[key];
+  if (!bias.ascending || (answer > bias.asks[first] && answer < bias.asks[last])) return false;
+  *bucket = BucketOf(bias, first, key);
+  return *bucket == BucketOf(bias, last, key);
+}
+
+// The buckets of one key and times that fit BucketCells.
+static inline void NearBuckets(const PanelBias& bias, const Tile& tile, int64_t key, int32_t* buckets) {
   const BucketCells& cells = bias.tables->cells;
   const int32_t *begin = cells.begin, *thresholds = cells.thresholds;
   const int32_t last_cell = cells.num_cells - 1, shift = cells.shift, probes = cells.probes;
-  for (int64_t key = tile.key_begin; key < tile.key_end; ++key, buckets += kPanel) {
-    if (!bias.near_times) {
-      for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) {
-        buckets[lane] = FarBucket(*bias.tables, bias.asks[lane], bias.answers[key]);
-      }
-      continue;
+  const int32_t answer = static_cast<int32_t>(bias.answers[key] - bias.origin);
+  for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) {
+    const IntVec signed_difference = LoadInt(bias.near_asks + lane) - SplatInt(answer);
+    const IntVec sign = signed_difference >> 31;
+    const IntVec difference = (signed_difference ^ sign) - sign;
+    const IntVec cell_bits = (IntVec)__builtin_convertvector(difference, Vec) >> shift;
+    int32_t cell[kLanes], d[kLanes], bucket[kLanes];
+    __builtin_memcpy(cell, &cell_bits, sizeof(cell));
+    __builtin_memcpy(d, &difference, sizeof(d));
+    for (int l = 0; l < kLanes; ++l) bucket[l] = begin[cell[l] < last_cell ? cell[l] : last_cell];
+    for (int32_t probe = 0; probe < probes; ++probe) {
+      for (int l = 0; l < kLanes; ++l) bucket[l] += d[l] >= thresholds[bucket[l]];
     }
-    const int32_t answer = static_cast<int32_t>(bias.answers[key] - bias.origin);
-    for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) {
-      const IntVec signed_difference = LoadInt(bias.near_asks + lane) - SplatInt(answer);
-      const IntVec sign = signed_difference >> 31;
-      const IntVec difference = (signed_difference ^ sign) - sign;
-      const IntVec cell_bits = (IntVec)__builtin_convertvector(difference, Vec) >> shift;
-      int32_t cell[kLanes], d[kLanes], bucket[kLanes];
-      __builtin_memcpy(cell, &cell_bits, sizeof(cell));
-      __builtin_memcpy(d, &difference, sizeof(d));
-      for (int l = 0; l < kLanes; ++l) bucket[l] = begin[cell[l] < last_cell ? cell[l] : last_cell];
-      for (int32_t probe = 0; probe < probes; ++probe) {
-        for (int l = 0; l < kLanes; ++l) bucket[l] += d[l] >= thresholds[bucket[l]];
-      }
-      __builtin_memcpy(buckets + lane, bucket, sizeof(bucket));
-    }
+    __builtin_memcpy(buckets + lane, bucket, sizeof(bucket));
   }
 }
 
-static inline void FillBucketWeights(const PanelBias& bias, const Tile& tile, const int32_t* buckets, float* map) {
+static inline void FillBuckets(const PanelBias& bias, const Tile& tile, int32_t* buckets, float* map) {
   const float* weights = bias.tables->weights;
-  for (int64_t key = 0; key < tile.keys(); ++key, buckets += kPanel, map += kPanel) {
+  for (int64_t key = tile.key_begin; key < tile.key_end; ++key, buckets += kPanel, map += kPanel) {
+    int32_t bucket;
+    if (OneBucket(bias, tile, key, &bucket)) {
+      Repeat(tile, bucket, buckets);
+      Repeat(tile, weights[bucket], map);
+      continue;
+    }
+    if (bias.near_times) {
+      NearBuckets(bias, tile, key, buckets);
+    } else {
+      for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) buckets[lane] = BucketOf(bias, lane, key);
+    }
     for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) map[lane] = weights[buckets[lane]];
   }
 }
@@ -271,11 +275,8 @@ static inline int64_t TimeSums(const BiasTables& tables) {
 }
 
 static inline void FillTime(const PanelBias& bias, const Tile& tile, int32_t* buckets, float* map) {
-  if (bias.tables->time == TimeMap::kBuckets && bias.one_ask) {
-    FillOneAsk(bias, tile, buckets, map);
-  } else if (bias.tables->time == TimeMap::kBuckets) {
-    FillBuckets(bias, tile, buckets);
-    FillBucketWeights(bias, tile, buckets, map);
+  if (bias.tables->time == TimeMap::kBuckets) {
+    FillBuckets(bias, tile, buckets, map);
   } else {
     FillTimeFunction(bias, tile, map);
   }

@@ -142,6 +142,10 @@ MUTANTS = [
         "= until;\n  __syncthreads();", "= until;\n  if (!FAULT) __syncthreads();", "order_of_a_sum",
     ),
     Mutant(
+        "rows of all parts are read from where the first begins", "recovery", RECOVERY,
+        "(row - part.begin) * dim", "(row - (FAULT ? 0 : part.begin)) * dim", "pooled_parts",
+    ),
+    Mutant(
         "bags that decrease are not looked for", "recovery", RECOVERY,
         "bag_splits[i - 1] <= bag_splits[i]", "(FAULT || bag_splits[i - 1] <= bag_splits[i])", "bags_that_do_not_fit",
         "order",

@@ -10,6 +10,7 @@ import fcntl
 import pathlib
 
 from tests.cuda.mutant import Mutant
+from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -215,6 +216,7 @@ MUTANTS = [
         "score += function.At", "score += (FAULT ? 0.0f : 1.0f) * function.At", "check_functions_of_time", "out",
     ),
     *TABLE_MUTANTS,
+    *MIXED_MUTANTS,
 ]  # fmt: skip
 
 

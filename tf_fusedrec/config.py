@@ -69,8 +69,8 @@ class TableConfig:
         sum of their budgets. 0 for no limit.
       tier_folder: Folder on a local disk.
       host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
-        device (NestPipe, section IV-B). It allows every option above except admission_count, storage_dtype "mixed" and
-        frequency_decay_steps, and the gradients of one step per update. Applies to device tables only.
+        device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
+        and the gradients of one step per update. Applies to device tables only.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the

@@ -12,6 +12,17 @@ namespace fusedrec {
 
 enum class Eviction { kNone, kLru, kLfu };
 
+// The high bits of TableHash(id) choose the shard of a row.
+constexpr int kShardBits = 6, kShards = 1 << kShardBits;
+FUSEDREC_HOST_DEVICE inline int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
+
+// Shards [begin, end).
+struct Shards {
+  int64_t begin, end;
+
+  FUSEDREC_HOST_DEVICE bool Hold(int64_t shard) const { return begin <= shard && shard < end; }
+};
+
 struct Limits {
   int64_t max_rows = 0;  // 0: no limit
   Eviction eviction = Eviction::kNone;
@@ -27,6 +38,15 @@ struct Limits {
     if (frequency_decay_steps == 0 || last >= clock) return count;
     const int64_t halvings = clock / frequency_decay_steps - last / frequency_decay_steps;
     return halvings < 32 ? count >> halvings : 0;
+  }
+  // Returns the shards whose rows have their turn to be demoted at the lookup of this clock (demoter.h). In
+  // frequency_decay_steps lookups each shard has it once.
+  FUSEDREC_HOST_DEVICE Shards DemotedAt(uint32_t clock) const {
+    const int64_t steps = frequency_decay_steps;
+    if (steps == 0) return {0, 0};
+    // The first shard s with s * steps / kShards >= phase, then the same of the next phase.
+    const int64_t phase = clock % steps;
+    return {(phase * kShards + steps - 1) / steps, ((phase + 1) * kShards + steps - 1) / steps};
   }
   // Returns whether rows expire at the lookup of this clock. Rows of a long ttl expire at every n-th lookup only, because
   // a pass reads the headers of all rows.

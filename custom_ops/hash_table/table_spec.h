@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "hash_table/table_limits.h"
@@ -19,7 +20,6 @@ struct TableSpec : TableOptions {
   std::vector<uint64_t> seeds;     // one per segment; as many segments as seeds
   std::vector<Limits> limits;      // of the segments; empty: no segment has one
   std::vector<std::string> names;  // of the segments, for messages; may be empty
-  int64_t hot_after = 0;      // > 0: rows begin in 16 bits, and have float32 while they count that many training lookups
   int64_t memory_budget = 0;  // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;    // of that file
   bool host_rows = false;     // device tables only: rows in host memory, the rows of two batches on the device
@@ -29,6 +29,12 @@ struct TableSpec : TableOptions {
     return names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
   }
 };
+
+inline absl::Status RequirePools(const TableSpec& spec) {
+  if (spec.hot_after == 0 || (spec.memory_budget == 0 && spec.storage == Storage::kFloat32)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "hot_after moves rows between a 16-bit and a float32 pool: it needs storage 'float32' and no memory budget.");
+}
 
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
 struct Message {

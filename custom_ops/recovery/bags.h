@@ -28,6 +28,21 @@ inline absl::Status ReadNumRows(const tensorflow::Tensor& num_rows, bool pad, in
   return absl::OkStatus();
 }
 
+// Rows in several parts; *rows: of all.
+inline absl::Status RequireParts(const tensorflow::OpInputList& parts, int64_t* rows) {
+  *rows = 0;
+  for (int i = 0; i < parts.size(); ++i) {
+    TF_RETURN_IF_ERROR(RequireRank(absl::StrCat("rows[", i, "]").c_str(), parts[i], 2));
+    if (parts[i].dim_size(1) != parts[0].dim_size(1)) {
+      return absl::InvalidArgumentError(absl::StrCat("rows[", i, "] must have the ", parts[0].dim_size(1),
+                                                     " columns of rows[0], got ", parts[i].dim_size(1),
+                                                     ". Pass parts of the same rows."));
+    }
+    *rows += parts[i].dim_size(0);
+  }
+  return absl::OkStatus();
+}
+
 // bag_splits [G + 1] and bag_scale [G].
 inline absl::Status RequireBagShapes(const tensorflow::Tensor& splits, const tensorflow::Tensor& scale) {
   TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));

@@ -128,15 +128,8 @@ class PooledRecoverPartsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("rows", &parts));
     const Tensor &index = ctx->input(parts.size()), &splits = ctx->input(parts.size() + 1);
     const Tensor& scale = ctx->input(parts.size() + 2);
-    int64_t rows = 0;
-    for (int i = 0; i < parts.size(); ++i) {
-      OP_REQUIRES_OK(ctx, RequireRank(absl::StrCat("rows[", i, "]").c_str(), parts[i], 2));
-      OP_REQUIRES(ctx, parts[i].dim_size(1) == parts[0].dim_size(1),
-                  absl::InvalidArgumentError(absl::StrCat("rows[", i, "] must have the ", parts[0].dim_size(1),
-                                                          " columns of rows[0], got ", parts[i].dim_size(1),
-                                                          ". Pass parts of the same rows.")));
-      rows += parts[i].dim_size(0);
-    }
+    int64_t rows;
+    OP_REQUIRES_OK(ctx, RequireParts(parts, &rows));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements(), parts.size() + 1));
@@ -189,16 +182,6 @@ class PooledRecoverGradOp : public OpKernel {
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecover").Device(DEVICE_CPU).TypeConstraint<T>("T"),                  \
                           PooledRecoverOp<T>);                                                                        \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverParts").Device(DEVICE_CPU).TypeConstraint<T>("T"),             \
-                          PooledRecoverPartsOp<T>);                                                                   \
-  /* On a GPU in host memory: the rows of a window come from tables in host memory (window_rows.h). */               \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverParts")                                                         \
-                              .Device(tensorflow::DEVICE_GPU)                                                         \
-                              .TypeConstraint<T>("T")                                                                 \
-                              .HostMemory("rows")                                                                     \
-                              .HostMemory("index")                                                                    \
-                              .HostMemory("bag_splits")                                                               \
-                              .HostMemory("bag_scale")                                                                \
-                              .HostMemory("out"),                                                                     \
                           PooledRecoverPartsOp<T>);                                                                   \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"),              \
                           PooledRecoverGradOp<T>);

@@ -53,6 +53,7 @@ class Options(ctypes.Structure):
         ("unknown_zeros", ctypes.c_bool),
         ("window", ctypes.c_int64),
         ("record_tombstones", ctypes.c_bool),
+        ("hot_after", ctypes.c_int64),
         ("averaged", ctypes.c_bool),
     ]
 
@@ -303,8 +304,9 @@ class DeviceTable:
         return function(self.handle)
 
     def size(self):
-        """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes})."""
-        sizes, totals = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)
+        """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes, cold_bytes, cold_rows})."""
+        sizes, totals = np.zeros(self.segments, np.int64), np.zeros(6, np.int64)
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, totals)]
         self.kernels.library.fusedrec_table_size(self.handle, *pointers)
-        return sizes, dict(zip(("clock", "version", "line_bytes", "chunk_bytes"), totals.tolist()))
+        names = ("clock", "version", "line_bytes", "chunk_bytes", "cold_bytes", "cold_rows")
+        return sizes, dict(zip(names, totals.tolist()))

@@ -10,6 +10,7 @@ import fcntl
 import pathlib
 
 from tests.cuda.mutant import Mutant
+from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -142,6 +143,10 @@ MUTANTS = [
         "= until;\n  __syncthreads();", "= until;\n  if (!FAULT) __syncthreads();", "order_of_a_sum",
     ),
     Mutant(
+        "rows of all parts are read from where the first begins", "recovery", RECOVERY,
+        "(row - part.begin) * dim", "(row - (FAULT ? 0 : part.begin)) * dim", "pooled_parts",
+    ),
+    Mutant(
         "bags that decrease are not looked for", "recovery", RECOVERY,
         "bag_splits[i - 1] <= bag_splits[i]", "(FAULT || bag_splits[i - 1] <= bag_splits[i])", "bags_that_do_not_fit",
         "order",
@@ -211,6 +216,7 @@ MUTANTS = [
         "score += function.At", "score += (FAULT ? 0.0f : 1.0f) * function.At", "check_functions_of_time", "out",
     ),
     *TABLE_MUTANTS,
+    *MIXED_MUTANTS,
 ]  # fmt: skip
 
 

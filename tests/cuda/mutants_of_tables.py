@@ -13,6 +13,7 @@ ADMISSION = "hash_table/cuda/admission.cuh"
 LOWEST = "hash_table/cuda/lowest.cuh"
 REPLICAS = "hash_table/cuda/replicas.cuh"
 BUFFER = "hash_table/cuda/buffer/buffer.cuh"
+ROWS = "hash_table/cuda/rows.cuh"
 
 MUTANTS = [
     Mutant(
@@ -77,7 +78,7 @@ MUTANTS = [
         "if (known != kNowhere) view", "if (known != kNowhere && !FAULT) view", "several_parts", "heap-buffer-overflow",
     ),
     Mutant(
-        "a row whose gradients wait may leave", "hash_table", "hash_table/cuda/rows.cuh",
+        "a row whose gradients wait may leave", "hash_table", ROWS,
         "(waiting_since != 0 && meta.last", "(!FAULT && waiting_since != 0 && meta.last", "gradients_wait",
         "rows whose gradients wait have left",
     ),
@@ -87,7 +88,7 @@ MUTANTS = [
         "policies",
     ),
     Mutant(
-        "the row that a lookup has met may leave", "hash_table", "hash_table/cuda/rows.cuh",
+        "the row that a lookup has met may leave", "hash_table", ROWS,
         "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
         "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
         "policies",
@@ -125,11 +126,11 @@ MUTANTS = [
         "if (!FAULT && table.limits[segment].admission_count <= 1) return;", "limits_of_their_own",
     ),
     Mutant(
-        "rows of all segments expire by the ttl of the first", "hash_table", "hash_table/cuda/rows.cuh",
+        "rows of all segments expire by the ttl of the first", "hash_table", ROWS,
         "limits[meta.segment]", "limits[FAULT ? 0 : meta.segment]", "limits_of_their_own",
     ),
     Mutant(
-        "rows of a long ttl expire whenever others do", "hash_table", "hash_table/cuda/rows.cuh",
+        "rows of a long ttl expire whenever others do", "hash_table", ROWS,
         "&& of.ExpireAt(pins.clock)", "&& (FAULT || of.ExpireAt(pins.clock))", "a_long_ttl",
     ),
     Mutant(
@@ -152,8 +153,9 @@ MUTANTS = [
         "*table.Note(row) = 0;", "*table.Note(row) = FAULT ? 1 : 0;", "taken_once", "ids are taken once",
     ),
     Mutant(
-        "slots are read one column too far", "hash_table", REPLICAS,
-        "row + layout.wide_offset, j - layout.dim)\n", "row + layout.wide_offset, j - layout.dim + FAULT)\n",
+        "slots are read one column too far", "hash_table", ROWS,
+        "return LoadNumber(layout.slot_storage, data + layout.wide_offset, j - layout.dim);",
+        "return LoadNumber(layout.slot_storage, data + layout.wide_offset, j - layout.dim + FAULT);",
         "numbers_of_rows",
     ),
     Mutant(
@@ -166,7 +168,7 @@ MUTANTS = [
     ),
     Mutant(
         "the first number of a merged row is its neighbour's", "hash_table", REPLICAS,
-        "StoreNumber(layout.storage, numbers[i]", "StoreNumber(layout.storage, numbers[FAULT ? n * width : i]",
+        "Store(numbers[i], j", "Store(numbers[FAULT ? n * width : i], j",
         "common_state", "numbers of the common state",
     ),
     Mutant(

@@ -39,7 +39,7 @@ PROGRAMS = [
      "record_tombstones": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "segment_max_rows": [55, 0], "segment_eviction": ["lfu", "none"],
-     "segment_ttl": [0, 1]},
+     "segment_ttl": [0, 1], "frequency_decay_steps": 3},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
 ]  # fmt: skip
@@ -148,7 +148,7 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
-    lacking = {"admission_count": 2, "hot_after": 3, "frequency_decay_steps": 9}
+    lacking = {"admission_count": 2, "hot_after": 3}
     assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
     for option, value in {**lacking, "window": 2, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023

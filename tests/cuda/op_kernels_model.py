@@ -21,7 +21,10 @@ from tf_fusedrec.tables import places
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
 LRU = {"max_rows": 18, "eviction": "lru"}
-OF_DEVICE = {**LRU, "record_tombstones": True, "admission_count": 2, "max_candidates": 12}
+OF_DEVICE = {
+    **LRU, "record_tombstones": True, "admission_count": 2, "max_candidates": 12, "storage_dtype": "mixed",
+    "hot_after": 2, "frequency_decay_steps": 3,
+}  # fmt: skip
 OF_HOST_ROWS = {**LRU, "record_tombstones": True, "ttl": 9}
 
 
@@ -81,7 +84,7 @@ def fitted(schedule, table):
 
 def run():
     with on_device():
-        mixed = {"storage_dtype": "mixed", "hot_after": 2}
+        mixed = {"storage_dtype": "mixed", "hot_after": 2, "host_rows": True}
         refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
     host_rows = {"host_rows": True}
     for table, reference, others in (

@@ -26,7 +26,7 @@ OF_STAGES = {
     f"Fusedrec>{op}"
     for op in (
         "FuseIds", "SegmentUnique", "RankPartition", "JoinMessages", "SplitMessages", "TableLookAhead", "TableRefresh",
-        "TableAccumulateGradients", "TableApplyAccumulated", "RecoverGrad",
+        "TableAccumulateGradients", "TableApplyAccumulated", "RecoverGrad", "PooledRecoverParts",
     )
 }  # fmt: skip
 SCHEDULES = ("sync", DualBuffer(), FrozenWindow(M), Nested(M), SemiAsync(), Pipelined(6))

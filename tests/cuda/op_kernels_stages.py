@@ -16,6 +16,10 @@ def both(op, *arguments, **more):
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), host)
 
 
+def recover_parts(*tensors):
+    return ops.pooled_recover_parts(tensors[:3], *tensors[3:], pad=True)
+
+
 def run_stages(random, segments, most, dtype):
     """Sends a message to this rank and back."""
     lengths = random.integers(0, most, segments)
@@ -31,6 +35,8 @@ def run_stages(random, segments, most, dtype):
     bags[0], bags[-1] = 0, len(index)
     scale, num_rows = np.full(5, 0.5, np.float32), np.array(len(rows), np.int64)
     both(ops.pooled_recover, rows, index, bags, scale)
+    cut = len(rows) // 2
+    both(recover_parts, rows[:cut], rows[cut:cut], rows[cut:], index, bags, scale)
     both(ops.pooled_recover_grad, np.ones([5, 5], rows.dtype), index, bags, scale, num_rows)
     for pad in (False, True):
         grads = both(ops.recover, rows, index, pad=pad)

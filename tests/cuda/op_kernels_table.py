@@ -20,7 +20,8 @@ LONG = 2  # programs with all steps; the others test their rules only
 PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
 PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru",
-     "record_tombstones": True, "admission_count": 2, "max_candidates": 30},
+     "record_tombstones": True, "segment_admission_count": [2, 1], "max_candidates": 30, "hot_after": 2,
+     "frequency_decay_steps": 2, "stochastic_rounding": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "segment_max_rows": [50, 44], "segment_eviction": ["lfu", "lru"], "window": 2,
      "segment_admission_count": [1, 2]},
@@ -74,6 +75,10 @@ def keys_since(table, segment, since):
 
 def statistics_of_segments(table):
     return ops.table_statistics(table).segments
+
+
+def pools_of(table):
+    return ops.table_statistics(table).bytes[3:]
 
 
 def batch_of(random, most=20, vocabulary=60):
@@ -143,9 +148,12 @@ def run_program(number, options, steps):
     since = (0, 0)
     for step in range(steps):
         train(sides, random, step, (look_up, peek_and_touch, refresh)[step % 3], dtype)
+        pools = [side.call(pools_of) for side in sides]
+        same(*pools, "rows in float32, and in 16 bits")
         if step % 2:
             compare_tables(sides, since)
             since = sides[0].call(ops.table_clock)
+    assert "hot_after" not in options or pools[0].min() > 2, pools[0]
     return sides, random, dtype
 
 
@@ -179,12 +187,13 @@ def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
-    lacking = {
-        "hot_after": 3, "frequency_decay_steps": 9, "memory_budget": 1 << 20, "tier_folder": "/tmp",
-    }  # fmt: skip
+    lacking = {"memory_budget": 1 << 20, "tier_folder": "/tmp"}
+    averaged, narrow = ({"hot_after": 2, **more} for more in ({"averaged": True}, {"storage": "float16"}))
     assert {*lacking} == {*places.DEVICE.lacks}
     for option, value in lacking.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
+    refused(unimplemented, "must have averaged with hot_after", lambda: Side("replica", True, {**sgd, **averaged}))
+    refused(wrong, "it needs storage 'float32'", lambda: Side("mixed", True, {**sgd, **narrow}))
     refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
     side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True})

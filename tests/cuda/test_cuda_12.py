@@ -31,9 +31,14 @@ KERNELS = {
     ],
     "join_messages/cuda/join_messages_cuda.cuh": ["&fusedrec::join_messages::MessageLengthsKernel"],
     "recovery/cuda/recovery_cuda.cuh": [
-        f"&fusedrec::recovery::{kernel}<{type_}>"
-        for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")
+        f"&fusedrec::recovery::{kernel}"
         for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
+        for kernel in (
+            f"RecoverGradSumKernel<{type_}>",
+            f"RecoverGradJoinKernel<{type_}>",
+            f"PooledRecoverKernel<{type_}, fusedrec::recovery::OneArray<{type_}>>",
+            f"PooledRecoverKernel<{type_}, fusedrec::recovery::Parts<{type_}>>",
+        )
     ],
     "hash_table/cuda/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
     "jagged_attention/cuda/jagged_attention_cuda.cuh": [
@@ -49,7 +54,7 @@ MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
         f"hash_table/cuda/{part}.cuh"
-        for part in ("keys", "select", "records", "update/update", "update/handles", "buffer/buffer")
+        for part in ("keys", "select", "records", "mixed", "update/update", "update/handles", "buffer/buffer")
     ],
 }
 

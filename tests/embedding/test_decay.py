@@ -58,6 +58,10 @@ def test_a_delta_holds_the_rows_that_were_demoted(tmp_path):
     fr.checkpoint.load(tmp_path, loaded)
     assert state_of(loaded) == state_of(emb)
     assert table_of(loaded).memory["rows"] == table_of(emb).memory["rows"] == 1
+    ids, rows = loaded.export_table("t")
+    of_emb, records = table_of(emb).snapshot("t")
+    np.testing.assert_array_equal(rows[np.argsort(ids)], records["row"][np.argsort(of_emb)])
+    np.testing.assert_array_equal(rows, loaded({"f": tf.constant(ids)}, training=False)["f"])
 
 
 @pytest.mark.parametrize("stop", [13, 21, 24, 31])

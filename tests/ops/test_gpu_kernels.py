@@ -20,7 +20,6 @@ ON_THE_HOST = {
     "WindowUnique": "micro-batches share rows on several ranks only, and their ids are in host memory there",
     "WindowRoute": "as WindowUnique",
     "WindowGradients": "as WindowUnique",
-    "PooledRecoverParts": "on several ranks, micro-batches of a device take their rows through host memory",
     "ClusterSamples": "it runs in the input pipeline, which is on the host",
     "UserStates": "the states of all users need host memory, and the model takes one request's states to the device",
     "UserStatesFind": "as UserStates",

@@ -74,8 +74,7 @@ class NativeTables(tf.Module):
 
 class _Table(tf.saved_model.experimental.TrackableResource):
     def __init__(self, config: TableConfig, stored: tf.DType, unknown: InitialRows | None, file: tf.saved_model.Asset):
-        # Mixed storage (hot_after) exists for tables in host memory only.
-        super().__init__(device="CPU" if config.hot_after else "")
+        super().__init__()
         self._name, self._dim = config.name, config.dim
         # float32 rows of a table with mixed storage stay mixed.
         self._stored, self._hot_after = stored, config.hot_after if stored == tf.float32 else 0

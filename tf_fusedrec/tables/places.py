@@ -36,14 +36,11 @@ class Place:
 
 
 CPU = Place("CPU")
-DEVICE = Place(
-    "device",
-    lacks=("hot_after", "frequency_decay_steps", "memory_budget", "tier_folder"),
-)
+DEVICE = Place("device", lacks=("memory_budget", "tier_folder"))
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(
     "host_rows",
-    lacks=("admission_count", "hot_after", "frequency_decay_steps", "external", "external_table"),
+    lacks=("admission_count", "hot_after", "external", "external_table"),
     accumulates_steps=False,
     averages=False,
     lookups_per_update=1,

@@ -13,10 +13,10 @@ void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_
   struct Found {
     std::vector<int64_t> ids, handles;
   };
-  std::vector<Found> found(ShardedRows::kShards);
+  std::vector<Found> found(kShards);
   const bool recorded = rows_.change_log().Covers(since);
-  const int64_t keys = size(segment) / ShardedRows::kShards + 1;
-  parallel_for(ShardedRows::kShards, 20 * keys, [&](int64_t begin, int64_t end) {
+  const int64_t keys = size(segment) / kShards + 1;
+  parallel_for(kShards, 20 * keys, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       Shard& shard = rows_.shards()[s];
       Found& here = found[s];

@@ -8,7 +8,6 @@
 namespace fusedrec {
 
 absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optimizer optimizer) {
-  const bool mixed = spec.hot_after > 0, tiered = spec.memory_budget > 0;
   if (spec.dim <= 0 || spec.seeds.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("dim and the number of segments must be > 0, got ", spec.dim, " and ",
                                                    spec.seeds.size(), "."));
@@ -18,11 +17,9 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
     return absl::InvalidArgumentError(absl::StrCat("limits must be empty or one for each of the ", spec.seeds.size(),
                                                    " segments, got ", spec.limits.size(), "."));
   }
-  if (mixed && (tiered || spec.storage != Storage::kFloat32)) {
-    return absl::InvalidArgumentError(
-        "hot_after moves rows between a 16-bit and a float32 pool: it needs storage 'float32' and no memory budget.");
-  }
-  if (tiered && spec.tier_folder.empty()) {
+  const absl::Status pools = RequirePools(spec);
+  if (!pools.ok()) return pools;
+  if (spec.memory_budget > 0 && spec.tier_folder.empty()) {
     return absl::InvalidArgumentError("memory_budget needs a tier_folder for the rows beyond it, got none.");
   }
   std::unique_ptr<HashTable> table(new HashTable(std::move(spec), std::move(optimizer)));

@@ -225,7 +225,6 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
 
 absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for,
                                             absl::Span<int32_t> inverse, std::vector<int64_t>* handles) {
-  constexpr int kShards = ShardedRows::kShards;
   std::vector<int64_t> shard_begin;
   SortByShard(message, rows_->segments(), parallel_for, scratch_, &shard_begin);
   std::vector<Visit> visits(kShards);

@@ -121,7 +121,7 @@ int FusedrecDeviceTable::SetCandidates(int64_t segment, const int64_t* ids, cons
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_ids, wanted.data(), n, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_numbers, numbers.data(), n, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_numbers + n, found.data(), n, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Grow(std::move(growth), Memory(), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Grow(std::move(growth), stream));
   counted.size += absent;
   for (const bool known : {true, false}) {
     FUSEDREC_LAUNCH(SetCountsKernel, BlocksFor(n, kThreads), kThreads, 0, stream, LinesOf(counted), device_ids,

@@ -42,9 +42,8 @@ int FusedrecDeviceTable::AllocateRemovedRows(int64_t most, int64_t num_rows, Rem
 int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, const Memory& select, int64_t* count,
                                            void* stream) const {
   *count = 0;
-  const Eviction policy = limits_[segment].eviction;
-  if (policy == Eviction::kNone) return kCudaSuccess;
-  const MayLeave may_leave{static_cast<uint32_t>(segment), policy == Eviction::kLfu, pins, nullptr};
+  if (limits_[segment].eviction == Eviction::kNone) return kCudaSuccess;
+  const MayLeave may_leave{static_cast<uint32_t>(segment), limits_[segment], pins, nullptr};
   return Count(may_leave, select, count, stream);
 }
 
@@ -58,10 +57,10 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(worst.data(), 0, worst.bytes(), stream));
   const unsigned long long wanted = static_cast<unsigned long long>(count);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(&search->count, &wanted, 1, stream));
-  MayLeave may_leave{static_cast<uint32_t>(segment), limits_[segment].eviction == Eviction::kLfu, pins, nullptr};
-  const unsigned blocks = std::min(BlocksFor(next_row_, kSelectThreads), kMostBlocks);
-  for (int byte = may_leave.by_count ? 0 : 4; byte < kScoreBytes; ++byte) {  // clocks have 32 bits
-    FUSEDREC_LAUNCH(CountBytesKernel, blocks, kSelectThreads, 0, stream, View(), next_row_, may_leave, search, byte,
+  MayLeave may_leave{static_cast<uint32_t>(segment), limits_[segment], pins, nullptr};
+  const unsigned blocks = std::min(BlocksFor(rows_.next, kSelectThreads), kMostBlocks);
+  for (int byte = limits_[segment].eviction == Eviction::kLfu ? 0 : 4; byte < kScoreBytes; ++byte) {  // clocks have 32 bits
+    FUSEDREC_LAUNCH(CountBytesKernel, blocks, kSelectThreads, 0, stream, View(), rows_.next, may_leave, search, byte,
                     bins);
     FUSEDREC_LAUNCH(ChooseByteKernel, 1u, 256, 0, stream, byte, bins, search);
   }
@@ -75,8 +74,8 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const HasExpired has_expired{PinsAt(clock, kNoAttempt), LimitsView()};
   int64_t gone = 0;
   RemovedRows removed;
-  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(next_row_), &gone, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(gone, next_row_, &removed));
+  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(rows_.next), &gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(gone, rows_.next, &removed));
   return TakeRowsOut(has_expired, clock, true, removed, &gone, stream);
 }
 
@@ -84,10 +83,10 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
   const Pins pins = PinsAt(clock_, kNoAttempt);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, SelectMemory(next_row_), gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, SelectMemory(rows_.next), gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
   RemovedRows removed;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(*gone, next_row_, &removed));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(*gone, rows_.next, &removed));
   FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, removed, stream));
   ++version_;
   return kCudaSuccess;
@@ -99,7 +98,7 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
   if (waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
   RemovedRows removed;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::min(num_ids, segments_[segment].size), next_row_, &removed));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::min(num_ids, segments_[segment].size), rows_.next, &removed));
   ++version_;
   if (num_ids > 0) {
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
@@ -156,7 +155,7 @@ int FusedrecDeviceTable::Keys(int64_t segment, int64_t lookups, int64_t version,
   const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(lookups),
                            static_cast<uint32_t>(version)};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(next_row_), &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(rows_.next), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
 }

@@ -175,8 +175,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   if ((row & kNew) == 0) {
     RowMeta* const meta = table.Meta(row);
+    const uint32_t count = table.limits[meta->segment].CountAt(meta->count, meta->last, clock);
     meta->last = clock;
-    if (meta->count != 0xffffffffu) ++meta->count;
+    meta->count = count + (count != 0xffffffffu);
   } else {
     row = fresh.Of(table, row & ~kNew);
     const int64_t run = message.RunOf(0, message.runs - 1, n), segment = run % message.segments;
@@ -191,29 +192,24 @@ __global__ void __launch_bounds__(kThreads)
 // Embedding and slots of new rows; a thread has four columns of one.
 __global__ void __launch_bounds__(kThreads)
     InitialRowsKernel(TableView table, FreshRows fresh, InitialValues initial, int64_t num_rows) {
-  const RowLayout& layout = table.layout;
-  const int64_t blocks = (layout.dim + 3) / 4, i = GlobalThread();
+  const int dim = table.layout.dim;
+  const int64_t blocks = (dim + 3) / 4, i = GlobalThread();
   if (i >= num_rows * blocks) return;
   const uint32_t row = fresh.Of(table, i / blocks), block = static_cast<uint32_t>(i % blocks);
   const RowMeta& meta = *table.Meta(row);
   const Four bits = InitialBits(initial.seeds[meta.segment], meta.id, block);
-  char* const at = table.Row(row);
-  for (int d = 4 * block, c = 0; c < 4 && d < layout.dim; ++d, ++c) {
-    StoreNumber(layout.storage, InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]), at, d,
-                layout.stochastic, d, 0);
-    for (int k = 0; k < layout.wide_slots; ++k) {
-      const int column = k * layout.dim + d;
-      StoreNumber(layout.slot_storage, k == 0 ? initial.first_slot : 0.0f, at + layout.wide_offset, column,
-                  layout.stochastic, layout.dim + column, 0);
-    }
+  const StoredRow at = table.At(row);
+  for (int d = 4 * block, c = 0; c < 4 && d < dim; ++d, ++c) {
+    at.Store(InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]), d, 0);
+    for (int k = 0; k < at.layout.wide_slots; ++k) at.Store(k == 0 ? initial.first_slot : 0.0f, (1 + k) * dim + d, 0);
   }
   if (block != 0) return;
-  float* const scalars = reinterpret_cast<float*>(at + layout.scalars_offset);
-  for (int k = 0; k < layout.scalar_slots; ++k) scalars[k] = k == 0 ? initial.first_slot : 0.0f;
+  const int wide = dim * (1 + at.layout.wide_slots);
+  for (int k = 0; k < at.layout.scalar_slots; ++k) at.Store(k == 0 ? initial.first_slot : 0.0f, wide + k, 0);
 }
 
 // out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros after
-// the ids. Rows that are kNowhere are not written.
+// the ids. Rows that are kNowhere are not written. The table is not mixed.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
@@ -243,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
     if (n < num_ids) {
       const uint32_t row = handles == nullptr ? where[n] : static_cast<uint32_t>(handles[inverse[n]]);
       if (row == kNowhere) continue;
-      number = LoadNumber(table.layout.storage, table.Row(row), i % dim);
+      number = table.At(row).Load(static_cast<int>(i % dim));
     }
     StoreNumber(to, number, out, i);
   }
@@ -264,7 +260,7 @@ __global__ void __launch_bounds__(kThreads)
     const Four bits = InitialBits(initial.seeds[run % message.segments], message.Id(n, run), block);
     for (int d = 4 * block, c = 0; c < 4 && d < dim; ++d, ++c) {
       const float number = InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]);
-      StoreNumber(to, AsStored(table.layout, number, d), out, n * dim + d);
+      StoreNumber(to, AsStored(table.cold_layout, table.cold_layout.storage, number, d), out, n * dim + d);
     }
   }
 }

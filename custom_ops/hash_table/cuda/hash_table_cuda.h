@@ -22,6 +22,10 @@
 //   5. Commit: new keys go into lines, their rows get initial values, LRU and LFU see the touches.
 //   6. Gather: rows are copied in the order received.
 // A lookup without new ids has one host round trip and one probe per id.
+//
+// # Mixed storage
+// With hot_after, a lookup also counts in step 3 the rows that it moves between 16 bits and float32. They move ahead of
+// step 5 (mixed.cuh). A lookup that demotes rows has one more round trip.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
@@ -200,6 +204,7 @@ struct FusedrecTableTotals {
   int64_t clock;    // lookups so far
   int64_t version;  // updates so far
   int64_t line_bytes, chunk_bytes;
+  int64_t cold_bytes, cold_rows;  // of the 16-bit rows of a mixed table; chunk_bytes are all others
 };
 // sizes [segments], host, out: ids that have a row. totals, host, out.
 FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals);

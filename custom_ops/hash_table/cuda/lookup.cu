@@ -89,33 +89,35 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
                     at.next_tile);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
+  if (IsMixed()) CountMoves(received, at.where, at.first, clock, stream);
   // The counts, then, aligned to 256 bytes, by segment: new ids, known ids, refused ids, and refused ids without a count.
   const int64_t words = 32 + 4 * segments();
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
   const int64_t fresh_rows = counted[1];
+  const Moves moves{counted[3], counted[4], counted[5]};
   if (counted[2] != 0) return kCudaInvalidValue;
   const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + segments());
   if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
   const int64_t* const refused = &counted[32 + 2 * segments()];
   const int64_t* const uncounted = refused + segments();
   const bool has_uncounted = std::any_of(uncounted, uncounted + segments(), [](int64_t count) { return count > 0; });
-  if (fresh_rows > 0 || has_uncounted) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, uncounted, clock, is_lookup, stream));
+  if (fresh_rows > 0 || has_uncounted || moves.promoted > 0 || moves.demoted > 0) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, uncounted, moves, clock, is_lookup, stream));
   }
-  const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MoveRows(received, at.where, at.first, moves, clock, version, stream));
+  const FreshRows fresh = rows_.Fresh();
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
                     version, at.where, at.first, at.number, inverse, handles);
   }
   if (judges && view.num_ids > 0) CountRefused(view, at.where, at.first, at.verdict, stream);
   if (fresh_rows > 0) {
+    if (IsMixed()) PlaceFresh(received, at.where, at.first, fresh, fresh_rows, moves.fresh_hot, stream);
     FUSEDREC_LAUNCH(InitialRowsKernel, BlocksFor(fresh_rows * ((options_.dim + 3) / 4), kThreads), kThreads, 0, stream,
                     View(), fresh, Initial(), fresh_rows);
   }
-  const int64_t reused = std::min(fresh_rows, free_rows_);
-  free_rows_ -= reused;
-  next_row_ += fresh_rows - reused;
+  rows_.Take(fresh_rows);
   for (int64_t s = 0; s < segments(); ++s) {
     segments_[s].size += more[s];
     if (is_lookup) {
@@ -200,7 +202,7 @@ int FusedrecDeviceTable::Gather(const uint32_t* where, const int64_t* handles, c
                                 int64_t storage, void* rows, int64_t out_rows, void* stream) const {
   const Storage to = static_cast<Storage>(storage);
   if (out_rows == 0) return kCudaSuccess;
-  if (to != layout_.storage) {
+  if (to != layout_.storage || IsMixed()) {
     const int64_t numbers = out_rows * options_.dim;
     FUSEDREC_LAUNCH(GatherConvertedKernel, LoopBlocks(numbers, kThreads), kThreads, 0, stream, View(), where, handles,
                     inverse, num_ids, numbers, to, rows);

@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(kSelectThreads)
   for (int64_t row = GlobalThread(); row < num_rows; row += static_cast<int64_t>(gridDim.x) * kSelectThreads) {
     const RowMeta& meta = *table.Meta(static_cast<uint32_t>(row));
     if (!may_leave(static_cast<uint32_t>(row), meta)) continue;
-    const Score score = Score::Of(meta, may_leave.by_count);
+    const Score score = may_leave.Of(meta);
     if (score.Agrees(search->found, byte)) atomicAdd(&own[score.Byte(byte)], 1u);
   }
   __syncthreads();

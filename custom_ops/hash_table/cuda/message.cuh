@@ -77,6 +77,9 @@ struct GroupedIds {
 // Counts that come to the host.
 struct Counts {
   unsigned long long distinct, fresh, bad;  // distinct rows; of them new; whether headers do not fit their message
+  // Of a mixed table (mixed.cuh): known rows to promote and to demote, new rows of the hot pool; ranks of rows that move
+  // up, that move down, and of new rows in the hot pool and in the cold one.
+  unsigned long long promoted, demoted, fresh_hot, ranks[4];
 };
 
 }  // namespace device_table

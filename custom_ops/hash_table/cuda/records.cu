@@ -1,4 +1,4 @@
-// Rows to and from checkpoints; records.cuh has the layout.
+// Rows to and from checkpoints; record_layout.cuh has the layout.
 #include "hash_table/cuda/records.cuh"
 
 #include <algorithm>
@@ -24,9 +24,9 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
 
 int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (next_row_ == 0) return kCudaSuccess;
-  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * next_row_, kRecordThreads), kRecordThreads, 0, stream, View(), nullptr,
-                  next_row_, records);
+  if (rows_.next == 0) return kCudaSuccess;
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * rows_.next, kRecordThreads), kRecordThreads, 0, stream, View(), nullptr,
+                  rows_.next, records);
   return LastError();
 }
 
@@ -65,6 +65,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   std::partial_sum(counts.begin(), counts.end(), splits.begin() + 1);
   Imported imported;
   FUSEDREC_RETURN_IF_CUDA_ERROR(ReceiveGrouped(ids, splits.data(), &imported, stream));
+  imported.received.records = records;
   const Memory scratch = AdmitMemory(count, false);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported.received, clock_, version_, false, scratch, imported.inverse,
                                       imported.handles, written, stream));

@@ -1,27 +1,13 @@
-// Rows to and from the records of row_records.h, byte for byte, so that a checkpoint moves between CPU and GPU.
-//
-// last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so a warp
-// copies a record 16 bits at a time.
+// Kernels of rows to and from records (record_layout.cuh), byte for byte, so that a checkpoint moves between CPU and GPU.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
 
-#include "hash_table/cuda/rows.cuh"
+#include "hash_table/cuda/record_layout.cuh"
 
 namespace fusedrec {
 namespace device_table {
 
 constexpr int kRecordThreads = 256;
-constexpr int kRecordHeader = 4 * sizeof(uint32_t);
-
-struct RecordLayout {
-  int packed_bytes;   // row and element-wise slots, which lie side by side in rows, too
-  int scalars_bytes;  // after them in a record; in rows at layout.scalars_offset
-
-  __host__ __device__ explicit RecordLayout(const RowLayout& layout)
-      : packed_bytes(layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage)),
-        scalars_bytes(4 * layout.scalar_slots) {}
-  __host__ __device__ int64_t bytes() const { return kRecordHeader + packed_bytes + scalars_bytes; }
-};
 
 // Words of 16 bits of row and slots, between a row and the rest of a record; this lane's.
 template <typename Copy>
@@ -37,13 +23,17 @@ static __global__ void __launch_bounds__(kRecordThreads)
   if (n >= count) return;
   const RecordLayout layout(table.layout);
   const uint32_t number = static_cast<uint32_t>(handles == nullptr ? n : handles[n]);
-  const uint16_t* const row = reinterpret_cast<const uint16_t*>(table.Row(number));
+  const StoredRow at = table.At(number);
+  const uint16_t* const row = reinterpret_cast<const uint16_t*>(at.data);
   uint16_t* const record = reinterpret_cast<uint16_t*>(records + n * layout.bytes());
+  const bool is_cold = at.layout.storage != table.layout.storage;
   if (Lane() < 4) {
     const RowMeta& meta = *table.Meta(number);
-    const uint32_t word = Lane() == 0 ? meta.last : Lane() == 1 ? meta.count : Lane() == 2 ? meta.updated : 0;
-    record[2 * Lane()] = static_cast<uint16_t>(word);  // a record may begin at any even address
-    record[2 * Lane() + 1] = static_cast<uint16_t>(word >> 16);
+    PutWord(Lane() == 0 ? meta.last : Lane() == 1 ? meta.count : Lane() == 2 ? meta.updated : is_cold, Lane(), record);
+  }
+  if (is_cold) {
+    for (int j = Lane(); j < at.layout.numbers(); j += 32) PutWord(BitsOf(at.Load(j)), kRecordHeader / 4 + j, record);
+    return;
   }
   ForWords(layout, table.layout, [&](int to, int from) { record[kRecordHeader / 2 + to] = row[from]; });
 }
@@ -56,13 +46,21 @@ static __global__ void __launch_bounds__(kRecordThreads)
   if (n >= count) return;
   const RecordLayout layout(table.layout);
   const uint32_t number = static_cast<uint32_t>(handles[inverse[n]]);
-  uint16_t* const row = reinterpret_cast<uint16_t*>(table.Row(number));
+  const StoredRow at = table.At(number);
+  uint16_t* const row = reinterpret_cast<uint16_t*>(at.data);
   const uint16_t* const record = reinterpret_cast<const uint16_t*>(records + n * layout.bytes());
   if (Lane() < 3) {
-    const uint32_t word = record[2 * Lane()] | static_cast<uint32_t>(record[2 * Lane() + 1]) << 16;
+    const uint32_t word = WordOf(record, Lane());
     RowMeta* const meta = table.Meta(number);
     *(Lane() == 0 ? &meta->last : Lane() == 1 ? &meta->count : &meta->updated) = word;
     if (Lane() == 0) atomicMax(last, word);
+  }
+  if (at.layout.storage != table.layout.storage) {
+    const uint32_t updated = WordOf(record, kRecordUpdated);
+    for (int j = Lane(); j < at.layout.numbers(); j += 32) {
+      at.Store(FloatOf(WordOf(record, kRecordHeader / 4 + j)), j, updated);
+    }
+    return;
   }
   ForWords(layout, table.layout, [&](int from, int to) { row[to] = record[kRecordHeader / 2 + from]; });
 }

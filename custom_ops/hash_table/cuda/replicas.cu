@@ -70,7 +70,7 @@ int FusedrecDeviceTable::TakeUnsynced(const FusedrecUnsyncedSink& sink, void* st
     }
   }
   const int64_t again = came_back.size();
-  const Memory select = SelectMemory(next_row_), noted(allocator_, again * sizeof(uint32_t));
+  const Memory select = SelectMemory(rows_.next), noted(allocator_, again * sizeof(uint32_t));
   if (select.data() == nullptr || noted.data() == nullptr) return kDeviceOutOfMemory;
   if (again > 0) {
     uint32_t* const rows = reinterpret_cast<uint32_t*>(noted.data());
@@ -80,7 +80,7 @@ int FusedrecDeviceTable::TakeUnsynced(const FusedrecUnsyncedSink& sink, void* st
   std::vector<int64_t> counts, taken;
   const auto count_of = [](unsigned long long* of) { return CountOf{of}; };
   FUSEDREC_RETURN_IF_CUDA_ERROR(Select(IsNoted{View(), kNobody}, count_of, select, &counts, stream));
-  std::copy(counts.begin() + 1, counts.end(), head.begin());
+  std::copy_n(counts.begin() + 1, segments(), head.begin());
   const int64_t trained = counts[0], n = trained + gone.size();
   int64_t *message = nullptr, *headers = nullptr;
   if (sink.allocate(sink.context, 2 * segments() + n, n, &message, &headers) != 0) return kDeviceOutOfMemory;
@@ -153,10 +153,10 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
   FUSEDREC_RETURN_IF_CUDA_ERROR(
       CopyToHost(more.data(), reinterpret_cast<int64_t*>(grouped.absent_of), segments(), stream));
   const int64_t made = std::accumulate(more.begin(), more.end(), int64_t{0});
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, none.data(), clock_, false, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, none.data(), Moves(), clock_, false, stream));
   const Memory scratch = AdmitMemory(count, false);
   RemovedRows removed;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::max(num_left, made), next_row_ + made, &removed));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::max(num_left, made), rows_.next + made, &removed));
   if (scratch.data() == nullptr) return kDeviceOutOfMemory;
 
   ++version_;

@@ -66,27 +66,21 @@ static __global__ void __launch_bounds__(kThreads)
 static __global__ void __launch_bounds__(kThreads)
     ReadNumbersKernel(TableView table, GroupedIds grouped, InitialValues initial, const uint32_t* __restrict__ found,
                       int64_t num_ids, int64_t out_numbers, int64_t width, float* __restrict__ numbers) {
-  const RowLayout& layout = table.layout;
+  const RowLayout& layout = table.cold_layout;
   const int wide = layout.dim * (1 + layout.wide_slots);
   for (int64_t i = GlobalThread(); i < out_numbers; i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t n = i / width;
     const int j = static_cast<int>(i % width);
     float x = 0.0f;
     if (n < num_ids && found[n] != kNowhere) {
-      const char* const row = table.Row(found[n]);
-      x = j < layout.dim ? LoadNumber(layout.storage, row, j)
-          : j < wide     ? LoadNumber(layout.slot_storage, row + layout.wide_offset, j - layout.dim)
-                         : reinterpret_cast<const float*>(row + layout.scalars_offset)[j - wide];
+      x = table.At(found[n]).Load(j);
     } else if (n < num_ids && j < layout.dim) {
       const Four bits = InitialBits(initial.seeds[grouped.SegmentOf(n)], grouped.ids[n], static_cast<uint32_t>(j / 4));
-      x = AsStored(layout, InitialNumber(initial.distribution, initial.a, initial.b, bits.number[j % 4]), j);
+      const float number = InitialNumber(initial.distribution, initial.a, initial.b, bits.number[j % 4]);
+      x = AsStored(layout, layout.storage, number, static_cast<uint32_t>(j));
     } else if (n < num_ids) {
       x = j < 2 * layout.dim && j < wide ? initial.first_slot : j == wide ? initial.first_slot : 0.0f;
-      if (j < wide && layout.slot_storage != Storage::kFloat32) {
-        uint16_t stored;
-        StoreNumber(layout.slot_storage, x, &stored, 0, layout.stochastic, static_cast<uint32_t>(j), 0);
-        x = LoadNumber(layout.slot_storage, &stored, 0);
-      }
+      if (j < wide) x = AsStored(layout, layout.slot_storage, x, static_cast<uint32_t>(j));
     }
     numbers[i] = x;
   }
@@ -97,21 +91,11 @@ static __global__ void __launch_bounds__(kThreads)
     MergeKernel(TableView table, const int64_t* __restrict__ handles, const int32_t* __restrict__ inverse, int64_t count,
                 int64_t width, const float* __restrict__ numbers, const int64_t* __restrict__ headers, uint32_t version,
                 uint32_t step) {
-  const RowLayout& layout = table.layout;
-  const int wide = layout.dim * (1 + layout.wide_slots);
   for (int64_t i = GlobalThread(); i < count * width; i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t n = i / width;
     const int j = static_cast<int>(i % width);
-    const uint32_t number = static_cast<uint32_t>(handles[inverse[n]]), column = static_cast<uint32_t>(j);
-    char* const row = table.Row(number);
-    if (j < layout.dim) {
-      StoreNumber(layout.storage, numbers[i], row, j, layout.stochastic, column, step);
-    } else if (j < wide) {
-      StoreNumber(layout.slot_storage, numbers[i], row + layout.wide_offset, j - layout.dim, layout.stochastic, column,
-                  step);
-    } else {
-      reinterpret_cast<float*>(row + layout.scalars_offset)[j - wide] = numbers[i];
-    }
+    const uint32_t number = static_cast<uint32_t>(handles[inverse[n]]);
+    table.At(number).Store(numbers[i], j, step);
     if (j != 0) continue;
     RowMeta* const meta = table.Meta(number);
     meta->last = static_cast<uint32_t>(static_cast<uint64_t>(headers[n]) >> 32);

@@ -6,6 +6,9 @@
 //
 // Row r lies in chunk r >> chunk_bits and keeps its number for life. A row has the layout of row_format.h: embedding,
 // element-wise slots, row-wise slots.
+//
+// The chunk of a mixed table holds a place for each row instead. It names one of two pools and the number there, so a row
+// that moves between the pools keeps its number, and with it its key and its handles (mixed.cuh).
 #ifndef FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 
@@ -75,6 +78,50 @@ struct RowLayout {
   bool stochastic;
   bool noted;  // a byte of each row says that it was trained since the last average of replicas
   int wide_offset, scalars_offset, stride;  // bytes; rows begin at multiples of 16
+
+  __host__ __device__ int numbers() const { return dim * (1 + wide_slots) + scalar_slots; }
+};
+
+// Embedding and slots of one row.
+struct StoredRow {
+  RowLayout layout;
+  char* data;
+
+  // Number j of [embedding | element-wise slots | row-wise slots].
+  __device__ float Load(int j) const {
+    if (j < layout.dim) return LoadNumber(layout.storage, data, j);
+    const int wide = layout.dim * (1 + layout.wide_slots);
+    if (j < wide) return LoadNumber(layout.slot_storage, data + layout.wide_offset, j - layout.dim);
+    return reinterpret_cast<const float*>(data + layout.scalars_offset)[j - wide];
+  }
+  __device__ void Store(float x, int j, uint32_t version) const {
+    const int wide = layout.dim * (1 + layout.wide_slots);
+    const uint32_t column = static_cast<uint32_t>(j);
+    if (j < layout.dim) {
+      StoreNumber(layout.storage, x, data, j, layout.stochastic, column, version);
+    } else if (j < wide) {
+      StoreNumber(layout.slot_storage, x, data + layout.wide_offset, j - layout.dim, layout.stochastic, column, version);
+    } else {
+      reinterpret_cast<float*>(data + layout.scalars_offset)[j - wide] = x;
+    }
+  }
+};
+
+constexpr uint32_t kColdBit = 0x80000000u;  // of a place: in the pool of 16-bit rows
+
+// Rows of one storage under their places, in chunks: a part of the stack of free places, then rows.
+struct PoolView {
+  char* const* chunks;
+  int stride, chunk_bits;
+
+  __device__ uint32_t InChunk(uint32_t place) const { return place & ((1u << chunk_bits) - 1); }
+  __device__ uint32_t* Free(uint32_t i) const {
+    return reinterpret_cast<uint32_t*>(chunks[i >> chunk_bits]) + InChunk(i);
+  }
+  __device__ char* Row(uint32_t place) const {
+    return chunks[place >> chunk_bits] + (sizeof(uint32_t) << chunk_bits) +
+           static_cast<int64_t>(InChunk(place)) * stride;
+  }
 };
 
 // A table, as its kernels see it.
@@ -83,8 +130,12 @@ struct TableView {
   const SegmentLines* segments;
   const SegmentLines* candidates;  // of ids that wait for admission
   const Limits* limits;            // [segments]
-  RowLayout layout;
+  RowLayout layout;       // of a mixed table: of its float32 rows
+  RowLayout cold_layout;  // of rows that were never trained, and of all 16-bit rows of a mixed table
+  PoolView hot, cold;     // of a mixed table
+  int row_bytes;          // in a chunk: of a row, or of its place
   int chunk_bits;
+  bool mixed;
 
   __device__ char* Chunk(uint32_t row) const { return chunks[row >> chunk_bits]; }
   __device__ uint32_t InChunk(uint32_t row) const { return row & ((1u << chunk_bits) - 1); }
@@ -93,27 +144,57 @@ struct TableView {
   __device__ uint32_t* Free(uint32_t i) const {
     return reinterpret_cast<uint32_t*>(Chunk(i) + (sizeof(RowMeta) << chunk_bits)) + InChunk(i);
   }
+  // The row of a table that is not mixed.
   __device__ char* Row(uint32_t row) const {
     return Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t)) << chunk_bits) +
-           static_cast<int64_t>(InChunk(row)) * layout.stride;
+           static_cast<int64_t>(InChunk(row)) * row_bytes;
+  }
+  // The place of the row of a mixed table.
+  __device__ uint32_t* Place(uint32_t row) const { return reinterpret_cast<uint32_t*>(Row(row)); }
+  __device__ bool IsHot(uint32_t row) const { return (*Place(row) & kColdBit) == 0; }
+  __device__ StoredRow AtPlace(uint32_t place) const {
+    if ((place & kColdBit) == 0) return {layout, hot.Row(place)};
+    return {cold_layout, cold.Row(place & ~kColdBit)};
+  }
+  __device__ StoredRow At(uint32_t row) const {
+    if (mixed) return AtPlace(*Place(row));
+    return {layout, Row(row)};
   }
   __device__ uint8_t* Note(uint32_t row) const {
-    return reinterpret_cast<uint8_t*>(Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t) + layout.stride) << chunk_bits)) +
+    return reinterpret_cast<uint8_t*>(Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t) + row_bytes) << chunk_bits)) +
            InChunk(row);
   }
 };
 
-inline int64_t ChunkBytes(const RowLayout& layout, int chunk_bits) {
-  return (static_cast<int64_t>(sizeof(RowMeta) + sizeof(uint32_t)) + layout.stride + layout.noted) << chunk_bits;
+// row_bytes: as in TableView.
+inline int64_t ChunkBytes(int row_bytes, bool noted, int chunk_bits) {
+  return (static_cast<int64_t>(sizeof(RowMeta) + sizeof(uint32_t)) + row_bytes + noted) << chunk_bits;
+}
+inline int64_t PoolChunkBytes(const RowLayout& layout, int chunk_bits) {
+  return (static_cast<int64_t>(sizeof(uint32_t)) + layout.stride) << chunk_bits;
 }
 
-// Rows of new ids: the top of the stack, then rows that nobody ever had.
+// Rows of new ids, or places in a pool: the top of the stack, then those that nobody ever had.
 struct FreshRows {
   int64_t free;   // height of the stack
-  uint32_t next;  // the first row that nobody ever had
+  uint32_t next;  // the first that nobody ever had
 
-  __device__ uint32_t Of(const TableView& table, int64_t rank) const {
-    return rank < free ? *table.Free(static_cast<uint32_t>(free - 1 - rank)) : next + static_cast<uint32_t>(rank - free);
+  // stack: TableView or PoolView.
+  template <typename Stack>
+  __device__ uint32_t Of(const Stack& stack, int64_t rank) const {
+    return rank < free ? *stack.Free(static_cast<uint32_t>(free - 1 - rank)) : next + static_cast<uint32_t>(rank - free);
+  }
+};
+
+// Places that rows of a mixed table give back. Threads take ranks as they come: the order of places shows in no result.
+struct GivenBack {
+  int64_t hot, cold;          // heights of the stacks before
+  unsigned long long* gone;   // [2] places that were given back, hot and cold
+
+  __device__ void Add(const TableView& table, uint32_t place) const {
+    const bool is_cold = (place & kColdBit) != 0;
+    const int64_t rank = static_cast<int64_t>(atomicAdd(&gone[is_cold], 1ull));
+    *(is_cold ? table.cold : table.hot).Free(static_cast<uint32_t>((is_cold ? cold : hot) + rank)) = place & ~kColdBit;
   }
 };
 
@@ -125,12 +206,12 @@ struct InitialValues {
   float first_slot;       // of the first element-wise, or row-wise, slot; others begin with 0
 };
 
-// One number of a row of another storage, as if read from a row of the table.
-__device__ inline float AsStored(const RowLayout& layout, float x, uint32_t column) {
-  if (layout.storage == Storage::kFloat32) return x;
+// One number of a row that was never trained, as if read from the table.
+__device__ inline float AsStored(const RowLayout& layout, Storage storage, float x, uint32_t column) {
+  if (storage == Storage::kFloat32) return x;
   uint16_t stored;
-  StoreNumber(layout.storage, x, &stored, 0, layout.stochastic, column, 0);
-  return LoadNumber(layout.storage, &stored, 0);
+  StoreNumber(storage, x, &stored, 0, layout.stochastic, column, 0);
+  return LoadNumber(storage, &stored, 0);
 }
 
 }  // namespace device_table

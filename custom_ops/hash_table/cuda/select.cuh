@@ -20,8 +20,10 @@ constexpr int kScoreBytes = 16;                // of (score, hash)
 struct Score {
   unsigned long long high, low;  // by policy; hash of the id: the same choice in any order
 
-  __device__ static Score Of(const RowMeta& meta, bool by_count) {
-    const unsigned long long count = by_count ? meta.count : 0;
+  // At the lookup of this clock.
+  __device__ static Score Of(const RowMeta& meta, const Limits& limits, uint32_t clock) {
+    const unsigned long long count =
+        limits.eviction == Eviction::kLfu ? limits.CountAt(meta.count, meta.last, clock) : 0;
     return {count << 32 | meta.last, TableHash(meta.id)};
   }
   __device__ int Byte(int i) const { return static_cast<int>((i < 8 ? high : low) >> (56 - i % 8 * 8) & 0xff); }
@@ -38,13 +40,13 @@ struct Score {
 // The condition for rows that may leave.
 struct MayLeave {
   uint32_t segment;
-  bool by_count;
+  Limits limits;  // of the segment
   Pins pins;
   const Score* most;  // null: whatever the score
 
+  __device__ Score Of(const RowMeta& meta) const { return Score::Of(meta, limits, pins.clock); }
   __device__ bool operator()(uint32_t, const RowMeta& meta) const {
-    return meta.segment == segment && !pins.Hold(meta) &&
-           (most == nullptr || !Score::Of(meta, by_count).IsAbove(*most));
+    return meta.segment == segment && !pins.Hold(meta) && (most == nullptr || !Of(meta).IsAbove(*most));
   }
 };
 struct IsMarked {
@@ -68,8 +70,9 @@ struct Nothing {
 };
 struct TakeOut {
   TableView table;
-  int64_t free;                // height of the stack before
+  int64_t free;                 // height of the stack before
   unsigned long long* gone_of;  // [segments]
+  GivenBack places;             // of a mixed table
   LeftRow* left;                // in the order of rows; null: nobody asks
 
   __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
@@ -77,6 +80,7 @@ struct TakeOut {
     RemoveKey(lines.lines, lines.mask, meta->id, TableHash(meta->id));
     atomicAdd(&gone_of[meta->segment], 1ull);
     *table.Free(static_cast<uint32_t>(free + rank)) = row;
+    if (table.mixed) places.Add(table, *table.Place(row));
     if (left != nullptr) left[rank] = {meta->id, meta->segment, table.layout.noted ? *table.Note(row) : uint32_t{0}};
     meta->segment = kNobody;
     meta->touch = 0;

@@ -16,7 +16,7 @@ struct SelectScratch {
     states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
     next_tile = carver.Take<unsigned>(1);
     filled_bytes = carver.bytes();
-    selected = carver.Take<unsigned long long>(1 + segments);
+    selected = carver.Take<unsigned long long>(1 + segments + 2);
   }
   Carver carver;
   int64_t tiles, filled_bytes;
@@ -27,23 +27,23 @@ struct SelectScratch {
 }  // namespace device_table
 }  // namespace fusedrec
 
-// Counts the wanted rows, and by segment the rows that do_with counts.
+// Counts the wanted rows, by segment the rows that do_with counts, and the places of each pool.
 template <typename Wanted, typename MakeDoWith>
 int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
                                 std::vector<int64_t>* counts, void* stream) const {
   const int64_t segments = segments_.size();
   if (memory.data() == nullptr) return fusedrec::kDeviceOutOfMemory;
-  const fusedrec::device_table::SelectScratch at(memory.data(), next_row_, segments);
+  const fusedrec::device_table::SelectScratch at(memory.data(), rows_.next, segments);
   FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.states, 0xff, at.filled_bytes, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.selected, 0, (1 + segments) * sizeof(int64_t), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.selected, 0, (1 + segments + 2) * sizeof(int64_t), stream));
   const auto do_with = make_do_with(at.selected + 1);
   using DoWith = std::decay_t<decltype(do_with)>;
   const auto kernel = &fusedrec::device_table::SelectKernel<Wanted, DoWith>;
-  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), fusedrec::device_table::kSelectThreads, 0, stream, View(), next_row_, wanted,
+  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), fusedrec::device_table::kSelectThreads, 0, stream, View(), rows_.next, wanted,
                   do_with, at.selected, at.states, at.next_tile);
   FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::LastError());
-  counts->resize(1 + segments);
-  return fusedrec::CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
+  counts->resize(1 + segments + 2);
+  return fusedrec::CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), counts->size(), stream);
 }
 
 template <typename Wanted>
@@ -59,12 +59,17 @@ template <typename Wanted>
 int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed,
                                      int64_t* gone, void* stream) {
   auto* const left = reinterpret_cast<fusedrec::device_table::LeftRow*>(removed.left.data());
-  const auto take_out = [&](unsigned long long* gone_of) { return fusedrec::device_table::TakeOut{View(), free_rows_, gone_of, left}; };
+  const auto take_out = [&](unsigned long long* gone_of) {
+    const fusedrec::device_table::GivenBack places{hot_.free, cold_.free, gone_of + segments()};
+    return fusedrec::device_table::TakeOut{View(), rows_.free, gone_of, places, left};
+  };
   std::vector<int64_t> counts;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, removed.select, &counts, stream));
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
-  free_rows_ += *gone;
+  rows_.free += *gone;
+  hot_.free += counts[1 + segments()];
+  cold_.free += counts[2 + segments()];
   for (int64_t s = 0; s < segments(); ++s) {
     segments_[s].size -= counts[1 + s];
     segments_[s].removed += counts[1 + s];

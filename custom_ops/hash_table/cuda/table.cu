@@ -2,6 +2,7 @@
 #include "hash_table/cuda/table.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "hash_table/cuda/keys.cuh"
 
@@ -12,12 +13,12 @@ namespace {
 
 constexpr double kMaxLoad = 0.75;
 
-RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots) {
+RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage storage) {
   RowLayout layout{};
   layout.dim = options.dim;
   layout.wide_slots = slots.wide;
   layout.scalar_slots = slots.scalar;
-  layout.storage = options.storage;
+  layout.storage = storage;
   layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
   layout.noted = options.averaged;
   layout.stochastic = options.stochastic_rounding && layout.storage != Storage::kFloat32;
@@ -35,7 +36,8 @@ FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const Fu
       options_(spec.options),
       limits_(spec.limits, spec.limits + spec.segments),
       rule_(spec.rule),
-      layout_(LayoutOf(options_, SlotsOf(rule_.rule))),
+      layout_(LayoutOf(options_, SlotsOf(rule_.rule), options_.storage)),
+      cold_layout_(LayoutOf(options_, SlotsOf(rule_.rule), IsMixed() ? Storage::kFloat16 : options_.storage)),
       segments_(spec.segments) {
   while (chunk_rows() < spec.chunk_rows) ++chunk_bits_;
 }
@@ -50,13 +52,14 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
       !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) ||
       !is_in(spec.rule.rule, 0, static_cast<int64_t>(RuleKind::kFtrl)) ||
       !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
-      options.window < 0 || spec.limits == nullptr) {
+      options.window < 0 || spec.limits == nullptr || options.hot_after < 0 ||
+      (options.hot_after > 0 && (options.storage != Storage::kFloat32 || options.averaged))) {
     return kCudaInvalidValue;
   }
   for (int64_t s = 0; s < spec.segments; ++s) {
     const Limits& limits = spec.limits[s];
     if (!is_in(limits.eviction, 0, 2) || limits.max_rows < 0 || limits.ttl < 0 || limits.admission_count < 1 ||
-        limits.max_candidates < 0 || limits.frequency_decay_steps != 0) {
+        limits.max_candidates < 0 || limits.frequency_decay_steps < 0) {
       return kCudaInvalidValue;
     }
   }
@@ -82,8 +85,17 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
 }
 
 TableView FusedrecDeviceTable::View() const {
-  return {reinterpret_cast<char* const*>(directory_.data()), Views(), ViewsOfCandidates(), LimitsView(), layout_,
-          chunk_bits_};
+  return {rows_.Pointers(),
+          Views(),
+          ViewsOfCandidates(),
+          LimitsView(),
+          layout_,
+          cold_layout_,
+          {hot_.Pointers(), layout_.stride, chunk_bits_},
+          {cold_.Pointers(), cold_layout_.stride, chunk_bits_},
+          row_bytes(),
+          chunk_bits_,
+          IsMixed()};
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
@@ -113,20 +125,37 @@ int FusedrecDeviceTable::AllocateLines(KeyLines* now, int64_t more, Growth* grow
   return kCudaSuccess;
 }
 
-int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) {
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s], more[s], growth));
-  }
-  const int64_t beyond = next_row_ + std::max<int64_t>(rows, 0);
+void FusedrecDeviceTable::Chunks::Take(int64_t count) {
+  const int64_t reused = std::min(count, free);
+  free -= reused;
+  next += count - reused;
+}
+
+int64_t FusedrecDeviceTable::Chunks::bytes() const {
+  int64_t bytes = 0;
+  for (const Memory& chunk : memory) bytes += chunk.bytes();
+  return bytes;
+}
+
+int FusedrecDeviceTable::AllocateChunks(Chunks* now, int64_t bytes, int64_t more, Growth* growth) const {
+  const int64_t beyond = now->next + std::max<int64_t>(more - now->free, 0);
   if (beyond > kDeviceTableMaxRows - 1) return kDeviceOutOfMemory;  // the last number says that there is none
-  while (static_cast<int64_t>(chunks_.size() + growth->chunks.size()) * chunk_rows() < beyond) {
-    growth->chunks.emplace_back(allocator_, ChunkBytes(layout_, chunk_bits_));
-    if (growth->chunks.back().data() == nullptr) return kDeviceOutOfMemory;
+  Chunks grown;
+  const auto pointers = [&] { return static_cast<int64_t>(now->memory.size() + grown.memory.size()); };
+  while (pointers() * chunk_rows() < beyond) {
+    grown.memory.emplace_back(allocator_, bytes);
+    if (grown.memory.back().data() == nullptr) return kDeviceOutOfMemory;
   }
+  if (grown.memory.empty()) return kCudaSuccess;
+  if (pointers() * static_cast<int64_t>(sizeof(char*)) > now->directory.bytes()) {
+    grown.directory = Memory(allocator_, std::max<int64_t>(2 * pointers(), 16) * sizeof(char*));
+    if (grown.directory.data() == nullptr) return kDeviceOutOfMemory;
+  }
+  growth->chunks.emplace_back(now, std::move(grown));
   return kCudaSuccess;
 }
 
-int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
+int FusedrecDeviceTable::Grow(Growth growth, void* stream) {
   for (auto& [keys, grown] : growth.lines) {
     KeyLines& now = *keys;
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(grown.lines.data(), 0, grown.lines.bytes(), stream));
@@ -141,23 +170,26 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
     now.removed = 0;
   }
   if (!growth.lines.empty()) FUSEDREC_RETURN_IF_CUDA_ERROR(UploadSegments(stream));
-  if (growth.chunks.empty()) return LastError();
-  for (Memory& chunk : growth.chunks) chunks_.push_back(std::move(chunk));
-  if (directory.data() != nullptr) directory_ = std::move(directory);
-  std::vector<char*> begins;
-  for (const Memory& chunk : chunks_) begins.push_back(chunk.data());
-  return CopyToDevice(reinterpret_cast<char**>(directory_.data()), begins.data(), begins.size(), stream);
+  for (auto& [chunks, grown] : growth.chunks) {
+    for (Memory& chunk : grown.memory) chunks->memory.push_back(std::move(chunk));
+    if (grown.directory.data() != nullptr) chunks->directory = std::move(grown.directory);
+    std::vector<char*> begins;
+    for (const Memory& chunk : chunks->memory) begins.push_back(chunk.data());
+    char** const directory = reinterpret_cast<char**>(chunks->directory.data());
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(directory, begins.data(), begins.size(), stream));
+  }
+  return LastError();
 }
 
-int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock,
-                                  bool is_lookup, void* stream) {
+int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, const Moves& moves,
+                                  uint32_t clock, bool is_lookup, void* stream) {
   const Pins pins = PinsAt(clock, attempt_);
   std::vector<int64_t> removed(more.size(), 0), net = more;
-  int64_t rows = -free_rows_;
+  int64_t rows = 0;
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t max_rows = limits_[s].max_rows, excess = segments_[s].size + more[s] - max_rows;
     if (is_lookup && max_rows > 0 && excess > 0) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &removed[s], stream));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(rows_.next), &removed[s], stream));
       if (removed[s] < excess) {
         full_segment_ = static_cast<int64_t>(s);
         return kDeviceTableFull;
@@ -169,27 +201,28 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
     rows += net[s];
   }
   Growth growth;
-  Memory directory;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Allocate(net, rows, &growth));
   for (size_t s = 0; s < more.size(); ++s) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s], net[s], &growth));
     if (uncounted[s] == 0) continue;
     FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s].candidates, uncounted[s], &growth));
   }
-  const int64_t pointers = chunks_.size() + growth.chunks.size();
-  if (pointers * static_cast<int64_t>(sizeof(char*)) > directory_.bytes()) {
-    directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
-    if (directory.data() == nullptr) return kDeviceOutOfMemory;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&rows_, ChunkBytes(row_bytes(), layout_.noted, chunk_bits_), rows, &growth));
+  if (IsMixed()) {  // rows that leave by now are not counted on
+    const int64_t fresh = std::accumulate(more.begin(), more.end(), int64_t{0});
+    const int64_t into_hot = moves.promoted + moves.fresh_hot, into_cold = moves.demoted + fresh - moves.fresh_hot;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&hot_, PoolChunkBytes(layout_, chunk_bits_), into_hot, &growth));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&cold_, PoolChunkBytes(cold_layout_, chunk_bits_), into_cold, &growth));
   }
   // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(removed.begin(), removed.end(), [](int64_t count) { return count > 0; })) {
     RemovedRows scratch;
     const int64_t most = *std::max_element(removed.begin(), removed.end());
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, next_row_, &scratch));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, rows_.next, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, removed[s], pins, scratch, stream));
     }
   }
-  return Grow(std::move(growth), std::move(directory), stream);
+  return Grow(std::move(growth), stream);
 }
 
 int FusedrecDeviceTable::Clear(void* stream) {
@@ -197,8 +230,9 @@ int FusedrecDeviceTable::Clear(void* stream) {
   moved_at_ = int64_t{clock_} + options_.window;
   segments_ = std::vector<Segment>(segments());
   waiting_ = Waiting();
-  chunks_.clear();
-  free_rows_ = next_row_ = 0;
+  rows_ = Chunks();
+  hot_ = Chunks();
+  cold_ = Chunks();
   return UploadSegments(stream);
 }
 
@@ -206,7 +240,7 @@ int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(DropSums(stream));
   moved_at_ = int64_t{clock_} + options_.window;
-  free_rows_ = next_row_ = 0;
+  rows_.free = rows_.next = 0;
   for (Segment& segment : segments_) {
     segment.size = segment.removed = 0;
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(segment.lines.data(), 0, segment.lines.bytes(), stream));
@@ -226,11 +260,10 @@ void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
 
 FusedrecTableTotals FusedrecDeviceTable::Size(int64_t* sizes) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  FusedrecTableTotals totals{clock_, version_, 0, 0};
+  FusedrecTableTotals totals{clock_, version_, 0, rows_.bytes() + hot_.bytes(), cold_.bytes(), cold_.size()};
   for (size_t s = 0; s < segments_.size(); ++s) {
     sizes[s] = segments_[s].size;
     totals.line_bytes += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
   }
-  for (const Memory& chunk : chunks_) totals.chunk_bytes += chunk.bytes();
   return totals;
 }

@@ -51,6 +51,7 @@ struct Received {
   // Device, [segments] each, after counts. The last two: ids that admission refuses, and the ones among them not
   // counted before.
   unsigned long long *new_of, *hits_of, *refused_of, *uncounted_of;
+  const char* records = nullptr;  // device; of an import
 };
 
 }  // namespace device_table
@@ -105,11 +106,25 @@ struct FusedrecDeviceTable {
   void RefuseNewRows() { refuses_new_rows_ = true; }
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
   int ReadAllRecords(char* records, void* stream) const;
-  int64_t num_rows() const { return next_row_; }  // that were ever there: all of them, without removals
+  int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals
   FusedrecTableTotals Size(int64_t* sizes) const;
   void Statistics(int64_t* statistics) const;
 
  private:
+  // Chunks of rows, or of places of a pool, and how many of them nobody has.
+  struct Chunks {
+    std::vector<Memory> memory;
+    Memory directory;  // device, pointers to the chunks, with room for more
+    int64_t free = 0;  // height of the stack
+    int64_t next = 0;  // the first that nobody ever had
+
+    int64_t size() const { return next - free; }
+    int64_t bytes() const;
+    char* const* Pointers() const { return reinterpret_cast<char* const*>(directory.data()); }
+    fusedrec::device_table::FreshRows Fresh() const { return {free, static_cast<uint32_t>(next)}; }
+    // Takes the first `count` of Fresh().
+    void Take(int64_t count);
+  };
   struct KeyLines {
     Memory lines;
     int64_t num_lines = 0, size = 0;
@@ -152,24 +167,41 @@ struct FusedrecDeviceTable {
   // Lines and chunks that a lookup needs in addition.
   struct Growth {
     std::vector<std::pair<KeyLines*, KeyLines>> lines;  // to replace
-    std::vector<Memory> chunks;
+    std::vector<std::pair<Chunks*, Chunks>> chunks;     // to extend, and by what
+  };
+  // Rows of a message that move between the pools of a mixed table, and new rows of its hot pool.
+  struct Moves {
+    int64_t promoted = 0, demoted = 0, fresh_hot = 0;
   };
 
   FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
-  // Allocates for `more` new ids by segment, and for `rows` rows beyond the free ones.
-  int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth);
+  // Allocates for `more` rows, or places, of these bytes.
+  int AllocateChunks(Chunks* now, int64_t bytes, int64_t more, Growth* growth) const;
   int AllocateLines(KeyLines* now, int64_t more, Growth* growth) const;
-  // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
-  int Grow(Growth growth, Memory directory, void* stream);
+  // Takes the memory over: rehashes lines, extends the directories of chunks. Cannot run out of memory any more.
+  int Grow(Growth growth, void* stream);
   // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
   // none and an answer that says why.
   // uncounted: ids by segment that admission counts for the first time.
-  int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock, bool is_lookup, void* stream);
+  int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, const Moves& moves, uint32_t clock,
+               bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
             const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
   Memory AdmitMemory(int64_t num_ids, bool judges) const;
+
+  // Steps of a mixed table in Admit (mixed.cu). where, first: of NumberKernel.
+  // Counts the moves of a lookup or an import; received.counts holds them.
+  void CountMoves(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
+                  uint32_t clock, void* stream) const;
+  int MoveRows(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
+               const Moves& moves, uint32_t clock, uint32_t version, void* stream);
+  // Gives new rows their places.
+  void PlaceFresh(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
+                  const fusedrec::device_table::FreshRows& fresh, int64_t fresh_rows, int64_t fresh_hot, void* stream);
+  bool IsMixed() const { return options_.hot_after > 0; }
+  bool MayDemoteAt(uint32_t clock) const;
 
   // Scratch of Select, for any segment and at most num_rows rows.
   Memory SelectMemory(int64_t num_rows) const;
@@ -248,21 +280,21 @@ struct FusedrecDeviceTable {
     return reinterpret_cast<const fusedrec::Limits*>(limits_view_.data());
   }
   int64_t chunk_rows() const { return int64_t{1} << chunk_bits_; }
+  // Bytes of a row in rows_: itself, or its place.
+  int row_bytes() const { return IsMixed() ? static_cast<int>(sizeof(uint32_t)) : layout_.stride; }
 
   mutable std::mutex mutex_;
   const FusedrecAllocator allocator_;
   const fusedrec::TableOptions options_;
   const std::vector<fusedrec::Limits> limits_;  // by segment
   const fusedrec::UpdateRule rule_;
-  fusedrec::device_table::RowLayout layout_;
+  const fusedrec::device_table::RowLayout layout_, cold_layout_;  // as in TableView
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;
-  std::vector<Memory> chunks_;
+  Chunks rows_;
+  Chunks hot_, cold_;           // places of a mixed table
   Memory seeds_, limits_view_;  // device, [segments]
   Memory views_;      // device, [segments] of SegmentLines, then the candidates'
-  Memory directory_;  // device, pointers to chunks, with room for more
-  int64_t free_rows_ = 0;  // height of the stack of rows that nobody has
-  int64_t next_row_ = 0;   // the first row that nobody ever had
   uint32_t clock_ = 0, version_ = 0;
   int64_t full_segment_ = 0;  // the segment that kDeviceTableFull is about
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out

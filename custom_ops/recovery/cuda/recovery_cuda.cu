@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <vector>
 
 #include "common/launcher.cuh"
 #include "common/loop_blocks.cuh"
@@ -55,13 +56,30 @@ int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index,
   return found == 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
-template <typename T>
-int Pool(const void* rows, int64_t dim, const int32_t* index, const int64_t* bag_splits, const float* bag_scale,
-         int64_t num_bags, void* out, void* stream) {
-  FUSEDREC_LAUNCH(PooledRecoverKernel<T>, LoopBlocks(num_bags * dim, kThreads), kThreads, 0, stream,
-                  static_cast<const T*>(rows), dim, index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
+template <typename T, typename Rows>
+int Pool(const Rows& rows, const int32_t* index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
+         void* out, int64_t out_rows, void* stream) {
+  const auto kernel = &PooledRecoverKernel<T, Rows>;
+  FUSEDREC_LAUNCH(kernel, LoopBlocks(out_rows * rows.dim, kThreads), kThreads, 0, stream, rows, index, bag_splits,
+                  bag_scale, num_bags, static_cast<T*>(out), out_rows);
   return LastError();
 }
+
+// Calls run(number) with a number of the type.
+template <typename Run>
+int ForType(int type, const Run& run) {
+  return type == kNumberFloat ? run(float{}) : type == kNumberHalf ? run(Half{}) : run(Bfloat16{});
+}
+
+struct PartsScratch {
+  PartsScratch(void* memory, int64_t num_parts) : carver(memory) {
+    wrong = carver.Take<unsigned>(1);
+    parts = carver.Take<RowPart>(num_parts);
+  }
+  Carver carver;
+  unsigned* wrong;
+  RowPart* parts;
+};
 
 template <typename T>
 int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
@@ -110,8 +128,40 @@ int fusedrec_pooled_recover(int type, const void* rows, int64_t num_rows, int64_
   FUSEDREC_RETURN_IF_CUDA_ERROR(
       CheckBags(bag_splits, num_bags, index, num_index, num_rows, static_cast<unsigned*>(scratch), stream));
   if (num_bags == 0 || dim == 0) return kCudaSuccess;
-  auto* const pool = type == kNumberFloat ? &Pool<float> : type == kNumberHalf ? &Pool<Half> : &Pool<Bfloat16>;
-  return pool(rows, dim, index, bag_splits, bag_scale, num_bags, out, stream);
+  return ForType(type, [&](auto number) {
+    using T = decltype(number);
+    return Pool<T>(OneArray<T>{static_cast<const T*>(rows), dim}, index, bag_splits, bag_scale, num_bags, out, num_bags,
+                   stream);
+  });
+}
+
+int64_t fusedrec_pooled_recover_parts_scratch_bytes(int64_t num_parts) {
+  return PartsScratch(nullptr, num_parts).carver.bytes();
+}
+
+int fusedrec_pooled_recover_parts(int type, const void* const* parts, const int64_t* part_rows, int64_t num_parts,
+                                  int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
+                                  const float* bag_scale, int64_t num_bags, void* scratch, void* out, int64_t out_rows,
+                                  void* stream) {
+  if (!AreSizes({num_index, num_bags, dim, out_rows}) || out_rows < num_bags || num_parts < 1 || type < 0 || type > 2) {
+    return kCudaInvalidValue;
+  }
+  std::vector<RowPart> rows;
+  int64_t num_rows = 0;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    if (part_rows[i] < 0 || part_rows[i] > kMost - num_rows) return kCudaInvalidValue;
+    rows.push_back({num_rows, parts[i]});
+    num_rows += part_rows[i];
+  }
+  const PartsScratch at(scratch, num_parts);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.parts, rows.data(), num_parts, stream));
+  // Waits, so that the copy has read `rows`.
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckBags(bag_splits, num_bags, index, num_index, num_rows, at.wrong, stream));
+  if (out_rows == 0 || dim == 0) return kCudaSuccess;
+  return ForType(type, [&](auto number) {
+    using T = decltype(number);
+    return Pool<T>(Parts<T>{at.parts, num_parts, dim}, index, bag_splits, bag_scale, num_bags, out, out_rows, stream);
+  });
 }
 
 int64_t fusedrec_recover_grad_scratch_bytes(int64_t num_index, int64_t dim) {

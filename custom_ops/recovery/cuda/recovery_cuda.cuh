@@ -3,6 +3,7 @@
 #define FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_CUH_
 
 #include "common/number.cuh"
+#include "common/pieces.cuh"
 #include "common/row_sort.cuh"
 
 namespace fusedrec {
@@ -45,16 +46,43 @@ __global__ void __launch_bounds__(kThreads)
   if (!is_sound) atomicOr(wrong, 1u);
 }
 
+// Rows in one array ...
 template <typename T>
+struct OneArray {
+  const T* __restrict__ rows;
+  int64_t dim;
+
+  __device__ const T* Row(int32_t row) const { return rows + row * dim; }
+};
+// ... or in several, numbered one array after another.
+struct RowPart {
+  int64_t begin;
+  const void* rows;
+};
+template <typename T>
+struct Parts {
+  const RowPart* __restrict__ parts;
+  int64_t count, dim;
+
+  __device__ const T* Row(int32_t row) const {
+    const RowPart& part = PieceOf(parts, count, row);
+    return static_cast<const T*>(part.rows) + (row - part.begin) * dim;
+  }
+};
+
+// Rows of `out` [out_rows, dim] behind the bags become 0.
+template <typename T, typename Rows>
 __global__ void __launch_bounds__(kThreads)
-    PooledRecoverKernel(const T* __restrict__ rows, int64_t dim, const int32_t* __restrict__ index,
-                        const int64_t* __restrict__ bag_splits, const float* __restrict__ bag_scale, int64_t num_bags,
-                        T* __restrict__ out) {
-  for (int64_t i = GlobalThread(); i < num_bags * dim; i += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const int64_t g = i / dim, d = i % dim;
+    PooledRecoverKernel(Rows rows, const int32_t* __restrict__ index, const int64_t* __restrict__ bag_splits,
+                        const float* __restrict__ bag_scale, int64_t num_bags, T* __restrict__ out, int64_t out_rows) {
+  for (int64_t i = GlobalThread(); i < out_rows * rows.dim; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t g = i / rows.dim, d = i % rows.dim;
     float sum = 0.0f;
-    for (int64_t n = bag_splits[g]; n < bag_splits[g + 1]; ++n) sum += ToFloat(rows[index[n] * dim + d]);
-    out[i] = FromFloat<T>(bag_scale[g] * sum);
+    if (g < num_bags) {
+      for (int64_t n = bag_splits[g]; n < bag_splits[g + 1]; ++n) sum += ToFloat(rows.Row(index[n])[d]);
+      sum *= bag_scale[g];
+    }
+    out[i] = FromFloat<T>(sum);
   }
 }
 

@@ -35,6 +35,16 @@ FUSEDREC_CUDA_API int fusedrec_pooled_recover(int type, const void* rows, int64_
                                               const float* bag_scale, int64_t num_bags, void* scratch, void* out,
                                               void* stream);
 
+FUSEDREC_CUDA_API int64_t fusedrec_pooled_recover_parts_scratch_bytes(int64_t num_parts);
+
+// The same of rows in several arrays: parts [num_parts], host, of device arrays [part_rows[i], dim]. The rows of all have
+// one numbering, one array after another. Rows of `out` from num_bags up to out_rows become 0. Waits once.
+FUSEDREC_CUDA_API int fusedrec_pooled_recover_parts(int type, const void* const* parts, const int64_t* part_rows,
+                                                    int64_t num_parts, int64_t dim, const int32_t* index,
+                                                    int64_t num_index, const int64_t* bag_splits,
+                                                    const float* bag_scale, int64_t num_bags, void* scratch, void* out,
+                                                    int64_t out_rows, void* stream);
+
 FUSEDREC_CUDA_API int64_t fusedrec_recover_grad_scratch_bytes(int64_t num_index, int64_t dim);
 
 // out[u] = sum of grads[n] over the n with index[n] == u, u < num_rows; rows up to out_rows become 0. With bag_splits and

@@ -23,13 +23,13 @@ absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& t, std::vector<T>* h
 }
 
 // Answer of a launcher of the pooled forms as a Status. The checks of the kernels for the CPU look here for the refused
-// bag or index. Inputs come to the host only for that.
-absl::Status PooledStatus(OpKernelContext* ctx, const char* launcher, int answer, int64_t num_rows) {
+// bag or index. Inputs come to the host only for that. at: number of the input `index`, before bag_splits.
+absl::Status PooledStatus(OpKernelContext* ctx, const char* launcher, int answer, int64_t num_rows, int at = 1) {
   if (answer != kCudaInvalidValue) return CudaStatus(launcher, answer);
   std::vector<int32_t> index;
   std::vector<int64_t> splits;
-  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(1), &index));
-  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(2), &splits));
+  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(at), &index));
+  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(at + 1), &splits));
   TF_RETURN_IF_ERROR(RequireIndex(index, num_rows));
   TF_RETURN_IF_ERROR(RequireSplits("bag_splits", splits, index.size()));
   return CudaStatus(launcher, answer);
@@ -82,6 +82,46 @@ class PooledRecoverGpuOp : public OpKernel {
         In<int64_t>(splits).data(), In<float>(scale).data(), bags, scratch.data(), out->data(), StreamOf(ctx));
     OP_REQUIRES_OK(ctx, PooledStatus(ctx, "pooled_recover", answer, rows.dim_size(0)));
   }
+};
+
+template <typename T>
+class PooledRecoverPartsGpuOp : public OpKernel {
+ public:
+  explicit PooledRecoverPartsGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::OpInputList parts;
+    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &parts));
+    const int count = parts.size();
+    const Tensor &index = ctx->input(count), &splits = ctx->input(count + 1), &scale = ctx->input(count + 2);
+    int64_t num_rows;
+    OP_REQUIRES_OK(ctx, RequireParts(parts, &num_rows));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireBagShapes(splits, scale));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
+    OP_REQUIRES_OK(ctx, RequireSize("the number of rows", num_rows));
+    const int64_t dim = parts[0].dim_size(1), bags = scale.NumElements();
+    const int64_t out_rows = pad_ ? BucketedSize(bags) : bags;
+    std::vector<const void*> arrays;
+    std::vector<int64_t> rows;
+    for (const Tensor& part : parts) {
+      arrays.push_back(part.data());
+      rows.push_back(part.dim_size(0));
+    }
+    Tensor scratch;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, AllocateScratch(ctx, fusedrec_pooled_recover_parts_scratch_bytes(count), &scratch));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
+    const int answer = fusedrec_pooled_recover_parts(
+        NumberTypeOf<T>(), arrays.data(), rows.data(), count, dim, In<int32_t>(index).data(), index.NumElements(),
+        In<int64_t>(splits).data(), In<float>(scale).data(), bags, scratch.data(), out->data(), out_rows, StreamOf(ctx));
+    OP_REQUIRES_OK(ctx, PooledStatus(ctx, "pooled_recover_parts", answer, num_rows, count));
+  }
+
+ private:
+  bool pad_;
 };
 
 // Inputs grads, index; pooled: bag_splits, bag_scale; num_rows.
@@ -139,6 +179,8 @@ class RecoverGradGpuOp : public OpKernel {
       RecoverGradGpuOp<T, false>);                                                                                 \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecover").Device(DEVICE_GPU).TypeConstraint<T>("T"),                \
                           PooledRecoverGpuOp<T>);                                                                  \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverParts").Device(DEVICE_GPU).TypeConstraint<T>("T"),           \
+                          PooledRecoverPartsGpuOp<T>);                                                             \
   REGISTER_KERNEL_BUILDER(                                                                                         \
       Name("Fusedrec>PooledRecoverGrad").Device(DEVICE_GPU).TypeConstraint<T>("T").HostMemory("num_rows"),         \
       RecoverGradGpuOp<T, true>);

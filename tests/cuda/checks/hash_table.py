@@ -22,8 +22,16 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
 )
 from tests.cuda.checks.hash_table_limits import (  # noqa: F401
     check_a_long_ttl_beside_a_short_one,
+    check_lfu_forgets_what_was_popular,
     check_segments_keep_limits_of_their_own,
     check_the_full_segment_is_named,
+)
+from tests.cuda.checks.hash_table_mixed import (  # noqa: F401
+    check_float32_numbers_of_a_cold_record_are_rounded,
+    check_moves_without_memory_change_nothing,
+    check_places_are_used_again,
+    check_records_name_their_pools,
+    check_rows_move_between_their_pools,
 )
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
     check_numbers_of_rows,
@@ -224,7 +232,8 @@ def check_what_does_not_fit_is_refused(kernels):
     for changes in (
         {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
         {"ttl": [0, 0, -1]}, {"admission_count": [1, 0, 1]}, {"max_candidates": [-1, 0, 0]}, {"eviction": [0, 3, 0]},
-        {"frequency_decay_steps": [0, 7, 0]}, {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)},
+        {"frequency_decay_steps": [0, -7, 0]}, {"hot_after": -1}, {"hot_after": 2, "storage": "float16"},
+        {"hot_after": 2, "averaged": True}, {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)},
         {"seeds": []},
     ):  # fmt: skip
         try:

@@ -52,7 +52,9 @@ def compare(table, oracle):
         assert sorted(ids.tolist()) == sorted(rows)
         words, numbers = records[:, :16].copy().view(np.uint32), records[:, 16:].copy().view(np.float32)
         for id_, (last, count, _, pool), row in zip(ids.tolist(), words, numbers):
-            assert (last, count, pool) == (rows[id_].last, rows[id_].count, 0), id_
+            assert (last, count, pool) == (rows[id_].last, rows[id_].count, int(not rows[id_].hot)), (
+                f"clock, count and pool of {id_}"
+            )
             np.testing.assert_array_equal(row[:DIM], rows[id_].numbers)
 
 

@@ -4,8 +4,9 @@ import copy
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.checks.hash_table_admission import compare_counts, train
-from tests.cuda.checks.hash_table_leaving import answer_of, batch_of, oracle_of, table_of
+from tests.cuda.checks.hash_table_leaving import answer_of, batch_of, compare, oracle_of, table_of
 from tests.cuda.device_table import FULL
 from tests.oracles.hash_table import pack
 
@@ -61,3 +62,17 @@ def check_the_full_segment_is_named(kernels):
         assert table.full_segment() == full
         assert table.size()[0].tolist() == [0, 0]
         table.close()
+
+
+@once
+def check_lfu_forgets_what_was_popular(kernels):
+    """Rows of eight lookups leave before rows of three, because their counts have been halved once more."""
+    options = {"max_rows": 8, "eviction": "lfu", "frequency_decay_steps": 3}
+    table, oracle = table_of(kernels, 1, **options), oracle_of(1, **options)
+    for first, times in ((1, 8), (5, 3), (9, 1)):
+        for _ in range(times):
+            table.lookup([4, *range(first, first + 4)], [5])
+            oracle.lookup([(0, i) for i in range(first, first + 4)])
+    assert sorted(table.export(0)[0].tolist()) == [*range(5, 13)], "ids that stay"
+    compare(table, oracle)
+    table.close()

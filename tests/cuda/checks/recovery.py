@@ -6,6 +6,7 @@ one rounding that the op promises, in 16 bits.
 
 import numpy as np
 
+from tests.cuda.checks.join_messages import pointers
 from tests.cuda.memory import POISON
 from tests.oracles.recovery import (
     pooled_recover_grad_oracle,
@@ -116,6 +117,13 @@ def check_sizes_that_do_not_fit_are_refused(kernels):
     for type_ in (-1, 3):
         assert kernels.answer("pooled_recover", type_, None, 0, 0, None, 0, None, None, 0, None, None) == INVALID
         assert kernels.answer("recover_grad", type_, None, 0, None, 0, None, None, 0, None, None, 0, 0) == INVALID
+    half = 2**30  # the rows of all parts are counted
+    for parts, type_, dim, bags, out_rows in (
+        ([half, half], 0, 1, 0, 0), ([-1], 0, 1, 0, 0), ([], 0, 1, 0, 0), ([1], 3, 1, 0, 0), ([1], 0, 1, 5, 4),
+    ):  # fmt: skip
+        rows = np.array(parts, np.int64), len(parts)
+        more = dim, None, 0, None, None, bags, None, None, out_rows
+        assert kernels.answer("pooled_recover_parts", type_, pointers([None] * len(parts)), *rows, *more) == INVALID
 
 
 def bags_of(random, n, num_bags):
@@ -137,6 +145,39 @@ def check_pooled(kernels):
         grads = integers(random, [120, 5], dtype)
         ours = summed(kernels, type_, grads, index, 30, 33, (splits, scale))
         np.testing.assert_array_equal(ours[:30], pooled_recover_grad_oracle(grads, index, splits, scale, 30))
+
+
+def pool_parts(kernels, type_, parts, index, splits, scale, out_rows):
+    """Returns the answer of the launcher, and out."""
+    memory, dim = kernels.memory, parts[0].shape[1]
+    on_device = [memory.put(part) for part in parts]
+    out = memory.empty([out_rows, dim], parts[0].dtype)
+    answer = kernels.answer(
+        "pooled_recover_parts", type_, pointers([memory.pointer(part).value for part in on_device]),
+        np.array([len(part) for part in parts], np.int64), len(parts), dim, memory.put(index), len(index),
+        memory.put(splits), memory.put(scale), len(scale), kernels.scratch("pooled_recover_parts", len(parts)), out,
+        out_rows,
+    )  # fmt: skip
+    return answer, memory.get(out)
+
+
+def check_pooled_parts(kernels):
+    """Parts of some rows and of none. Rows behind the bags are zeros. A row beyond all parts is refused."""
+    random = np.random.default_rng(5)
+    for type_, dtype in TYPES.items():
+        rows, index = integers(random, [30, 3], dtype), random.integers(0, 30, 200).astype(np.int32)
+        splits, scale = bags_of(random, 200, 90)
+        wanted = pooled_recover_oracle(rows, index, splits, scale)
+        for ends in ([30], [0, 7, 7, 29, 30, 30]):
+            parts = np.split(rows, ends[:-1]) if len(ends) > 1 else [rows]
+            answer, ours = pool_parts(kernels, type_, parts, index, splits, scale, 97)
+            assert answer == 0
+            np.testing.assert_array_equal(ours[:90], wanted)
+            np.testing.assert_array_equal(ours[90:], 0)
+        index[150] = 30
+        answer, ours = pool_parts(kernels, type_, parts, index, splits, scale, 97)
+        assert answer == INVALID and np.all(ours.view(np.uint8) == POISON)
+    assert pool_parts(kernels, 0, [np.ones([2, 1], np.float32)], index[:0], splits[:1], scale[:0], 0)[0] == 0
 
 
 def check_bags_that_do_not_fit_are_refused(kernels):

@@ -9,18 +9,13 @@ namespace {
 
 constexpr size_t kAhead = 16;  // rows between the fetch of a header and its use
 
-// The first shard s with s * steps / kShards >= phase, which is due from this phase of the walk on.
-int64_t FirstDueAt(int64_t phase, int64_t steps) { return (phase * ShardedRows::kShards + steps - 1) / steps; }
-
 }  // namespace
 
 absl::Status Demoter::DemoteCold(uint32_t clock) {
   if (rows_->spec().hot_after == 0) return absl::OkStatus();
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    const int64_t steps = rows_->limits(segment).frequency_decay_steps;
-    if (steps == 0) continue;
-    const int64_t phase = clock % steps, end = FirstDueAt(phase + 1, steps);
-    for (int64_t s = FirstDueAt(phase, steps); s < end; ++s) {
+    const Shards due = rows_->limits(segment).DemotedAt(clock);
+    for (int64_t s = due.begin; s < due.end; ++s) {
       const absl::Status demoted = DemoteIn(&rows_->shards()[s], segment, clock, rows_->pins().Current());
       if (!demoted.ok()) return demoted;
     }

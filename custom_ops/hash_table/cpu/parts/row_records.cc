@@ -77,9 +77,8 @@ void RowRecords::WriteNumbers(const char* record, uint32_t handle) {
 
 template <typename IdOf, typename Visit>
 void RowRecords::ForEachShard(int64_t n, const IdOf& id_of, const ParallelFor& parallel_for, const Visit& visit) {
-  constexpr int kShards = ShardedRows::kShards;
   std::vector<std::vector<int64_t>> places(kShards);
-  for (int64_t i = 0; i < n; ++i) places[ShardedRows::ShardOf(TableHash(id_of(i)))].push_back(i);
+  for (int64_t i = 0; i < n; ++i) places[ShardOf(TableHash(id_of(i)))].push_back(i);
   parallel_for(kShards, (n / kShards + 1) * (200 + bytes()), [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       Shard* shard = &rows_->shards()[s];
@@ -116,7 +115,7 @@ absl::Status RowRecords::Write(int64_t segment, absl::Span<const int64_t> ids, c
   rows_->pins().NoteMoveOfAny();  // a row may come back into another pool
   rows_->EndLookAheads();         // and with another value, of an older version
   const int64_t size = bytes();
-  std::vector<absl::Status> failed(ShardedRows::kShards);
+  std::vector<absl::Status> failed(kShards);
   const auto write = [&](Shard* shard, const std::vector<int64_t>& places) {
     absl::Status& done = failed[shard - rows_->shards().data()];
     done = shard->keys[segment].Reserve(places.size(), &shard->retired);

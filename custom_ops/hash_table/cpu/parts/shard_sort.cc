@@ -16,8 +16,7 @@ constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 
 void SortByShard(const Message& message, int64_t segments, const ParallelFor& parallel_for, LookupScratch* scratch,
                  std::vector<int64_t>* shard_begin) {
-  constexpr int kShards = ShardedRows::kShards;
-  const auto shard_of = [](int64_t id) { return ShardedRows::ShardOf(TableHash(id)); };
+  const auto shard_of = [](int64_t id) { return ShardOf(TableHash(id)); };
   const std::vector<MessageRun> pieces = RunsOf(message, segments, kBlock);  // the units of both passes
   // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.
   std::vector<std::array<int32_t, kShards>> next(pieces.size(), std::array<int32_t, kShards>{});

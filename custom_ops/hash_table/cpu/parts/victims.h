@@ -33,7 +33,7 @@ absl::StatusOr<int64_t> TakeLowest(ShardedRows* rows, int64_t first, int64_t las
   while (gone < count) {  // again when a lookup has touched some of the victims meanwhile
     const Pins pins = rows->pins().Current();
     std::vector<Victim> victims;
-    for (int s = 0; s < ShardedRows::kShards; ++s) {
+    for (int s = 0; s < kShards; ++s) {
       const Shard& shard = rows->shards()[s];
       std::lock_guard<std::mutex> lock(shard.mutex);
       for (int64_t segment = first; segment <= last; ++segment) {

@@ -41,9 +41,6 @@ struct alignas(64) Shard {
 
 class ShardedRows {
  public:
-  static constexpr int kShardBits = 6, kShards = 1 << kShardBits;
-  static int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
-
   // While a Reader lives, replaced lines of keys are kept, and no other id gets a row that left. A reader that found a
   // row can therefore read it.
   //

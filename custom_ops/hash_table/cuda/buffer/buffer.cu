@@ -11,14 +11,14 @@ using namespace fusedrec::device_table;  // NOLINT
 
 int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream) {
   std::scoped_lock lock(mutex_, newer.mutex_);
-  if (next_row_ == 0 || newer.next_row_ == 0) return kCudaSuccess;
-  const Memory memory(allocator_, next_row_ * sizeof(uint32_t));
+  if (rows_.next == 0 || newer.rows_.next == 0) return kCudaSuccess;
+  const Memory memory(allocator_, rows_.next * sizeof(uint32_t));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   uint32_t* const newer_row = reinterpret_cast<uint32_t*>(memory.data());
-  FUSEDREC_LAUNCH(IntersectKernel, BlocksFor(next_row_, kBufferThreads), kBufferThreads, 0, stream, View(), next_row_,
+  FUSEDREC_LAUNCH(IntersectKernel, BlocksFor(rows_.next, kBufferThreads), kBufferThreads, 0, stream, View(), rows_.next,
                   newer.View(), newer_row, shared);
-  FUSEDREC_LAUNCH(RefreshKernel, BlocksFor(32 * next_row_, kBufferThreads), kBufferThreads, 0, stream, View(),
-                  next_row_, newer.View(), newer_row);
+  FUSEDREC_LAUNCH(RefreshKernel, BlocksFor(32 * rows_.next, kBufferThreads), kBufferThreads, 0, stream, View(),
+                  rows_.next, newer.View(), newer_row);
   return LastError();
 }
 

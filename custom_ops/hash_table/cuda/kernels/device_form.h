@@ -16,11 +16,8 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
         "a table on a GPU must have ", option, " = ", wanted, ", got ", got,
         ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
   };
-  if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
-  for (const Limits& limits : spec.limits) {
-    if (limits.frequency_decay_steps != 0) return refuse("frequency_decay_steps", limits.frequency_decay_steps, 0);
-  }
   if (spec.host_rows) {
+    if (spec.hot_after != 0) return refuse("hot_after with host_rows", spec.hot_after, 0);
     for (const Limits& limits : spec.limits) {
       if (limits.admission_count != 1) return refuse("admission_count with host_rows", limits.admission_count, 1);
     }
@@ -28,11 +25,14 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
     // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
+    if (spec.hot_after != 0 && spec.averaged) return refuse("averaged with hot_after", "True", "False");
     if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
     if (!spec.tier_folder.empty()) {
       return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
     }
   }
+  const absl::Status pools = RequirePools(spec);
+  if (!pools.ok()) return pools;
   const auto at_most = [](const char* what, int64_t got, int64_t most) {
     return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
                                                    ". Remedy: split the group of tables, or tf.device('/CPU:0')."));

@@ -60,7 +60,8 @@ absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resourc
     matrix(s, 0) = sizes[s];
     for (int i = 0; i < 5; ++i) matrix(s, 1 + i) = counted[5 * s + i];
   }
-  return upkeep::Give(ctx, 1, {totals.line_bytes, totals.chunk_bytes, 0, all, 0});
+  return upkeep::Give(ctx, 1, {totals.line_bytes, totals.chunk_bytes, totals.cold_bytes, all - totals.cold_rows,
+                              totals.cold_rows});
 }
 
 absl::Status Clock(OpKernelContext* ctx, const DeviceTableResource& resource) {

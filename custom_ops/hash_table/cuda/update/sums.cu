@@ -91,7 +91,7 @@ int FusedrecDeviceTable::ApplyAccumulated(const StepInput& step, void* stream) {
 }
 
 bool FusedrecDeviceTable::SumsCoverRows() const {
-  return waiting_.sum_of_row.bytes() >= next_row_ * static_cast<int64_t>(sizeof(uint32_t));
+  return waiting_.sum_of_row.bytes() >= rows_.next * static_cast<int64_t>(sizeof(uint32_t));
 }
 
 int FusedrecDeviceTable::AllocateSums(int64_t kept, int64_t more, Waiting* grown) const {
@@ -102,7 +102,7 @@ int FusedrecDeviceTable::AllocateSums(int64_t kept, int64_t more, Waiting* grown
     *memory = Memory(allocator_, count * bytes);
     return memory->data() != nullptr;
   };
-  const int64_t rows = static_cast<int64_t>(chunks_.size()) * chunk_rows();
+  const int64_t rows = static_cast<int64_t>(rows_.memory.size()) * chunk_rows();
   const bool has_memory = (SumsCoverRows() || allocate(rows, sizeof(uint32_t), &grown->sum_of_row)) &&
                           allocate(grown->count, sizeof(int64_t), &grown->rows) &&
                           allocate(grown->count, layout_.dim * sizeof(float), &grown->sums);

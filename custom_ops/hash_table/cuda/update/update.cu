@@ -53,7 +53,7 @@ int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handle
   const int64_t most = std::max({num_handles, num_ids, grads.count});
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(BlocksFor(most, kHandleThreads), kHandleBlocks));
   FUSEDREC_LAUNCH(HandleFactsKernel, blocks, kHandleThreads, 0, stream, handles, num_handles, inverse, num_ids,
-                  next_row_, grads, sum_of_row, facts);
+                  rows_.next, grads, sum_of_row, facts);
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
   if (known->handles_are_sound == 0) return kDeviceBadHandle;

@@ -135,7 +135,8 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   const unsigned mask = 0xffffu << (threadIdx.x & 16);
   if (handles[u] < 0) return;
   const uint32_t row = static_cast<uint32_t>(handles[u]);
-  const RowColumns columns{table.layout, table.Row(row), version};
+  const StoredRow at = table.At(row);
+  const RowColumns columns{at.layout, at.data, version};
   grads.begin = begin == nullptr ? static_cast<int32_t>(u) : begin[u];
   grads.end = begin == nullptr ? grads.begin + 1 : begin[u + 1];
   bool is_finite = true;
@@ -152,7 +153,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   }
   float rate = 0.0f;
   if (rule.rule == RuleKind::kRowwiseAdagrad) {
-    float* const v = reinterpret_cast<float*>(columns.row + table.layout.scalars_offset);
+    float* const v = reinterpret_cast<float*>(columns.row + at.layout.scalars_offset);
     const float squares = grads.Squares(mask), sum = *v + (rule.mean ? squares / static_cast<float>(grads.dim) : squares);
     rate = RowwiseRate(rule, by.learning_rate, sum);
     __syncwarp(mask);

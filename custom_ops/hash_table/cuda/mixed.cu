@@ -1,0 +1,89 @@
+// Rows that move between the pools of a mixed table; mixed.cuh says which.
+#include "hash_table/cuda/mixed.cuh"
+
+#include "hash_table/cuda/table.h"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+namespace {
+
+// At the lookup of these pins, or of an import.
+PoolChoice ChoiceOf(const Received& received, const uint32_t* where, const uint32_t* first, const TableOptions& options,
+                    const Pins& pins) {
+  return {where, first, received.records, received.view.num_ids, options.hot_after, pins};
+}
+
+template <typename Chooser>
+void LaunchCount(const TableView& table, int64_t candidates, const Chooser& chooser, const Counts* counts,
+                 unsigned long long* count, void* stream) {
+  if (candidates == 0) return;
+  const auto kernel = &CountMovesKernel<Chooser>;
+  FUSEDREC_LAUNCH(kernel, BlocksFor(candidates, kThreads), kThreads, 0, stream, table, chooser, counts, count);
+}
+
+template <typename Chooser>
+void LaunchMove(const TableView& table, int64_t candidates, const Chooser& chooser, const Move& move, void* stream) {
+  const auto kernel = &MoveKernel<Chooser>;
+  FUSEDREC_LAUNCH(kernel, BlocksFor(candidates, kThreads), kThreads, 0, stream, table, chooser, move);
+}
+
+}  // namespace
+
+bool FusedrecDeviceTable::MayDemoteAt(uint32_t clock) const {
+  return hot_.size() > 0 && AnyLimits([=](const Limits& limits) {
+    const Shards due = limits.DemotedAt(clock);
+    return due.begin < due.end;
+  });
+}
+
+void FusedrecDeviceTable::CountMoves(const Received& received, const uint32_t* where, const uint32_t* first,
+                                     uint32_t clock, void* stream) const {
+  Counts* const counts = received.counts;
+  const int64_t num_ids = received.view.num_ids;
+  const PoolChoice choice = ChoiceOf(received, where, first, options_, PinsAt(clock, kNoAttempt));
+  LaunchCount(View(), num_ids, Misplaced{choice, true}, counts, &counts->promoted, stream);
+  if (received.records != nullptr) {
+    LaunchCount(View(), num_ids, Misplaced{choice, false}, counts, &counts->demoted, stream);
+    LaunchCount(View(), num_ids, FreshHot{choice}, counts, &counts->fresh_hot, stream);
+  } else if (MayDemoteAt(clock)) {
+    const Cooled cooled{rows_.next, options_.hot_after, PinsAt(clock, attempt_)};
+    LaunchCount(View(), rows_.next, cooled, counts, &counts->demoted, stream);
+  }
+}
+
+int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* where, const uint32_t* first,
+                                  const Moves& moves, uint32_t clock, uint32_t version, void* stream) {
+  unsigned long long* const ranks = received.counts->ranks;
+  const PoolChoice choice = ChoiceOf(received, where, first, options_, PinsAt(clock, kNoAttempt));
+  if (moves.demoted > 0) {
+    const Move down{false, hot_.free, cold_.Fresh(), &ranks[1], version};
+    if (received.records != nullptr) {
+      LaunchMove(View(), received.view.num_ids, Misplaced{choice, false}, down, stream);
+    } else {
+      const Cooled cooled{rows_.next, options_.hot_after, PinsAt(clock, attempt_)};
+      LaunchMove(View(), rows_.next, cooled, down, stream);
+    }
+    // Some of the counted rows may have been evicted since.
+    unsigned long long moved;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&moved, &ranks[1], 1, stream));
+    cold_.Take(static_cast<int64_t>(moved));
+    hot_.free += static_cast<int64_t>(moved);
+  }
+  if (moves.promoted > 0) {
+    const Move up{true, cold_.free, hot_.Fresh(), &ranks[0], version};
+    LaunchMove(View(), received.view.num_ids, Misplaced{choice, true}, up, stream);
+    hot_.Take(moves.promoted);
+    cold_.free += moves.promoted;
+  }
+  return LastError();
+}
+
+void FusedrecDeviceTable::PlaceFresh(const Received& received, const uint32_t* where, const uint32_t* first,
+                                     const FreshRows& fresh, int64_t fresh_rows, int64_t fresh_hot, void* stream) {
+  const PoolChoice choice = ChoiceOf(received, where, first, options_, Pins());
+  FUSEDREC_LAUNCH(PlaceFreshKernel, BlocksFor(received.view.num_ids, kThreads), kThreads, 0, stream, View(), choice,
+                  fresh, hot_.Fresh(), cold_.Fresh(), received.counts->ranks + 2);
+  hot_.Take(fresh_hot);
+  cold_.Take(fresh_rows - fresh_hot);
+}

@@ -14,9 +14,11 @@ Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -36,13 +38,14 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.evaluate import evaluate, table
+from models.evaluate import evaluate, name_width, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.fit_calls import fit_calls
 from models.parts.dense_inputs import read_statistics
 from models.prepare import prepare_data
 from models.ranking import RankingModel
+from models.run_folder import claim
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -96,7 +99,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
     for call in calls:
         if resume:
-            _say(f"resumed from {checkpoint} at epoch {call.epoch}, step {call.step} of {call.steps}")
+            _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
             resume = False
         saving = callbacks.Checkpoint(
             checkpoint, call.steps, extra, first_step=call.step, input_position=call.position
@@ -112,7 +115,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         if interrupt.signal_name is not None:
             break
     if interrupt.signal_name is not None:
-        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
+        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {_resuming_command()}")
         fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
     rates = throughput.rates
@@ -146,12 +149,13 @@ def _finish(
     writer.close()
     with open(output / "results.json", "w", encoding="utf-8") as file:
         json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
+    width = name_width(results)
     print("\n" + table(results))
     for name, value in rates.items():
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
-        print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")
-    print(f"checkpoint    {checkpoint}")
-    print(f"saved model   {saved_model} (another process agrees within {difference:.1e})", flush=True)
+        print(f"{name.replace('_per_s', '/s'):<{width}}{shown:>10}")
+    print(f"{'checkpoint':<{width}}{checkpoint}")
+    print(f"{'saved model':<{width}}{saved_model} (another process agrees within {difference:.1e})", flush=True)
 
 
 def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, Any]:
@@ -176,6 +180,14 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
+def _resuming_command() -> str:
+    """Returns the command of this job with --resume."""
+    flags_given = [word for word in sys.argv[1:] if word.strip("-") != "resume"]
+    size = fr.collectives.size()
+    launcher = ["horovodrun", "-np", str(size)] if size > 1 else []
+    return shlex.join([*launcher, "python", "-m", "models.train", *flags_given, "--resume"])
+
+
 def _define_flags() -> None:
     flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
     flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
@@ -189,6 +201,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
+    getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
     for name in ("tf_fusedrec.data", "tf_fusedrec.callbacks.progressive"):
         getLogger(name).setLevel("INFO")
     try:
@@ -196,12 +209,14 @@ def main(argv: Sequence[str]) -> int:
         experiment = load(given.config, overrides)
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
+        claimed = claim(output)
         folder = prepare_data(experiment, output / "data")
     except ValueError as error:
         # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    return run(experiment, folder, output, given.resume)
+    with claimed or contextlib.nullcontext():
+        return run(experiment, folder, output, given.resume)
 
 
 if __name__ == "__main__":

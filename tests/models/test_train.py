@@ -113,6 +113,9 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
         output = running.communicate(timeout=60)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
+    assert re.search(
+        r"continue with: horovodrun -np 2 python -m models.train --config \S+ --output \S+ --resume", output
+    )
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
@@ -124,7 +127,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 3, "--resume") as running:
         output = job.read_until(running, f"Epoch {epoch + 2}/")
-        assert f"at epoch {epoch}, step " in output
+        assert re.search(rf"resumed from \S+ in epoch {epoch + 1}, with \d+ steps left of it", output), output
         assert trained + last_samples(output) == (rows if begun else 2 * rows)
         running.send_signal(signal.SIGINT)  # horovodrun turns Ctrl-C into SIGTERM for the ranks.
         output = running.communicate(timeout=60)[0]

@@ -211,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
         claimed = claim(output)
         folder = prepare_data(experiment, output / "data")
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: what rank 0 met, on the other ranks
         # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1

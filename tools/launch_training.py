@@ -33,6 +33,7 @@ CONFIG_FOR_FILES = {
 }
 GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
 INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
+ERROR = b"error: "  # begins a rank's message about wrong arguments or data
 OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
 LOG_LEVEL, THREADS = "TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
@@ -133,6 +134,8 @@ def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
             rank, said = cause.groups()
         elif code > OF_A_SIGNAL:
             said = killed_by(code - OF_A_SIGNAL).encode()
+        elif reason.startswith(ERROR):
+            said = reason.removeprefix(ERROR)
         else:
             said = b"with exit code %d: %b" % (code, reason)
         last.append(b"error: rank %b failed first: %b\n" % (rank, said))

@@ -85,6 +85,11 @@ def test_the_cause_stands_last_whichever_rank_ended_first():
     assert b"RuntimeError: one or more" not in shown
 
 
+def test_the_error_of_a_rank_is_repeated_as_it_is():
+    shown = forwarded(b"[1]<stderr>:error: no column 'age'\n" + HOROVODRUNS_OWN)
+    assert shown == b"rank 1: error: no column 'age'\nerror: rank 1 failed first: no column 'age'\n"
+
+
 def test_a_killed_rank_is_named_with_its_signal():
     told = b"[1]<stderr>:Killed\n[0]<stderr>:tf_fusedrec: a rank ended without naming a cause. It was killed,\n"
     shown = forwarded(told + HOROVODRUNS_OWN.replace(b"code: 3", b"code: 137"))

@@ -15,13 +15,14 @@ Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -60,20 +61,22 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
-    embedding = make_embedding(experiment)
-    read = columns(experiment.model, "train")
-    check_features(read, features(experiment.model), made=made_features(experiment.model))
     checkpoint, train = output / "checkpoint", experiment.train
-    calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
+    with _without_traceback():
+        embedding = make_embedding(experiment)
+        read = columns(experiment.model, "train")
+        check_features(read, features(experiment.model), made=made_features(experiment.model))
+        calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
-    item_ids, popularity = read_items(folder)
-    model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
-    optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
-    model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(read))  # Creates the weights that a checkpoint restores.
+        item_ids, popularity = read_items(folder)
+        model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
+        optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
+        model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
+        model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
-    if resume:
-        fr.checkpoint.load(checkpoint, model, model.optimizer)
+        if resume:
+            fr.checkpoint.load(checkpoint, model, model.optimizer)
+        first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
@@ -97,7 +100,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     if train.patience:
         others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
-    for call in calls:
+    for call in itertools.chain([] if first is None else [first], calls):
         if resume:
             _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
             resume = False
@@ -130,6 +133,16 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         _finish(output, results, rates, inputs, expected)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Shows a ValueError of the body without its traceback, because a user can correct settings and data."""
+    try:
+        yield
+    except ValueError:
+        sys.tracebacklimit = 0
+        raise
 
 
 def _finish(

@@ -137,6 +137,17 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
 
 
+def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path):
+    fields = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "contextual": ["no_such_column"]}}
+    for arguments, message in (
+        (["--resume"], "directory must hold a checkpoint"),
+        ([], "column 'no_such_column' is missing; the file has"),
+    ):
+        code, output = job.output_of(tmp_path, fields, 1, *arguments)
+        assert code == 1 and "Traceback" not in output, output
+        assert message in output.splitlines()[-1]
+
+
 def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     folder = prepare_data(from_dict(experiments.RANKING), tmp_path / "data")
     (part,) = (folder / "train").glob("*.parquet")

@@ -206,7 +206,13 @@ def table(results: Mapping[str, float]) -> str:
         baseline = results.get(f"baseline_{name}")
         shown = f"{value:.0f}" if value > 1 and float(value).is_integer() else f"{value:.4f}"
         lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
-    return "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines)
+    width = name_width(results)
+    return "\n".join(f"{name:<{width}}{value:>10}{baseline:>10}" for name, value, baseline in lines)
+
+
+def name_width(results: Mapping[str, float]) -> int:
+    """Returns the width of a table's first column, which has two blanks behind the longest name."""
+    return max([14, *(len(name) + 2 for name in results if not name.startswith("baseline_"))])
 
 
 def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:

@@ -14,12 +14,15 @@ Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -36,13 +39,14 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.evaluate import evaluate, table
+from models.evaluate import evaluate, name_width, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.fit_calls import fit_calls
 from models.parts.dense_inputs import read_statistics
 from models.prepare import prepare_data
 from models.ranking import RankingModel
+from models.run_folder import claim
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -57,20 +61,22 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
-    embedding = make_embedding(experiment)
-    read = columns(experiment.model, "train")
-    check_features(read, features(experiment.model), made=made_features(experiment.model))
     checkpoint, train = output / "checkpoint", experiment.train
-    calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
+    with _without_traceback():
+        embedding = make_embedding(experiment)
+        read = columns(experiment.model, "train")
+        check_features(read, features(experiment.model), made=made_features(experiment.model))
+        calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
-    item_ids, popularity = read_items(folder)
-    model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
-    optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
-    model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(read))  # Creates the weights that a checkpoint restores.
+        item_ids, popularity = read_items(folder)
+        model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
+        optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
+        model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
+        model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
-    if resume:
-        fr.checkpoint.load(checkpoint, model, model.optimizer)
+        if resume:
+            fr.checkpoint.load(checkpoint, model, model.optimizer)
+        first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
@@ -94,9 +100,9 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     if train.patience:
         others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
-    for call in calls:
+    for call in itertools.chain([] if first is None else [first], calls):
         if resume:
-            _say(f"resumed from {checkpoint} at epoch {call.epoch}, step {call.step} of {call.steps}")
+            _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
             resume = False
         saving = callbacks.Checkpoint(
             checkpoint, call.steps, extra, first_step=call.step, input_position=call.position
@@ -112,7 +118,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         if interrupt.signal_name is not None:
             break
     if interrupt.signal_name is not None:
-        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
+        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {_resuming_command()}")
         fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
     rates = throughput.rates
@@ -127,6 +133,16 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         _finish(output, results, rates, inputs, expected)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Shows a ValueError of the body without its traceback, because a user can correct settings and data."""
+    try:
+        yield
+    except ValueError:
+        sys.tracebacklimit = 0
+        raise
 
 
 def _finish(
@@ -146,12 +162,13 @@ def _finish(
     writer.close()
     with open(output / "results.json", "w", encoding="utf-8") as file:
         json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
+    width = name_width(results)
     print("\n" + table(results))
     for name, value in rates.items():
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
-        print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")
-    print(f"checkpoint    {checkpoint}")
-    print(f"saved model   {saved_model} (another process agrees within {difference:.1e})", flush=True)
+        print(f"{name.replace('_per_s', '/s'):<{width}}{shown:>10}")
+    print(f"{'checkpoint':<{width}}{checkpoint}")
+    print(f"{'saved model':<{width}}{saved_model} (another process agrees within {difference:.1e})", flush=True)
 
 
 def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, Any]:
@@ -176,6 +193,14 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
+def _resuming_command() -> str:
+    """Returns the command of this job with --resume."""
+    flags_given = [word for word in sys.argv[1:] if word.strip("-") != "resume"]
+    size = fr.collectives.size()
+    launcher = ["horovodrun", "-np", str(size)] if size > 1 else []
+    return shlex.join([*launcher, "python", "-m", "models.train", *flags_given, "--resume"])
+
+
 def _define_flags() -> None:
     flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
     flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
@@ -189,6 +214,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
+    getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
     for name in ("tf_fusedrec.data", "tf_fusedrec.callbacks.progressive"):
         getLogger(name).setLevel("INFO")
     try:
@@ -196,12 +222,14 @@ def main(argv: Sequence[str]) -> int:
         experiment = load(given.config, overrides)
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
+        claimed = claim(output)
         folder = prepare_data(experiment, output / "data")
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: what rank 0 met, on the other ranks
         # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    return run(experiment, folder, output, given.resume)
+    with claimed or contextlib.nullcontext():
+        return run(experiment, folder, output, given.resume)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ CONFIG_FOR_FILES = {
 }
 GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
 INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
+ERROR = b"error: "  # begins a rank's message about wrong arguments or data
+OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
 LOG_LEVEL, THREADS = "TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
@@ -126,10 +128,24 @@ def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
     if failed is None:
         last.append(own_traceback)
     elif failed.group(2).decode() != str(INTERRUPTED):
-        rank, code = failed.groups()
+        rank, code = failed.group(1), int(failed.group(2))
         reason = last_lines.get(rank, b"it printed nothing")
-        failure = cause.groups() if cause else (rank, b"with exit code %b: %b" % (code, reason))
-        last.append(b"error: rank %b failed first: %b\n" % failure)
+        if cause:
+            rank, said = cause.groups()
+        elif code > OF_A_SIGNAL:
+            said = killed_by(code - OF_A_SIGNAL).encode()
+        elif reason.startswith(ERROR):
+            said = reason.removeprefix(ERROR)
+        else:
+            said = b"with exit code %d: %b" % (code, reason)
+        last.append(b"error: rank %b failed first: %b\n" % (rank, said))
+
+
+def killed_by(number: int) -> str:
+    """Returns words for the signal that ended a process."""
+    names = {one.value: one.name for one in signal.Signals}
+    why = ", as Linux does when memory runs out" if number == signal.SIGKILL else ""
+    return f"it was ended by {names.get(number, f'signal {number}')}{why} (exit code {OF_A_SIGNAL + number})"
 
 
 def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -201,6 +217,9 @@ def run(command: list[str], processes: int = 1) -> int:
                 interrupt(launcher)
     for reader in readers:
         reader.join()
+    if code < 0 and not interrupted:
+        last.append(f"error: the process failed: {killed_by(-code)}\n".encode())
+        code = OF_A_SIGNAL - code
     sys.stderr.buffer.write(b"".join(last))
     sys.stderr.flush()
     return INTERRUPTED if interrupted else code

@@ -237,8 +237,12 @@ def set_up(wanted: Wanted) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Sets up .venv.")
-    parser.add_argument("--train", type=int, metavar="N", help="only what training on N processes needs")
-    processes = parser.parse_args().train
+    parser.add_argument("--train", metavar="N", help="only what training on N processes needs")
+    given = parser.parse_args().train
+    if given is not None and not (given.isdecimal() and int(given) > 0):
+        print(f"error: NP must be a number of processes >= 1, got {given!r}.", file=sys.stderr)
+        return 2
+    processes = None if given is None else int(given)
     wanted = EVERYTHING if processes is None else for_training(processes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)

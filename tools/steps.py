@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -31,6 +32,7 @@ REMEDIES = {
     ),
 }
 LOOK_BACK = 50_000  # Bytes at the end of the log that are searched for the progress text.
+WIDTH = 90  # Columns of a progress text when the output is no terminal.
 PROGRESS_S = 30.0  # Seconds between two lines of progress when the output is no terminal.
 
 
@@ -68,7 +70,8 @@ class Progress:
             sys.stdout.write("\r" + text[:width].ljust(width))
         elif now - self._shown >= PROGRESS_S:
             self._shown = now
-            sys.stdout.write(f"      {self.seconds():.0f} s  {last_match(self._log, self._pattern)[:90]}\n")
+            text = textwrap.shorten(last_match(self._log, self._pattern), WIDTH, placeholder=" ...")
+            sys.stdout.write(f"      {self.seconds():.0f} s  {text}\n")
         sys.stdout.flush()
 
     def clear(self) -> None:

@@ -23,6 +23,7 @@ from models.experiment.ranking_config import RankingConfig
 from models.experiment.schedule_choice import micro_batches_of
 from models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.experiment.yaml_records import (
+    UniqueKeys,
     check_at_least,
     check_choice,
     check_fraction,
@@ -241,11 +242,12 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
         raise ValueError(f"--config must be a YAML file, but there is no file {os.fspath(path)!r}.")
     with open(path, encoding="utf-8") as file:
         try:
-            fields = yaml.safe_load(file)
-        except yaml.YAMLError as error:
+            fields = yaml.load(file, UniqueKeys)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{os.fspath(path)} is not YAML: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{os.fspath(path)} must hold sections, got {type(fields).__name__}.")
+        got = "an empty file" if fields is None else type(fields).__name__
+        raise ValueError(f"{os.fspath(path)} must hold sections, got {got}. configs/ has examples.")
     for override in overrides:
         override_field(fields, override)
     return from_dict(fields)

@@ -12,6 +12,19 @@ from typing import Any
 import yaml
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """A loader that refuses a key that occurs twice. PyYAML would take the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def override_field(fields: dict[str, Any], override: str) -> None:
     """Sets a field from "path=value", a path such as train.epochs or embedding.tables.item.ttl; the value is YAML."""
     path, equals, text = override.partition("=")
@@ -24,7 +37,7 @@ def override_field(fields: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise ValueError(f"--set {override!r}: {section!r} is a field, not a section.")
     try:
-        target[field] = yaml.safe_load(text)
+        target[field] = yaml.load(text, UniqueKeys)
     except yaml.YAMLError as error:
         raise ValueError(f"--set {override!r}: the value is not YAML: {error}") from error
 

@@ -106,9 +106,8 @@ def _columns(instances: Any, wanted: Mapping[str, Spec]) -> dict[str, list[Any]]
 def _arrays(values: Mapping[str, Any], wanted: Mapping[str, Spec]) -> dict[str, np.ndarray]:
     missing, unknown = sorted(set(wanted) - set(values)), sorted(set(values) - set(wanted))
     if missing or unknown:
-        raise RequestError(
-            400, f"inputs {missing} are missing and {unknown} are unknown. The signature has {sorted(wanted)}."
-        )
+        faults = [f"{names} are {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+        raise RequestError(400, f"inputs {' and '.join(faults)}. The signature has {sorted(wanted)}.")
     return {name: _array(name, values[name], spec) for name, spec in wanted.items()}
 
 

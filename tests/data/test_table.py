@@ -119,6 +119,8 @@ FAULTS = {
     "no label": (with_value(2, "clicked", ""), "a.csv, row 3: column 'clicked' is empty, want a value"),
     "no user": (with_value(4, "customer", ""), "a.csv, row 5: column 'customer' is empty"),
     "a number that is text": (with_value(2, "eur", "cheap"), "a.csv, row 3: column 'eur' has 'cheap', want a number"),
+    "an infinite number": (with_value(2, "eur", "inf"), "a.csv, row 3: column 'eur' has 'inf', want a finite float32"),
+    "a number beyond float32": (with_value(2, "eur", "-1e39"), "a.csv, row 3: column 'eur' has '-1e39', want a finite"),
     "a time that is none": (with_value(1, "seen_at", "noon"), "a.csv, row 2: column 'seen_at' has 'noon', want a time"),
     "all null": (everywhere("brand", ""), "a.csv, row 1, to .*a.csv, row 5: column 'brand' has no value"),
     "no list": (everywhere("tags", ""), "a.csv, row 1, to .*a.csv, row 5: column 'tags' has no value"),
@@ -151,7 +153,10 @@ def test_faults_of_files(tmp_path):
     ):
         convert(raw, tmp_path / "d")
     csv_file(tmp_path / "raw/b.csv", [row[:-2] for row in ROWS], HEADER[:-2])
-    with pytest.raises(ValueError, match=r"b.csv, row 1: got the columns .*, want also \['seconds'\]. Correct the col"):
+    with pytest.raises(ValueError, match=r"b.csv: got the columns .*, want also \['seconds'\]. Correct the column map"):
+        convert(raw, tmp_path / "d")
+    (tmp_path / "raw/b.csv").write_text(";".join(HEADER) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"b.csv: got .* Its fields are parted by ';', want commas."):
         convert(raw, tmp_path / "d")
     (tmp_path / "raw/b.csv").write_bytes(b'"customer"\n"x')
     with pytest.raises(ValueError, match=r"b.csv"):

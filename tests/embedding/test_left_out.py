@@ -73,7 +73,7 @@ def test_one_bad_label_of_one_rank_harms_its_own_rows_alone(ranks):
     for table, id_, features in (("item", BAD_ID, "'item', 'seen'"), ("user", BAD_ID + 1000, "'user'")):
         (text,) = [text for text in texts if f"table '{table}'" in text]
         assert text.startswith(f"the gradient of id {id_} of table '{table}' (features {features}) from rank 1")
-        assert f"in update {BAD_STEP + 1} is not finite" in text and "0 other rows" in text
+        assert f"in update {BAD_STEP + 1} is not finite" in text and "Such rows of the table in this update: 1." in text
         assert sum(statistics[table]["left_out"] for (_, statistics, _), _ in results) == 2  # of both bad steps
         (bad_ids, bad_rows), (ids, rows) = (
             [np.concatenate(parts) for parts in zip(*(result[i][0][table] for result in results))] for i in (0, 1)

@@ -85,6 +85,24 @@ def test_the_cause_stands_last_whichever_rank_ended_first():
     assert b"RuntimeError: one or more" not in shown
 
 
+def test_the_error_of_a_rank_is_repeated_as_it_is():
+    shown = forwarded(b"[1]<stderr>:error: no column 'age'\n" + HOROVODRUNS_OWN)
+    assert shown == b"rank 1: error: no column 'age'\nerror: rank 1 failed first: no column 'age'\n"
+
+
+def test_a_killed_rank_is_named_with_its_signal():
+    told = b"[1]<stderr>:Killed\n[0]<stderr>:tf_fusedrec: a rank ended without naming a cause. It was killed,\n"
+    shown = forwarded(told + HOROVODRUNS_OWN.replace(b"code: 3", b"code: 137"))
+    words = b"error: rank 1 failed first: it was ended by SIGKILL, as Linux does when memory runs out (exit code 137)\n"
+    assert shown.endswith(words)
+
+
+def test_a_killed_process_alone_is_named_with_its_signal(capfdbinary):
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    assert launch_training.run([sys.executable, "-c", program]) == 139
+    assert capfdbinary.readouterr().err == b"error: the process failed: it was ended by SIGSEGV (exit code 139)\n"
+
+
 def test_a_failure_of_horovodrun_itself_is_shown_whole():
     own = b"Traceback (most recent call last):\n  File x\nValueError: no network interface\n"
     assert forwarded(own) == own

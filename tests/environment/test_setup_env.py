@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tools import setup_env
+from tools import setup_env, steps
 from tools.steps import StepFailed, run_beside
 
 
@@ -174,3 +174,20 @@ def test_objects_of_sources_that_were_edited_meanwhile_are_not_kept(clone, monke
         if edited:
             (clone / "custom_ops/a/a.cc").write_text("edited", encoding="utf-8")
     assert kept == ([] if edited else [clone])
+
+
+@pytest.mark.parametrize("given", ["zwei", "0", "-1", ""])
+def test_a_number_of_processes_that_is_none_is_refused_before_anything_changes(monkeypatch, capsys, given):
+    monkeypatch.setattr(setup_env.sys, "argv", ["setup_env", f"--train={given}"])
+    monkeypatch.setattr(setup_env.horovod_wheel, "locked", lambda *_: pytest.fail("the set-up began"))
+    assert setup_env.main() == 2
+    assert capsys.readouterr().err == f"error: NP must be a number of processes >= 1, got {given!r}.\n"
+
+
+def test_a_long_line_of_progress_ends_with_dots_behind_a_whole_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(steps, "PROGRESS_S", 0.0)
+    (tmp_path / "log").write_text("Installing collected packages: " + "flatbuffers, " * 20, encoding="utf-8")
+    steps.Progress(tmp_path / "log", r"\S.*").show()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("      0 s  Installing collected packages: flatbuffers, ")
+    assert line.endswith("flatbuffers, ...") and len(line) <= 11 + steps.WIDTH

@@ -163,6 +163,12 @@ def test_metrics_without_a_value_have_their_line():
     ]  # fmt: skip
 
 
+def test_columns_stand_below_each_other_whatever_the_names():
+    lines = command.table({"profile_enter_calibration": 0.5, "auc": 0.25, "baseline_auc": 0.5}).splitlines()
+    assert {line.index(value) + len(value) for line, value in zip(lines, ("test", "0.5000", "0.2500"))} == {37}
+    assert lines[2].endswith("    0.5000") and len(lines[0]) == len(lines[2])
+
+
 def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     run = tmp_path / "run"
 

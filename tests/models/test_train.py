@@ -113,6 +113,9 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
         output = running.communicate(timeout=60)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
+    assert re.search(
+        r"continue with: horovodrun -np 2 python -m models.train --config \S+ --output \S+ --resume", output
+    )
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
@@ -124,7 +127,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 3, "--resume") as running:
         output = job.read_until(running, f"Epoch {epoch + 2}/")
-        assert f"at epoch {epoch}, step " in output
+        assert re.search(rf"resumed from \S+ in epoch {epoch + 1}, with \d+ steps left of it", output), output
         assert trained + last_samples(output) == (rows if begun else 2 * rows)
         running.send_signal(signal.SIGINT)  # horovodrun turns Ctrl-C into SIGTERM for the ranks.
         output = running.communicate(timeout=60)[0]
@@ -132,6 +135,17 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert re.search("interrupted by (SIGTERM|another rank's signal); checkpoint: ", output)
     second = saved(tmp_path)
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
+
+
+def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path):
+    fields = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "contextual": ["no_such_column"]}}
+    for arguments, message in (
+        (["--resume"], "directory must hold a checkpoint"),
+        ([], "column 'no_such_column' is missing; the file has"),
+    ):
+        code, output = job.output_of(tmp_path, fields, 1, *arguments)
+        assert code == 1 and "Traceback" not in output, output
+        assert message in output.splitlines()[-1]
 
 
 def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):

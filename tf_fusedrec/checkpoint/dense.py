@@ -102,7 +102,9 @@ def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
     """
     try:
         with without_tables():
-            _checkpoint(model, optimizer).read(str(folder / PREFIX))
+            status = _checkpoint(model, optimizer).read(str(folder / PREFIX))
+        if optimizer is None:
+            status.expect_partial()  # Otherwise TensorFlow would warn of each slot that nothing has read.
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise ValueError(
             f"Dense weights of {folder} do not fit the model: {error}. Load them into the model that was saved."

@@ -83,6 +83,6 @@ def check_finite(ranks: Sequence[Mapping[str, Any]]) -> None:
         more = f", and {len(found) - 3} more" if len(found) > 3 else ""
         raise NotFinite(
             f"{', '.join(found[:3])}{more} is not finite, but a checkpoint must be. This save is refused, and earlier "
-            "checkpoints stay. Load an earlier save (checkpoint.saves lists them) and look for the cause, or save "
-            "anyway with not_finite='save'."
+            "checkpoints stay. Load an earlier save (checkpoint.saves lists them) and look for the cause, such as a "
+            "learning rate that is too high or a NaN in the data. not_finite='save' saves anyway."
         )

@@ -47,7 +47,7 @@ def stop_at_shortest(dataset: tf.data.Dataset, *, name: str = "stop_at_shortest"
 
 
 def stop_fit_at_shortest(model: keras.Model) -> None:
-    """Wraps a model's fit, evaluate and predict: data sets pass through `stop_at_shortest`, arrays are checked.
+    """Wraps a model's fit, evaluate and predict: data sets end at the shortest one, arrays are checked.
 
     Raises (when a wrapped method is called):
       ValueError: The ranks' arrays give different numbers of batches.
@@ -59,12 +59,25 @@ def stop_fit_at_shortest(model: keras.Model) -> None:
 def _stopped_at_shortest(original: Any, method: str) -> Any:
     def run(x: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, tf.data.Dataset):
-            x = stop_at_shortest(x, name=method)
+            x = _up_to_shortest(x, method)
         elif collectives.size() > 1 and not any(kwargs.get(steps) for steps in ("steps", "steps_per_epoch")):
             _check_arrays(x, kwargs.get("batch_size") or 32, method)
         return original(x, *args, **kwargs)
 
     return run
+
+
+def _up_to_shortest(dataset: tf.data.Dataset, method: str) -> tf.data.Dataset:
+    """Ends a data set with the shortest rank's, and keeps a known length. Collective.
+
+    Keras ends an epoch of unknown length by a step that fails without data, but counts in optimizer.iterations. Adam
+    would then train otherwise than before fuse().
+    """
+    lengths = collectives.all_gather(np.array([int(dataset.cardinality())]))
+    if (lengths == tf.data.UNKNOWN_CARDINALITY).any():
+        return stop_at_shortest(dataset, name=method)
+    finite = lengths[lengths != tf.data.INFINITE_CARDINALITY]
+    return dataset if len(finite) == 0 else dataset.take(finite.min())
 
 
 def _check_arrays(x: Any, batch_size: int, method: str) -> None:

@@ -79,6 +79,8 @@ def test_a_stopped_rank_and_one_whose_input_blocks_are_named_and_training_goes_o
 
 
 PROGRAM = """
+import os
+import signal
 import sys
 import numpy as np
 import tf_fusedrec as fr
@@ -99,6 +101,8 @@ def batches():
     for step in range(4 if rank == 0 else 2):
         if rank == 1 and step == 1 and sys.argv[1] == "fails":
             raise ValueError("column 'age' of shard-7 is cut off")
+        if rank == 1 and step == 1 and sys.argv[1] == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1 and step == 1 and sys.argv[1] == "stops":
             stop_this_process(12)
         yield {"f": np.full([2, 3], step)}, np.zeros([2, 1], np.float32)
@@ -184,6 +188,14 @@ def test_the_cause_of_a_failing_rank_stands_last_on_every_rank(tmp_path):
         last = text.strip().splitlines()[-1]
         assert last.startswith("tf_fusedrec: rank 1 failed first: ") and "column 'age' of shard-7 is cut off" in last
     assert "Traceback" not in errors[0], "a traceback of Horovod's tells nothing"
+
+
+def test_a_killed_rank_is_not_taken_for_a_failure_of_another_one(tmp_path):
+    codes, errors = run_program(tmp_path, "dies")
+    assert codes[0] == 1 and codes[1] == -signal.SIGKILL
+    last = errors[0].strip().splitlines()[-1]
+    assert last.startswith("tf_fusedrec: a rank ended without naming a cause. It was killed,"), errors[0]
+    assert "rank 0 failed" not in errors[0] and "Traceback" not in errors[0]
 
 
 def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_stood_still_is_named(

@@ -260,6 +260,7 @@ def test_refusals_of_retrieval(model, message):
         ("train.epochs.of=1", "--set 'train.epochs.of=1': 'epochs' is a field, not a section"),
         ("name.x=1", "'name' is a field, not a section"),
         ("train.epochs=[", "the value is not YAML"),
+        ("train={epochs: 1, epochs: 2}", "'epochs' occurs twice"),
     ],
 )
 def test_bad_overrides_are_refused(tmp_path, override, message):
@@ -278,6 +279,20 @@ def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     with pytest.raises(ValueError, match="must hold sections, got list"):
         experiment.load(tmp_path / "list.yaml")
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(ValueError, match="must hold sections, got an empty file"):
+        experiment.load(tmp_path / "empty.yaml")
+    (tmp_path / "latin.yaml").write_bytes("name: Zürich".encode("latin-1"))
+    with pytest.raises(ValueError, match="latin.yaml is not YAML: 'utf-8' codec"):
+        experiment.load(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("text", ["train: {epochs: 1}\ntrain: {seed: 2}\n", "train:\n  epochs: 1\n  epochs: 2\n"])
+def test_a_key_that_occurs_twice_is_refused(tmp_path, text):
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n" + text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'(train|epochs)' occurs twice\n.*x.yaml\", line \d"):
+        experiment.load(path)
 
 
 @pytest.mark.slow

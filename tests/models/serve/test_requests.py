@@ -64,8 +64,9 @@ def test_a_lone_input_needs_no_name_and_strings_may_be_bytes():
         (b'{"instances": [{"x": [1, 2], "w": 1}, {"x": [1, 2]}]}', "process element: 1"),
         (b'{"instances": [{"x": [1, 2], "w": 1}, {"x": [1], "w": 1}]}', r"'x' wants int64 \[\?, 2\], got \[\[1, 2\]"),
         (b'{"inputs": [[1, 2]]}', "object with the keys"),
-        (b'{"inputs": {"x": [[1, 2]]}}', r"inputs \['w'\] are missing"),
-        (b'{"inputs": {"x": [[1, 2]], "w": [1], "z": 1}}', r"\['z'\] are unknown"),
+        (b'{"inputs": {"x": [[1, 2]]}}', r"inputs \['w'\] are missing. The"),
+        (b'{"inputs": {"x": [[1, 2]], "w": [1], "z": 1}}', r"inputs \['z'\] are unknown. The"),
+        (b'{"inputs": {"x": [[1, 2]], "z": 1}}', r"inputs \['w'\] are missing and \['z'\] are unknown. The"),
         (
             b'{"inputs": {"x": [[1, 2.5]], "w": [1]}}',
             r"'x' wants int64 \[\?, 2\], JSON Value: \[\[1, 2.5\]\] is",

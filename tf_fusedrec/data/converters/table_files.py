@@ -100,9 +100,17 @@ class TableFiles:
     def numbers(self, column: str) -> np.ndarray:
         """Numbers <float32>[N], NaN where a value is missing."""
         values = self._values(column, required=False)
-        found = self._cast(column, values, pa.float64(), "a number")
+        with np.errstate(over="ignore"):  # A number beyond float32 becomes infinite, which is refused below.
+            found = self._cast(column, values, pa.float64(), "a number").astype(np.float32)
+        self.refuse(
+            np.isinf(found),
+            lambda row: (
+                f"column {column!r} has {values[int(row)].as_py()!r}, want a finite float32, or nothing where the "
+                "number is missing. Correct the row."
+            ),
+        )
         self._check_differs(column, found[~np.isnan(found)])
-        return found.astype(np.float32)
+        return found
 
     def labels(self, column: str) -> np.ndarray:
         """Labels <float32>[N], 0 or 1."""
@@ -201,7 +209,17 @@ def _read(path: pathlib.Path, wanted: Sequence[str]) -> pa.Table:
 def _check_columns(path: pathlib.Path, names: Sequence[str], wanted: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in names]
     if missing:
-        raise ValueError(f"{path}, row 1: got the columns {list(names)}, want also {missing}. Correct the column map.")
+        raise ValueError(
+            f"{path}: got the columns {list(names)}, want also {missing}. {_remedy_for_columns(path, names)}"
+        )
+
+
+def _remedy_for_columns(path: pathlib.Path, names: Sequence[str]) -> str:
+    """What to do about a file that lacks columns. One name with a separator in it was not parted."""
+    separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    if separator is None or path.suffix == ".parquet":
+        return "Correct the column map."
+    return f"Its fields are parted by {separator!r}, want commas. Write the file with commas."
 
 
 def _alike(name: str, tables: Sequence[pa.Table], table: pa.Table) -> list[pa.Array]:

@@ -41,8 +41,13 @@ class Board:
         found, body = self._request("GET", key)
         return json.loads(body) if found else None
 
-    def report_failure(self, rank: int, cause: str) -> dict[str, Any]:
-        """Reports the cause of a rank's failure. Returns {"rank", "cause"} of the first reported failure."""
+    def report_failure(self, rank: int | None, cause: str) -> dict[str, Any]:
+        """Reports the cause of a rank's failure. Returns {"rank", "cause"} of the first reported failure.
+
+        Args:
+          rank: The failed rank; None if it is not known which one failed.
+          cause: One sentence.
+        """
         first = self.first_failure()
         if first is None:
             first = {"rank": rank, "cause": cause}

@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
+from typing import Any
 
 from tf_fusedrec.exchange.watchdog.board import Board
 from tf_fusedrec.exchange.watchdog.summary import left_behind
@@ -25,6 +27,13 @@ from tf_fusedrec.ops import watch_termination
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
+# Matches the abort alone, whose text blames no rank. If no rank reports a cause, one could not.
+_RANK_LOST = re.compile(r"Horovod has been shut down|gloo/")
+_LOST = (
+    "a rank ended without naming a cause. It was killed, as Linux does when memory runs out, or its host or network "
+    "was lost. Remedy: look for the rank's last lines above, and for killed processes in the log of its host's kernel "
+    "(dmesg)."
+)
 _MAX_CAUSE = 600  # characters
 _TERMINATED_WITHIN_S = 20.0  # limit on on_termination, for example where another thread keeps Python's lock
 # Lines of TensorFlow's messages that give the place of an error, not its cause.
@@ -69,7 +78,7 @@ class Ending:
             said = f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
             said += f"{self._silence()}It said: {thrown}. Remedy: the rank that ended first says why, or it was killed."
         else:
-            said = f"rank {first['rank']} failed first: {first['cause']}"
+            said = _told(first)
         print(f"tf_fusedrec: {said}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -82,10 +91,13 @@ class Ending:
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
             silence = self._silence() if aborted else ""
-            first = self._board.report_failure(self._rank, silence + cause_of(kind, value))
+            if _RANK_LOST.search(str(value)) and not silence:
+                first = self._board.report_failure(None, _LOST)
+            else:
+                first = self._board.report_failure(self._rank, silence + cause_of(kind, value))
         if first["rank"] == self._rank or not aborted:
             self._before(kind, value, trace)
-        print(f"tf_fusedrec: rank {first['rank']} failed first: {first['cause']}", file=sys.stderr, flush=True)
+        print(f"tf_fusedrec: {_told(first)}", file=sys.stderr, flush=True)
         self._limit_exit()
 
     def _limit_exit(self) -> None:
@@ -113,7 +125,7 @@ class Ending:
                 return
             first = self._board.first_failure()
             if first is not None:
-                self._watchdog.end_at_once(f"rank {first['rank']} failed first: {first['cause']}")
+                self._watchdog.end_at_once(_told(first))
             reason = left_behind(summary) if summary else None
             if reason is not None:
                 self._watchdog.end_at_once(reason)
@@ -125,6 +137,11 @@ class Ending:
                 )
             time.sleep(pause)
             pause = min(1.3 * pause, 1.0)
+
+
+def _told(first: Mapping[str, Any]) -> str:
+    """The sentence about the first failure of a job, as the board holds it."""
+    return first["cause"] if first["rank"] is None else f"rank {first['rank']} failed first: {first['cause']}"
 
 
 def cause_of(kind: type[BaseException], value: BaseException) -> str:

@@ -183,8 +183,8 @@ TABLES = (
                 "{overlap[contended_speedup_dual]:.2f} times", OVERLAP,
             ),
             Row(
-                "`fr.plan`: workloads in which its choice is within 5 % of the best of 16; the worst choice over the best",
-                "{planner[within_5_percent]} of {planner[workloads]}, {planner[worst_regret]:.1%} slower", PLANNER,
+                "`fr.plan`: choices within 5 % of the best of 16; the worst one",
+                "{planner[within_5_percent]} of {planner[workloads]} workloads; {planner[worst_regret]:.1%} slower", PLANNER,
             ),
             Row(
                 "`fr.plan`: median error of its step times, worst error of its bytes",

@@ -184,7 +184,8 @@ TABLES = (
             ),
             Row(
                 "`fr.plan`: choices within 5 % of the best of 16; the worst one",
-                "{planner[within_5_percent]} of {planner[workloads]} workloads; {planner[worst_regret]:.1%} slower", PLANNER,
+                "{planner[within_5_percent]} of {planner[workloads]} workloads; {planner[worst_regret]:.1%} slower",
+                PLANNER,
             ),
             Row(
                 "`fr.plan`: median error of its step times, worst error of its bytes",

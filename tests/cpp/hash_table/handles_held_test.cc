@@ -20,7 +20,7 @@ namespace {
 ParallelFor AroundPass(int number, const std::function<void()>& before, const std::function<void()>& after) {
   auto passes = std::make_shared<int>(0);
   return [=](int64_t total, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
-    const bool here = total == ShardedRows::kShards && ++*passes == number;
+    const bool here = total == kShards && ++*passes == number;
     if (here) before();
     SerialFor(total, cost, body);
     if (here) after();

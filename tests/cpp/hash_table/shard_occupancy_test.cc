@@ -83,7 +83,7 @@ void LinesOfAShardFillEvenly(const Pattern& pattern, uint32_t ranks) {
 
 int main() {
   using namespace fusedrec;
-  static_assert(ShardedRows::kShards == kBins);
+  static_assert(kShards == kBins);
   for (const Pattern& pattern : Patterns()) {
     for (int ranks = 1; ranks <= 8; ++ranks) ShardsFillEvenly(pattern, ranks);
   }

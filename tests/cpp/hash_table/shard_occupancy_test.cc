@@ -58,7 +58,7 @@ void ShardsFillEvenly(const Pattern& pattern, int ranks) {
     const int64_t id = pattern.id(i);
     const uint64_t hash = TableHash(id);
     const int rank = HashRangeOwner(id, ranks);
-    ++shards[rank][ShardedRows::ShardOf(hash)];
+    ++shards[rank][ShardOf(hash)];
     ++lines[rank][hash % kBins];
   }
   for (int rank = 0; rank < ranks; ++rank) {
@@ -73,7 +73,7 @@ void LinesOfAShardFillEvenly(const Pattern& pattern, uint32_t ranks) {
   for (int64_t i = 0; i < 4096 * kBins * ranks; ++i) {
     const int64_t id = pattern.id(i);
     const uint64_t hash = TableHash(id);
-    if (HashRangeOwner(id, ranks) == ranks - 1 && ShardedRows::ShardOf(hash) == 5) ++lines[hash % kBins];
+    if (HashRangeOwner(id, ranks) == ranks - 1 && ShardOf(hash) == 5) ++lines[hash % kBins];
   }
   CheckEven(lines, absl::StrCat("the lines of shard 5 on the last rank of ", ranks, ", ids ", pattern.name));
 }

@@ -159,7 +159,7 @@ RUN_ELSEWHERE = {
     "curl http://127.0.0.1:8501/monitoring/prometheus/metrics": (
         f"{SERVE}::test_answers_are_those_of_the_model_also_of_joined_requests"
     ),
-    "python -m models.train --config configs/grm_tiny.yaml --set train.epochs=10 --resume": (
+    "python -m models.train --config configs/grm_tiny.yaml --set train.epochs=15 --resume": (
         "tests/models/test_train.py::test_interrupted_jobs_save_on_all_ranks_and_go_on"
     ),
     "python -m models.export --checkpoint runs/grm_tiny/checkpoint --base runs/grm_tiny/served/1 "

@@ -17,9 +17,11 @@ seed has the 95 % interval of a paired bootstrap over users, which draws a user 
 variants have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4). `growth` has the mean second moment by
 epoch, beside 2D-SP's Proposition 1 (moments.py).
 
-Every variant and seed is a job with a folder below --run, whose name holds a hash of the whole configuration. The same
+Every variant and seed is a job with a folder below --run, whose name holds a hash of settings and data. The same
 command keeps finished jobs, and resumes a stopped one from its last epoch. It may be stopped at any time. The JSON has
-what is finished, and `missing` names the rest. --quick trains 2 epochs of the first users with one seed.
+what is finished, and `missing` names the rest. A finished job is result.json, curve.json and samples.npz. Copied to
+benchmarks/results/schedule_quality, its folder counts on every machine. --quick trains 2 epochs of the first users
+with one seed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import yaml
+
 from benchmarks.harness import children, harness
 from benchmarks.schedule_quality.job import METRICS
 from benchmarks.schedule_quality.splits import first_users, validation_of
@@ -39,6 +43,7 @@ from models.experiment import load
 from models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m_tiny.yaml"
+KEPT = harness.ROOT / "benchmarks/results/schedule_quality"  # finished jobs of earlier machines
 RANKS, SEEDS, PATIENCE = 4, (1, 2), 5
 EPOCHS, QUICK_EPOCHS, QUICK_USERS = 60, 2, 300
 SETTINGS = (
@@ -75,14 +80,17 @@ class Job(NamedTuple):
 
 
 def job_of(variant: str, seed: int, run: pathlib.Path, epochs: int, splits: dict[str, pathlib.Path]) -> Job:
-    """Returns the job. Jobs of different configurations, data or ranks have different folders."""
-    experiment = load(CONFIG, [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *VARIANTS[variant]]).to_dict()
+    """Returns the job. Jobs of different settings, data or ranks have different folders."""
+    settings = [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *VARIANTS[variant]]
     names = {name: split.name for name, split in splits.items()}
-    facts = {"experiment": experiment, "splits": names, "patience": PATIENCE, "ranks": RANKS}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    # Settings as they are written: a field that the project gains later leaves the folder its name.
+    written = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    facts = {"config": written, "settings": settings, "splits": names, "patience": PATIENCE, "ranks": RANKS}
+    folder = f"{variant}_seed{seed}_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
     paths = {name: str(split) for name, split in splits.items()}
-    request = {"experiment": experiment, "splits": paths, "patience": PATIENCE}
-    return Job(variant, seed, run / f"{variant}_seed{seed}_{key}", request)
+    request = {"experiment": load(CONFIG, settings).to_dict(), "splits": paths, "patience": PATIENCE}
+    kept = Job(variant, seed, KEPT / folder, request)
+    return kept if kept.finished else kept._replace(folder=run / folder)
 
 
 def train(job: Job) -> None:

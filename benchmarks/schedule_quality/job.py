@@ -105,7 +105,8 @@ class Progress(keras.callbacks.Callback):
         results, samples = self._evaluate(self._splits[split])
         if split == "test" and fr.collectives.rank() == 0:
             partial = self._path.with_name("partial.npz")
-            np.savez(partial, **samples)
+            small = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in samples.items()}
+            np.savez_compressed(partial, **small)
             partial.replace(self._path.with_name("samples.npz"))
         return {name: results[name] for name in METRICS}
 

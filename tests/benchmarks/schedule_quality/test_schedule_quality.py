@@ -19,6 +19,12 @@ from tf_fusedrec.data.rows import concat
 USERS = 40
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "KEPT", tmp_path / "kept")
+    return tmp_path / "kept"
+
+
 @pytest.fixture
 def data(tmp_path):
     lines = [f"{user},{movie},3,{1000 * user + movie}" for user in range(1, 6) for movie in range(1, 5)]
@@ -107,6 +113,20 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     monkeypatch.setattr(benchmark, "EPOCHS", 7)
     benchmark.main([*given, "--variants", "sync", "--seeds", "1"])
     assert len(trainer.folders) == 17 and len(result()["missing"]) == 15
+
+
+def test_a_kept_job_counts_on_a_machine_that_never_trained_it(data, tmp_path, kept, monkeypatch):
+    trainer = Trainer()
+    monkeypatch.setattr(benchmark.children, "ask_ranks", trainer)
+    monkeypatch.setattr(harness, "_commit", lambda: "")
+    monkeypatch.setattr(summary, "RESAMPLES", 2)
+    one = ["--data", str(data), "--variants", "sync", "--seeds", "1", "--json", str(tmp_path / "r.json"), "--run"]
+    benchmark.main([*one, str(tmp_path / "there")])
+    kept.mkdir()
+    trainer.folders[0].rename(kept / trainer.folders[0].name)
+    benchmark.main([*one, str(tmp_path / "here")])
+    assert len(trainer.folders) == 1
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["variants"]["sync"]["seeds"] == [1]
 
 
 def test_quick_takes_one_seed_and_the_first_users(data, tmp_path, monkeypatch):

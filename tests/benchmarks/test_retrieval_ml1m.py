@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.retrieval_ml1m import __main__ as benchmark
-from tf_fusedrec.data.rows import Ragged, Rows
+from benchmarks.retrieval_ml1m import curve
+from tf_fusedrec.data import Column, ParquetFolder
+from tf_fusedrec.data.rows import Ragged, Rows, concat
 
 USERS, ITEMS = 150, 40  # two batches
 
@@ -28,7 +30,7 @@ def arguments(data, run, *more):
 
 
 def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "EVALUATE_EVERY", 1)
+    monkeypatch.setattr(curve, "EVALUATE_EVERY", 1)
     output = tmp_path / "result.json"
     given = arguments(data, tmp_path / "run", "--quick", "--json", str(output))
 
@@ -55,12 +57,26 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
     assert result["hr_at_50"] == 1.0  # of 40 movies
     assert result["seconds_per_epoch"] > 0 and "estimates" in result["note"]
     assert result["best_on_test"]["ndcg_at_10"] >= result["ndcg_at_10"]
-    curve = json.loads((tmp_path / "run" / "curve.json").read_text(encoding="utf-8"))
-    assert [entry["epoch"] for entry in curve] == [1, 2] and curve[0]["loss"] > 0
+    entries = json.loads((tmp_path / "run" / "curve.json").read_text(encoding="utf-8"))
+    assert [entry["epoch"] for entry in entries] == [1, 2] and entries[0]["loss"] > 0
     # A finished run trains nothing and writes the same JSON again.
     output.unlink()
     benchmark.main(given)
     assert json.loads(output.read_text(encoding="utf-8")) == result
+
+
+def test_validation_chooses_the_epoch_and_is_not_trained_on(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(curve, "EVALUATE_EVERY", 1)
+    output = tmp_path / "result.json"
+    benchmark.main(arguments(data, tmp_path / "run", "--quick", "--validation", "--json", str(output)))
+    result = json.loads(output.read_text(encoding="utf-8"))
+    entries = json.loads((tmp_path / "run" / "curve.json").read_text(encoding="utf-8"))
+    best = max(entries, key=lambda entry: entry["validation"]["ndcg_at_10"])
+    assert (result["validation"], result["best_epoch"]) == (True, best["epoch"])
+    assert result["hr_at_10"] == best["hr_at_10"] != best["validation"]["hr_at_10"]
+    items = ParquetFolder(tmp_path / "run/data/validation/train", (Column("item_id", ragged=True),))
+    lengths = concat(list(items.read())).ragged("item_id").lengths()
+    np.testing.assert_array_equal(lengths, np.full(USERS, 4))  # of the 6 items of a user
 
 
 def test_another_model_does_not_go_on_with_the_run(data, tmp_path, monkeypatch):
@@ -79,6 +95,7 @@ def test_another_model_does_not_go_on_with_the_run(data, tmp_path, monkeypatch):
         (["--no-position-bias"], "hstu", False, "buckets"),
         (["--no-relative-bias"], "hstu", False, "none"),
         (["--model", "sasrec"], "sasrec", True, "buckets"),
+        (["--model", "hstu_large"], "hstu", True, "buckets"),
     ],
 )
 def test_flags_choose_the_model(flags, encoder, position, encoding):

@@ -135,7 +135,7 @@ class RankingModel(SequenceModel):
         ids = {name: inputs[name] for name in (*self.config.contextual_features, "history_action")}
         for role in ROLES:
             ids |= self._ids_of_events(inputs, role, training)
-        rows = self.embedding(ids)
+        rows = self.embedding(ids, training=training)
         return {name: self._projected(name, of_feature, inputs) for name, of_feature in rows.items()}
 
     def own_numbers(self, inputs: Batch, numbers: DenseInputs) -> list[tf.Tensor]:

@@ -9,7 +9,8 @@ network.
 
 Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the
 SavedModel over the size of its rows. speedup_state: the median time of one request of one user with 4,096 + 128 events
-and 256 candidates, over that with a kept state of the 4,096.
+and 256 candidates, over that with a kept state of the 4,096; speedup_state_processor: the same of the processor time of
+all threads.
 
 Under open-loop load (load.py), for that request ("long") and one with 96 + 8 events and 32 candidates ("short"), for
 stock operations, ours, and ours with kept states: load_long and load_short hold by kind the rate per second (half of

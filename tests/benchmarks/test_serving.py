@@ -38,7 +38,7 @@ def test_fields(tmp_path, monkeypatch):
         }
     assert all(result["p99_ms"][ops][n] >= result["p50_ms"][ops][n] > 0 for ops in ("stock", "ours") for n in "12")
     assert all(size > 1 for size in result["size_over_rows"].values())
-    assert result["speedup_state"] > 0
+    assert result["speedup_state"] > 0 and result["speedup_state_processor"] > 0
     assert 0 <= result["max_difference_state"] < 1e-5
     assert result["p99_ratio_with_delta_every_10s"] > 0
     assert result["delta_visible_s"] > 0

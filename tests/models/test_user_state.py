@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from models.build import columns, make_embedding, make_model, no_rows
+from models.experiment import from_dict
 from models.experiment.model_config import GRMConfig
 from models.grm import GRM
 from models.retrieval import HSTURetrieval, RetrievalConfig
 from models.user_state import GRMStates, RetrievalStates
+from tests.models import experiments
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
@@ -70,6 +73,16 @@ def test_grm_answers_as_on_whole_histories(options):
             assert_near(logits, model(piece(batch, begin * 0, end)))
     logits, _ = states.update(piece(batch, end, end), state)  # No new event.
     assert_near(logits, model(batch))
+
+
+def test_requests_add_no_rows():
+    model_fields = {**experiments.RANKING["model"], "causal_context": True}
+    experiment = from_dict({**experiments.RANKING, "model": model_fields})
+    model = make_model(experiment, make_embedding(experiment), np.arange(1, 3), np.ones(2, np.int64))
+    model(no_rows(columns(experiment.model, "train")))
+    states, batch = GRMStates(model), ranking_batch([3], [2])
+    states.update({**batch, "user_budget": tf.zeros([1], tf.int64)}, states.none(1))
+    assert [lookup.table.size(name) for lookup in model.embedding.lookups for name in lookup.table.names] == [0] * 3
 
 
 def test_grm_in_stock_operations(grm):

@@ -116,6 +116,5 @@ class MMoE(keras.layers.Layer):
 
 def _top_gates(logits: tf.Tensor, top_k: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Maps logits <float>[T, tasks, E] to the k largest softmax values, renormalised, and their experts [.., k]."""
-    _, largest = tf.math.top_k(logits, k=top_k)
-    kept = tf.gather(tf.nn.softmax(logits), largest, batch_dims=2)
-    return kept / tf.reduce_sum(kept, axis=-1, keepdims=True), largest
+    kept, largest = tf.math.top_k(logits, k=top_k)
+    return tf.nn.softmax(kept), largest  # the sum over all experts cancels

@@ -10,6 +10,7 @@ typedef int32_t LooseIntVec __attribute__((vector_size(kVectorBytes), aligned(4)
 
 static inline Vec Load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 static inline void Store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
+static inline void StoreInt(int32_t* p, IntVec x) { *reinterpret_cast<LooseIntVec*>(p) = x; }
 static inline IntVec LoadInt(const int32_t* p) { return *reinterpret_cast<const LooseIntVec*>(p); }
 static inline Vec Splat(float x) { return x - Vec{}; }
 static inline IntVec SplatInt(int32_t x) { return x - IntVec{}; }

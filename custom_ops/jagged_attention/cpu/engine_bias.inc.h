@@ -62,9 +62,12 @@ static inline int64_t ClampedDistance(const PanelBias& bias, int64_t lane, int64
 }
 
 // row = number, in the lanes of the tile.
-template <typename T>
-static inline void Repeat(const Tile& tile, T number, T* row) {
-  for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) row[lane] = number;
+static inline void Repeat(const Tile& tile, float number, float* row) {
+  for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) Store(row + lane, Splat(number));
+}
+
+static inline void Repeat(const Tile& tile, int32_t number, int32_t* row) {
+  for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) StoreInt(row + lane, SplatInt(number));
 }
 
 static inline void FillPosition(const PanelBias& bias, const Tile& tile, float* map) {
@@ -146,7 +149,7 @@ static inline bool OneBucket(const PanelBias& bias, const Tile& tile, int64_t ke
   const int64_t first = tile.lane_begin, last = tile.lane_end - 1, answer = bias.answers[key];
   if (!bias.ascending || (answer > bias.asks[first] && answer < bias.asks[last])) return false;
   *bucket = BucketOf(bias, first, key);
-  return *bucket == BucketOf(bias, last, key);
+  return bias.asks[first] == bias.asks[last] || *bucket == BucketOf(bias, last, key);
 }
 
 // The buckets of one key and times that fit BucketCells.

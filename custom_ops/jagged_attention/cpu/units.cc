@@ -52,7 +52,7 @@ double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t 
   for (int64_t place = unit.begin; place < unit.end; place += kPanel) {
     const int64_t reach = queries || HasContext(problem, unit.row) ? place + kPanel : length - place;
     const int64_t near = window + kPanel + (queries || place < global ? global : 0);
-    pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), near);
+    pairs += static_cast<double>(std::min(kPanel, unit.end - place)) * std::min(std::min(reach, length), near);
   }
   return pairs * (unit.head_end - unit.head_begin);
 }

@@ -6,17 +6,17 @@ The command starts 2 processes of one thread each (MTGRBoost, section 6, figure 
 on different inputs.
 - "source" removes the duplicates of a batch before its ids travel. Without it every occurrence of an id travels, with a
   row and a gradient of its own.
-- "owner" sums the gradients of equal ids and applies the optimizer once. Without it the optimizer updates a row once
-  for every received id, one after another.
-The lookup is the same in all four, since the probe that finds a row also finds duplicates. "owner" thus shows the share
-of the update alone. A check comes first: under SGD with exact sums all four must train the same rows. The timed rule is
-row-wise Adagrad.
+- "owner" searches and reads the row of equal ids once, sums their gradients and applies the optimizer once. Without it
+  the table searches and reads a row for every received id, as a look-ahead does, and updates it as often, one gradient
+  after another.
+All rows exist before, because a look-ahead makes none; an update takes the number of the lookup that made them. A check
+comes first: under SGD with exact sums all four must train the same rows. The timed rule is row-wise Adagrad.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ IDS_PER_RANK = 20_480
 VOCABULARY = 10**6
 MODES = {"none": (False, False), "source": (True, False), "owner": (False, True), "both": (True, True)}
 _BATCHES = 8
+_NUMBER = 2**32  # a handle is lookup * _NUMBER + place; the handle of a look-ahead is the place alone
 Step = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
@@ -47,8 +48,19 @@ def batch_of(rank: int, number: int) -> np.ndarray:
 _ZIPF = ZipfIds(VOCABULARY, ZIPF_ALPHA)
 
 
-def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool) -> Step:
-    """Returns step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[2], ids sent and rows updated by a rank."""
+def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool, lookup: int = 0) -> Step:
+    """Returns a step with one lookup and one update.
+
+    Args:
+      table: The table.
+      name: Name of its exchanges.
+      at_source, at_owner: Where duplicates are removed.
+      lookup: Number of an earlier lookup, that a step without `at_owner` needs.
+
+    Returns:
+      step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[3]: ids sent by a rank, rows updated by it, and the
+      number of the lookup.
+    """
 
     layout = RankLayout(Topology())  # one copy of the table over all ranks
 
@@ -60,20 +72,37 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
             unique = ops.segment_unique(ids, unique.splits)
         outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
         route = all_to_all.route_ids([outgoing], layout)[0]
-        found = table.lookup(route.message, route.message_splits, training=True)
-        assert isinstance(found, ops.TableRows)
+        found = _lookup(table, route) if at_owner else _lookup_of_each(table, route, lookup)
         rows = ops.recover(all_to_all.bring_rows(route, found.rows, layout, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
         arrived = all_to_all.return_gradients(route, summed, layout, None)
-        if not at_owner:
-            received = tf.range(tf.size(found.inverse))
-            found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)
         table.apply_gradients([(found, arrived)], 1.0)
-        return rows, tf.stack([route.num_unique, tf.size(found.handles, out_type=tf.int64)])
+        updated = tf.size(found.handles, out_type=tf.int64)
+        return rows, tf.stack([route.num_unique, updated, tf.reduce_max(found.handles) // _NUMBER])
 
     return step
+
+
+def _lookup(table: NativeTable, route: all_to_all.Route) -> ops.TableRows:
+    found = table.lookup(route.message, route.message_splits, training=True)
+    assert isinstance(found, ops.TableRows)
+    return found
+
+
+def _lookup_of_each(table: NativeTable, route: all_to_all.Route, lookup: int) -> ops.TableRows:
+    """Finds a row for every received id, however often the id is there."""
+    found = table.look_ahead(route.message, route.message_splits)
+    handles = found.handles + lookup * _NUMBER
+    return ops.TableRows(found.rows, handles, tf.range(tf.size(handles)))
+
+
+def _make_rows(table: NativeTable, name: str, batches: Sequence[tf.Tensor], dim: int) -> int:
+    """Makes the rows of all ids, and returns the number of the last lookup. Gradients of zero change no row."""
+    step = make_step(table, name, at_source=True, at_owner=True)
+    numbers = [step(ids, tf.zeros([tf.size(ids), dim]))[1][2] for ids in batches]
+    return int(numbers[-1])
 
 
 def _table(name: str, dim: int, rule: optimizers.Rule) -> NativeTable:
@@ -87,9 +116,11 @@ def _check(dim: int) -> None:
     rows = {}
     for mode, (at_source, at_owner) in MODES.items():
         table = _table(f"check/{dim}/{mode}", dim, optimizers.SGD(0.25))
-        step = make_step(table, f"check.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
-        for number in range(3):
-            rows[mode], _ = step(tf.constant(batch_of(rank, number)), gradients)
+        batches = [tf.constant(batch_of(rank, number)) for number in range(3)]
+        lookup = _make_rows(table, f"check.{dim}.{mode}.made", batches, dim)
+        step = make_step(table, f"check.{dim}.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
+        for ids in batches:
+            rows[mode], _ = step(ids, gradients)
         harness.check_equal(f"rows of dedup {mode!r} after 2 steps against 'none'", rows[mode], rows["none"])
     if not np.any(rows["none"]):
         raise harness.CheckFailed("All rows are zero, so that their equality proves nothing.")
@@ -98,15 +129,16 @@ def _check(dim: int) -> None:
 def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     rank = collectives.rank()
     table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05))
+    batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
+    lookup = _make_rows(table, f"dedup.{dim}.made", batches, dim)
     steps = {
-        mode: make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
+        mode: make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
         for mode, (at_source, at_owner) in MODES.items()
     }
-    batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
     gradients = tf.constant(np.random.default_rng(rank).normal(size=(IDS_PER_RANK, dim)).astype(np.float32))
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     counts: dict[str, list[np.ndarray]] = {mode: [] for mode in MODES}
-    for repeat in range(-_BATCHES, repeats):  # the first round creates all rows
+    for repeat in range(-_BATCHES, repeats):  # the first round warms up
         for turn in range(len(MODES)):
             mode = list(MODES)[(repeat + turn) % len(MODES)]
             collectives.barrier()
@@ -118,7 +150,7 @@ def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     records = []
     for mode in MODES:
         slowest = collectives.all_gather(np.array(seconds[mode])[np.newaxis]).max(axis=0)
-        sent, updated = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
+        sent, updated, _ = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
         ms = 1e3 * harness.timing(slowest).median_s
         records.append(
             {

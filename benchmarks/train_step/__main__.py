@@ -5,11 +5,13 @@
 The command starts two processes. TFRA makes an exchange per feature. TFRA-fused joins all features with TFRA's own
 parts (FusedRec section 4). FusedEmbedding runs over TFRA's table and over its own. Model, data,
 optimizer and the rule over ranks are the same. A check comes first: the losses of all variants must agree at every
-step. Then the variants take turns on new batches. At the end, clocks inside the graph measure the stages of the native
-step.
+step. Then the variants take turns on new batches, at the end with graphs of lookup and forward pass alone. Clocks
+inside the graph measure the stages of the native step.
 
 `fr.init` keeps Gloo's loop from taking cores from computing threads, and TFRA's layers gain from that too.
 `tfra_as_launched` is TFRA without this policy, as in a job that only calls `hvd.init`.
+
+`phases_ms` has the milliseconds of lookup, forward and backward pass by variant.
 
 `ratio_native_vs_tfra` in the JSON file equals the native step's `ratio_vs_tfra`.
 """
@@ -27,6 +29,7 @@ from benchmarks.harness import harness
 from benchmarks.harness.graph_count import count_nodes
 from benchmarks.harness.stage_times import MarkedStep, stage_ms
 from benchmarks.harness.synthetic import Batch, Batches
+from benchmarks.train_step.phases import phases_ms
 from benchmarks.train_step.variants import VARIANTS, Variant
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import horovod_threads
@@ -165,6 +168,8 @@ def main() -> None:
     repeats = 200 if arguments.quick else 600
     times = _measure(variants, names, batches, warmup=20, repeats=repeats)
     stages = _stages(variants[-1], names, batches, warmup=10, repeats=repeats // 4)
+    new = (_tensors(names, batches.batch(20_000 + n, fr.collectives.rank())) for n in range(10 + repeats // 4))
+    phases = phases_ms(variants, new, warmup=10)
     if fr.collectives.rank() != 0:
         return
     all_to_alls = {c.name: _all_to_alls(c, names, batches.batch(0, 0)) for c in variants}
@@ -189,7 +194,8 @@ def main() -> None:
     harness.print_table(
         "stages of the native step, ms", [{"stage": stage, "ms": ms} for stage, ms in stages.items()]
     )  # fmt: skip
-    harness.write_json(arguments.json, {**fields, "stages_ms": stages, "setting": setting})
+    harness.print_table("phases, ms", [{"variant": name, **ms} for name, ms in phases.items()])
+    harness.write_json(arguments.json, {**fields, "phases_ms": phases, "stages_ms": stages, "setting": setting})
 
 
 if __name__ == "__main__":

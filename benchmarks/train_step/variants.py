@@ -53,11 +53,15 @@ class Variant(abc.ABC):
     def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
         """Updates the dense weights and the rows."""
 
+    def loss(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+        """Returns the mean loss of the batch, <float32>[]."""
+        logits = tf.squeeze(self.tower(self.pooled(ids)), axis=1)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+
     def plain_step(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(self.name):
             with tf.GradientTape() as tape:
-                logits = tf.squeeze(self.tower(self.pooled(ids)), axis=1)
-                loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+                loss = self.loss(ids, labels)
             self.train(tape, loss)
         return loss
 

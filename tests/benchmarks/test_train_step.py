@@ -5,6 +5,7 @@ import pytest
 from benchmarks.harness import harness
 from benchmarks.harness.graph_count import count_nodes
 from benchmarks.train_step import __main__ as train_step
+from benchmarks.train_step import phases
 from tf_fusedrec import tf
 
 
@@ -74,3 +75,32 @@ def test_summary_has_the_fields_that_the_readme_names():
     assert fields["cpu_ratio_vs_tfra"] == pytest.approx(4)
     assert fields["ms_p90_ours"] == pytest.approx(23.6)
     assert fields["alltoalls_per_step"] == {"tfra": 78, "tfra_fused": 4, "ours": 3}
+
+
+def test_phases_are_differences_of_three_graphs(monkeypatch):
+    clock = [0.0]
+
+    class Slow:
+        """Its lookup takes 2 s, its forward pass 3 s more, the rest of its step 5 s more."""
+
+        name = "slow"
+
+        def __init__(self):
+            self.step = lambda ids, labels: self._takes(10.0)
+
+        def pooled(self, ids):
+            return tf.py_function(lambda: self._takes(2.0), [], tf.float32)
+
+        def loss(self, ids, labels):
+            return tf.py_function(lambda: self._takes(5.0), [], tf.float32)
+
+        @staticmethod
+        def _takes(seconds):
+            clock[0] += seconds
+            return 0.0
+
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: clock[0])
+    batches = [({"a": tf.zeros([1, 1])}, tf.zeros([1]))] * 4
+    assert phases.phases_ms([Slow()], batches, warmup=1) == {
+        "slow": {"lookup": 2000.0, "forward": 3000.0, "backward": 5000.0}
+    }

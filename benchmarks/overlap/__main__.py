@@ -19,9 +19,11 @@ times. A wait for another rank counts as exchange, from the time when this rank 
 exchange, device or memory runs: work of the host that nothing hides. The last columns are processor time, as evidence
 that cores are free. floor_ratio_worst is the largest step / floor of all variants.
 
-Two more rates of the cable follow, at the same pace, and weak scaling over 1, 2, 4 and 8 ranks that share the cable.
-Last comes the contended case (contended.py), in which two ranks compute on their own cores. --quick measures
-QUICK_VARIANTS at the first rate and nothing else; the other fields are null.
+Two more rates of the cable follow, at the same pace. At SLOW_RATE the device is slower, too, so that compute again is
+RATIO times as long as the exchange: the same step in slow motion, for which four ranks have more of the two cores. The
+fields that end with SLOW_RATE show it. Weak scaling follows, over 1, 2, 4 and 8 ranks that share the cable. Last comes
+the contended case (contended.py), in which two ranks compute on their own cores. --quick measures QUICK_VARIANTS at
+the first rate and nothing else; the other fields are null.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ DEVICE_SIZE = DeviceSize(users=64, tokens_per_user=128, dim=512)
 RANKS, RATE, RATIO = 4, "1gbit", 1.4
 OTHER_RATES = ("500mbit", "2500mbit")
 OTHER_VARIANTS = ("sync", "frozen_M4", "nested_M8", "semi_async")
+SLOW_RATE = "250mbit"
 SCALING_RANKS, SCALING_VARIANTS = (1, 2, 8), ("sync", "nested_M8")
 QUICK_VARIANTS = ("sync", "frozen_M4", "nested_M8", "dual", "semi_async", "2d", "sync_lookup45", "dual_lookup45")
 REPEATS, QUICK_REPEATS = 5, 2
@@ -110,7 +113,9 @@ def main() -> None:
         compute = measured_compute(quick)
         repeats, bare = (QUICK_REPEATS, QUICK_BARE) if quick else (REPEATS, BARE)
         phases = [phase(RATE, QUICK_VARIANTS if quick else list(VARIANTS), repeats, bare, ratio=RATIO)]
-        phases += [] if quick else [phase(rate, OTHER_VARIANTS, repeats, bare) for rate in OTHER_RATES]
+        if not quick:
+            phases += [phase(rate, OTHER_VARIANTS, repeats, bare) for rate in OTHER_RATES]
+            phases.append(phase(SLOW_RATE, OTHER_VARIANTS, repeats, bare, ratio=RATIO))
         cases = run_ranks(RANKS, DEVICE_SIZE, compute, phases)
         for one in cases:
             figures.show(one)
@@ -124,6 +129,7 @@ def main() -> None:
     clustered = bytes_sent.headline(1 if quick else 4)
     shown = {
         **figures.fields(cases[0] if cases else None),
+        **figures.fields_at(SLOW_RATE, cases[-1] if len(cases) > 1 else None),
         **contended.fields(own_cores),
         "bytes_ratio_clustered": None if clustered is None else clustered["ratio"],
         "clustering_ms": None if clustered is None else clustered["clustering_ms"],

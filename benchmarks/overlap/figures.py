@@ -23,6 +23,10 @@ FIELDS = {
     "speedup_nested_2d": ("speedup", "nested_2d"),
     "speedup_nested_clustered": ("speedup", "nested_clustered"),
 }
+AT_OTHER_RATES = (
+    "exposed_ratio_frozen_M4", "exposed_ratio_nested_M8", "speedup_frozen_M4", "speedup_nested_M8",
+    "speedup_semi_async", "floor_ratio_worst",
+)  # fmt: skip
 
 
 def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks: int) -> dict[str, Any]:
@@ -73,6 +77,12 @@ def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
         field: variants[variant][figure] if variant in variants else None for field, (figure, variant) in FIELDS.items()
     }
     return {**found, "floor_ratio_worst": max((figures["floor_ratio"] for figures in variants.values()), default=None)}
+
+
+def fields_at(rate: str, one: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Returns AT_OTHER_RATES of a case, with the rate behind their names."""
+    found = fields(one)
+    return {f"{field}_{rate}": found[field] for field in AT_OTHER_RATES}
 
 
 def show(one: Mapping[str, Any]) -> None:

@@ -136,8 +136,11 @@ def test_contended_figures_are_made_of_medians():
     }
 
 
-def test_every_field_has_an_arm():
+def test_every_field_has_a_variant():
     assert all(variant in VARIANTS for _, variant in figures.FIELDS.values())
+    assert set(figures.AT_OTHER_RATES) <= {"floor_ratio_worst", *figures.FIELDS}
+    others = {variant for name in figures.AT_OTHER_RATES for _, variant in (figures.FIELDS.get(name, ("", "sync")),)}
+    assert others <= set(overlap.OTHER_VARIANTS)
     assert all(variant.model in VARIANTS for variant in VARIANTS.values() if variant.model)
     assert all(variant.baseline in VARIANTS for variant in VARIANTS.values())
 
@@ -154,7 +157,8 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
     monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
     overlap.main()
     result = json.loads((tmp_path / "overlap.json").read_text(encoding="utf-8"))
-    names = (*figures.fields(None), *contended.fields(None), "bytes_ratio_clustered", "clustering_ms")
+    slow = figures.fields_at(overlap.SLOW_RATE, None)
+    names = (*figures.fields(None), *slow, *contended.fields(None), "bytes_ratio_clustered", "clustering_ms")
     assert all(result[name] is None for name in names)
     assert result["not_measured"] == "network namespaces need root" and result["cases"] == []
     assert "not measured: network namespaces need root" in capsys.readouterr().out

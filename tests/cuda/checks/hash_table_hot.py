@@ -87,7 +87,8 @@ def check_a_pool_that_does_not_fit_changes_nothing(kernels):
     buffer.prefetch(*host.read(first))
     buffer.advance(moves=PoolMoves(*NO_MOVES))
     _, inverse, handles = buffer.lookup([2, 1, 1, 2, 1], [5])
-    buffer.apply(handles, inverse, np.ones([3, DIM], np.float32))
+    grads = np.float32([[1], [2], [3]]) * np.ones(DIM, np.float32)
+    buffer.apply(handles, inverse, grads)
     buffer.prefetch(*host.read(second))
     buffer.advance(moves=PoolMoves([], [0, 2], [1, 0], []))  # the rows of ids 1 of both segments
     kept = buffer.read_hot([0, 1])
@@ -118,9 +119,9 @@ def check_a_pool_that_does_not_fit_changes_nothing(kernels):
     back = buffer.write_back()
     np.testing.assert_array_equal(back[1], kept[1], err_msg="record of a slot that another row takes")
     np.testing.assert_array_equal(back[0], host.read([(0, 5)])[2][0])
-    np.testing.assert_array_equal(buffer.read_hot([1])[0, 16:].view(np.float32), START - 1.0)
+    np.testing.assert_array_equal(buffer.read_hot([1])[0, 16:].view(np.float32), START - grads[1])
     rows, _ = buffer.find([2, 1, 1, 2, 1], [5])
-    np.testing.assert_array_equal(rows[[0, 2]], START - 1.0, err_msg="rows from slots")
+    np.testing.assert_array_equal(rows[[0, 2]], START - grads[[0, 2]], err_msg="rows from slots")
     buffer.allocations_left = 0
     assert answer_of(buffer.read_hot, [0, 1] * 30) == OUT_OF_MEMORY
     buffer.allocations_left = None

@@ -22,9 +22,12 @@ KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimize
 NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
     "max_candidates", "frequency_decay_steps", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
+    "hot_rows",
 )  # fmt: skip
 # Limits of one table. Tables of one group may differ in them; the op takes them by segment.
 LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates", "frequency_decay_steps")
+# Tables of one group may differ in them, and share the sum.
+SUMMED_FIELDS = ("memory_budget", "hot_rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,11 @@ class TableConfig:
       host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
         device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
         and the gradients of one step per update. Applies to device tables only.
+      hot_rows: Number of further rows on the device, beside the rows of two batches: the rows that lookups brought most
+        often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel with every
+        batch, and return to host memory when others are more frequent or a call needs host memory up to date. Their
+        memory on the device is taken when the layer is made. Tables of one group share the sum of their hot_rows.
+        Needs host_rows; 0 for none. The rows are the same for any number.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
@@ -98,6 +106,7 @@ class TableConfig:
     memory_budget: int = 0
     tier_folder: str = ""
     host_rows: bool = False
+    hot_rows: int = 0
     external: str | None = None
     external_table: str | None = None
 
@@ -176,7 +185,10 @@ class TableConfig:
             raise ValueError(f"TableConfig.stochastic_rounding needs a 16-bit storage_dtype (table {self.name!r}).")
 
     def _check_capacity(self) -> None:
-        for field in ("max_rows", "ttl", "max_candidates", "frequency_decay_steps", "memory_budget", "hot_after"):
+        numbers_of = (
+            "max_rows", "ttl", "max_candidates", "frequency_decay_steps", "memory_budget", "hot_after", "hot_rows",
+        )  # fmt: skip
+        for field in numbers_of:
             if not isinstance(getattr(self, field), int) or getattr(self, field) < 0:
                 raise ValueError(
                     f"TableConfig.{field} must be an int >= 0, got {getattr(self, field)!r} for table {self.name!r}."
@@ -185,6 +197,11 @@ class TableConfig:
             raise ValueError(
                 f"TableConfig.admission_count must be an int >= 1, got {self.admission_count!r} for table "
                 f"{self.name!r}."
+            )
+        if self.hot_rows and not self.host_rows:
+            raise ValueError(
+                f"TableConfig.hot_rows needs host_rows=True, because other tables have no rows in host memory beside a "
+                f"GPU, got {self.hot_rows} for table {self.name!r}. Remedy: host_rows=True, or leave hot_rows 0."
             )
         if self.eviction and not self.max_rows:
             raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")

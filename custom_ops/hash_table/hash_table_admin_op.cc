@@ -17,10 +17,12 @@ REGISTER_OP("Fusedrec>TableStatistics")
     .Input("table: resource")
     .Output("segments: int64")
     .Output("bytes: int64")
+    .Output("traffic: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(c->UnknownDim(), 6));
       c->set_output(1, c->Vector(5));
+      c->set_output(2, c->Matrix(c->UnknownDim(), 3));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -30,6 +32,8 @@ table: of HashTable.
 segments: <int64>[S, 6] keys, hits (distinct rows found by training lookups), inserts, evictions, refused by admission,
   candidates for admission.
 bytes: <int64>[5] of keys, of rows in memory and in the second pool (as mapped); number of rows in each of the pools.
+traffic: <int64>[S, 3] of a GPU table with host_rows, since it was made, zeros otherwise: distinct rows of training lookups
+  that the pool of hot rows had; bytes of records that went to the device, and back to host memory.
 )doc");
 
 REGISTER_OP("Fusedrec>TableSize")

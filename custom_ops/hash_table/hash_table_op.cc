@@ -52,6 +52,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("window: int >= 1 = 1")
     .Attr("averaged: bool = false")
     .Attr("host_rows: bool = false")
+    .Attr("hot_rows: int >= 0 = 0")
     .Attr("anonymous: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -84,6 +85,7 @@ memory_budget: bytes of rows in memory; 0 sets no limit. A file in tier_folder h
 window: training lookups whose rows are neither evicted nor moved.
 averaged: whether the table records what TableTakeUnsynced returns.
 host_rows: rows in host memory, the rows of two batches on the device. Applies to GPU tables only.
+hot_rows: with host_rows, rows that stay on the device over batches: the ones that lookups brought most often.
 anonymous: each run makes a new table, which lives as long as a handle of it. shared_name is then unused.
 )doc");
 

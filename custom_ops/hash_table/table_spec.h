@@ -23,6 +23,7 @@ struct TableSpec : TableOptions {
   int64_t memory_budget = 0;  // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;    // of that file
   bool host_rows = false;     // device tables only: rows in host memory, the rows of two batches on the device
+  int64_t hot_rows = 0;       // with host_rows: further rows on the device, the most frequent ones
 
   // The segment in messages.
   std::string NameOf(int64_t segment) const {

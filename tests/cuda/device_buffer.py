@@ -9,13 +9,36 @@ import numpy as np
 from tests.cuda.device_table import DeviceTable, Refused
 
 
+class HotRows(ctypes.Structure):
+    """FusedrecHotRows."""
+
+    _fields_ = [("ids", ctypes.c_void_p), ("segment_splits", ctypes.c_void_p), ("slots", ctypes.c_void_p)]
+
+
+class PoolMoves(ctypes.Structure):
+    """FusedrecPoolMoves."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("numbers", "leaving", "kept", "dropped")]
+
+    def __init__(self, leaving, kept, slots, dropped):
+        self.array = np.array([*leaving, *kept, *slots, *dropped, 0], np.int64)
+        super().__init__(self.array.ctypes.data, len(leaving), len(kept), len(dropped))
+
+
 class DeviceBuffer(DeviceTable):
-    """Looks up and updates rows of the active buffer. Takes the arguments of DeviceTable."""
+    """Looks up and updates rows of the active buffer.
+
+    Takes the arguments of DeviceTable, and hot_rows: number of slots of the pool.
+    """
+
+    def __init__(self, *arguments, hot_rows=0, **options):
+        self.hot_rows = hot_rows
+        super().__init__(*arguments, **options)
 
     def _create(self, spec):
         self.buffer = ctypes.c_void_p()
         pointer = ctypes.byref(self.buffer)
-        self._call("buffer_create", spec, self.allocator, pointer, table=False)
+        self._call("buffer_create", spec, self.allocator, self.hot_rows, pointer, table=False)
         self._take_active()
 
     def _take_active(self):
@@ -26,20 +49,25 @@ class DeviceBuffer(DeviceTable):
     def close(self):
         self.kernels.library.fusedrec_buffer_destroy(self.buffer)
 
-    def _of_buffer(self, name, *arrays):
-        pointers = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
-        self._call(f"buffer_{name}", self.buffer, *pointers, table=False)
+    def _of_buffer(self, name, *arguments):
+        pointer = lambda given: ctypes.c_void_p(given.ctypes.data) if isinstance(given, np.ndarray) else given  # noqa: E731
+        self._call(f"buffer_{name}", self.buffer, *map(pointer, arguments), table=False)
 
-    def prefetch(self, ids, segment_splits, records):
-        """Prefetches ids [n] with segment_splits [S + 1] and records [n, record_bytes] in host memory."""
-        self._of_buffer("prefetch", ids, segment_splits, records)
+    def prefetch(self, ids, segment_splits, records, hot=None):
+        """Prefetches ids [n] with segment_splits [S + 1] and records [n, record_bytes] in host memory.
 
-    def advance(self, late=(None, None, None)):
-        """Returns the number of rows of both batches. late: ids, splits, records of rows that were not prefetched or
-        have changed.
+        hot: ids [m], segment_splits [S + 1] and slots [m] of rows of the pool.
+        """
+        in_pool = None if hot is None else HotRows(*(array.ctypes.data for array in hot))
+        self._of_buffer("prefetch", ids, segment_splits, records, in_pool)
+
+    def advance(self, late=(None, None, None), moves=None):
+        """Returns the number of rows of both batches.
+
+        late: ids, splits, records of rows that were not prefetched or have changed. moves: PoolMoves.
         """
         shared = np.zeros(1, np.int64)
-        self._of_buffer("advance", *late, shared)
+        self._of_buffer("advance", *late, moves, shared)
         self._take_active()
         return int(shared[0])
 
@@ -55,6 +83,12 @@ class DeviceBuffer(DeviceTable):
         """Returns the records of the current batch, in the order of its ids."""
         records = np.zeros([self.rows()[0], self.record_bytes()], np.uint8)
         self._of_buffer("read_active", records)
+        return records
+
+    def read_hot(self, slots):
+        """Returns the records of slots."""
+        slots, records = np.array(slots, np.int64), np.zeros([len(slots), self.record_bytes()], np.uint8)
+        self._of_buffer("read_hot", slots, len(slots), records)
         return records
 
     def drop(self):

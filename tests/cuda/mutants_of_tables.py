@@ -13,6 +13,7 @@ ADMISSION = "hash_table/cuda/admission.cuh"
 LOWEST = "hash_table/cuda/lowest.cuh"
 REPLICAS = "hash_table/cuda/replicas.cuh"
 BUFFER = "hash_table/cuda/buffer/buffer.cuh"
+POOL = "hash_table/cuda/buffer/pool.cu"
 ROWS = "hash_table/cuda/rows.cuh"
 
 MUTANTS = [
@@ -187,12 +188,36 @@ MUTANTS = [
     ),
     Mutant(
         "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer/buffer.cu",
-        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
-        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
+        "moves == nullptr ? active()->ReadRecordsOf(",
+        "moves == nullptr ? (FAULT ? other() : active())->ReadRecordsOf(",
         "as_a_table",
     ),
     Mutant(
         "an index shifted: the row before is refreshed", "hash_table", BUFFER,
         "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(FAULT && n > 0 ? n - 1 : n);", "as_a_table",
+    ),
+    Mutant(
+        "a hot row is read from the next slot", "hash_table", "hash_table/cuda/buffer/pool.cuh",
+        "pool + slots[n] * record_bytes", "pool + slots[FAULT && n > 0 ? n - 1 : n] * record_bytes", "outlive",
+        "rows of a lookup with hot rows",
+    ),
+    Mutant(
+        "slots do not get the rows of the batch that ends", "hash_table", POOL,
+        "(rows, slots, moves.kept,", "(rows, slots, FAULT ? 0 : moves.kept,", "outlive",
+        "rows of a lookup with hot rows",
+    ),
+    Mutant(
+        "a slot is read after another row has come into it", "hash_table", POOL,
+        "  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(dropped",
+        "  if (FAULT) active()->ReadRecordsOf(rows, slots, moves.kept, pool_.data(), stream);\n"
+        "  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(dropped",
+        "does_not_fit", "record of a slot that another row takes",
+    ),
+    Mutant(
+        "the pool changes before the next batch has its memory", "hash_table", "hash_table/cuda/buffer/buffer.cu",
+        "  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_",
+        "  if (FAULT && moves != nullptr) Move(*moves, numbers, stream);\n"
+        "  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_",
+        "does_not_fit", "hot rows without memory",
     ),
 ]  # fmt: skip

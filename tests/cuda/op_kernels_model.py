@@ -86,12 +86,12 @@ def run():
     with on_device():
         mixed = {"storage_dtype": "mixed", "hot_after": 2, "host_rows": True}
         refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
-    host_rows = {"host_rows": True}
+    host_rows, hot_rows = {"host_rows": True}, {"host_rows": True, "hot_rows": 12}
     for table, reference, others in (
         (LRU, "sync", (("sync", {}), (DualBuffer(), {}))),
-        (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), host_rows))),
+        (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), hot_rows))),
         (OF_DEVICE, "sync", ((DualBuffer(), {}),)),
-        (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), host_rows))),
+        (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), hot_rows))),
     ):  # fmt: skip
         wanted, state = fitted(reference, table)
         for schedule, more in others:

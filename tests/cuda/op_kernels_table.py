@@ -187,7 +187,7 @@ def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
-    lacking = {"memory_budget": 1 << 20, "tier_folder": "/tmp"}
+    lacking = {"memory_budget": 1 << 20, "tier_folder": "/tmp", "hot_rows": 8}
     averaged, narrow = ({"hot_after": 2, **more} for more in ({"averaged": True}, {"storage": "float16"}))
     assert {*lacking} == {*places.DEVICE.lacks}
     for option, value in lacking.items():

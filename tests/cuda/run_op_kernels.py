@@ -12,6 +12,7 @@ import sys
 from tests.cuda import (
     op_kernels_attention,
     op_kernels_host_rows,
+    op_kernels_hot_rows,
     op_kernels_memory,
     op_kernels_model,
     op_kernels_ranks,
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return 0
     tf.load_op_library(arguments[0])
     op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
-    of_tables = (op_kernels_table, op_kernels_sums, op_kernels_host_rows, op_kernels_replicas)
+    of_tables = (op_kernels_table, op_kernels_sums, op_kernels_host_rows, op_kernels_hot_rows, op_kernels_replicas)
     for programs in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
         programs.run()
         print(f"{programs.__name__} agrees", flush=True)

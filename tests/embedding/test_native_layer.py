@@ -113,7 +113,7 @@ RECORDS = [
     table("lru", max_rows=10, eviction="lru", record_tombstones=True),
     table("lfu", max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99),
     table("tier", memory_budget=1 << 20, tier_folder="FOLDER"),
-    table("host_rows", host_rows=True),
+    table("host_rows", host_rows=True, hot_rows=40),
     table("sgd", optimizer=optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.5)),
     table(
         "adagrad",
@@ -174,10 +174,12 @@ def test_limits_and_a_budget_of_memory_share_a_group_and_other_fields_do_not():
         table("lfu", max_rows=3, eviction="lfu"), table("admission", admission_count=2), table("tier1", **tier),
         table("tier2", **{**tier, "memory_budget": 8192}), table("half", storage_dtype="float16"),
         table("tombstones", record_tombstones=True), table("host", host_rows=True),
+        table("hot1", host_rows=True, hot_rows=30), table("hot2", host_rows=True, hot_rows=9),
     ]  # fmt: skip
     groups = [tuple(t.name for t in group.tables) for group in group_tables(tables, features_of(tables))]
     assert groups == [
-        ("a", "admission", "b", "lfu", "rows", "ttl"), ("half",), ("host",), ("tier1", "tier2"), ("tombstones",),
+        ("a", "admission", "b", "lfu", "rows", "ttl"), ("half",), ("host",), ("hot1", "hot2"),
+        ("tier1", "tier2"), ("tombstones",),
     ]  # fmt: skip
 
 
@@ -210,6 +212,8 @@ def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
             {"frequency_decay_steps": 9, "eviction": "lru", "max_rows": 4},
             "needs storage_dtype='mixed' or eviction='lfu', .* got 9 with None and 'lru' .* Remedy: set one of them",
         ),
+        ({"hot_rows": -1, "host_rows": True}, "hot_rows must be an int >= 0, got -1"),
+        ({"hot_rows": 5}, "hot_rows needs host_rows=True, .* got 5 for table 't'. Remedy: host_rows=True, or"),
         ({"storage_dtype": "mixed"}, "hot_after > 0 and storage_dtype='mixed' go together, got 0 and 'mixed'"),
         ({"hot_after": 3}, "hot_after > 0 and storage_dtype='mixed' go together, got 3 and None"),
         ({"memory_budget": 10}, "memory_budget > 0 and tier_folder go together"),

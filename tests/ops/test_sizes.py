@@ -52,6 +52,7 @@ CALLS = {
 OPTIONS = {
     "dim": 2**31, "max_rows": 2**62, "ttl": 2**62, "admission_count": 2**62, "max_candidates": 2**62,
     "frequency_decay_steps": 2**62, "hot_after": 2**62, "memory_budget": 2**62, "window": 2**62,
+    "hot_rows": 2**31,
 }  # fmt: skip
 
 

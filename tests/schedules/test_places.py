@@ -22,7 +22,7 @@ VALUES = {
     "unknown": "zeros", "storage_dtype": "bfloat16", "stochastic_rounding": True, "hot_after": 2, "max_rows": 50,
     "eviction": "lfu", "ttl": 9, "admission_count": 2, "max_candidates": 9, "frequency_decay_steps": 20,
     "record_tombstones": True, "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint",
-    "external_table": "other",
+    "external_table": "other", "hot_rows": 40,
 }  # fmt: skip
 
 
@@ -45,13 +45,13 @@ def placed(monkeypatch):
         monkeypatch.setattr(places, "on_gpu", lambda: place is not places.CPU)
         monkeypatch.setattr(RankLayout, "averages", property(lambda _: topology == "weight_sync"))
         monkeypatch.setattr(RankLayout, "shares_gradients", property(lambda _: topology == "gradient_sync"))
-        return {"host_rows": True} if place is places.HOST_ROWS else {}
+        return {} if place is places.CPU else {"host_rows": place is places.HOST_ROWS}
 
     return place_at
 
 
 def config_of(option, folder):
-    values = {**VALUES, "tier_folder": str(folder)}
+    values = {**VALUES, "tier_folder": str(folder), "host_rows": True}
     fields = {name: values[name] for name in (option, *TOGETHER.get(option, ()))}
     if "hot_after" in fields:
         fields["storage_dtype"] = "mixed"
@@ -123,6 +123,15 @@ def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):
     placed(places.DEVICE)
     with pytest.raises(ValueError, match=wanted):
         clicks.make_embedding(table={"memory_budget": 4096, "tier_folder": "tier"})
+
+
+def test_statistics_tell_the_traffic_of_tables_with_rows_in_host_memory(placed):
+    traffic = {"hot_hits": 0, "bytes_to_device": 0, "bytes_to_host": 0}
+    for place in places.PLACES:
+        layer = make_layer({**config_of("dim", ""), **placed(place)})
+        (statistics,) = layer.lookups[0].table.statistics.values()
+        told = {name: count for name, count in statistics.items() if name in traffic}
+        assert told == (traffic if place is places.HOST_ROWS else {})  # zeros, because the rows lie in host memory
 
 
 def test_tables_lie_in_host_memory_without_a_gpu():

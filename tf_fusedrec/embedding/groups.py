@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Container, Sequence
 
-from tf_fusedrec.config import LIMIT_FIELDS, FeatureConfig, TableConfig
+from tf_fusedrec.config import LIMIT_FIELDS, SUMMED_FIELDS, FeatureConfig, TableConfig
 from tf_fusedrec.optimizers import Rule
 
 
@@ -44,13 +44,14 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
-    described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget", *LIMIT_FIELDS)
+    described = ("name", "dim", "dtype", "initializer", "optimizer", *SUMMED_FIELDS, *LIMIT_FIELDS)
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
     values["unknown"] = table.unknown != "initial"
     if shared:
         values["tier_folder"] = bool(table.tier_folder)
-    # The group's budget is the sum over its tables, so only its presence belongs to the spec.
-    others = (*[(name, value) for name, value in values.items() if value], table.memory_budget > 0)
+    # The group has the sum over its tables, so only its presence belongs to the spec.
+    hot = ["hot_rows"] if table.hot_rows else []
+    others = (*[(name, value) for name, value in values.items() if value], table.memory_budget > 0, *hot)
     return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer, shared), others)
 
 

@@ -50,8 +50,9 @@ def hash_table(
     Raises:
       InvalidArgumentError: The rule is unknown, the folder cannot be written, or options exclude each other.
       TypeError: The op has no attribute of that name.
-      UnimplementedError: A GPU table has an option that only tables in host memory support: memory_budget without
-        host_rows; averaged with hot_after; averaged, admission_count, hot_after or a window above 1 with host_rows.
+      UnimplementedError: A GPU table has an option that only tables in host memory support: memory_budget or
+        hot_rows without host_rows; averaged with hot_after; averaged, admission_count, hot_after or a window above 1
+        with host_rows.
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters), **options

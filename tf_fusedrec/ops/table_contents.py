@@ -17,6 +17,7 @@ class TableStatistics(NamedTuple):
 
     segments: tf.Tensor  # <int64>[S, 6]: keys, hits, inserts, evictions, refused, candidates
     bytes: tf.Tensor  # <int64>[5]: bytes of keys, of rows in memory, in the second pool; rows in each of the pools
+    traffic: tf.Tensor  # <int64>[S, 3], with host_rows on a GPU: hits of hot rows, bytes of rows to the device and back
 
 
 def table_statistics(table: tf.Tensor) -> TableStatistics:

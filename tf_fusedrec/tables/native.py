@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, TableConfig
+from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, SUMMED_FIELDS, TableConfig
 from tf_fusedrec.tables import places
 from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, StoredTable
 from tf_fusedrec.tables.hash_order import mix64
@@ -96,7 +96,8 @@ class NativeTable(StoredTable):
         for name in LIMIT_FIELDS:
             values = [getattr(table, name) for table in tables]
             options[f"segment_{name}"] = [value or "none" for value in values] if name == "eviction" else values
-        options["memory_budget"] = sum(table.memory_budget for table in tables)
+        for name in SUMMED_FIELDS:
+            options[name] = sum(getattr(table, name) for table in tables)
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
             dim=spec.dim,
@@ -208,10 +209,19 @@ class NativeTable(StoredTable):
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters by table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused,
-        candidates, left_out (rows that updates left unchanged, because their gradients were not finite)."""
+        candidates, left_out (rows that updates left unchanged, because their gradients were not finite).
+
+        A table on a GPU with host_rows adds, since it was made: hot_hits (distinct rows of training lookups that were
+        hot_rows), bytes_to_device and bytes_to_host (of rows, with slots and headers, that crossed the bus).
+        """
         kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
-        rows = ops.table_statistics(self._handle).segments.numpy().tolist()
-        return {name: dict(zip(kinds, [*row, self.left_out.get(name, 0)])) for name, row in zip(self.names, rows)}
+        of_traffic = ("hot_hits", "bytes_to_device", "bytes_to_host") if self.place is places.HOST_ROWS else ()
+        counted = ops.table_statistics(self._handle)
+        segments, traffic = counted.segments.numpy().tolist(), counted.traffic.numpy().tolist()
+        return {
+            name: {**dict(zip(kinds, [*row, self.left_out.get(name, 0)])), **dict(zip(of_traffic, its_traffic))}
+            for name, row, its_traffic in zip(self.names, segments, traffic)
+        }
 
     @property
     def memory(self) -> dict[str, int]:

@@ -36,7 +36,7 @@ class Place:
 
 
 CPU = Place("CPU")
-DEVICE = Place("device", lacks=("memory_budget", "tier_folder"))
+DEVICE = Place("device", lacks=("memory_budget", "tier_folder", "hot_rows"))
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(
     "host_rows",

@@ -23,6 +23,7 @@ TOGETHER = {
     "memory_budget": ("tier_folder",),
     "tier_folder": ("memory_budget",),
     "external_table": ("external",),
+    "hot_rows": ("host_rows",),
 }
 OPTIONS = [field.name for field in dataclasses.fields(TableConfig) if field.name != "host_rows"]
 TOPOLOGIES = ("one group", "gradient_sync", "weight_sync")

@@ -43,6 +43,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/hash.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/accumulator.h"
 #include "hash_table/cpu/parts/demoter.h"
@@ -119,8 +120,12 @@ class HashTable {
   // For rows that are trained elsewhere, between two lookups, and come back (host_rows.h, RowRecords::WriteTrained).
   // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.
   uint32_t BeginUpdate(uint32_t clock);
-  bool ChangedSince(int64_t handle, uint32_t version) const {
-    return rows_.Header(static_cast<uint32_t>(handle))->updated > version;
+  const RowHeader& HeaderOf(int64_t handle) const { return *rows_.Header(static_cast<uint32_t>(handle)); }
+  // kNoRow: the id has none.
+  int64_t HandleOf(const SegmentId& key) const {
+    const uint64_t hash = TableHash(key.id);
+    const uint32_t handle = rows_.ShardWith(hash).keys[key.segment].Find(key.id, hash);
+    return handle == kAbsent ? kNoRow : int64_t{handle};
   }
 
   // Evicts the `count` rows of a segment that its policy ranks lowest; none without a policy. Returns how many left.

@@ -18,15 +18,16 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   HandleFacts facts;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, nullptr, &facts, stream));
   FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
-                  count, records);
+                  nullptr, count, records);
   return LastError();
 }
 
-int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
+int FusedrecDeviceTable::ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records,
+                                       void* stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (rows_.next == 0) return kCudaSuccess;
-  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * rows_.next, kRecordThreads), kRecordThreads, 0, stream, View(), nullptr,
-                  rows_.next, records);
+  if (count == 0) return kCudaSuccess;
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), rows, places,
+                  count, records);
   return LastError();
 }
 

@@ -16,16 +16,18 @@ __device__ inline void ForWords(const RecordLayout& record, const RowLayout& lay
   for (int i = Lane(); i < packed + scalars; i += 32) copy(i, i < packed ? i : layout.scalars_offset / 2 + i - packed);
 }
 
-// handles may be null: the first `count` rows.
+// handles may be null: the first `count` rows. places may be null; else record n goes to the places[n]-th place.
 static __global__ void __launch_bounds__(kRecordThreads)
-    ReadRecordsKernel(TableView table, const int64_t* __restrict__ handles, int64_t count, char* __restrict__ records) {
+    ReadRecordsKernel(TableView table, const int64_t* __restrict__ handles, const int64_t* __restrict__ places,
+                      int64_t count, char* __restrict__ records) {
   const int64_t n = GlobalThread() / 32;
   if (n >= count) return;
   const RecordLayout layout(table.layout);
   const uint32_t number = static_cast<uint32_t>(handles == nullptr ? n : handles[n]);
   const StoredRow at = table.At(number);
   const uint16_t* const row = reinterpret_cast<const uint16_t*>(at.data);
-  uint16_t* const record = reinterpret_cast<uint16_t*>(records + n * layout.bytes());
+  uint16_t* const record =
+      reinterpret_cast<uint16_t*>(records + (places == nullptr ? n : places[n]) * layout.bytes());
   const bool is_cold = at.layout.storage != table.layout.storage;
   if (Lane() < 4) {
     const RowMeta& meta = *table.Meta(number);

@@ -101,11 +101,12 @@ struct FusedrecDeviceTable {
   int Merge(const FusedrecMerge& in, void* stream);
   int Clear(void* stream);
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
-  // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
+  // of another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
+  // `count`), in the order in which rows came, each at its place (device; null: one after the other).
   int Forget(void* stream);
   void RefuseNewRows() { refuses_new_rows_ = true; }
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
-  int ReadAllRecords(char* records, void* stream) const;
+  int ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records, void* stream) const;
   int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals
   FusedrecTableTotals Size(int64_t* sizes) const;
   void Statistics(int64_t* statistics) const;

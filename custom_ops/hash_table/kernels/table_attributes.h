@@ -45,6 +45,7 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   } numbers[] = {{"dim", &dim, 1, kMostColumns, "the columns of a row."},
                  {"hot_after", &spec.hot_after, 0, kMostCount, kNoLimit},
                  {"memory_budget", &spec.memory_budget, 0, kMostCount, kNoLimit},
+                 {"hot_rows", &spec.hot_rows, 0, kMostPositions, "0, which keeps no hot rows on the device."},
                  {"window", &spec.window, 1, kMostCount, "1: one lookup before its update."}};
   for (const auto& [name, value] : strings) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));
   for (const auto& [name, value] : flags) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));

@@ -34,7 +34,16 @@ inline absl::Status ReadSegment(tensorflow::OpKernelContext* ctx, const HashTabl
   return RequireSegment(*segment, table.segments());
 }
 
-inline absl::Status Statistics(tensorflow::OpKernelContext* ctx, HashTable* table) {
+// traffic: [segments, 3]
+inline absl::Status GiveTraffic(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& traffic) {
+  tensorflow::Tensor* out;
+  const tensorflow::TensorShape shape({static_cast<int64_t>(traffic.size()) / 3, 3});
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, shape, &out));
+  std::copy(traffic.begin(), traffic.end(), out->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+inline absl::Status GiveCounts(tensorflow::OpKernelContext* ctx, HashTable* table) {
   tensorflow::Tensor* out;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({table->segments(), 6}), &out));
   auto matrix = out->matrix<int64_t>();
@@ -45,6 +54,11 @@ inline absl::Status Statistics(tensorflow::OpKernelContext* ctx, HashTable* tabl
   }
   return Give(ctx, 1, {table->key_bytes(), table->row_bytes(0), table->row_bytes(1), table->rows_in_pool(0),
                        table->rows_in_pool(1)});
+}
+
+inline absl::Status Statistics(tensorflow::OpKernelContext* ctx, HashTable* table) {
+  TF_RETURN_IF_ERROR(GiveTraffic(ctx, std::vector<int64_t>(3 * table->segments(), 0)));
+  return GiveCounts(ctx, table);
 }
 
 inline absl::Status Size(tensorflow::OpKernelContext* ctx, HashTable* table) {

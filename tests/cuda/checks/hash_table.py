@@ -11,6 +11,10 @@ from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_a_buffer_that_does_not_fit_changes_nothing,
     check_buffers_are_as_a_table_without,
 )
+from tests.cuda.checks.hash_table_hot import (  # noqa: F401
+    check_a_pool_that_does_not_fit_changes_nothing,
+    check_hot_rows_outlive_their_batches,
+)
 from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_a_checkpoint_goes_back_in,
     check_a_full_table_refuses_and_stays,

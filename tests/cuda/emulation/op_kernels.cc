@@ -35,10 +35,10 @@ int CreateTable(const FusedrecTableSpec* spec, const FusedrecAllocator* allocato
   return fusedrec_table_create(spec, &counting, table, stream);
 }
 
-int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, FusedrecDeviceBuffer** buffer,
-                 void* stream) {
+int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, int64_t hot_rows,
+                 FusedrecDeviceBuffer** buffer, void* stream) {
   const FusedrecAllocator counting = Counting(*allocator);
-  return fusedrec_buffer_create(spec, &counting, buffer, stream);
+  return fusedrec_buffer_create(spec, &counting, hot_rows, buffer, stream);
 }
 
 }  // namespace
@@ -50,6 +50,7 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
 
+#include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT

@@ -36,6 +36,7 @@ VALUES = {
     "memory_budget": (1 << 20, {"tier_folder": "rows"}),
     "tier_folder": ("rows", {"memory_budget": 1 << 20}),
     "host_rows": (True, {}),
+    "hot_rows": (4096, {"host_rows": True}),
     "external": ("runs/other/checkpoint", {}),
     "external_table": ("items", {"external": "runs/other/checkpoint"}),
 }

@@ -23,6 +23,8 @@ Counters CountersOf(const char* record) {
 
 }  // namespace
 
+uint32_t RowRecords::UpdatedOf(const char* record) { return CountersOf(record).updated; }
+
 int RowRecords::row_bytes() const { return rows_->spec().dim * BytesOf(rows_->format(0).storage()); }
 
 int RowRecords::wide_bytes() const {
@@ -142,7 +144,7 @@ void RowRecords::WriteTrained(absl::Span<const SegmentId> keys, const char* reco
       if (n + kAhead < handles.size() && handles[n + kAhead] != kAbsent) rows_->store().Fetch(handles[n + kAhead]);
       if (handles[n] == kAbsent) continue;
       const char* record = records + places[n] * size;
-      const uint32_t updated = CountersOf(record).updated;
+      const uint32_t updated = UpdatedOf(record);
       RowHeader* header = rows_->Header(handles[n]);
       if (updated <= header->updated) continue;  // it was looked up, not trained
       header->updated = updated;

@@ -22,6 +22,7 @@ class RowRecords {
   RowRecords(ShardedRows* rows, const FileTier* tier) : rows_(rows), tier_(tier) {}
 
   int bytes() const;  // of one record
+  static uint32_t UpdatedOf(const char* record);
   // records [handles.size() * bytes()]
   void Read(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const;
   // Inserts or overwrites distinct ids.

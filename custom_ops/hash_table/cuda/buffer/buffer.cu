@@ -22,19 +22,24 @@ int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned 
   return LastError();
 }
 
-int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
+int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, int64_t hot_rows,
                                FusedrecDeviceBuffer** made, void* stream) {
   *made = nullptr;
+  if (hot_rows < 0 || hot_rows > kDeviceTableMaxRows) return kCudaInvalidValue;
   for (int64_t s = 0; s < spec.segments; ++s) {
     const Limits& limits = spec.limits[s];
     if (limits.max_rows != 0 || limits.eviction != Eviction::kNone || limits.ttl != 0) return kCudaInvalidValue;
   }
-  std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator));
+  std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator, hot_rows));
   for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
     FusedrecDeviceTable* half;
     FUSEDREC_RETURN_IF_CUDA_ERROR(FusedrecDeviceTable::Make(spec, allocator, &half, stream));
     table.reset(half);
     table->RefuseNewRows();
+  }
+  if (hot_rows > 0) {
+    buffer->pool_ = Memory(allocator, hot_rows * buffer->record_bytes());
+    if (buffer->pool_.data() == nullptr) return kDeviceOutOfMemory;
   }
   FUSEDREC_CUDA(cudaStreamCreateWithFlags(&buffer->copies_, cudaStreamNonBlocking));
   FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->inserted_, cudaEventDisableTiming));
@@ -64,46 +69,56 @@ int FusedrecDeviceBuffer::HostMemory(int64_t bytes, char** memory) {
   return kCudaSuccess;
 }
 
-FusedrecDeviceBuffer::Arrived FusedrecDeviceBuffer::Carve(char* memory, const int64_t* segment_splits) const {
+FusedrecDeviceBuffer::Arrived FusedrecDeviceBuffer::Take(Carver* carver, const int64_t* segment_splits,
+                                                         bool is_hot) const {
   const int64_t segments = tables_[0]->segments();
   Arrived arrived;
   for (int64_t s = 0; s < segments; ++s) arrived.counts.push_back(segment_splits[s + 1] - segment_splits[s]);
   arrived.count = segment_splits[segments];
-  Carver carver(memory);
-  arrived.ids = carver.Take<int64_t>(arrived.count);
-  arrived.records = carver.Take<char>(arrived.count * record_bytes());
+  arrived.ids = carver->Take<int64_t>(arrived.count);
+  arrived.records = carver->Take<char>(arrived.count * record_bytes());
+  if (is_hot) arrived.slots = carver->Take<int64_t>(arrived.count);
   return arrived;
 }
 
-int FusedrecDeviceBuffer::MakeRoom(int64_t count, Memory* memory, bool* grown) const {
-  Carver carver(nullptr);
-  carver.Take<int64_t>(count);
-  carver.Take<char>(count * record_bytes());
-  *grown = carver.bytes() > memory->bytes();
+int FusedrecDeviceBuffer::MakeRoom(int64_t bytes, Memory* memory, bool* grown) const {
+  *grown = bytes > memory->bytes();
   if (!*grown) return kCudaSuccess;
-  Memory larger(allocator_, carver.bytes() + carver.bytes() / 4);
+  Memory larger(allocator_, bytes + bytes / 4);
   if (larger.data() == nullptr) return kDeviceOutOfMemory;
   *memory = std::move(larger);
   return kCudaSuccess;
 }
 
 int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records,
-                                   void* stream) {
+                                   const FusedrecHotRows& hot, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t segments = tables_[0]->segments(), count = segment_splits[segments];
-  if (!SplitsAreSound(segment_splits, segments, count) || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  const int64_t hot_count = hot.segment_splits[segments];
+  if (!SplitsAreSound(segment_splits, segments, count) || count + hot_count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (!SplitsAreSound(hot.segment_splits, segments, hot_count) || !AreSlots(hot.slots, hot_count)) return kCudaInvalidValue;
   if (waiting_ > 0) return kDeviceNotWritten;
+  Arrived arrived, hot_arrived;
+  const auto carve = [&](char* memory) {
+    Carver carver(memory);
+    arrived = Take(&carver, segment_splits, false);
+    hot_arrived = Take(&carver, hot.segment_splits, true);
+    return carver.bytes();
+  };
   bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count, &in_, &grown));
-  prefetched_ = Arrived();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(carve(nullptr), &in_, &grown));
+  prefetched_ = hot_ = Arrived();
   // The previous owner of new memory may still use it on the caller's stream.
   if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
   FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, inserted_, 0));
-  const Arrived arrived = Carve(in_.data(), segment_splits);
+  carve(in_.data());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.ids, ids, count, copies_));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.records, records, count * record_bytes(), copies_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.ids, hot.ids, hot_count, copies_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.slots, hot.slots, hot_count, copies_));
   FUSEDREC_CUDA(cudaStreamSynchronize(copies_));
   prefetched_ = arrived;
+  hot_ = hot_arrived;
   return kCudaSuccess;
 }
 
@@ -114,41 +129,56 @@ int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
   return written == arrived.count ? kCudaSuccess : kCudaInvalidValue;
 }
 
-int FusedrecDeviceBuffer::Begin(const Arrived& late, unsigned long long* shared, void* stream) {
+int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared,
+                                void* stream) {
   bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(active()->num_rows(), &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(LeavingOf(moves) * record_bytes(), &out_, &grown));
+  const int64_t count = moves == nullptr ? 0 : moves->leaving + 2 * moves->kept + moves->dropped;
+  const Memory memory = count > 0 ? Memory(allocator_, count * sizeof(int64_t)) : Memory();
+  if (count > 0 && memory.data() == nullptr) return kDeviceOutOfMemory;
+  auto* const numbers = reinterpret_cast<int64_t*>(memory.data());
+  if (count > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(numbers, moves->numbers, count, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(hot_.slots, hot_.count, hot_.records, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(hot_, stream));
   FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(late, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(other()->RefreshFrom(*active(), shared, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(out_.data(), stream));
+  // The pool changes last: nothing below needs memory.
+  FUSEDREC_RETURN_IF_CUDA_ERROR(moves == nullptr ? active()->ReadRecordsOf(nullptr, nullptr, active()->num_rows(),
+                                                                           out_.data(), stream)
+                                                 : Move(*moves, numbers, stream));
   FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
   return kCudaSuccess;
 }
 
 int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
-                                  int64_t* shared, void* stream) {
+                                  const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_ > 0) return kDeviceNotWritten;
   const int64_t segments = tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
   if (late_splits != nullptr && !SplitsAreSound(late_splits, segments, count)) return kCudaInvalidValue;
+  if (moves != nullptr && !AreSound(*moves)) return kCudaInvalidValue;
   // On the caller's stream, as all users of this memory before and after.
   const Memory counter(allocator_, sizeof(unsigned long long));
   Memory memory;
   bool grown;
   if (counter.data() == nullptr) return kDeviceOutOfMemory;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count, &memory, &grown));
   Arrived late;
   if (count > 0) {
-    late = Carve(memory.data(), late_splits);
+    Carver needed(nullptr);
+    Take(&needed, late_splits, false);
+    FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(needed.bytes(), &memory, &grown));
+    Carver carver(memory.data());
+    late = Take(&carver, late_splits, false);
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.ids, late_ids, count, stream));
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.records, late_records, count * record_bytes(), stream));
   }
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(counter.data(), 0, sizeof(unsigned long long), stream));
   auto* const device_shared = reinterpret_cast<unsigned long long*>(counter.data());
-  const int answer = Begin(late, device_shared, stream);
-  prefetched_ = Arrived();
+  const int answer = Begin(late, moves, device_shared, stream);
+  prefetched_ = hot_ = Arrived();
   if (answer != kCudaSuccess) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
     return answer;
@@ -157,7 +187,7 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   std::vector<int64_t> sizes(segments);
   const FusedrecTableTotals totals = active()->Size(sizes.data()), next = other()->Size(sizes.data());
   other()->SetClock(std::max(totals.clock, next.clock), totals.version);
-  waiting_ = active()->num_rows();
+  waiting_ = LeavingOf(moves);
   active_ = 1 - active_;
   if (shared == nullptr) return kCudaSuccess;
   return CopyToHost(shared, reinterpret_cast<const int64_t*>(device_shared), 1, stream);
@@ -180,8 +210,8 @@ int FusedrecDeviceBuffer::ReadActive(char* records, void* stream) {
   if (waiting_ > 0) return kDeviceNotWritten;
   const int64_t rows = active()->num_rows();
   bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(rows, &out_, &grown));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(out_.data(), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(rows * record_bytes(), &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadRecordsOf(nullptr, nullptr, rows, out_.data(), stream));
   FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
   waiting_ = rows;
   const int answer = CopyOut(records);
@@ -191,7 +221,7 @@ int FusedrecDeviceBuffer::ReadActive(char* records, void* stream) {
 
 int FusedrecDeviceBuffer::Drop(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  prefetched_ = Arrived();
+  prefetched_ = hot_ = Arrived();
   waiting_ = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(active()->Forget(stream));
   return other()->Forget(stream);
@@ -201,12 +231,12 @@ void FusedrecDeviceBuffer::Rows(int64_t* rows) const {
   std::lock_guard<std::mutex> lock(mutex_);
   rows[0] = active()->num_rows();
   rows[1] = waiting_;
-  rows[2] = prefetched_.count;
+  rows[2] = prefetched_.count + hot_.count;
 }
 
-int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, int64_t hot_rows,
                            FusedrecDeviceBuffer** buffer, void* stream) {
-  return FusedrecDeviceBuffer::Make(*spec, *allocator, buffer, stream);
+  return FusedrecDeviceBuffer::Make(*spec, *allocator, hot_rows, buffer, stream);
 }
 
 void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer) { delete buffer; }
@@ -218,19 +248,26 @@ int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, cha
 FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { return buffer->active(); }
 
 int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
-                             const char* records, void* stream) {
-  return buffer->Prefetch(ids, segment_splits, records, stream);
+                             const char* records, const FusedrecHotRows* hot, void* stream) {
+  const std::vector<int64_t> none(buffer->active()->segments() + 1, 0);
+  return buffer->Prefetch(ids, segment_splits, records,
+                          hot == nullptr ? FusedrecHotRows{nullptr, none.data(), nullptr} : *hot, stream);
 }
 
 int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
-                            const char* late_records, int64_t* shared, void* stream) {
-  return buffer->Advance(late_ids, late_splits, late_records, shared, stream);
+                            const char* late_records, const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
+  return buffer->Advance(late_ids, late_splits, late_records, moves, shared, stream);
 }
 
 int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records) { return buffer->WriteBack(records); }
 
 int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream) {
   return buffer->ReadActive(records, stream);
+}
+
+int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count, char* records,
+                             void* stream) {
+  return buffer->ReadHot(slots, count, records, stream);
 }
 
 int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream) { return buffer->Drop(stream); }

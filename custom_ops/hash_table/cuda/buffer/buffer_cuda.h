@@ -1,4 +1,5 @@
-// Rows in host memory, the rows of two batches on a GPU: for tables larger than the device (NestPipe, section IV-B).
+// Rows in host memory, the rows of two batches on a GPU: for tables larger than the device (NestPipe, section IV-B); and a
+// pool of hot rows, which outlive their batches there.
 //
 // The active buffer holds the rows of the current batch. It is a table (hash_table_cuda.h) that knows only the ids of this
 // batch; lookups and updates go there. Meanwhile the rows of the next batch are copied from host memory. The copies of
@@ -17,6 +18,14 @@
 // Rows travel as records (row_records.h), in the order of the ids of the call, so the host puts them back without a search.
 // The host decides which rows exist, which are new and which leave. New rows come with their initial record.
 //
+// # The pool
+// It holds up to hot_rows records in numbered slots. The host decides which rows lie where. A batch takes its hot rows from
+// their slots, so these do not travel. The advance to the next batch moves rows between the batch that ends and the pool:
+//   1. Rows of the next batch are read from their slots.
+//   2. Rows whose slots others need go to the records that write_back returns.
+//   3. Hot rows of the batch that ends are written to their slots.
+// A slot is newer than host memory until the host has read it. While its row is in the active buffer, the buffer is newer.
+//
 // # Streams
 // Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
 // stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the
@@ -28,9 +37,24 @@
 
 struct FusedrecDeviceBuffer;
 
-// Both buffers grow with the batches. max_rows, eviction and ttl of the spec must be 0.
+// Rows of a batch that lie in the pool; host.
+struct FusedrecHotRows {
+  const int64_t *ids, *segment_splits;  // distinct, none of them elsewhere in the call; as in prefetch
+  const int64_t* slots;                 // of each id
+};
+
+// Moves at the end of a batch, of its rows by their place in the order of write_back, and of slots; host. A row goes to
+// one place at most, and a slot is dropped once and kept once at most.
+struct FusedrecPoolMoves {
+  // leaving: rows that write_back returns | kept: rows | their slots | dropped: slots that write_back returns, too
+  const int64_t* numbers;
+  int64_t leaving, kept, dropped;  // how many
+};
+
+// Both buffers grow with the batches; the pool has its memory from the beginning. max_rows, eviction and ttl of the spec
+// must be 0.
 FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
-                                             FusedrecDeviceBuffer** buffer, void* stream);
+                                             int64_t hot_rows, FusedrecDeviceBuffer** buffer, void* stream);
 FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);
 
 // Host memory that copies need not stage, for the records of prefetch and write_back: at least `bytes`, until the next
@@ -47,33 +71,44 @@ FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuff
 //   ids             host, distinct, grouped by segment
 //   segment_splits  [segments + 1]  host
 //   records         host, [ids, record_bytes]
-// kCudaInvalidValue: segment_splits do not run up from 0. kDeviceNotWritten: write_back has not been called since the last
+//   hot             further rows, which are read from the pool when the batch begins; may be null: none
+// kCudaInvalidValue: segment_splits do not run up from 0, or there is no such slot. kDeviceNotWritten: write_back has not been called since the last
 // advance. kDeviceOutOfMemory. In all these cases nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids,
-                                               const int64_t* segment_splits, const char* records, void* stream);
+                                               const int64_t* segment_splits, const char* records,
+                                               const FusedrecHotRows* hot, void* stream);
 
 // Begins the next batch: takes the prefetched rows, refreshes the rows that both batches want, and switches roles.
 //
 //   late_ids, late_splits, late_records  host, as in prefetch: rows that were not prefetched, or have become others since,
 //                                        but for updates of the batch under way; late_splits may be null: there are none
+//   moves                                host, may be null: all rows of the batch under way leave
 //   shared                               host, out, may be null: how many rows both batches want
-// kCudaInvalidValue: splits do not run up from 0, or ids of one call are not distinct. kDeviceNotWritten: as in prefetch.
-// kDeviceOutOfMemory. Then the active buffer has not changed, and the caller prefetches the next batch anew. Waits.
+// kCudaInvalidValue: splits do not run up from 0, ids of one call are not distinct, or there is no such row or slot.
+// kDeviceNotWritten: as in prefetch. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the
+// caller prefetches the next batch anew. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
-                                              const int64_t* late_splits, const char* late_records, int64_t* shared,
-                                              void* stream);
+                                              const int64_t* late_splits, const char* late_records,
+                                              const FusedrecPoolMoves* moves, int64_t* shared, void* stream);
 
-// Records of the batch before the last advance: [rows, record_bytes], host, out, in the order of its ids: those of
-// prefetch, then the late ones that were not among them. Waits for the copy.
+// Records of the batch before the last advance: [rows, record_bytes], host, out. Without moves those of all its rows in
+// the order of its ids: those of prefetch, the hot ones, then the late ones that were not among them. With moves those of
+// the leaving rows, then those of the dropped slots. Waits for the copy.
 FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records);
 
-// The same of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first. Waits.
+// All records of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream);
 
-// Forgets all rows, also the rows that wait to be written back.
+// Records of slots [count], host: [count, record_bytes], host, out. kCudaInvalidValue: there is no such slot.
+// kDeviceOutOfMemory. kDeviceNotWritten: as in read_active. Waits.
+FUSEDREC_CUDA_API int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count,
+                                               char* records, void* stream);
+
+// Forgets all rows of batches, also the rows that wait to be written back.
 FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream);
 
-// rows [3], host, out: numbers of rows in the active buffer, of rows that wait to be written back, of prefetched rows.
+// rows [3], host, out: numbers of rows in the active buffer, of rows that wait to be written back, of prefetched rows, hot
+// ones included.
 FUSEDREC_CUDA_API void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows);
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_

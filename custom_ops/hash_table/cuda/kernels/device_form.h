@@ -26,6 +26,7 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
     if (spec.hot_after != 0 && spec.averaged) return refuse("averaged with hot_after", "True", "False");
+    if (spec.hot_rows != 0) return refuse("hot_rows without host_rows", spec.hot_rows, 0);
     if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
     if (!spec.tier_folder.empty()) {
       return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
@@ -74,7 +75,7 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
         return absl::ResourceExhaustedError(absl::StrCat(
             "a table on a GPU with rows in host memory found no memory for ", needs, ", on the device or such as copies ",
             "need on the host. No row has another value; ids of the batch may have a row now that they had not. Remedy: ",
-            "smaller batches."));
+            "smaller batches", spec.hot_rows > 0 ? ", or fewer hot_rows." : "."));
       }
       return absl::ResourceExhaustedError(absl::StrCat(
           "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,

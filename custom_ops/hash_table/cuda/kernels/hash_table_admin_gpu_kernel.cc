@@ -47,6 +47,12 @@ absl::Status Size(OpKernelContext* ctx, const DeviceTableResource& resource) {
 }
 
 absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  if (resource.host_rows() != nullptr) {
+    TF_RETURN_IF_ERROR(upkeep::GiveTraffic(ctx, resource.host_rows()->Traffic()));
+    return resource.host_rows()->OnHost(Access::kNumbers, CpuPool(ctx), StreamOf(ctx),
+                                        [ctx](HashTable* table) { return upkeep::GiveCounts(ctx, table); });
+  }
+  TF_RETURN_IF_ERROR(upkeep::GiveTraffic(ctx, std::vector<int64_t>(3 * resource.segments(), 0)));
   int64_t all = 0;
   FusedrecTableTotals totals;
   const std::vector<int64_t> sizes = SizesOf(resource, &totals);
@@ -215,8 +221,8 @@ absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
 // Inputs and outputs of these ops are in host memory: checkpoints, statistics. An eviction keeps the rows of the last
 // lookup, which are on the device.
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSize").HostMemory("size"), FUSEDREC_UPKEEP(Size, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes"),
-                        FUSEDREC_UPKEEP(Statistics, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes").HostMemory("traffic"),
+                        DeviceTableFunctionOp<Statistics>);
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClock").HostMemory("clock"), FUSEDREC_UPKEEP(Clock, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSetClock").HostMemory("clock"), FUSEDREC_UPKEEP(SetClock, kChange));
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClear"), FUSEDREC_UPKEEP(Clear, kChange));

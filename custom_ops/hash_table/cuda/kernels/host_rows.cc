@@ -1,5 +1,6 @@
 #include "hash_table/cuda/kernels/host_rows.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/cuda_api.h"
@@ -49,8 +50,8 @@ absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, 
   auto table = HashTable::Make(spec, std::move(optimizer));
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
-  const int answer = fusedrec_buffer_create(&of, &allocator, &buffer, stream);
-  if (answer != 0) return DeviceTableStatus(answer, spec, "its segments");
+  const int answer = fusedrec_buffer_create(&of, &allocator, spec.hot_rows, &buffer, stream);
+  if (answer != 0) return DeviceTableStatus(answer, spec, spec.hot_rows > 0 ? "its hot_rows" : "its segments");
   return std::unique_ptr<HostRows>(new HostRows(*std::move(table), buffer));
 }
 
@@ -69,18 +70,33 @@ absl::Status HostRows::Receive(const Call& call, Seen* seen) const {
   return absl::OkStatus();
 }
 
+void HostRows::Tell(const SegmentId& key, int64_t received) {
+  seen_.told.push_back(key);
+  seen_.told_ids.push_back(received);
+}
+
 template <typename RowWanted>
-absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel) {
+absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel, Hot* hot) {
   parcel->splits.assign(1, 0);
+  if (hot != nullptr) hot->splits.assign(1, 0);
   for (int64_t s = 0; s < table_->segments(); ++s) {
     for (int64_t i = seen_.segment_splits[s]; i < seen_.segment_splits[s + 1]; ++i) {
-      const int64_t handle = row_wanted(seen_.order[i]);
+      const int64_t received = seen_.order[i], handle = row_wanted(received);
       if (handle == kNoRow) continue;
-      parcel->ids.push_back(seen_.ids[i]);
+      const SegmentId key{s, seen_.ids[i]};
+      const int64_t slot = hot == nullptr ? kNoRow : hot_.Find(key, table_->HeaderOf(handle));
+      if (slot != kNoRow) {
+        hot->ids.push_back(key.id);
+        hot->slots.push_back(slot);
+        hot->received.push_back(received);
+        continue;
+      }
+      parcel->ids.push_back(key.id);
       parcel->handles.push_back(handle);
-      if (seen_.handles[seen_.order[i]] == kNoRow || seen_.look_ahead == 0) seen_.told.push_back({s, seen_.ids[i]});
+      if (seen_.handles[received] == kNoRow || seen_.look_ahead == 0) Tell(key, received);
     }
     parcel->splits.push_back(parcel->ids.size());
+    if (hot != nullptr) hot->splits.push_back(hot->ids.size());
   }
   const absl::Status room = StatusOf(
       fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->records().bytes(), &parcel->records));
@@ -106,14 +122,23 @@ absl::Status HostRows::ReadAhead(const Call& call) {
 
   HandleSet met(num_ids);
   Parcel parcel;
+  Hot hot;
   const auto first_of_row = [&](int64_t v) {
     const int64_t handle = seen_.handles[v];
     return handle != kNoRow && met.Insert(handle) ? handle : kNoRow;
   };
-  done = Pack(call.parallel_for, first_of_row, &parcel);
+  done = Pack(call.parallel_for, first_of_row, &parcel, &hot);
   if (!done.ok()) return done;
-  done = StatusOf(fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, call.stream));
-  if (done.ok()) seen_.look_ahead = ++look_aheads_;
+  for (int64_t s = 0; s < table_->segments(); ++s) {
+    for (int64_t i = hot.splits[s]; i < hot.splits[s + 1]; ++i) Tell({s, hot.ids[i]}, hot.received[i]);
+  }
+  const FusedrecHotRows in_pool{hot.ids.data(), hot.splits.data(), hot.slots.data()};
+  done = StatusOf(fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, &in_pool,
+                                           call.stream));
+  if (!done.ok()) return done;
+  CountSent(parcel);
+  seen_.hot_splits = std::move(hot.splits);
+  seen_.look_ahead = ++look_aheads_;
   return done;
 }
 
@@ -133,6 +158,11 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   if (!done.ok()) return done;
   if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
 
+  // The rows of the batch that ends are all there: nothing has left since their lookup.
+  HotRows::Plan plan;
+  if (hot_.is_on()) done = hot_.PlanEnd(active_, is_trained_, *table_, &plan);
+  if (!done.ok()) return done;
+
   const Message message = seen_.message();
   const Ahead ahead{seen_.handles, seen_.version, seen_.moves};
   const uint32_t clock = table_->clock(), version = table_->version();
@@ -146,15 +176,22 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
     const int32_t number = numbers[v];
     if (met[number]) return kNoRow;
     met[number] = true;
-    return table_->ChangedSince(found[number], seen_.version) ? found[number] : kNoRow;
+    return table_->HeaderOf(found[number]).updated > seen_.version ? found[number] : kNoRow;
   };
-  if (done.ok()) done = Pack(call.parallel_for, first_of_changed, &late);
+  if (done.ok()) done = Pack(call.parallel_for, first_of_changed, &late, nullptr);
   if (done.ok()) {
-    done = StatusOf(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records, nullptr, call.stream));
+    const FusedrecPoolMoves moves = plan.Moves();
+    done = StatusOf(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records,
+                                            hot_.is_on() ? &moves : nullptr, nullptr, call.stream));
   }
-  std::vector<SegmentId> told = std::exchange(seen_, Seen()).told;
+  Seen seen = std::exchange(seen_, Seen());
   if (!done.ok()) return done;
-  waiting_ = std::exchange(active_, std::move(told));
+  CountSent(late);
+  for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].hits += seen.hot_splits[s + 1] - seen.hot_splits[s];
+  waiting_ = hot_.is_on() ? std::move(plan.returning) : std::move(active_.keys);
+  hot_.Commit(plan);
+  active_ = {std::move(seen.told), {}};
+  for (const int64_t v : seen.told_ids) active_.handles.push_back(found[numbers[v]]);
   LoseSums();
   is_trained_ = false;
   FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
@@ -237,8 +274,10 @@ absl::Status HostRows::WriteTrained(const std::vector<SegmentId>& rows, const Re
   char* records;
   int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->records().bytes(), &records);
   if (answer == 0) answer = read(records);
-  if (answer == 0) table_->records().WriteTrained(rows, records, parallel_for);
-  return StatusOf(answer);
+  if (answer != 0) return StatusOf(answer);
+  table_->records().WriteTrained(rows, records, parallel_for);
+  for (const SegmentId& row : rows) ++traffic_[row.segment].returned;
+  return absl::OkStatus();
 }
 
 absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
@@ -249,12 +288,36 @@ absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
   return done;
 }
 
+// As many rows at a time as a batch has, because the device has memory for these.
+absl::Status HostRows::TakeHotBack(const ParallelFor& parallel_for, void* stream) {
+  const std::vector<int64_t> newer = hot_.Newer();
+  const size_t most = std::max<size_t>(active_.keys.size(), 32);
+  for (size_t begin = 0, end; begin < newer.size(); begin = end) {
+    end = std::min(begin + most, newer.size());
+    const int64_t* const slots = newer.data() + begin;
+    std::vector<SegmentId> keys;
+    for (size_t i = begin; i < end; ++i) keys.push_back(hot_.key(newer[i]));
+    const char* written = nullptr;
+    const auto read = [&](char* records) {
+      written = records;
+      return fusedrec_buffer_read_hot(buffer_, slots, keys.size(), records, stream);
+    };
+    const absl::Status done = WriteTrained(keys, read, parallel_for);
+    if (!done.ok()) return done;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      hot_.NoteWritten(slots[i], RowRecords::UpdatedOf(written + i * table_->records().bytes()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Brings all rows in host memory up to date.
 absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
   absl::Status done = WriteBack(parallel_for);
+  if (done.ok()) done = TakeHotBack(parallel_for, stream);
   if (!done.ok() || !is_trained_) return done;
   const auto read = [=](char* records) { return fusedrec_buffer_read_active(buffer_, records, stream); };
-  done = WriteTrained(active_, read, parallel_for);
+  done = WriteTrained(active_.keys, read, parallel_for);
   if (done.ok()) is_trained_ = false;
   return done;
 }
@@ -270,10 +333,25 @@ absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, vo
     const absl::Status done = StatusOf(fusedrec_buffer_drop(buffer_, stream));
     if (!done.ok()) return done;
     seen_ = Seen();
-    active_.clear();
+    active_ = BatchRows();
+    hot_.Clear();
     LoseSums();
   }
   return use(table_.get());
+}
+
+void HostRows::CountSent(const Parcel& parcel) {
+  for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].sent += parcel.splits[s + 1] - parcel.splits[s];
+}
+
+std::vector<int64_t> HostRows::Traffic() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t bytes = table_->records().bytes();
+  std::vector<int64_t> traffic;
+  for (const RowTraffic& rows : traffic_) {
+    traffic.insert(traffic.end(), {rows.hits, rows.sent * bytes, rows.returned * bytes});
+  }
+  return traffic;
 }
 
 }  // namespace fusedrec

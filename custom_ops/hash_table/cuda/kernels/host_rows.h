@@ -1,17 +1,23 @@
-// A table on a GPU that is larger than the device: rows are in host memory, the rows of two batches on the device.
+// A table on a GPU that is larger than the device: rows are in host memory, the rows of two batches on the device, and hot
+// rows, which stay there.
 //
 // A HashTable in host memory decides which rows exist, are new and leave. It has the counts, clocks, options and
 // checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
 // rows between the two.
 //
 //   look-ahead of t + 1   The rows of batch t - 1 go back. The ids of t + 1 come to the host, which finds their rows and
-//                         copies them to the device. The tables do not change.
+//                         copies them to the device, but for hot rows. The tables do not change.
 //   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
-//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up.
+//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up. Rows
+//                         of batch t that are hot go to their slots.
 //   update of t + 1       The device updates alone. The host only counts the version.
 //
 // The result equals a HashTable bit for bit; clock and version on the device are the host's. A lookup without a look-ahead
 // first runs one itself, at full cost. There is one look-ahead at a time: the lookup of an earlier one begins anew.
+//
+// # Hot rows
+// With hot_rows, rows of the pool (hot_rows.h) go back to host memory when others take their slots, or when a call reads or
+// changes rows in host memory: evaluation, saves, evictions by hand. Calls that change rows also empty the pool.
 //
 // # Rows that leave while they are on the device
 // The window is one lookup, so the lookup of t + 1 may evict a row of batch t, but no lookup before. The record of such a
@@ -30,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
+#include "hash_table/cuda/kernels/hot_rows.h"
 
 namespace fusedrec {
 
@@ -78,6 +85,9 @@ class HostRows {
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);
+  // By segment, since the table was made: distinct rows of lookups that lay in the pool, bytes of records that went to the
+  // device, and bytes that came back.
+  std::vector<int64_t> Traffic() const;
 
  private:
   // The rows of a look-ahead, which it has sent to the device.
@@ -88,7 +98,9 @@ class HostRows {
     std::vector<int64_t> handles;  // [V]
     int64_t version = 0, moves = 0;  // of the table then
     std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
-    std::vector<SegmentId> told;  // rows that the device has, in their order there
+    std::vector<SegmentId> told;      // rows that the device has, in their order there
+    std::vector<int64_t> told_ids;    // and a received id of each
+    std::vector<int64_t> hot_splits;  // by segment; of its rows in the pool
 
     Message message() const { return {entries, splits, static_cast<int64_t>(handles.size())}; }
   };
@@ -97,28 +109,46 @@ class HostRows {
     std::vector<int64_t> ids, handles, splits;
     char* records = nullptr;  // of the buffer's host memory
   };
+  // Rows of a batch in the pool, by segment.
+  struct Hot {
+    std::vector<int64_t> ids, slots, splits, received;  // received: a received id of each
+  };
 
-  HostRows(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer) : table_(std::move(table)), buffer_(buffer) {}
+  HostRows(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer)
+      : table_(std::move(table)),
+        buffer_(buffer),
+        hot_(table_->spec().hot_rows, table_->segments()),
+        traffic_(table_->segments()) {}
   absl::Status StatusOf(int answer) const;
   absl::Status Receive(const Call& call, Seen* seen) const;
   absl::Status ReadAhead(const Call& call);
-  // The received ids whose row is_wanted(v) names, kNoRow for none, with their records.
+  // The received ids whose row is_wanted(v) names, kNoRow for none, with their records. hot, may be null: takes rows of the
+  // pool.
   template <typename RowWanted>
-  absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel);
+  absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel, Hot* hot);
+  void Tell(const SegmentId& key, int64_t received);
   // Writes the records of rows, which read(records) copies from the device, to host memory.
   template <typename Read>
   absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
   // The active rows leave the device, so no gradient trains them.
   void LoseSums();
+  absl::Status TakeHotBack(const ParallelFor& parallel_for, void* stream);
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
+  void CountSent(const Parcel& parcel);
 
   const std::unique_ptr<HashTable> table_;
   FusedrecDeviceBuffer* const buffer_;
-  std::mutex mutex_;  // one call at a time
+  mutable std::mutex mutex_;  // one call at a time
+  HotRows hot_;
+  struct RowTraffic {
+    int64_t hits = 0, sent = 0, returned = 0;
+  };
+  std::vector<RowTraffic> traffic_;  // by segment, in rows
   Seen seen_;
   int64_t look_aheads_ = 0;
-  std::vector<SegmentId> active_, waiting_;  // rows on the device, and rows that wait to go back, in their order there
+  BatchRows active_;                // rows of the batch on the device
+  std::vector<SegmentId> waiting_;  // rows that wait to go back, in their order there
   uint32_t clock_ = 0;       // of the lookup whose rows are active
   bool trainable_ = false;   // whether they are, as that lookup left them
   bool is_trained_ = false;  // whether they are newer than in host memory

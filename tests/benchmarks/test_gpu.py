@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks.harness import gpu_device
 from benchmarks.harness.roofline import Rates
-from tests.benchmarks import gpu_over_emulation
 from tests.cuda import libraries
-from tests.gpu import session
+from tests.gpu import benchmarks_over_emulation, session
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = [f"benchmarks.{name}" for name in session.BENCHMARKS]
@@ -34,9 +33,9 @@ def test_the_program_says_what_it_lacks(program, tmp_path):
 def test_every_case_runs_over_the_emulation():
     """Checks, calls and fields of the benchmarks, so that a machine with a GPU is not lent to find a wrong name."""
     folder = libraries.ROOT / "build/emulation"
-    for op in gpu_over_emulation.OPS:
+    for op in benchmarks_over_emulation.OPS:
         libraries.build(op, folder)
-    done = libraries.under_sanitizers("tests.benchmarks.gpu_over_emulation", str(folder))
+    done = libraries.under_sanitizers("tests.gpu.benchmarks_over_emulation", str(folder))
     assert done.returncode == 0 and "the cases of the benchmarks run" in done.stdout, done.stdout + done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Runs the cases of the benchmarks on a GPU over the emulation: python -m tests.benchmarks.gpu_over_emulation FOLDER.
+"""Runs the cases of the benchmarks on a GPU over the emulation: python -m tests.gpu.benchmarks_over_emulation FOLDER.
 
 FOLDER has the emulated libraries. Checks, calls and fields are real, sizes are small. A clock that tells the time of
 no device takes the place of CUDA's. The peers need a GPU and are left out.

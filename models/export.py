@@ -61,7 +61,7 @@ from tf_fusedrec.layers import jagged
 
 Model = RankingModel | HSTURetrieval
 # Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
-REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
+REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together", "average_late")
 
 
 def export(

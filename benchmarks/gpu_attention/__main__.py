@@ -3,18 +3,24 @@
     python -m benchmarks.gpu_attention [--quick] [--json FILE]
 
 Attention is causal, in bfloat16, with and without bias. Operations are counted as usual for causal attention: 4 S^2 D /
-2 per head and sequence forward, 2.5 times as many backward. The bound is the measured rate of a large matrix product.
-Lengths are drawn between S / 2 and S. The peer is a plain Triton kernel (triton_kernel.py), forward without bias.
+2 per head and sequence forward, 2.5 times as many backward. Bytes are the tensors of tokens, each read or written once.
+Lengths are drawn between S / 2 and S. The peer is a plain Triton kernel (triton_kernel.py), forward without bias, where
+Triton is installed.
 """
 
 from __future__ import annotations
+
+import itertools
+from typing import Any
 
 import numpy as np
 
 from benchmarks.gpu_attention.lengths import lengths_of_rows
 from benchmarks.harness import gpu_device
+from benchmarks.harness.gpu_peers import Call, Libraries
+from benchmarks.harness.roofline import Rates, Work, beside
 from tests.cuda.checks import jagged_attention as checks
-from tests.cuda.checks.jagged_attention_call import prepare, random_case
+from tests.cuda.checks.jagged_attention_call import Prepared, assert_near, from_bits, prepare, random_case
 
 HEADS = 4
 # TFLOP/s on an H100 SXM, bfloat16, causal, no bias, by (pass, dim, longest): HSTU kernels of recsys-examples (wgmma),
@@ -32,43 +38,65 @@ def published(name: str, dim: int, longest: int) -> dict[str, float]:
     return {who: x for who, x in zip(("recsys-examples HSTU H100", "FlashAttention-2 H100"), figures) if x is not None}
 
 
-def measure(kernels, dim: int, longest: int, bias: bool, rate: float) -> list[dict]:
+def triton_call(libraries: Libraries, kernels: Any, prepared: Prepared, dim: int, work: Work) -> dict[str, Call]:
+    """The Triton kernel on the arrays of a prepared call, if Triton is there. Its check runs our kernel, too."""
+    if libraries.get("triton") is None:
+        return {}
+    from benchmarks.gpu_attention import triton_kernel
+
+    run = triton_kernel.prepare(prepared.host["row_splits"], prepared.device, HEADS, dim, prepared.call.alpha)
+
+    def check() -> None:
+        outs = []
+        for one in (lambda: kernels.run(prepared.launcher, prepared.call, prepared.scratch), run):
+            one()
+            outs.append(from_bits(2, kernels.memory.get(prepared.device["out"])))
+        assert_near(2, outs[1], outs[0], "out of Triton beside ours", 2)  # each rounds weights and results by itself
+
+    return {"triton forward": Call(run, work, check)}
+
+
+def measure(kernels: Any, dim: int, longest: int, bias: bool, rates: Rates, libraries: Libraries) -> list[dict]:
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = random_case(lengths, HEADS, dim, dim, bias=bias)
     forward = prepare(kernels, "jagged_attention", 2, case)
     backward = prepare(kernels, "jagged_attention", 2, case, random.normal(size=case["value"].shape))
     operations = 2.0 * HEADS * dim * float(np.sum(np.square(lengths, dtype=np.float64)))
-    runs = {
-        "forward": (lambda: kernels.run(forward.launcher, forward.call, forward.scratch), operations),
-        "backward": (lambda: kernels.run(backward.launcher, backward.call, backward.scratch), 2.5 * operations),
+    tensor_bytes = 2 * case["value"].size
+    # Forward: query, key, value and out. Backward: these without out, and four gradients.
+    work = Work(bytes=4 * tensor_bytes, flops=operations)
+    calls = {
+        "forward": Call(lambda: kernels.run(forward.launcher, forward.call, forward.scratch), work),
+        "backward": Call(
+            lambda: kernels.run(backward.launcher, backward.call, backward.scratch),
+            Work(bytes=7 * tensor_bytes, flops=2.5 * operations),
+        ),
     }
     if not bias:
-        from benchmarks.gpu_attention import triton_kernel
-
-        triton_forward = triton_kernel.prepare(
-            forward.host["row_splits"], forward.device, HEADS, dim, forward.call.alpha
-        )
-        runs["triton forward"] = triton_forward, operations
-    results = []
-    for name, (run, work) in runs.items():
-        us = gpu_device.median_us(run, rounds=20)
-        flops = work / (us * 1e-6)
-        results.append({
-            "name": name, "dim": dim, "longest": longest, "bias": bias, "tokens": sum(lengths), "us": us,
-            "tflops": flops / 1e12, "fraction_of_matrix_rate": flops / rate,
+        calls.update(triton_call(libraries, kernels, forward, dim, work))
+    for call in calls.values():
+        call.check()
+    times = gpu_device.medians_us({name: call.run for name, call in calls.items()}, rounds=20)
+    return [
+        {
+            "name": name, "dim": dim, "longest": longest, "bias": bias, "tokens": sum(lengths),
+            **beside(us, calls[name].work, rates), "tflops": calls[name].work.flops / us / 1e6,
             "published_tflops": published(name, dim, longest),
-        })  # fmt: skip
-    return results
+        }
+        for name, us in times.items()
+    ]  # fmt: skip
 
 
 def main() -> None:
     arguments = gpu_device.options(__doc__, "attention")
-    kernels, rate = gpu_device.open_kernels(), gpu_device.matrix_flops()
+    kernels, libraries = gpu_device.open_kernels(), Libraries(["triton"])
+    rates = gpu_device.rates()
     checks.check_rows_of_all_lengths(kernels)
+    report = gpu_device.Report(arguments.json, rates, libraries.left_out)
     dims, lengths = ((64,), (512,)) if arguments.quick else ((64, 128), (512, 1024, 2048, 4096, 8192))
-    cases = [(dim, longest, bias) for dim in dims for longest in lengths for bias in (False, True)]
-    gpu_device.write(arguments.json, [line for case in cases for line in measure(kernels, *case, rate)])
+    for dim, longest, bias in itertools.product(dims, lengths, (False, True)):
+        report.add(measure(kernels, dim, longest, bias, rates, libraries))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_bias_attention [--quick] [--json FILE]
 
 Attention is causal, in bfloat16, forward and backward. One map is by position, the other by buckets of time or by a
-function of time. A column of a head and channel takes 2 S^2 / 2 operations forward and twice as many backward. The
-bound is the measured rate of a large matrix product. Lengths are drawn between S / 2 and S.
+function of time. A column of a head and channel takes 2 S^2 / 2 operations forward and twice as many backward. Bytes
+are the values, the times and the results, each read or written once. Lengths are drawn between S / 2 and S.
 
 PyTorch makes maps [row, S, S] of padded rows and multiplies them with the values, as published code does, forward only.
 `difference` is the largest difference between its result and ours, over its largest number.
@@ -12,15 +12,21 @@ PyTorch makes maps [row, S, S] of padded rows and multiplies them with the value
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 
 from benchmarks.gpu_attention.lengths import lengths_of_rows
 from benchmarks.harness import gpu_device
+from benchmarks.harness.roofline import Rates, Work, beside
 from tests.cuda.checks import jagged_attention_channels as checks
 from tests.cuda.checks.jagged_attention_call import from_bits, prepare
 
 HEADS = 4
 POWER = 1  # number of the power function of time
+# PyTorch rounds both maps and the values to bfloat16, 2^-8 each, and its sums of up to 8192 terms; ours the results.
+MOST_APART = 2.0**-5
 
 
 def dense_forward(case: dict, lengths: list[int]):
@@ -64,7 +70,7 @@ def difference(ours: np.ndarray, dense: np.ndarray, lengths: list[int]) -> float
     return float(np.max(np.abs(ours - dense)) / np.max(np.abs(dense)))
 
 
-def measure(kernels, dim: int, longest: int, function: int, rate: float) -> list[dict]:
+def measure(kernels: Any, dim: int, longest: int, function: int, rates: Rates) -> list[dict]:
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = checks.channels(lengths, HEADS, dim, function=function)
@@ -78,25 +84,33 @@ def measure(kernels, dim: int, longest: int, function: int, rate: float) -> list
     }
     calls["forward"]()
     apart = difference(from_bits(2, kernels.memory.get(forward.device["out"])), dense().float().cpu().numpy(), lengths)
+    assert apart <= MOST_APART, f"the result differs from PyTorch's by {apart:.2e} of its largest number"
     operations = 2.0 * HEADS * dim * float(np.sum(np.square(lengths, dtype=np.float64)))
-    results = []
-    for name, us in gpu_device.medians_us(calls, rounds=20).items():
-        flops = (2.0 if name == "backward" else 1.0) * operations / (us * 1e-6)
-        results.append({
+    value_bytes, time_bytes = 2 * case["value"].size, 2 * 8 * sum(lengths)
+    # Forward: values, and both channels out. Backward: values, both channels' gradients, and gradients of values.
+    works = {
+        "forward": Work(bytes=3 * value_bytes + time_bytes, flops=operations),
+        "backward": Work(bytes=4 * value_bytes + time_bytes, flops=2.0 * operations),
+    }
+    works["torch dense forward"] = works["forward"]
+    return [
+        {
             "name": name, "columns": HEADS * dim, "longest": longest, "time": "power" if function else "buckets",
-            "tokens": sum(lengths), "us": us, "tflops": flops / 1e12, "fraction_of_matrix_rate": flops / rate,
+            "tokens": sum(lengths), **beside(us, works[name], rates), "tflops": works[name].flops / us / 1e6,
             "difference": apart,
-        })  # fmt: skip
-    return results
+        }
+        for name, us in gpu_device.medians_us(calls, rounds=20).items()
+    ]  # fmt: skip
 
 
 def main() -> None:
     arguments = gpu_device.options(__doc__, "bias_attention")
-    kernels, rate = gpu_device.open_kernels(), gpu_device.matrix_flops()
+    kernels, rates = gpu_device.open_kernels(), gpu_device.rates()
     checks.check_channels_of_rows_of_all_lengths(kernels)
+    report = gpu_device.Report(arguments.json, rates, {})
     dims, lengths = ((32,), (512,)) if arguments.quick else ((32, 128), (512, 2048, 8192))
-    cases = [(dim, longest, function) for dim in dims for longest in lengths for function in (0, POWER)]
-    gpu_device.write(arguments.json, [line for case in cases for line in measure(kernels, *case, rate)])
+    for dim, longest, function in itertools.product(dims, lengths, (0, POWER)):
+        report.add(measure(kernels, dim, longest, function, rates))
 
 
 if __name__ == "__main__":

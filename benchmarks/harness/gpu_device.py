@@ -1,7 +1,8 @@
-"""The base of the benchmarks on a GPU: the library of kernels, the clock, and the best rates of the device.
+"""The base of the benchmarks on a GPU: the library of kernels, the clock, the best rates of the device, the report.
 
 PyTorch provides the memory and the stream. TensorFlow is not needed. Times are medians over calls, each between two
-CUDA events. Before every call, a write to a large buffer evicts the data of the call from the last-level cache.
+CUDA events. Before every call, a write to a large buffer evicts the data of the call from the last-level cache. A call
+and its peers take turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import pathlib
 import statistics
 import subprocess
+from collections.abc import Iterable, Mapping
 
+from benchmarks.harness.roofline import Rates
 from tests.cuda.memory import Kernels, TorchMemory
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -61,22 +64,19 @@ def medians_us(calls: dict, *, rounds: int = 50, warm_up: int = 5) -> dict[str, 
     }
 
 
-def copy_bytes_per_s() -> float:
-    """Returns the bytes that a copy of 1 GiB reads and writes per second."""
+def rates() -> Rates:
+    """Measures the device: a copy of 1 GiB, a product of two 8192 x 8192 matrices, a copy of 256 MiB from the host."""
     import torch
 
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / (median_us(lambda: target.copy_(source), rounds=20) * 1e-6)
-
-
-def matrix_flops() -> float:
-    """Returns the bfloat16 operations per second of a product of two 8192 x 8192 matrices."""
-    import torch
-
+    copy_us = median_us(lambda: target.copy_(source), rounds=20)
     a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     b = torch.randn_like(a)
-    return 2 * 8192**3 / (median_us(lambda: a @ b, rounds=20) * 1e-6)
+    matrix_us = median_us(lambda: a @ b, rounds=20)
+    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    link_us = median_us(lambda: target[: 1 << 28].copy_(host, non_blocking=True), rounds=20)
+    return Rates(1e6 * 2 * source.numel() / copy_us, 1e6 * 2 * 8192**3 / matrix_us, 1e6 * host.numel() / link_us)
 
 
 def device() -> dict[str, str]:
@@ -95,13 +95,28 @@ def options(description: str, name: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(path: pathlib.Path, results: list[dict]) -> None:
-    """Prints the results and writes them to a file, together with the device."""
-    for result in results:
-        print(
-            "  ".join(
-                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in result.items()
-            )
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"device": device(), "results": results}, indent=1) + "\n", encoding="utf-8")
+class Report:
+    """Prints results and writes them to a file as they come, so that a run that is cut off leaves what it has.
+
+    Args:
+      path: The file.
+      rates: Rates of the device.
+      left_out: Reason by name of each peer that is not measured.
+    """
+
+    def __init__(self, path: pathlib.Path, rates: Rates, left_out: Mapping[str, str]):
+        self._path, self._results = path, list[dict]()
+        self._head = {"device": device(), "rates": rates._asdict(), "left_out": dict(left_out)}
+        for name, reason in left_out.items():
+            print(f"left out: {name}: {reason}", flush=True)
+
+    def add(self, results: Iterable[dict]) -> None:
+        """Adds the lines of one case."""
+        for result in results:
+            cells = (f"{key} {x:.4g}" if isinstance(x, float) else f"{key} {x}" for key, x in result.items())
+            print("  ".join(cells), flush=True)
+            self._results.append(result)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({**self._head, "results": self._results}, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(self._path)

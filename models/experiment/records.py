@@ -65,6 +65,7 @@ class EmbeddingConfig:
     sync_every: int = 1  # updates between two averages under the rule weight_sync
     moment_scale: float = 0.0  # moment scale under the rule weight_sync; 0: the number of groups
     replicas_together: bool = False  # consecutive ranks hold replicas of one shard instead of shards of one replica
+    average_late: bool = False  # merges the mean of weight_sync one update late, exchanged while that batch computes
     wire_dtype: str = "float32"  # dtype of rows and gradients in the all-to-alls: float32, bfloat16 or float16
 
     @property
@@ -80,6 +81,7 @@ class EmbeddingConfig:
             sync_every=self.sync_every,
             moment_scale=self.moment_scale or None,
             replicas_together=self.replicas_together,
+            average_late=self.average_late,
         )
 
     def __post_init__(self) -> None:

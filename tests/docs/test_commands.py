@@ -121,6 +121,9 @@ RUN_ELSEWHERE = {
         "tests/environment/test_first_step.py::test_an_end_before_the_first_step_is_an_error"
     ),
     "python -m tests.gpu.session": "tests/benchmarks/test_gpu.py::test_the_session_knows_every_op_and_benchmark",
+    "python -m tests.gpu.tensorflow_session": (
+        "tests/gpu/test_tensorflow_session.py::test_an_exit_code_of_2_and_the_missing_thing_without_a_gpu"
+    ),
     "python -m benchmarks.train_step --quick --json train_step.json": (
         "tests/benchmarks/test_train_step.py::test_summary_has_the_fields_that_the_readme_names"
     ),

@@ -23,7 +23,12 @@ AVERAGED = {
     "rowwise_scaled": ("RowWiseAdagrad", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=1)),
     "adam": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=1, moment_scale=1.0)),
     "adam_scaled": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=4)),
+    "rowwise_late": ("RowWiseAdagrad", {"epsilon": 1e-2}, Topology(2, "weight_sync", average_late=True)),
+    "adam_late": ("Adam", {"epsilon": 1e-2, "beta_2": 0.5}, Topology(2, "weight_sync", average_late=True)),
+    "adam_late_4": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=4, average_late=True)),
+    "accumulated_late": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", average_late=True)),
 }
+ACCUMULATED = {"accumulated_late": 2}  # steps that make one update, of the layers that have several
 RATE = 0.05
 # Rows of these tables leave, in each replica alone until the synchronisation after every second step.
 LEAVING = {"max_rows": 300, "eviction": "lru"}
@@ -31,6 +36,9 @@ EVICTING = {
     "averaged_lru": (LEAVING, Topology(2, "weight_sync", sync_every=2)),
     "averaged_lfu": ({**LEAVING, "eviction": "lfu", "storage_dtype": "bfloat16", "stochastic_rounding": True},
                      Topology(2, "weight_sync", sync_every=2)),
+    "late_lru": (LEAVING, Topology(2, "weight_sync", sync_every=2, average_late=True)),
+    "late_ttl": ({"ttl": 12, "storage_dtype": "bfloat16", "stochastic_rounding": True},
+                 Topology(2, "weight_sync", average_late=True)),
     "averaged_ttl": ({"ttl": 12, "memory_budget": 200 * 80}, Topology(2, "weight_sync", sync_every=2)),
     "shared_lru": ({**LEAVING, "admission_count": 2}, SHARED),
 }  # fmt: skip
@@ -88,14 +96,22 @@ def _run_all(folder, checkpoint):
         found["wire", wire] = _over_wire(wire, Topology(), f"wire_{wire}")
         found["shared_wire", wire] = _over_wire(wire, SHARED, f"shared_wire_{wire}")
     for name, (rule, numbers, topology) in AVERAGED.items():
-        embedding = linear.train(ids, name, getattr(optimizers, rule)(RATE, **numbers), topology)
+        accumulate = ACCUMULATED.get(name, 1)
+        embedding = linear.train(
+            ids, name, getattr(optimizers, rule)(RATE, **numbers), topology, accumulate_steps=accumulate
+        )
         found[name] = linear.records(embedding)
+        if topology.average_late:
+            embedding.synchronize()
+            found[name, "averaged"] = linear.records(embedding)
         if name == "rowwise":  # whose replicas differ after the last step
             found["checkpoint"] = _resharded(embedding, checkpoint)
     for name, (table, topology) in EVICTING.items():
         if "memory_budget" in table:
             table = {**table, "tier_folder": str(pathlib.Path(checkpoint).parent)}
         embedding = linear.train(ids, name, optimizers.Adam(RATE), topology, table=table)
+        if topology.average_late:
+            embedding.synchronize()
         found[name] = linear.records(embedding), embedding.lookups[0].table.statistics["item"]
     return found
 
@@ -152,25 +168,43 @@ def assert_same_training(got, wanted, world_size, what):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=what)
 
 
+def _start_of(results, name):
+    """Returns a function from an id to its state before training, float64."""
+    rows = {}
+    for result in results:
+        rows.update(zip(np.unique(np.concatenate(result["ids"])).tolist(), result["initial"].astype(np.float64)))
+    return lambda i: {"row": rows[i], **SLOTS[AVERAGED[name][0]]}
+
+
+SLOTS = {"RowWiseAdagrad": {"accumulator": 0.0}, "Adam": {"m": np.zeros(linear.DIM), "v": np.zeros(linear.DIM)}}
+
+
 @pytest.mark.parametrize("name", list(AVERAGED))
 def test_weight_sync_is_algorithm_1(results, name):
     rule, numbers, topology = AVERAGED[name]
     groups, _ = topology.sets(len(results))
-    steps = grm.STEPS
     batches = [
-        [_joined([results[rank]["ids"][step] for rank in ranks], step) for ranks in groups] for step in range(steps)
+        [_joined([results[rank]["ids"][step] for rank in ranks], step) for ranks in groups] for step in range(grm.STEPS)
     ]
-    rows = {}
-    for result in results:
-        rows.update(zip(np.unique(np.concatenate(result["ids"])).tolist(), result["initial"].astype(np.float64)))
-    slots = {"RowWiseAdagrad": {"accumulator": 0.0}, "Adam": {"m": np.zeros(linear.DIM), "v": np.zeros(linear.DIM)}}
+    start = _start_of(results, name)
     update = {"RowWiseAdagrad": weight_sync.rowwise_adagrad, "Adam": weight_sync.adam}[rule]
     update = functools.partial(update, lr=RATE, c=topology.scale_of_moments, **numbers)
-    tables = weight_sync.train(batches, lambda i: {"row": rows[i], **slots[rule]}, update, topology.sync_every)
+    late, accumulate = topology.average_late, ACCUMULATED.get(name, 1)
+    tables = weight_sync.train(batches, start, update, topology.sync_every, late=late, accumulate=accumulate)
+    _assert_tables(groups, [result[name] for result in results], tables)
+    if late:
+        at_once = weight_sync.train(batches, start, update, topology.sync_every, accumulate=accumulate)
+        pairs = [(one[i]["row"], two[i]["row"]) for one, two in zip(tables, at_once) for i in one.keys() & two.keys()]
+        assert max(np.abs(one - two).max() for one, two in pairs) > 1e-3, "the oracle without delay would do as well"
+        weight_sync.average(tables, start)
+        _assert_tables(groups, [result[name, "averaged"] for result in results], tables)
+
+
+def _assert_tables(groups, of_ranks, tables):
     for ranks, wanted in zip(groups, tables):
-        got, records = (np.concatenate(parts) for parts in zip(*[results[rank][name] for rank in ranks]))
+        got, records = (np.concatenate(parts) for parts in zip(*[of_ranks[rank] for rank in ranks]))
         assert set(got.tolist()) == set(wanted)
-        for field in ("row", *slots[rule]):
+        for field in next(iter(wanted.values())):
             of_oracle = np.array([wanted[i][field] for i in got.tolist()])
             # float32 against float64 over 50 steps. A wrong rule differs by 1e-2.
             np.testing.assert_allclose(records[field], of_oracle, rtol=1e-4, atol=1e-5, err_msg=field)
@@ -181,11 +215,29 @@ def _joined(parts, step):
     return (ids, *linear.samples(ids, step))
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, topology) in AVERAGED.items() if topology.sync_every == 1])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, _, topology) in AVERAGED.items() if topology.sync_every == 1 or topology.average_late]
+)
 def test_replicas_are_equal_bit_by_bit_after_a_synchronisation(results, name):
     _, shards = AVERAGED[name][2].sets(len(results))
     for ranks in shards:
-        assert_equal_replicas([results[rank][name] for rank in ranks])
+        late = AVERAGED[name][2].average_late
+        assert_equal_replicas([results[rank][(name, "averaged") if late else name] for rank in ranks])
+
+
+@pytest.mark.parametrize("name", ["rowwise_late", "adam_late"])
+def test_a_late_mean_leaves_replicas_apart_by_their_last_changes_alone(results, name):
+    """Rows that no replica has trained in the last step are equal bit by bit; others are not."""
+    for ranks in AVERAGED[name][2].sets(len(results))[1]:
+        (ids, one), (others, two) = (results[rank][name] for rank in ranks)
+        last = {i for result in results for i in result["ids"][-1].tolist()}
+        both = np.intersect1d(ids, others)
+        assert set(ids.tolist()) ^ set(others.tolist()) <= last
+        one, two = one[np.isin(ids, both)], two[np.isin(others, both)]
+        trained = np.isin(both, list(last))
+        np.testing.assert_array_equal(one[~trained], two[~trained])
+        assert np.sum(~trained) > 10
+        assert trained.sum() == 0 or (one["row"] != two["row"])[trained].any()
 
 
 def assert_equal_replicas(replicas):

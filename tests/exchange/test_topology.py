@@ -40,6 +40,8 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         ({"rule": "weight_sync", "sync_every": 0}, "Topology.sync_every must be an int >= 1, got 0"),
         ({"groups": 2, "rule": "weight_sync", "moment_scale": 3.0}, "must be > 0 and at most groups, 2, got 3.0"),
         ({"groups": 2, "rule": "weight_sync", "moment_scale": 0.0}, "must be > 0 and at most groups, 2, got 0.0"),
+        ({"average_late": True}, "Topology.average_late is of the rule 'weight_sync', got 'gradient_sync'"),
+        ({"rule": "weight_sync", "average_late": 1}, "Topology.average_late must be True or False, got 1"),
         ({"groups": 2, "sync_every": 4}, "are of the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
     ],
 )

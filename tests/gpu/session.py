@@ -1,10 +1,19 @@
-"""Runs everything that needs a machine with a GPU, in one call: checks, compute-sanitizer, benchmarks.
+"""Checks, benchmarks and compute-sanitizer on a machine with a GPU and PyTorch, without TensorFlow, in ten minutes.
 
-    python -m tests.gpu.session
+    python -m tests.gpu.session [--minutes 10] [--folder FOLDER] [--only NAME ...] [--again]
 
-Needs PyTorch with a GPU, NumPy and libfusedrec_cuda.so (FUSEDREC_CUDA=1 python setup.py build_ext --inplace, on any
-machine with nvcc); no TensorFlow, no pytest. Results: benchmarks/results/gpu_*.json. It runs everything, and ends with
-1 when anything failed.
+The library is built elsewhere, on any machine with TensorFlow, nvcc and this checkout:
+
+    FUSEDREC_CUDA=1 python setup.py build_ext --inplace
+
+It writes tf_fusedrec/ops/libfusedrec_cuda.so, which needs neither TensorFlow nor the CUDA toolkit. Copy it with the
+tracked files, at the same place in the checkout. FUSEDREC_CUDA_ARCHS=90 compiles for sm_90 alone, a smaller library in
+half the time. compute-sanitizer of the CUDA toolkit, Triton and CuPy are used where they are.
+
+Order: checks of each op, quick benchmarks, benchmarks, memcheck, racecheck. Each step has a log and a record in FOLDER,
+build/gpu_session by default; a benchmark also has NAME.results.json there, which grows case by case. The next call goes
+on with the steps that have no record (steps.py). Exit codes: 0 all passed, 1 failures, 2 something is missing, 3 steps
+are left.
 """
 
 from __future__ import annotations
@@ -12,15 +21,19 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import shutil
-import subprocess
 import sys
+from collections.abc import Sequence
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.gpu import steps
+from tests.gpu.steps import ROOT, Step
+
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
 OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
 BENCHMARKS = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("gpu_*/__main__.py"))
-TIMEOUT_S = 600.0
+# Rough seconds, for the order and the end of a session; and the limits, after which a step counts as hung.
+EXPECTED_S = {"checks": 10.0, "quick": 15.0, "benchmarks": 45.0, "memcheck": 60.0, "racecheck": 61.0}
+LIMIT_S = {"checks": 120.0, "quick": 60.0, "benchmarks": 180.0, "memcheck": 240.0, "racecheck": 240.0}
 
 
 def lacking() -> str | None:
@@ -38,39 +51,47 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer")
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S)
+def _step(kind: str, name: str, *command: str) -> Step:
+    return Step(f"{kind}.{name}", command, EXPECTED_S[kind], LIMIT_S[kind])
 
 
-def check(op: str, tool: str | None = None) -> subprocess.CompletedProcess:
-    """Runs the checks of an op, under a tool of compute-sanitizer if one is named."""
+def check(op: str, tool: str | None = None) -> Step:
+    """The checks of an op, under a tool of compute-sanitizer if one is named."""
     prefix = [] if tool is None else [str(sanitizer()), "--tool", tool, "--error-exitcode", "9"]
     checks = [sys.executable, "-m", "tests.cuda.run_checks", op, "--library", str(LIBRARY), "--memory", "torch"]
-    return run([*prefix, *checks])
+    return _step(tool or "checks", op, *prefix, *checks)
 
 
-def main() -> int:
+def benchmark(name: str, folder: pathlib.Path, *, quick: bool) -> Step:
+    """A benchmark, whose results go into the folder."""
+    kind = "quick" if quick else "benchmarks"
+    results = str(folder / f"{kind}.{name}.results.json")
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", results, *(["--quick"] if quick else [])]
+    return _step(kind, name, *command)
+
+
+def steps_of(folder: pathlib.Path) -> list[Step]:
+    """All steps that this machine can run."""
+    found = [check(op) for op in OPS]
+    found += [benchmark(name, folder, quick=quick) for quick in (True, False) for name in BENCHMARKS]
+    if sanitizer() is not None:
+        found += [check(op, tool) for tool in TOOLS for op in OPS]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = steps.options(__doc__, "gpu_session")
+    options = parser.parse_args(arguments)
     missing = lacking()
     if missing is not None:
-        print(f"error: no session on a GPU: {missing}.", file=sys.stderr)
+        print(f"error: no session on a GPU: {missing}. Remedy: see `--help`.", file=sys.stderr)
         return 2
-    steps = {f"checks of {op}": lambda op=op: check(op) for op in OPS}
-    if sanitizer() is not None:
-        steps.update({f"{tool} of {op}": lambda op=op, tool=tool: check(op, tool) for tool in TOOLS for op in OPS})
-    else:
-        print("compute-sanitizer is not on PATH: left out")
-    for name in BENCHMARKS:
-        steps[f"benchmarks.{name}"] = lambda name=name: run([sys.executable, "-m", f"benchmarks.{name}"])
-    failed = []
-    for name, step in steps.items():
-        print(f"== {name}", flush=True)
-        done = step()
-        print(done.stdout, flush=True)
-        if done.returncode != 0:
-            print(done.stderr, flush=True)
-            failed.append(name)
-    print(f"failed: {', '.join(failed)}" if failed else "all passed")
-    return 1 if failed else 0
+    if sanitizer() is None:
+        print("left out: compute-sanitizer is not on PATH")
+    try:
+        return steps.session(steps_of(options.folder.resolve()), LIBRARY, options)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ FEATURES = ("item", "user")
 TOPOLOGIES = {
     "gradient_sync": Topology(2, "gradient_sync"),
     "weight_sync": Topology(2, "weight_sync", sync_every=2, moment_scale=1.0),
+    "weight_sync, late": Topology(2, "weight_sync", moment_scale=1.0, average_late=True),
 }
 # Each schedule's reference, which it equals bit for bit; itself where the simulation is the only reference.
 SAME_AS = {
@@ -61,16 +62,18 @@ def _all():
     return found
 
 
-def _simulated(groups, staleness, sync_every):
+def _simulated(topology, staleness):
     tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
     model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05), FEATURES)
 
+    groups = topology.groups if topology.rule == "weight_sync" else 1
     share = RANKS // groups
     batches = [
         [_joined([_batch(rank, step) for rank in range(g * share, (g + 1) * share)]) for g in range(groups)]
         for step in range(STEPS)
     ]
-    rows = delayed.train(model, tables, delayed.gradients_of(model, tables), batches, staleness, RATE, sync_every)
+    gradients, when = delayed.gradients_of(model, tables), (topology.sync_every, topology.average_late)
+    rows = delayed.train(model, tables, gradients, batches, staleness, RATE, *when)
     return [weight.numpy() for weight in model.trainable_weights], rows
 
 
@@ -91,8 +94,7 @@ def _error(dense, state, wanted, rows):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_it_is_the_simulation_of_its_staleness(results, topology):
-    apart = topology == "weight_sync"
-    simulated = [_simulated(2 if apart else 1, staleness, TOPOLOGIES[topology].sync_every) for staleness in (0, 1)]
+    simulated = [_simulated(TOPOLOGIES[topology], staleness) for staleness in (0, 1)]
     for rank, result in enumerate(results):
         for schedule in SAME_AS:
             stale = schedule in STALE

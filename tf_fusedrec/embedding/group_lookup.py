@@ -273,6 +273,7 @@ class GroupLookup:
         checks = [check for context, _ in parts for check in self._not_updated_since(context, staleness)]
         gradients = [grads for _, grads in parts]
         answers = [(context.answer, grads) for context, grads in parts]
+        begun = self._replica.begin() if self._replica is not None else None
         left_out = self.table.apply_gradients(answers, self._gradient_scale, checks)
         # Counters wait for all gradients, so that a step that finds no more data counts nothing.
         with tf.control_dependencies([*checks, *gradients]):
@@ -281,7 +282,7 @@ class GroupLookup:
                     self._left_out.note(*context.routed.trained, inverse, grads, numbers, left_out.update)
             self._updates.assign_add(1)
             if self._replica is not None:
-                self._replica.note_update([one.routed.asked for one, _ in parts])
+                self._replica.note_update([one.routed.asked for one, _ in parts], begun)
 
     def _make_left_out(self) -> LeftOut:
         names = {

@@ -42,6 +42,11 @@ class Topology:
           with a large sync_every, and does not equal one group. Tables with admission_count, hot_after or
           frequency_decay_steps refuse it.
       sync_every: k >= 1, number of updates between two synchronisations of "weight_sync".
+      average_late: True to compute the mean of "weight_sync" during the step behind its update. The mean of the rows
+        behind update t is exchanged while batch t + 1 computes, and merged behind update t + 1. So rows lack the
+        changes of other groups for exactly one update more. A replica keeps the changes that it made meanwhile:
+        replicas.py has the rule. PipelinedModel averages without delay before evaluation, predictions, saves and at
+        the end of fit; checkpoints and exports do so in every model. SemiAsync and Pipelined hide the mean without it.
       moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes second moments about C times too large. So
         v / c replaces v in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has a moment_scale.
         None: C, as 2D-SP recommends. 1 switches the scale off.
@@ -58,6 +63,7 @@ class Topology:
     sync_every: int = 1
     moment_scale: float | None = None
     replicas_together: bool = False
+    average_late: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, int) or isinstance(self.groups, bool) or self.groups < 1:
@@ -74,6 +80,13 @@ class Topology:
             raise ValueError(
                 f"Topology.sync_every and moment_scale are of the rule 'weight_sync', got {self.sync_every} and "
                 f"{self.moment_scale} with {self.rule!r}. Remedy: leave them out, or rule='weight_sync'."
+            )
+        if not isinstance(self.average_late, bool):
+            raise ValueError(f"Topology.average_late must be True or False, got {self.average_late!r}.")
+        if self.average_late and self.rule != "weight_sync":
+            raise ValueError(
+                f"Topology.average_late is of the rule 'weight_sync', got {self.rule!r}, whose sums must reach "
+                "the update of their own step. Remedy: leave it out, or rule='weight_sync'."
             )
 
     @property
@@ -136,6 +149,11 @@ class RankLayout:
     def averages(self) -> bool:
         """True if groups train apart and their replicas are averaged."""
         return self.replicas.size > 1 and self.topology.rule == "weight_sync"
+
+    @property
+    def averages_late(self) -> bool:
+        """True if the mean of replicas is merged one update late."""
+        return self.averages and self.topology.average_late
 
     @property
     def piece(self) -> int:

@@ -137,10 +137,14 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def drain(self) -> None:
         """Finishes the schedule's updates that must be made before weights or tables are read. Collective.
 
-        Evaluation, predictions, saves, checkpoints and the end of fit call it. Training may go on afterwards.
+        It also makes replicas equal whose mean is late (Topology.average_late). Evaluation, predictions, saves,
+        checkpoints and the end of fit call it. Training may go on afterwards.
         """
         if isinstance(self.train_function, Feed):
             self.train_function.drain()
+        for embedding in embeddings_of(self):
+            if embedding.layout.averages_late:
+                embedding.synchronize()
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
         """Returns the function that evaluate calls with an iterator for every step, equally often on all ranks."""

@@ -202,6 +202,13 @@ class NativeTable(StoredTable):
         """Rows and slots of ids, as ops.table_read_numbers."""
         return ops.table_read_numbers(self._handle, ids, segment_splits)
 
+    @property
+    def second_moments(self) -> np.ndarray:
+        """<bool>[k], True at numbers that are second moments which decay, Adam's v. They are never negative."""
+        slots = ["row", *self._rule.wide_slots]
+        wide = np.repeat([slot == "v" for slot in slots], self._dim)
+        return np.concatenate([wide, np.zeros(len(self._rule.scalar_slots), bool)])
+
     def merge(self, **what: tf.Tensor) -> None:
         """Gives this replica the merged rows, as ops.table_merge."""
         ops.table_merge(self._handle, **what, step=self.optimizer.iterations.read_value())

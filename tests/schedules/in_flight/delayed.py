@@ -47,7 +47,7 @@ def gradients_of(model, tables):
     return lambda batch: gradients(*batch)
 
 
-def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
+def train(model, tables, gradients, batches, staleness, rate, sync_every=1, average_late=False):
     """Trains with Adagrad (v += g^2 from 0.1, w -= rate g / (sqrt(v) + 1e-7)) on rows that lack `staleness` updates.
 
     Args:
@@ -56,9 +56,10 @@ def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
       gradients: from a batch to gradients of model.trainable_variables and of tables.shown.
       batches: of each step a list: the batch of each group of ranks that has tables of its own.
       sync_every: updates after which the tables of all groups, v among them, become their mean.
+      average_late: True if that mean is taken before the next update, and every group adds its own update to it.
 
     Returns:
-      rows {table: [ids, D]} of the first group after all updates.
+      rows {table: [ids, D]} of the first group after all updates; with average_late, the mean of all groups.
     """
     begin = {table: shown.numpy().astype(np.float64) for table, shown in tables.shown.items()}
     groups = range(len(batches[0]))
@@ -66,6 +67,8 @@ def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
     squares = [{table: np.full_like(rows, 0.1) for table, rows in begin.items()} for _ in groups]
     for t, of_groups in enumerate(batches):
         all_dense = []
+        copies = [{table: array.copy() for table, array in square.items()} for square in squares]  # += changes squares
+        before = [dict(versions[group][-1]) for group in groups], copies
         for group in groups:
             for table, shown in tables.shown.items():
                 shown.assign(versions[group][max(t - staleness, 0)][table].astype(np.float32))
@@ -77,9 +80,16 @@ def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
                 squares[group][table] += g**2
                 newest[table] = rows - rate * g / (np.sqrt(squares[group][table]) + 1e-7)
             versions[group].append(newest)
-        if (t + 1) % sync_every == 0:
+        state = [versions[group][-1] for group in groups], squares
+        if average_late and t > 0 and t % sync_every == 0:
+            for now, then in zip(state, before):
+                for table in begin:
+                    mean = np.mean([of_group[table] for of_group in then], axis=0)
+                    for of_group, earlier in zip(now, then):
+                        of_group[table] = mean + of_group[table] - earlier[table]
+        if ((t + 1) % sync_every == 0 and not average_late) or (average_late and t + 1 == len(batches)):
             for table in begin:
-                for now in ([versions[group][-1] for group in groups], squares):
+                for now in state:
                     mean = np.mean([of_group[table] for of_group in now], axis=0)
                     for of_group in now:
                         of_group[table] = mean.copy()

@@ -9,7 +9,7 @@ from typing import Any
 
 import tf_fusedrec as fr
 from benchmarks.harness import children
-from benchmarks.ranking.job import fit, made, start
+from benchmarks.harness.training_job import fit, made, start
 from models.build import features
 from models.experiment import Experiment, from_dict
 from tf_fusedrec import keras

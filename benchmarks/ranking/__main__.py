@@ -35,11 +35,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.harness import harness
+from benchmarks.harness import harness, training_jobs
 from benchmarks.harness.machine import describe
-from benchmarks.ranking import jobs, rates, sizes, summary
+from benchmarks.ranking import rates, sizes, summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
-from benchmarks.ranking.job import best
 from models.experiment.ranking_config import RankingConfig
 
 GRID = {
@@ -71,23 +70,16 @@ def choices(
     """Returns setting, epochs and score of each model on the validation split, and all that was tried."""
     folder = folders["validation"]
     tuning = {
-        (model, number): jobs.job_of(data, model, setting, budget.epochs, 0, folder, run, budget.patience)
+        (model, number): data.job(model, setting, budget.epochs, 0, folder, run, budget.patience)
         for number, setting in enumerate(settings_of(budget))
         for model in MODELS
     }
-    jobs.train(list(tuning.values()))
-    found: dict[str, dict[str, Any]] = {}
-    for model in MODELS:
-        entries = [(setting, tuning[model, number].epochs()) for number, setting in enumerate(settings_of(budget))]
-        setting, epochs = max(entries, key=lambda one: best(one[1])["score"])
-        found[model] = {
-            "setting": setting,
-            "epochs": best(epochs)["epoch"],
-            "score": best(epochs)["score"],
-            "validation": best(epochs)["held_out"],
-            "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in entries],
-        }
-    return found
+    training_jobs.train(list(tuning.values()))
+    settings = settings_of(budget)
+    return {
+        model: training_jobs.choice([(setting, tuning[model, number]) for number, setting in enumerate(settings)])
+        for model in MODELS
+    }
 
 
 def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budget) -> dict[str, Any]:
@@ -95,11 +87,11 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
     folders = data.prepared(source, run)
     models = choices(data, folders, run, budget)
     final = {
-        (model, seed): jobs.job_of(data, model, chosen["setting"], chosen["epochs"], seed, folders["test"], run)
+        (model, seed): data.job(model, chosen["setting"], chosen["epochs"], seed, folders["test"], run)
         for seed in budget.seeds
         for model, chosen in models.items()
     }
-    jobs.train(list(final.values()))
+    training_jobs.train(list(final.values()))
     samples = {model: [final[model, seed].samples() for seed in budget.seeds] for model in MODELS}
     test = {}
     for model in MODELS:
@@ -108,7 +100,7 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
         models[model]["processor_seconds_per_epoch"] = ended[0]["processor_seconds"]
     config = data.experiment("grm").model
     assert isinstance(config, RankingConfig)
-    models["rates"] = rates.choose(config, folders["validation"], data.tasks, rates.PRIORS[: budget.settings])
+    models["rates"] = rates.choose(config, folders["validation"], data.deciding, rates.PRIORS[: budget.settings])
     prior = models["rates"]["setting"]["prior"]
     samples["rates"] = [rates.samples_of(config, folders["test"], prior)]
     test["rates"] = summary.of_seeds([rates.results(config, folders["test"], prior)])

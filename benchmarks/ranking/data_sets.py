@@ -6,14 +6,14 @@ import json
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from benchmarks.harness import harness
+from benchmarks.harness import harness, training_jobs
 from models.experiment import Experiment, load
 from models.prepare import prepare_data
 from tf_fusedrec.data.converters.kuairand import LOGS, USER_FEATURES, convert_kuairand
@@ -31,8 +31,22 @@ class DataSet(NamedTuple):
     tasks: tuple[str, str]  # the click task first
     split: Callable[[DataSet, Sequence[str], pathlib.Path], dict[str, pathlib.Path]]
 
+    @property
+    def deciding(self) -> list[str]:
+        """The metrics whose mean chooses settings and epochs."""
+        return [f"{task}_{metric}" for task in self.tasks for metric in ("auc", "gauc")]
+
     def experiment(self, model: str, overrides: Sequence[str] = ()) -> Experiment:
         return load(harness.ROOT / f"configs/{model}_{self.name}.yaml", overrides)
+
+    def job(
+        self, model: str, setting: Mapping[str, Any], epochs: int, seed: int, folder: pathlib.Path, run: pathlib.Path,
+        patience: int = 0,
+    ) -> training_jobs.Job:  # fmt: skip
+        """Returns the job of a model with the fields `setting` of the experiment, such as {"model.dropout": 0.1}."""
+        overrides = [*(f"{name}={value}" for name, value in setting.items()), f"train.epochs={epochs}", f"seed={seed}"]
+        experiment = self.experiment(model, overrides)
+        return training_jobs.job_of(model, experiment, folder, run, deciding=self.deciding, patience=patience)
 
     def prepared(self, source: pathlib.Path, run: pathlib.Path) -> dict[str, pathlib.Path]:
         """Returns the folders "validation" and "test" below `run`. The part `test` of each is the held-out one."""

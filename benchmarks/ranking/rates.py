@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ranking.job import score
+from benchmarks.harness.training_job import score
 from models import baselines
 from models.compare import metrics_of
 from models.experiment.ranking_config import RankingConfig
@@ -29,10 +29,10 @@ def samples_of(config: RankingConfig, folder: pathlib.Path, prior: float) -> dic
 
 
 def choose(
-    config: RankingConfig, folder: pathlib.Path, tasks: Sequence[str], priors: Sequence[float]
+    config: RankingConfig, folder: pathlib.Path, deciding: Sequence[str], priors: Sequence[float]
 ) -> dict[str, Any]:
-    """Returns the best prior on the validation split `folder`, its score, and all scores."""
-    scores = {prior: score(results(config, folder, prior), tasks) for prior in priors}
+    """Returns the best prior on the validation split `folder` by the deciding metrics, its score, and all scores."""
+    scores = {prior: score(results(config, folder, prior), deciding) for prior in priors}
     chosen = max(scores, key=lambda prior: scores[prior])
     tried = [{"prior": prior, "scores": [round(value, 4)]} for prior, value in scores.items()]
     return {"setting": {"prior": chosen}, "score": scores[chosen], "tried": tried}

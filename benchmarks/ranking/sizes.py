@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.ranking import jobs, summary
+from benchmarks.harness import training_jobs
+from benchmarks.harness.training_job import best
+from benchmarks.ranking import summary
 from benchmarks.ranking.data_sets import DataSet
-from benchmarks.ranking.job import best
 
 # Fields of the experiment by model, smallest size first. The columns of a row grow, and the networks with them.
 SIZES: dict[str, list[dict[str, Any]]] = {
@@ -50,17 +51,17 @@ def measure(
     chosen = dict.fromkeys(sizes, epochs)
     if patience:
         tuning = {
-            key: jobs.job_of(data, key[0], fields, epochs, 0, folders["validation"], run, patience)
+            key: data.job(key[0], fields, epochs, 0, folders["validation"], run, patience)
             for key, fields in sizes.items()
         }
-        jobs.train(list(tuning.values()))
+        training_jobs.train(list(tuning.values()))
         chosen = {key: best(one.epochs())["epoch"] for key, one in tuning.items()}
     final = {
-        (key, seed): jobs.job_of(data, key[0], fields, chosen[key], seed, folders["test"], run)
+        (key, seed): data.job(key[0], fields, chosen[key], seed, folders["test"], run)
         for seed in seeds
         for key, fields in sizes.items()
     }
-    jobs.train(list(final.values()))
+    training_jobs.train(list(final.values()))
     entries = []
     for key in sizes:
         ended = [final[key, seed].epochs()[-1] for seed in seeds]

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.harness import harness
+from benchmarks.harness import harness, training_job, training_jobs
 from benchmarks.ranking import __main__ as benchmark
-from benchmarks.ranking import data_sets, job, jobs, rates, summary
+from benchmarks.ranking import data_sets, rates, summary
 from models.compare import SAMPLES
 from models.experiment.ranking_config import RankingConfig
 from tests.benchmarks import kuairand_log
@@ -68,10 +68,10 @@ def test_all_models_of_a_data_set_read_the_same_columns(data):
 
 
 def test_a_job_trains_evaluates_and_writes_what_the_summary_reads(data, folders, tmp_path):
-    one = jobs.job_of(data, "dlrm", {"model.dropout": 0.1}, 2, 3, folders["test"], tmp_path)
+    one = data.job("dlrm", {"model.dropout": 0.1}, 2, 3, folders["test"], tmp_path)
     assert not one.finished and one.folder.name.startswith("dlrm_seed3_")
     one.folder.mkdir()
-    entries = job.main(str(one.folder), **one.request)
+    entries = training_job.main(str(one.folder), **one.request)
     assert one.finished and one.epochs() == entries and [entry["epoch"] for entry in entries] == [1, 2]
     assert "held_out" not in entries[0], "the test split is evaluated once"
     assert entries[0]["forward_mflops"] == entries[1]["forward_mflops"] > 0
@@ -97,9 +97,9 @@ def test_training_ends_after_epochs_without_a_better_score(patience, epochs):
 
     def evaluate():
         value = next(scores)
-        return job.Evaluation(dict.fromkeys(("a_auc", "a_gauc"), value), {})
+        return training_job.Evaluation(dict.fromkeys(("a_auc", "a_gauc"), value), {})
 
-    progress = job.Progress(evaluate, ["a"], 6, patience)
+    progress = training_job.Progress(evaluate, ["a_auc", "a_gauc"], 6, patience)
     progress.set_model(type("Model", (), {"stop_training": False})())
     for epoch in range(6):
         progress.on_epoch_begin(epoch)
@@ -117,18 +117,18 @@ def test_jobs_run_in_processes_and_a_failing_one_names_its_log(tmp_path, monkeyp
         f"#!{sys.executable}\nimport json, pathlib, sys\n"
         "request = json.loads(sys.argv[3])\nprint('seed', request['seed'])\nif request['seed'] == 3: sys.exit(7)\n"
         "entries = [{'epoch': 1, 'score': 0.5}]\n"
-        f"(pathlib.Path(request['folder']) / '{job.RESULT}').write_text(json.dumps(entries))\n"
+        f"(pathlib.Path(request['folder']) / '{training_job.RESULT}').write_text(json.dumps(entries))\n"
     )
     stub.write_text(program, encoding="utf-8")
     stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(stub))
-    made = [jobs.Job(tmp_path / f"job{seed}", {"seed": seed}) for seed in range(4)]
-    jobs.train(made[:3], workers=2)
+    made = [training_jobs.Job(tmp_path / f"job{seed}", {"seed": seed}) for seed in range(4)]
+    training_jobs.train(made[:3], workers=2)
     assert [one.epochs()[0]["score"] for one in made[:3]] == [0.5] * 3
-    stamps = [(one.folder / job.RESULT).stat().st_mtime_ns for one in made[:3]]
+    stamps = [(one.folder / training_job.RESULT).stat().st_mtime_ns for one in made[:3]]
     with pytest.raises(harness.CheckFailed, match="job3 ended with code 7:\nseed 3"):
-        jobs.train(made, workers=2)
-    assert stamps == [(one.folder / job.RESULT).stat().st_mtime_ns for one in made[:3]], "they ended before"
+        training_jobs.train(made, workers=2)
+    assert stamps == [(one.folder / training_job.RESULT).stat().st_mtime_ns for one in made[:3]], "they ended before"
 
 
 class Trainer:
@@ -150,7 +150,7 @@ class Trainer:
             self.jobs.append((model, bool(patience), dropout, experiment["train"]["epochs"], experiment["seed"]))
             epochs = experiment["train"]["epochs"]
             scores = [0.8 if dropout == 0.3 and epoch == 1 else 0.6 for epoch in range(epochs)]
-            names = [f"{task}_{metric}" for task in one.request["tasks"] for metric in ("auc", "gauc")]
+            names = one.request["deciding"]
             held_out = [dict.fromkeys(names, 1 - self.WRONG[model] / 20)] * epochs
             entries = [
                 {
@@ -162,17 +162,17 @@ class Trainer:
             shown = rates.samples_of(
                 data_sets.DATA_SETS[0].experiment(model).model, pathlib.Path(one.request["data"]), 10.0
             )
-            for task in one.request["tasks"]:
+            for task in data_sets.DATA_SETS[0].tasks:
                 logit = np.where(shown[f"{task}_label"] > 0, 1.0, -1.0)
                 wrong = 7 * np.arange(len(logit)) % 20 < self.WRONG[model]
                 shown[f"{task}_logit"] = np.where(wrong, -logit, logit)
             np.savez(one.folder / SAMPLES, **shown)
-            (one.folder / job.RESULT).write_text(json.dumps(entries), encoding="utf-8")
+            (one.folder / training_job.RESULT).write_text(json.dumps(entries), encoding="utf-8")
 
 
 def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_path, monkeypatch, capsys):
     trainer = Trainer()
-    monkeypatch.setattr(jobs, "train", trainer)
+    monkeypatch.setattr(training_jobs, "train", trainer)
     monkeypatch.setattr(benchmark, "GRID", {"model.dropout": (0.1, 0.3)})
     monkeypatch.setattr(benchmark, "WHOLE", benchmark.Budget(settings=2, epochs=3, patience=2, seeds=(0, 1)))
     monkeypatch.setattr(summary, "RESAMPLES", 20)
@@ -212,7 +212,7 @@ def test_settings_are_refused_where_they_would_be_ignored(source, capsys):
 
 def test_sizes_of_grm_and_dlrm(source, tmp_path, monkeypatch):
     trainer = Trainer()
-    monkeypatch.setattr(jobs, "train", trainer)
+    monkeypatch.setattr(training_jobs, "train", trainer)
     given = ["--data", str(source), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--sizes"]
     benchmark.main([*given, "--quick"])
     assert sorted(trainer.jobs) == sorted([(model, False, 0.1, 1, 0) for model in ("grm", "dlrm")] * 2)

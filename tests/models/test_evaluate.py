@@ -89,11 +89,13 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     items_of, times = [[1, 2], [3]], [[10, 20], [30]]
     train = {"user_id": np.array([1, 2]), "item_id": listed(items_of), "timestamp": listed(times)}
     test = {**train, "target_item": np.array([3, 4]), "target_timestamp": np.array([40, 50])}
-    write_dataset(
-        tmp_path / "data", task="retrieval", source="hand", split="hand", users=2, train=Rows(train, 2),
-        test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array([1, 1, 1, 2, 2, 3]),
-    )  # fmt: skip
-    experiment = from_dict({**experiments.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
+    for name, train_items in (("data", [1, 1, 1, 2, 2, 3]), ("other", [4, 4, 3])):
+        write_dataset(
+            tmp_path / name, task="retrieval", source="hand", split="hand", users=2, train=Rows(train, 2),
+            test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array(train_items),
+        )  # fmt: skip
+    # Two tokens make a batch of each user.
+    experiment = from_dict({**experiments.RETRIEVAL, "evaluate": {"cutoffs": [1, 3], "target_tokens": 2}})
     model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
     results, samples = evaluate(experiment, model, tmp_path / "data")
     # User 1 has seen 1 and 2, so 3 is first. User 2 has seen 3, so 4 comes after 1 and 2.
@@ -118,7 +120,11 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     first = evaluate_again(tmp_path / "data").results
     for weight in model.trainable_variables:
         weight.assign(weight + 0.5)
-    assert first == results and evaluate_again(tmp_path / "data").results["ne"] != first["ne"]
+    second = evaluate_again(tmp_path / "data").results
+    assert first == results and second["ne"] != first["ne"]
+    assert {name for name in first if second[name] == first[name]} >= {name for name in first if "baseline" in name}
+    # In the other data, user 1's target 3 is behind 4, and user 2's target 4 is first.
+    assert evaluate_again(tmp_path / "other").results["baseline_mrr"] == pytest.approx((1 / 2 + 1) / 2)
 
 
 def test_targets_outside_the_catalogue_are_left_out_of_the_entropy():

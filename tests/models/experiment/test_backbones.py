@@ -35,11 +35,18 @@ def millions(blocks):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_backbones_have_the_published_number_of_parameters(name):
+    """The paper prints two digits. It counts the blocks alone: no rows and no position embedding of the input."""
     config, blocks = built_blocks(name)
-    # HSTU agrees to the printed digits. FuXi lacks 4 % of the smallest model, the size of one more position table
-    # per block, which the paper does not mention.
-    tolerance = 0.04 if "fuxi" in name else 0.002 if config.max_history == 2048 and "tiny" not in name else 0.015
-    assert millions(blocks) == pytest.approx(PUBLISHED[name], rel=tolerance)
+    lacking = (PUBLISHED[name] - millions(blocks)) * 1e6 / len(blocks)
+    rounding = 5_000 / len(blocks)
+    if "fuxi" in name:
+        # The paper has up to 8,850 weights more in a block, in no proportion to its columns or its length. That is less
+        # than one of the block's 12 matrices of dim x dim, the smallest of which has 16,384.
+        assert -rounding <= lacking <= 8_850 + rounding
+    else:
+        # Both long models print the figure of the large ones, whose position tables are shorter.
+        further = 2 * (config.max_history - 2048)
+        assert lacking + further == pytest.approx(0, abs=rounding)
 
 
 @pytest.mark.parametrize(("name", "linear", "with_attention"), [("grm_4g", 4, 5.8), ("grm_110g", 110, 154)])

@@ -1,6 +1,7 @@
-"""One job in a process of its own: trains an experiment and evaluates it on the held-out split of its data.
+"""One job in a process of its own: trains an experiment and evaluates it on a held-out split.
 
-Its folder gets result.json at the end, and samples.npz with the exposures of the last evaluation (models.compare).
+Its folder gets result.json at the end, and samples.npz with the exposures or users of the last evaluation
+(models.compare).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tf_fusedrec.data import read_items
 RESULT = "result.json"
 
 
-def score(results: Mapping[str, float], tasks: Sequence[str]) -> float:
-    """Returns the score that chooses settings and epochs: the mean of AUC and GAUC of the tasks."""
-    return float(np.mean([results[f"{task}_{metric}"] for task in tasks for metric in ("auc", "gauc")]))
+def score(results: Mapping[str, float], deciding: Sequence[str]) -> float:
+    """Returns the score that chooses settings and epochs: the mean of the deciding metrics. Larger is better."""
+    return float(np.mean([results[name] for name in deciding]))
 
 
 class Progress(keras.callbacks.Callback):
@@ -38,15 +39,15 @@ class Progress(keras.callbacks.Callback):
 
     Args:
       evaluate: Evaluates the model on the held-out split.
-      tasks: Tasks of the score.
+      deciding: Metrics of the score.
       epochs: Largest number of epochs.
       patience: Epochs in a row without a better score after which the training ends. 0 trains all epochs and evaluates
         the last one only.
     """
 
-    def __init__(self, evaluate: Callable[[], Evaluation], tasks: Sequence[str], epochs: int, patience: int):
+    def __init__(self, evaluate: Callable[[], Evaluation], deciding: Sequence[str], epochs: int, patience: int):
         super().__init__()
-        self._evaluate, self._tasks, self._epochs, self._patience = evaluate, tasks, epochs, patience
+        self._evaluate, self._deciding, self._epochs, self._patience = evaluate, deciding, epochs, patience
         self.entries: list[dict[str, Any]] = []
         self.last: Evaluation | None = None
 
@@ -61,7 +62,7 @@ class Progress(keras.callbacks.Callback):
         if self._patience or epoch + 1 == self._epochs:
             self.last = self._evaluate()
             entry["held_out"] = self.last.results
-            entry["score"] = score(self.last.results, self._tasks)
+            entry["score"] = score(self.last.results, self._deciding)
         self.entries.append(entry)
         print(json.dumps({name: value for name, value in entry.items() if name != "held_out"}), flush=True)
         if self._patience:
@@ -82,21 +83,22 @@ def start(config: Experiment) -> None:
 
 
 def made(
-    config: Experiment, embedding: keras.layers.Layer, source: pathlib.Path
+    config: Experiment, embedding: keras.layers.Layer, source: pathlib.Path, held_out: pathlib.Path | None = None
 ) -> tuple[keras.Model, Callable[[], Evaluation]]:
-    """Returns the compiled model with its weights, and a function that evaluates it on the held-out split.
+    """Returns the compiled model with its weights, and a function that evaluates it on a held-out split.
 
     Args:
       config: Experiment.
       embedding: Layer of the rows.
-      source: Folder of the data set.
+      source: Folder of the data set to train on.
+      held_out: Folder of the data set whose part `test` is the held-out split. The default is `source`.
     """
     model = make_model(config, embedding, *read_items(source), read_statistics(config.model, source))
     adam = config.train
     model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
     model(no_rows(columns(config.model, "train")))  # creates the weights
-    held_out = evaluator(config, model)
-    return model, lambda: held_out(source)
+    evaluate = evaluator(config, model)
+    return model, lambda: evaluate(held_out or source)
 
 
 def fit(model: keras.Model, config: Experiment, source: pathlib.Path, callback: keras.callbacks.Callback) -> None:
@@ -109,20 +111,21 @@ def fit(model: keras.Model, config: Experiment, source: pathlib.Path, callback: 
 
 
 def main(
-    folder: str, experiment: Mapping[str, Any], data: str, tasks: Sequence[str], patience: int
+    folder: str, experiment: Mapping[str, Any], data: str, held_out: str, deciding: Sequence[str], patience: int
 ) -> list[dict[str, Any]]:
     """Trains the job. Returns the content of result.json, an entry for each epoch.
 
     Args:
       folder: Existing folder of the job.
       experiment: Fields of the experiment.
-      data: Folder of the data set.
-      tasks, patience: See Progress.
+      data: Folder of the data set to train on.
+      held_out: Folder of the data set whose part `test` is the held-out split.
+      deciding, patience: See Progress.
     """
     config, place, source = from_dict(experiment), pathlib.Path(folder), pathlib.Path(data)
     start(config)
-    model, evaluate = made(config, make_embedding(config), source)
-    progress = Progress(evaluate, tasks, config.train.epochs, patience)
+    model, evaluate = made(config, make_embedding(config), source, pathlib.Path(held_out))
+    progress = Progress(evaluate, deciding, config.train.epochs, patience)
     fit(model, config, source, progress)
     if progress.last is not None:
         np.savez(place / SAMPLES, **progress.last.samples)

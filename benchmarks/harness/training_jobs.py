@@ -1,4 +1,4 @@
-"""The jobs of a run: a folder for each, and processes that train the unfinished ones, one for each core."""
+"""Trainings as jobs of a run: a folder for each, and processes that train the unfinished ones, one for each core."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import children, harness, processes
-from benchmarks.ranking import job
-from benchmarks.ranking.data_sets import DataSet
+from benchmarks.harness import children, harness, processes, training_job
 from models.compare import read_samples
+from models.experiment import Experiment
 
 LOG = "log.txt"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}  # the jobs share the cores
@@ -28,47 +27,62 @@ class Job(NamedTuple):
     """One training."""
 
     folder: pathlib.Path
-    request: dict[str, Any]  # arguments of job.main, without the folder
+    request: dict[str, Any]  # arguments of training_job.main, without the folder
 
     @property
     def finished(self) -> bool:
-        return (self.folder / job.RESULT).exists()
+        return (self.folder / training_job.RESULT).exists()
 
     def epochs(self) -> list[dict[str, Any]]:
         """Returns the entries of a finished job, one for each trained epoch."""
-        return json.loads((self.folder / job.RESULT).read_text(encoding="utf-8"))
+        return json.loads((self.folder / training_job.RESULT).read_text(encoding="utf-8"))
 
     def samples(self) -> dict[str, np.ndarray]:
         return read_samples(self.folder)
 
 
 def job_of(
-    data: DataSet, model: str, setting: Mapping[str, Any], epochs: int, seed: int, folder: pathlib.Path,
-    run: pathlib.Path, patience: int = 0,
+    name: str, experiment: Experiment, folder: pathlib.Path, run: pathlib.Path, *, deciding: Sequence[str],
+    held_out: pathlib.Path | None = None, patience: int = 0,
 ) -> Job:  # fmt: skip
-    """Returns the job of a model. Jobs of other configurations or other data have other folders.
+    """Returns a job. Jobs of other configurations or other data have other folders.
 
     Args:
-      data: Kind of the data.
-      model: One of data_sets.MODELS.
-      setting: Fields of the experiment, such as {"model.dropout": 0.1}.
-      epochs: Largest number of epochs.
-      seed: Seed of weights, dropout and order.
-      folder: Folder of the data set.
+      name: Name of the model, for the folder.
+      experiment: Experiment to train.
+      folder: Folder of the data set to train on.
       run: Folder of the run.
-      patience: See job.Progress.
+      deciding, patience: See training_job.Progress.
+      held_out: Folder of the data set whose part `test` is the held-out split. The default is `folder`.
     """
-    overrides = [*(f"{name}={value}" for name, value in setting.items()), f"train.epochs={epochs}", f"seed={seed}"]
-    experiment = data.experiment(model, overrides).to_dict()
-    request = {"experiment": experiment, "tasks": list(data.tasks), "patience": patience}
-    facts = json.dumps({**request, "data": folder.name}, sort_keys=True)
+    held_out = held_out or folder
+    request = {"experiment": experiment.to_dict(), "deciding": list(deciding), "patience": patience}
+    facts = json.dumps({**request, "data": folder.name, "held_out": held_out.name}, sort_keys=True)
     key = hashlib.sha256(facts.encode()).hexdigest()[:12]
-    kind = "tuning" if patience else f"seed{seed}"
-    return Job(run / f"{model}_{kind}_{key}", {**request, "data": str(folder)})
+    kind = "tuning" if patience else f"seed{experiment.seed}"
+    return Job(run / f"{name}_{kind}_{key}", {**request, "data": str(folder), "held_out": str(held_out)})
+
+
+def choice(tried: Sequence[tuple[Mapping[str, Any], Job]]) -> dict[str, Any]:
+    """Returns setting, epochs and score of the best job on its held-out split, that split's metrics, and all scores.
+
+    Args:
+      tried: Settings, each with its finished tuning job.
+    """
+    entries = [(setting, job.epochs()) for setting, job in tried]
+    setting, epochs = max(entries, key=lambda one: training_job.best(one[1])["score"])
+    chosen = training_job.best(epochs)
+    return {
+        "setting": setting,
+        "epochs": chosen["epoch"],
+        "score": chosen["score"],
+        "validation": chosen["held_out"],
+        "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in entries],
+    }
 
 
 def train(jobs: Sequence[Job], workers: int | None = None) -> None:
-    """Trains the unfinished jobs, `workers` at a time; by default as many as there are cores.
+    """Trains the unfinished jobs, `workers` at a time; by default as many as the cores that this process may use.
 
     Raises:
       CheckFailed: A job failed. The message ends with the last lines of its log.
@@ -77,7 +91,7 @@ def train(jobs: Sequence[Job], workers: int | None = None) -> None:
     running: list[tuple[Job, subprocess.Popen[str]]] = []
     with contextlib.ExitStack() as stack:
         while waiting or running:
-            while waiting and len(running) < (workers or os.cpu_count() or 1):
+            while waiting and len(running) < (workers or len(os.sched_getaffinity(0))):
                 running.append((waiting[0], _start(waiting.pop(0), stack)))
             ended = [(one, process) for one, process in running if process.poll() is not None]
             running = [pair for pair in running if pair not in ended]
@@ -90,7 +104,7 @@ def _start(one: Job, stack: contextlib.ExitStack) -> subprocess.Popen[str]:
     print(f"{one.folder.name} ...", flush=True)
     one.folder.mkdir(parents=True, exist_ok=True)
     log = stack.enter_context((one.folder / LOG).open("w", encoding="utf-8"))
-    command = [sys.executable, "-m", job.__name__, json.dumps({"folder": str(one.folder), **one.request})]
+    command = [sys.executable, "-m", training_job.__name__, json.dumps({"folder": str(one.folder), **one.request})]
     environment = {**children.environment(), **ONE_THREAD}
     return stack.enter_context(
         processes.started(command, env=environment, cwd=harness.ROOT, stdout=log, stderr=subprocess.STDOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 import numpy as np
@@ -17,18 +18,38 @@ class NumpyMemory:
     def __init__(self):
         self.libc = ctypes.CDLL(None)
         self.libc.free.argtypes = [ctypes.c_void_p]
+        self.library = None  # whose work is deferred
+        self.used = []  # arrays that deferred work may use
+
+    @contextlib.contextmanager
+    def deferred(self, library, wander, seed):
+        """Inside, work waits in the queue of its stream (emulation/streams.h)."""
+        defer = lambda on: library.emulation_defer(on, ctypes.c_double(wander), ctypes.c_uint64(seed))  # noqa: E731
+        defer(1)
+        self.library = library
+        yield
+        defer(0)
+        self.library = None
+        self.used.clear()
 
     def put(self, array):
         """Returns a copy of `array` that kernels can read and write."""
-        return np.array(array, order="C", copy=True)
+        return self._kept(np.array(array, order="C", copy=True))
+
+    def _kept(self, array):
+        if self.library is not None:
+            self.used.append(array)
+        return array
 
     def empty(self, shape, dtype):
         """Returns memory with arbitrary contents."""
         array = np.empty(shape, dtype)
         array.view(np.uint8).reshape(-1)[:] = POISON
-        return array
+        return self._kept(array)
 
     def get(self, array):
+        if self.library is not None:
+            self.library.emulation_wait(self.stream)
         return array
 
     def host(self, shape):
@@ -46,7 +67,10 @@ class NumpyMemory:
         return address.value
 
     def release(self, address):
-        self.libc.free(address)
+        if self.library is None:
+            self.libc.free(address)
+        else:
+            self.library.emulation_free(ctypes.c_void_p(address), self.stream)
 
 
 class TorchMemory:

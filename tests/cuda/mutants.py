@@ -11,6 +11,7 @@ import pathlib
 
 from tests.cuda.mutant import Mutant
 from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
+from tests.cuda.mutants_of_streams import MUTANTS as STREAM_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -217,6 +218,7 @@ MUTANTS = [
     ),
     *TABLE_MUTANTS,
     *MIXED_MUTANTS,
+    *STREAM_MUTANTS,
 ]  # fmt: skip
 
 

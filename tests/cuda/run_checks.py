@@ -1,7 +1,8 @@
 """Runs the checks of one op over one library: python -m tests.cuda.run_checks OP --library PATH [--memory torch].
 
 Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs with threads in
-order and then under fixed random schedules. Checks marked `once` run in order only.
+order and then under fixed random schedules. Checks marked `once` run in order only. Checks marked `over_streams` run
+again while the work of streams is deferred.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
 # Workers, probability of giving way at an atomic operation, seed.
 SCHEDULES = [(1, 0.0, 0), (1, 0.3, 1), (2, 0.3, 2)]
+# Probability that another stream runs a piece of its work at a call, seed.
+ORDERS = [(0.0, 0), (0.6, 1)]
 
 
 def main(arguments: list[str]) -> int:
@@ -47,6 +50,11 @@ def main(arguments: list[str]) -> int:
             started = time.monotonic()
             check(kernels)
             print(f"{options.op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
+        for wander, seed in ORDERS if emulated and getattr(check, "over_streams", False) else ():
+            started = time.monotonic()
+            with kernels.memory.deferred(kernels.library, wander, seed):
+                check(kernels)
+            print(f"{options.op}: {name} over streams, seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
     return 0
 
 

@@ -9,3 +9,9 @@ def once(check: Any) -> Any:
     """Marks a check that runs with threads in order only, because random schedules add nothing (run_checks.py)."""
     check.once = True
     return check
+
+
+def over_streams(check: Any) -> Any:
+    """Marks a check that runs again with work that waits in the queues of streams (emulation/streams.h)."""
+    check.over_streams = True
+    return check

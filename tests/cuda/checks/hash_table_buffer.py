@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from tests.cuda.checks import once
+from tests.cuda.checks import once, over_streams
 from tests.cuda.checks.hash_table_leaving import answer_of
 from tests.cuda.device_buffer import DeviceBuffer
 from tests.cuda.device_table import ABSENT, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
@@ -65,8 +65,9 @@ def parts_of(random, keys):
     return prefetched, late, list(dict.fromkeys(prefetched + late))
 
 
-# The kernels of a buffer only read what others have written: no schedule changes that.
+# The kernels of a buffer only read what others have written: no schedule of threads changes that.
 @once
+@over_streams
 def check_buffers_are_as_a_table_without(kernels):
     """Compares the rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
     adam = {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}

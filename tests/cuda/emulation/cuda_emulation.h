@@ -2,9 +2,9 @@
 //
 // It shows wrong indices (AddressSanitizer underneath, each array of shared memory on its own), shared memory read
 // before it is written, barriers that are missing or not reached by all, collectives of a warp that diverge, races
-// between atomic operations (random schedules, several threads of the machine). It cannot show missing fences on
-// hardware with weakly ordered memory, data races between plain accesses that no schedule here causes, or time.
-// compute-sanitizer and a GPU (tests/gpu) test these.
+// between atomic operations (random schedules, several threads of the machine), and missing events between streams,
+// when their work is deferred (streams.h). It cannot show missing fences on hardware with weakly ordered memory, data
+// races between plain accesses that no schedule here causes, or time. compute-sanitizer and a GPU (tests/gpu) test these.
 #pragma once
 
 #define __global__
@@ -35,7 +35,8 @@ struct alignas(16) float4 {
 #define gridDim (emulation::now->grid)
 
 #define FUSEDREC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  ((void)(stream), emulation::Launch((grid), (block), (shared_bytes), [&] { kernel(__VA_ARGS__); }))
+  emulation::LaunchOn((stream), (grid), (block), (shared_bytes), [=](const auto&... arguments) { kernel(arguments...); }, \
+                      __VA_ARGS__)
 #define FUSEDREC_SHARED(type, name, count) \
   static char name##_key;                  \
   type* const name = static_cast<type*>(emulation::Shared(&name##_key, sizeof(type) * (count)))

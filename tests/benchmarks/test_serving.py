@@ -21,6 +21,7 @@ def test_fields(tmp_path, monkeypatch):
         requests=6,
         load=serving.Load(requests=25, seconds=0.1, trials=2),
         long=serving.Request(events=20, new=3, candidates=4, rounds=2),
+        large=serving.Request(events=20, new=3, candidates=4, rounds=1),
         others=(),
         updates=serving.Updates(windows=1, every=0.3),
         clicks=serving.Clicks(users=50, items=50, samples=1000, held_out=500, epochs=1),
@@ -39,7 +40,9 @@ def test_fields(tmp_path, monkeypatch):
     assert all(result["p99_ms"][ops][n] >= result["p50_ms"][ops][n] > 0 for ops in ("stock", "ours") for n in "12")
     assert all(size > 1 for size in result["size_over_rows"].values())
     assert result["speedup_state"] > 0 and result["speedup_state_processor"] > 0
+    assert result["speedup_state_4g"] > 0 and result["speedup_state_processor_4g"] > 0
     assert 0 <= result["max_difference_state"] < 1e-5
+    assert 0 <= result["max_difference_state_4g"] < 1e-4
     assert result["p99_ratio_with_delta_every_10s"] > 0
     assert result["delta_visible_s"] > 0
     for kind in ("stock", "ours", "state"):

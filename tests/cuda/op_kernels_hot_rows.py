@@ -133,7 +133,23 @@ def run_traffic():
     train_on(frequent, 4, 4, 0)
 
 
+def run_untrained():
+    """Rows of the pool that a batch finds and does not train are still newer than in host memory."""
+    random = np.random.default_rng(0)
+    sides = [Side("untrained", False, SGD), Side("untrained", True, {**SGD, "hot_rows": 8})]
+    frequent, others = list(range(4)), list(range(100, 104))
+    for step, (ids, trains) in enumerate([(frequent, True), (others, True), (frequent, False), (others, True)]):
+        message, splits, received = pack([[ids, *[[]] * (SEGMENTS - 1)]])
+        both = [side.call(look_up, message, splits, dtype=tf.float32) for side in sides]
+        compare_found(*both, received)
+        if trains:
+            update(sides, both, received, random, step, tf.float32)
+    assert sides[1].call(traffic_of)[0, 0] == 8, "the pool has both batches"
+    compare_tables(sides)
+
+
 def run():
+    run_untrained()
     run_traffic()
     print("the traffic of hot rows is as counted", flush=True)
     hits = 0

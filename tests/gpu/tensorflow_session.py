@@ -28,14 +28,16 @@ def lacking() -> str | None:
     """Returns what is missing for a session; None when nothing is."""
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed"
+    missing = [path.name for path in (OP_LIBRARY, LIBRARY) if not path.exists()]
+    if missing:
+        return f"{missing[0]} is not built"
     from tf_fusedrec import tf  # before any other import of TensorFlow, because it chooses the Keras
 
     if not tf.test.is_built_with_cuda():
         return "this TensorFlow is built without CUDA; pip install 'tensorflow[and-cuda]'"
     if not tf.config.list_physical_devices("GPU"):
         return "TensorFlow sees no GPU"
-    missing = [path.name for path in (OP_LIBRARY, LIBRARY) if not path.exists()]
-    return f"{missing[0]} is not built" if missing else None
+    return None
 
 
 def step(name: str, device: str) -> Step:

@@ -10,8 +10,8 @@ network.
 Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the
 SavedModel over the size of its rows. speedup_state: the median time of one request of one user with 4,096 + 128 events
 and 256 candidates, over that with a kept state of the 4,096; speedup_state_processor: the same of the processor time of
-all threads. Pairs of tokens alone allow 6.2 times, dense layers 11.7 times. The fields that end with _4g are the same of
-MTGRBoost's GRM 4G, in which dense layers weigh more.
+all threads. Pairs of tokens alone allow 6.2 times, dense layers 11.7 times. Fields that end with _4g are of MTGRBoost's
+GRM 4G, in which dense layers weigh more.
 
 Under open-loop load (load.py), for that request ("long") and one with 96 + 8 events and 32 candidates ("short"), for
 stock operations, ours, and ours with kept states: load_long and load_short hold by kind the rate per second (half of

@@ -263,6 +263,14 @@ TABLES = (
                 "1 user served: `stock` / `ours`",
                 "{serving[p50_ms][stock][1]:.1f} / {serving[p50_ms][ours][1]:.1f} ms", SERVING,
             ),
+            Row(
+                "4,096 events, 128 new, 256 candidates: whole request / one with a kept state: small GRM, GRM 4G",
+                "{serving[speedup_state]:.1f}, {serving[speedup_state_4g]:.1f} times", SERVING,
+            ),
+            Row(
+                "the same, processor time",
+                "{serving[speedup_state_processor]:.1f}, {serving[speedup_state_processor_4g]:.1f} times", SERVING,
+            ),
         ),
     ),
     Table(

@@ -35,7 +35,7 @@ from benchmarks.schedule_quality.splits import first_users, validation_of
 from models.experiment import load
 from models.prepare import prepare_data
 
-CONFIG = harness.ROOT / "configs/sasrec_sports.yaml"
+CONFIG = harness.ROOT / "configs/amazon_sports/sasrec_sports.yaml"
 LOG = "interactions.csv.gz"
 MODELS = {name: (f"model.encoder={encoder}",) for name, encoder in
           (("sasrec", "sasrec"), ("hstu", "hstu"), ("fuxi", "fuxi_alpha"))}  # fmt: skip

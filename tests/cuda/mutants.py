@@ -11,7 +11,6 @@ import pathlib
 
 from tests.cuda.mutant import Mutant
 from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
-from tests.cuda.mutants_of_streams import MUTANTS as STREAM_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -218,7 +217,6 @@ MUTANTS = [
     ),
     *TABLE_MUTANTS,
     *MIXED_MUTANTS,
-    *STREAM_MUTANTS,
 ]  # fmt: skip
 
 

@@ -220,4 +220,9 @@ MUTANTS = [
         "  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_",
         "does_not_fit", "hot rows without memory",
     ),
+    Mutant(
+        "rows go back before they are gathered", "hash_table", "hash_table/cuda/buffer/buffer.cu",
+        "FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));", "as_a_table", "Refused: -3",
+    ),
 ]  # fmt: skip

@@ -13,7 +13,8 @@ from tests.models import batches
 from tf_fusedrec import keras, schedules, tf
 from tf_fusedrec.optimizers import rules as optimizers
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[3] / "configs").glob("*.yaml"))
+ROOT = pathlib.Path(__file__).parents[3]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 HEADER = ("Reproduces:", "Source:", "Date:", "Machine:", "Command:", "Expected:")
 
 
@@ -35,7 +36,7 @@ def test_every_config_loads_and_tells_its_provenance(path):
     comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     for word in HEADER:
         assert any(word in line for line in comment), f"{path.name} does not say {word}"
-    assert f"--config configs/{path.name}" in path.read_text(encoding="utf-8")
+    assert f"--config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
 
 
 def test_overrides_are_yaml(tmp_path):

@@ -241,7 +241,7 @@ def test_shape_functions():
     find = lambda table, m, s: ops.table_find(table, m, s, dim=8, dtype=tf.float16)  # noqa: E731
     assert inferred(find, resource, message, splits) == [[None, 8]]
     assert inferred(ops.table_size, resource) == [[None]]
-    assert inferred(ops.table_statistics, resource) == [[None, 6], [5]]
+    assert inferred(ops.table_statistics, resource) == [[None, 6], [5], [None, 3]]
     assert inferred(ops.table_clock, resource) == [[2]]
     assert inferred(lambda table: ops.table_keys(table, 0), resource) == [[None], [None]]
     assert inferred(ops.table_read_records, resource, (tf.int64, [7])) == [[7, None]]

@@ -129,7 +129,7 @@ def main() -> None:
     clustered = bytes_sent.headline(1 if quick else 4)
     shown = {
         **figures.fields(cases[0] if cases else None),
-        **figures.fields_at(SLOW_RATE, cases[-1] if len(cases) > 1 else None),
+        **figures.fields_at(SLOW_RATE, cases),
         **contended.fields(own_cores),
         "bytes_ratio_clustered": None if clustered is None else clustered["ratio"],
         "clustering_ms": None if clustered is None else clustered["clustering_ms"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import harness
@@ -79,9 +79,9 @@ def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
     return {**found, "floor_ratio_worst": max((figures["floor_ratio"] for figures in variants.values()), default=None)}
 
 
-def fields_at(rate: str, one: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Returns AT_OTHER_RATES of a case, with the rate behind their names."""
-    found = fields(one)
+def fields_at(rate: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Returns AT_OTHER_RATES of the case at this rate, with the rate behind their names. Without a case all are None."""
+    found = fields(next((one for one in cases if one["rate"] == rate), None))
     return {f"{field}_{rate}": found[field] for field in AT_OTHER_RATES}
 
 

@@ -116,6 +116,10 @@ def test_figures_are_made_of_turns():
     assert {name: variant["floor_ms"] for name, variant in one["variants"].items()} == pytest.approx(floors)
     assert found["floor_ratio_worst"] == pytest.approx(200 / (140 + 100 / 6))
     assert one["variants"]["sync"]["cores"] == 4 * 20 / 250 and one["variants"]["sync"]["free_ms"] == 10
+    other = {**one, "rate": "250mbit", "variants": {"frozen_M4": {**one["variants"]["frozen_M4"], "speedup": 1.5}}}
+    slow = figures.fields_at("250mbit", [one, other])
+    assert slow["speedup_frozen_M4_250mbit"] == 1.5 and slow["exposed_ratio_frozen_M4_250mbit"] == 0.2
+    assert slow["speedup_semi_async_250mbit"] is None
 
 
 def test_contended_figures_are_made_of_medians():
@@ -157,7 +161,7 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
     monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
     overlap.main()
     result = json.loads((tmp_path / "overlap.json").read_text(encoding="utf-8"))
-    slow = figures.fields_at(overlap.SLOW_RATE, None)
+    slow = figures.fields_at(overlap.SLOW_RATE, [])
     names = (*figures.fields(None), *slow, *contended.fields(None), "bytes_ratio_clustered", "clustering_ms")
     assert all(result[name] is None for name in names)
     assert result["not_measured"] == "network namespaces need root" and result["cases"] == []

@@ -80,7 +80,7 @@ def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
 
 
 def fields_at(rate: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Returns AT_OTHER_RATES of the case at this rate, with the rate behind their names. Without a case all are None."""
+    """Returns AT_OTHER_RATES of the case at this rate, with the rate behind their names. All are None without it."""
     found = fields(next((one for one in cases if one["rate"] == rate), None))
     return {f"{field}_{rate}": found[field] for field in AT_OTHER_RATES}
 

@@ -63,21 +63,34 @@ def job_of(
     return Job(run / f"{name}_{kind}_{key}", {**request, "data": str(folder), "held_out": str(held_out)})
 
 
-def choice(tried: Sequence[tuple[Mapping[str, Any], Job]]) -> dict[str, Any]:
+def choice(tried: Sequence[tuple[Mapping[str, Any], Sequence[Job]]]) -> dict[str, Any]:
     """Returns setting, epochs and score of the best job on its held-out split, that split's metrics, and all scores.
 
+    Scores and metrics are means over seeds. An epoch counts if all seeds have trained it.
+
     Args:
-      tried: Settings, each with its finished tuning job.
+      tried: Settings, each with its finished tuning jobs, one for each seed.
     """
-    entries = [(setting, job.epochs()) for setting, job in tried]
-    setting, epochs = max(entries, key=lambda one: training_job.best(one[1])["score"])
+    entries = [(setting, [job.epochs() for job in jobs]) for setting, jobs in tried]
+    means = [(setting, [_mean(of_seeds) for of_seeds in zip(*epochs)]) for setting, epochs in entries]
+    setting, epochs = max(means, key=lambda one: training_job.best(one[1])["score"])
     chosen = training_job.best(epochs)
     return {
         "setting": setting,
         "epochs": chosen["epoch"],
         "score": chosen["score"],
         "validation": chosen["held_out"],
-        "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in entries],
+        "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in means],
+    }
+
+
+def _mean(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns epoch, mean score and mean metrics of one epoch that several seeds have trained."""
+    held_out = [entry["held_out"] for entry in entries]
+    return {
+        "epoch": entries[0]["epoch"],
+        "score": float(np.mean([entry["score"] for entry in entries])),
+        "held_out": {metric: float(np.mean([one[metric] for one in held_out])) for metric in held_out[0]},
     }
 
 

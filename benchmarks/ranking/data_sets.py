@@ -29,6 +29,7 @@ class DataSet(NamedTuple):
     name: str  # experiments are configs/<model>_<name>.yaml
     files: tuple[str, ...]  # a folder with one of them is of this kind
     tasks: tuple[str, str]  # the click task first
+    tuning_seeds: tuple[int, ...]  # a small validation split needs the mean of several
     split: Callable[[DataSet, Sequence[str], pathlib.Path], dict[str, pathlib.Path]]
 
     @property
@@ -109,6 +110,6 @@ def _first_of(folder: pathlib.Path, names: Sequence[str]) -> pathlib.Path:
 
 
 DATA_SETS = (
-    DataSet("kuairand", LOGS, ("ctr", "long_view"), _by_user),
-    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), _by_time),
+    DataSet("kuairand", LOGS, ("ctr", "long_view"), (0, 1, 2), _by_user),
+    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), (0,), _by_time),
 )

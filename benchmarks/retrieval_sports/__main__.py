@@ -79,8 +79,8 @@ class Run(NamedTuple):
 
     def final(self, model: str, part: str) -> Job | None:
         """Returns the job of a result in PARTS, or None if the model is not tuned yet."""
-        tried = [(setting, self.tuning(model, setting)) for setting in self.settings]
-        if not all(job.finished for _, job in tried):
+        tried = [(setting, [self.tuning(model, setting)]) for setting in self.settings]
+        if not all(job.finished for _, (job,) in tried):
             return None
         chosen = training_jobs.choice(tried)
         return self._job(model, chosen["setting"], chosen["epochs"], self.budget.seed, PARTS[part], "test", 0)
@@ -116,7 +116,7 @@ def summary(run: Run) -> dict[str, Any]:
     for model in MODELS:
         tried = [(setting, run.tuning(model, setting)) for setting in run.settings]
         missing += [f"{model} {setting}" for setting, job in tried if not job.finished]
-        if done := [(setting, job) for setting, job in tried if job.finished]:
+        if done := [(setting, [job]) for setting, job in tried if job.finished]:
             models[model] = training_jobs.choice(done)
         for part in PARTS:
             final = run.final(model, part)

@@ -131,6 +131,21 @@ def test_jobs_run_in_processes_and_a_failing_one_names_its_log(tmp_path, monkeyp
     assert stamps == [(one.folder / training_job.RESULT).stat().st_mtime_ns for one in made[:3]], "they ended before"
 
 
+def test_the_mean_over_seeds_chooses_among_epochs_that_all_seeds_have(tmp_path):
+    def job(name, *scores):
+        entries = [{"epoch": n + 1, "score": score, "held_out": {"a": 2 * score}} for n, score in enumerate(scores)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / training_job.RESULT).write_text(json.dumps(entries), encoding="utf-8")
+        return training_jobs.Job(tmp_path / name, {})
+
+    lucky = [job("a0", 0.5, 0.9), job("a1", 0.5, 0.1, 0.99)]
+    steady = [job("b0", 0.5, 0.7), job("b1", 0.4, 0.5)]
+    chosen = training_jobs.choice([({"x": 1}, lucky), ({"x": 2}, steady)])
+    assert chosen["setting"] == {"x": 2} and chosen["epochs"] == 2
+    assert chosen["score"] == pytest.approx(0.6) and chosen["validation"] == {"a": pytest.approx(1.2)}
+    assert chosen["tried"] == [{"x": 1, "scores": [0.5, 0.5]}, {"x": 2, "scores": [0.45, 0.6]}]
+
+
 class Trainer:
     """Replaces the processes: records the jobs and writes the files of job.main."""
 
@@ -179,7 +194,7 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_p
     given = ["--data", str(source), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]
     benchmark.main(given)
     assert sorted(trainer.jobs) == sorted(
-        [(model, True, dropout, 3, 0) for model in data_sets.MODELS for dropout in (0.1, 0.3)]
+        [(model, True, dropout, 3, seed) for model in data_sets.MODELS for dropout in (0.1, 0.3) for seed in (0, 1)]
         + [(model, False, 0.3, 2, seed) for model in data_sets.MODELS for seed in (0, 1)]
     )
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
@@ -195,10 +210,10 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_p
     assert set(result["differences"]) == {"dlrm", "din", "dcn", "rates"}
     assert "dcn" in capsys.readouterr().out
     benchmark.main(given)
-    assert len(trainer.jobs) == 16, "a finished job is not trained again"
+    assert len(trainer.jobs) == 24, "a finished job is not trained again"
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8")) == result
     benchmark.main([*given, "--settings", "1"])
-    assert sorted(trainer.jobs[16:]) == sorted(
+    assert sorted(trainer.jobs[24:]) == sorted(
         (model, False, 0.1, 1, seed) for model in data_sets.MODELS for seed in (0, 1)
     )
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["settings"] == 1

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import processes
+from benchmarks.harness.machine import describe
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RANK_PREFIX = re.compile(r"^\[\d+\]<(stdout|stderr)>:")
@@ -151,13 +152,6 @@ def memcpy_bytes_per_s(megabytes: int = 256, repeats: int = 7) -> float:
     return 2 * source.nbytes / min(seconds)
 
 
-def _cpu_model() -> str:
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1) if found else platform.processor() or platform.machine()
-
-
 def _commit() -> str:
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -174,7 +168,7 @@ def _commit() -> str:
 def environment() -> dict[str, Any]:
     """Returns the machine and the commit of a measurement. A high `load_average` reveals other work."""
     return {
-        "machine": f"{_cpu_model()}, {os.cpu_count()} cores",
+        "machine": describe(),
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "commit": _commit(),

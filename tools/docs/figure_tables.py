@@ -14,6 +14,9 @@ QUALITY = "python -m benchmarks.schedule_quality --json F"
 BALANCE = "python -m benchmarks.balance --json F"
 NEGATIVES = "python -m benchmarks.negatives --json F"
 ML1M = "python -m benchmarks.retrieval_ml1m --json F"
+LADDER = "python -m benchmarks.ladder --json F"
+COLLISIONS = "python -m benchmarks.table.collisions --peer PYTHON --json F"
+END_TO_END = "python -m benchmarks.end_to_end --peer PYTHON --json F"
 SPORTS = "python -m benchmarks.retrieval_sports --json F"
 KUAIRAND = "python -m benchmarks.ranking --data path/to/kuairand --json F"
 RANKING_ML1M = "python -m benchmarks.ranking --data path/to/ml-1m --settings 4 --json F"
@@ -138,6 +141,11 @@ TABLES = (
                 "{table[peer][torch_sgd_1][ratio]:.2f} / {table[peer][torch_sgd_2][ratio]:.2f} times", PEERS,
             ),
             Row(
+                "TorchRec's managed collisions and FBGEMM's table / ours, 200,000 rows of 32, 256, 2,048 columns",
+                "{collisions[cases][0][ratio]:.1f} / {collisions[cases][1][ratio]:.1f} / "
+                "{collisions[cases][2][ratio]:.1f} times", COLLISIONS,
+            ),
+            Row(
                 "a save in the background: training waits / copying as many bytes",
                 "{checkpoint[snapshot_pause_ms]:.0f} / {checkpoint[copy_rows_ms]:.0f} ms "
                 "({checkpoint[rows]:,} rows)", CHECKPOINT,
@@ -213,6 +221,11 @@ TABLES = (
                 "{balance[max_token_gap_fixed]:.0%} / {balance[max_token_gap_dynamic]:.1%} / "
                 "{balance[max_token_gap_global]:.2%}", BALANCE,
             ),
+            Row(
+                "GRM on 2 ranks, samples per second: tables merged / and ids deduplicated / and batches balanced",
+                "{ladder[ratio_merged]:.2f} / {ladder[ratio_deduplicated]:.2f} / {ladder[ratio_balanced]:.2f} times",
+                LADDER,
+            ),
             Row("step on 2 ranks: global / fixed", "{balance[step_time_ratio]:.2f}", BALANCE),
             Row("input pipeline / pyarrow alone, one core", "{balance[reader_ratio]:.2f}", BALANCE),
         ),
@@ -236,6 +249,10 @@ TABLES = (
                 "without bias, padded to buckets of length (XLA) / ours",
                 "{attention[ms_bucketed_xla_fwd_bwd]:.0f} / {attention[ms_ours_fwd_bwd]:.0f} ms, "
                 "{attention[ratio_vs_bucketed]:.1f} times", ATTENTION,
+            ),
+            Row(
+                "HSTU on MovieLens-1M, a training step: PyTorch with padded rows / with FBGEMM's jagged rows / ours",
+                "{end_to_end[ratio_vs_padded]:.1f}, {end_to_end[ratio_vs_jagged]:.1f} times", END_TO_END,
             ),
             Row("peak memory: ours / padded", "{attention[memory_ratio]:.3f}", ATTENTION),
             Row(

@@ -23,6 +23,7 @@ from benchmarks.plots import figures as plots
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
+RETRIEVAL = "retrieval"  # results of retrieval models
 EARLIER = "figures"
 
 
@@ -59,10 +60,10 @@ class _ByName(dict):
 
 
 def load(folder: pathlib.Path = RESULTS) -> Results:
-    """Reads every result of the folder."""
+    """Reads every result of the folder, and of its folder RETRIEVAL."""
     kept = {
         path.stem: json.loads(path.read_text(encoding="utf-8"), object_hook=_ByName)
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted([*folder.glob("*.json"), *folder.glob(f"{RETRIEVAL}/*.json")])
     }
     old = kept.pop(EARLIER)
     missing = {name: values for name, values in old["figures"].items() if name not in kept}

@@ -52,6 +52,8 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 
 #include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
+#include "hash_table/cuda/kernels/next_batch.cc"  // NOLINT
+#include "hash_table/cuda/kernels/row_transfers.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_replicas_gpu_kernel.cc"  // NOLINT

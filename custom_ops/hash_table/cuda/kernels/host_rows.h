@@ -37,6 +37,8 @@
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "hash_table/cuda/kernels/hot_rows.h"
+#include "hash_table/cuda/kernels/next_batch.h"
+#include "hash_table/cuda/kernels/row_transfers.h"
 
 namespace fusedrec {
 
@@ -85,67 +87,31 @@ class HostRows {
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);
-  // By segment, since the table was made: distinct rows of lookups that lay in the pool, bytes of records that went to the
-  // device, and bytes that came back.
+  // RowTransfers::Traffic, since the table was made.
   std::vector<int64_t> Traffic() const;
 
  private:
-  // The rows of a look-ahead, which it has sent to the device.
-  struct Seen {
-    int64_t look_ahead = 0;  // 0: nothing
-    std::vector<int64_t> entries;
-    std::vector<int32_t> splits;
-    std::vector<int64_t> handles;  // [V]
-    int64_t version = 0, moves = 0;  // of the table then
-    std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
-    std::vector<SegmentId> told;      // rows that the device has, in their order there
-    std::vector<int64_t> told_ids;    // and a received id of each
-    std::vector<int64_t> hot_splits;  // by segment; of its rows in the pool
-
-    Message message() const { return {entries, splits, static_cast<int64_t>(handles.size())}; }
-  };
-  // Rows for the device, by segment.
-  struct Parcel {
-    std::vector<int64_t> ids, handles, splits;
-    char* records = nullptr;  // of the buffer's host memory
-  };
-  // Rows of a batch in the pool, by segment.
-  struct Hot {
-    std::vector<int64_t> ids, slots, splits, received;  // received: a received id of each
-  };
-
   HostRows(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer)
       : table_(std::move(table)),
         buffer_(buffer),
         hot_(table_->spec().hot_rows, table_->segments()),
-        traffic_(table_->segments()) {}
-  absl::Status StatusOf(int answer) const;
-  absl::Status Receive(const Call& call, Seen* seen) const;
+        transfers_(table_.get(), buffer) {}
+  absl::Status StatusOf(int answer) const { return transfers_.StatusOf(answer); }
+  // Copies the ids of a call to the host and checks them. Waits.
+  absl::Status Receive(const Call& call, NextBatch* batch) const;
   absl::Status ReadAhead(const Call& call);
-  // The received ids whose row is_wanted(v) names, kNoRow for none, with their records. hot, may be null: takes rows of the
-  // pool.
-  template <typename RowWanted>
-  absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel, Hot* hot);
-  void Tell(const SegmentId& key, int64_t received);
-  // Writes the records of rows, which read(records) copies from the device, to host memory.
-  template <typename Read>
-  absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
   // The active rows leave the device, so no gradient trains them.
   void LoseSums();
-  absl::Status TakeHotBack(const ParallelFor& parallel_for, void* stream);
+  // Brings all rows in host memory up to date.
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
-  void CountSent(const Parcel& parcel);
 
   const std::unique_ptr<HashTable> table_;
   FusedrecDeviceBuffer* const buffer_;
   mutable std::mutex mutex_;  // one call at a time
   HotRows hot_;
-  struct RowTraffic {
-    int64_t hits = 0, sent = 0, returned = 0;
-  };
-  std::vector<RowTraffic> traffic_;  // by segment, in rows
-  Seen seen_;
+  RowTransfers transfers_;
+  NextBatch seen_;
   int64_t look_aheads_ = 0;
   BatchRows active_;                // rows of the batch on the device
   std::vector<SegmentId> waiting_;  // rows that wait to go back, in their order there

@@ -1,0 +1,94 @@
+#include "hash_table/cuda/kernels/row_transfers.h"
+
+#include <algorithm>
+
+#include "hash_table/cuda/kernels/device_form.h"
+
+namespace fusedrec {
+
+absl::Status RowTransfers::StatusOf(int answer) const {
+  return DeviceTableStatus(answer, table_->spec(), "rows of a batch");
+}
+
+absl::Status RowTransfers::Pack(const ParallelFor& parallel_for, Parcel* parcel) const {
+  const RowRecords& records = table_->records();
+  const int64_t bytes = parcel->handles.size() * records.bytes();
+  const absl::Status room = StatusOf(fusedrec_buffer_host_memory(buffer_, bytes, &parcel->records));
+  if (room.ok()) records.Read(parcel->handles, parallel_for, parcel->records);
+  return room;
+}
+
+absl::Status RowTransfers::Prefetch(const Parcel& parcel, const FusedrecHotRows& hot, void* stream) {
+  const absl::Status done = StatusOf(
+      fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, &hot, stream));
+  if (done.ok()) CountSent(parcel);
+  return done;
+}
+
+absl::Status RowTransfers::Advance(const Parcel& late, const FusedrecPoolMoves* moves, void* stream) {
+  const absl::Status done = StatusOf(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records,
+                                                             moves, nullptr, stream));
+  if (done.ok()) CountSent(late);
+  return done;
+}
+
+template <typename Read>
+absl::Status RowTransfers::Write(const std::vector<SegmentId>& rows, const Read& read,
+                                 const ParallelFor& parallel_for) {
+  char* records;
+  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->records().bytes(), &records);
+  if (answer == 0) answer = read(records);
+  if (answer != 0) return StatusOf(answer);
+  table_->records().WriteTrained(rows, records, parallel_for);
+  for (const SegmentId& row : rows) ++traffic_[row.segment].returned;
+  return absl::OkStatus();
+}
+
+absl::Status RowTransfers::WriteBack(const std::vector<SegmentId>& rows, const ParallelFor& parallel_for) {
+  return Write(rows, [this](char* records) { return fusedrec_buffer_write_back(buffer_, records); }, parallel_for);
+}
+
+absl::Status RowTransfers::TakeActiveBack(const std::vector<SegmentId>& rows, const ParallelFor& parallel_for,
+                                          void* stream) {
+  return Write(rows, [=](char* records) { return fusedrec_buffer_read_active(buffer_, records, stream); }, parallel_for);
+}
+
+absl::Status RowTransfers::TakeHotBack(HotRows* hot, size_t most, const ParallelFor& parallel_for, void* stream) {
+  const std::vector<int64_t> newer = hot->Newer();
+  for (size_t begin = 0, end; begin < newer.size(); begin = end) {
+    end = std::min(begin + most, newer.size());
+    const int64_t* const slots = newer.data() + begin;
+    std::vector<SegmentId> keys;
+    for (size_t i = begin; i < end; ++i) keys.push_back(hot->key(newer[i]));
+    const char* written = nullptr;
+    const auto read = [&](char* records) {
+      written = records;
+      return fusedrec_buffer_read_hot(buffer_, slots, keys.size(), records, stream);
+    };
+    const absl::Status done = Write(keys, read, parallel_for);
+    if (!done.ok()) return done;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      hot->NoteWritten(slots[i], RowRecords::UpdatedOf(written + i * table_->records().bytes()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void RowTransfers::CountHits(const std::vector<int64_t>& splits) {
+  for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].hits += splits[s + 1] - splits[s];
+}
+
+void RowTransfers::CountSent(const Parcel& parcel) {
+  for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].sent += parcel.splits[s + 1] - parcel.splits[s];
+}
+
+std::vector<int64_t> RowTransfers::Traffic() const {
+  const int64_t bytes = table_->records().bytes();
+  std::vector<int64_t> traffic;
+  for (const RowTraffic& rows : traffic_) {
+    traffic.insert(traffic.end(), {rows.hits, rows.sent * bytes, rows.returned * bytes});
+  }
+  return traffic;
+}
+
+}  // namespace fusedrec

@@ -10,8 +10,7 @@ import tempfile
 
 import numpy as np
 
-from tests.cuda.op_kernels import same
-from tests.cuda.op_kernels_host_rows import (
+from tests.cuda.host_rows.programs import (
     PROGRAMS,
     SGD,
     clear,
@@ -25,6 +24,7 @@ from tests.cuda.op_kernels_host_rows import (
     remove_some,
     set_some_back,
 )
+from tests.cuda.op_kernels import same
 from tests.cuda.op_kernels_sums import accumulate_parts, update_waiting
 from tests.cuda.op_kernels_table import (
     DIM,

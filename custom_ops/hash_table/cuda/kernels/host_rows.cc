@@ -74,11 +74,12 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
                               int32_t* inverse, int64_t* handles, int64_t* num_rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   absl::Status done = WriteBack(call.parallel_for);
+  if (done.ok()) done = DropLeft(call.parallel_for, call.stream);
   if (done.ok() && (look_ahead == 0 || look_ahead != seen_.look_ahead)) done = ReadAhead(call);
   if (!done.ok()) return done;
   if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
 
-  // The rows of the batch that ends are all there: nothing has left since their lookup.
+  // The rows of the batch that ends are all there.
   HotRows::Plan plan;
   if (hot_.is_on()) done = hot_.PlanEnd(active_, is_trained_, *table_, &plan);
   if (!done.ok()) return done;
@@ -142,7 +143,7 @@ absl::Status HostRows::Prefetch(const Call& call) {
 absl::Status HostRows::Apply(const DeviceGradients& in, const StepInput& step, int32_t* left_out,
                              int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!trainable_) return StatusOf(kDeviceStale);
+  if (!IsTrainable()) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), in.handles, in.num_rows,
                                                           in.inverse, in.num_ids, in.grads, in.storage, in.scale, &step,
                                                           left_out, num_left_out, stream));
@@ -155,7 +156,7 @@ absl::Status HostRows::Apply(const DeviceGradients& in, const StepInput& step, i
 absl::Status HostRows::Accumulate(const DeviceGradients& in, bool begin, int32_t* left_out, int64_t* num_left_out,
                                   void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!trainable_ || (sums_are_lost_ && !begin)) return StatusOf(kDeviceStale);
+  if (!IsTrainable() || (sums_are_lost_ && !begin)) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_accumulate(
       fusedrec_buffer_active(buffer_), in.handles, in.num_rows, in.inverse, in.num_ids, in.grads, in.storage, in.scale,
       begin, left_out, num_left_out, stream));
@@ -167,7 +168,7 @@ absl::Status HostRows::Accumulate(const DeviceGradients& in, bool begin, int32_t
 
 absl::Status HostRows::ApplyAccumulated(const StepInput& step, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!trainable_ || sums_are_lost_) return StatusOf(kDeviceStale);
+  if (!IsTrainable() || sums_are_lost_) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_apply_accumulated(fusedrec_buffer_active(buffer_), &step, stream));
   if (!done.ok()) return done;
   table_->BeginUpdate(has_sums_ ? clock_ : 0);
@@ -188,15 +189,34 @@ absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
   return done;
 }
 
+absl::Status HostRows::TakeActiveBack(const ParallelFor& parallel_for, void* stream) {
+  if (!is_trained_) return absl::OkStatus();
+  const absl::Status done = transfers_.TakeActiveBack(active_.keys, parallel_for, stream);
+  if (done.ok()) is_trained_ = false;
+  return done;
+}
+
 absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
   absl::Status done = WriteBack(parallel_for);
   // As many hot rows at a time as a batch has, because the device has memory for these.
   const size_t most = std::max<size_t>(active_.keys.size(), 32);
   if (done.ok()) done = transfers_.TakeHotBack(&hot_, most, parallel_for, stream);
-  if (!done.ok() || !is_trained_) return done;
-  done = transfers_.TakeActiveBack(active_.keys, parallel_for, stream);
-  if (done.ok()) is_trained_ = false;
+  return done.ok() ? TakeActiveBack(parallel_for, stream) : done;
+}
+
+absl::Status HostRows::DropBatches(void* stream) {
+  const absl::Status done = StatusOf(fusedrec_buffer_drop(buffer_, stream));
+  if (!done.ok()) return done;
+  seen_ = NextBatch();
+  active_ = BatchRows();
+  LoseSums();
   return done;
+}
+
+absl::Status HostRows::DropLeft(const ParallelFor& parallel_for, void* stream) {
+  if (active_.keys.empty() || !table_->IsStale(clock_)) return absl::OkStatus();
+  const absl::Status done = TakeActiveBack(parallel_for, stream);
+  return done.ok() ? DropBatches(stream) : done;
 }
 
 absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, void* stream,
@@ -207,12 +227,9 @@ absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, vo
     if (!done.ok()) return done;
   }
   if (access == Access::kChange) {
-    const absl::Status done = StatusOf(fusedrec_buffer_drop(buffer_, stream));
+    const absl::Status done = DropBatches(stream);
     if (!done.ok()) return done;
-    seen_ = NextBatch();
-    active_ = BatchRows();
     hot_.Clear();
-    LoseSums();
   }
   return use(table_.get());
 }

@@ -22,8 +22,14 @@
 // # Rows that leave while they are on the device
 // The window is one lookup, so the lookup of t + 1 may evict a row of batch t, but no lookup before. The record of such a
 // row comes back and is skipped. An id never leaves and returns inside one lookup, so no row that the device refreshes for
-// t + 1 belongs to an earlier id. Every other change of rows in host memory (imports, removals by hand) first takes back
-// the rows on the device and drops them there. Later gradients of these rows are refused, as in any table.
+// t + 1 belongs to an earlier id.
+//
+// A lookup may fail after it has evicted rows of batch t, or it lets a call evict them by hand. Batch t is then stale in
+// host memory. Its gradients are refused, as in any table. The lookup after that first takes back the rows that are left
+// and drops the batch on the device. It would else refresh the new row of an id from the old one.
+//
+// Every other change of rows in host memory (imports, removals by hand) takes back the rows on the device and drops them
+// there. Later gradients of these rows are refused, too.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 
@@ -101,10 +107,17 @@ class HostRows {
   absl::Status Receive(const Call& call, NextBatch* batch) const;
   absl::Status ReadAhead(const Call& call);
   absl::Status WriteBack(const ParallelFor& parallel_for);
+  // Whether gradients may train the active rows: all of them are still those of their lookup.
+  bool IsTrainable() const { return trainable_ && !table_->IsStale(clock_); }
   // The active rows leave the device, so no gradient trains them.
   void LoseSums();
+  absl::Status TakeActiveBack(const ParallelFor& parallel_for, void* stream);
   // Brings all rows in host memory up to date.
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
+  // Forgets the rows of batches on the device; the pool stays.
+  absl::Status DropBatches(void* stream);
+  // Takes the active rows back and drops them, if some of them may have left the table.
+  absl::Status DropLeft(const ParallelFor& parallel_for, void* stream);
 
   const std::unique_ptr<HashTable> table_;
   FusedrecDeviceBuffer* const buffer_;

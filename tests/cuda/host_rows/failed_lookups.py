@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.cuda.host_rows.programs import look_ahead, refresh
 from tests.cuda.op_kernels import refused, same
-from tests.cuda.op_kernels_sums import accumulate
+from tests.cuda.op_kernels_sums import accumulate, apply_accumulated
 from tests.cuda.op_kernels_table import (
     DIM,
     PLAIN,
@@ -97,10 +97,26 @@ def rows_are_evicted(name, hot_rows, ahead):
     compare_tables(pair.sides)
 
 
+def rows_stay(name, hot_rows, ahead):
+    """No row leaves: gradients of the lookup before are welcome, and their update has its own version."""
+    pair = Pair(name, hot_rows)
+    pair.look_up(FIRST)
+    pair.fail([0])
+    pair.train()
+    compare_tables(pair.sides)
+    pair.fail([0])
+    for side, found in zip(pair.sides, pair.found):
+        side.call(accumulate, found.handles, found.inverse, pair.grads, True)
+        side.call(apply_accumulated, RATE, STEP)
+    compare_tables(pair.sides)
+    pair.look_up(FIRST, ahead)
+    compare_tables(pair.sides)
+
+
 def run():
     assert len(OPTIONS["segment_max_rows"]) == SEGMENTS
     for hot_rows in (0, 3, 30):
         for ahead in (False, True):
-            for program in (rows_leave, rows_are_evicted):
+            for program in (rows_leave, rows_are_evicted, rows_stay):
                 program(f"{program.__name__}{hot_rows}{ahead}", hot_rows, ahead)
         print(f"lookups that failed left no row behind, hot_rows = {hot_rows}", flush=True)

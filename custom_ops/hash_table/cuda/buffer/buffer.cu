@@ -247,6 +247,10 @@ int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, cha
 
 FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { return buffer->active(); }
 
+void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version) {
+  buffer->active()->SetVersion(version);
+}
+
 int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
                              const char* records, const FusedrecHotRows* hot, void* stream) {
   const std::vector<int64_t> none(buffer->active()->segments() + 1, 0);

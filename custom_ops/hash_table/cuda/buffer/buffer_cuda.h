@@ -66,6 +66,9 @@ FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, 
 // fusedrec_table_set_clock sets others after an advance.
 FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer);
 
+// Sets the version of the active buffer, which its next update counts on from. Handles stay valid.
+FUSEDREC_CUDA_API void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version);
+
 // Copies rows of the next batch to the device. They replace the rows of an earlier call. Waits for the copy.
 //
 //   ids             host, distinct, grouped by segment

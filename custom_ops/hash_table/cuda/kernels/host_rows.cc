@@ -144,6 +144,7 @@ absl::Status HostRows::Apply(const DeviceGradients& in, const StepInput& step, i
                              int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!IsTrainable()) return StatusOf(kDeviceStale);
+  fusedrec_buffer_set_version(buffer_, table_->version());
   const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), in.handles, in.num_rows,
                                                           in.inverse, in.num_ids, in.grads, in.storage, in.scale, &step,
                                                           left_out, num_left_out, stream));
@@ -169,6 +170,7 @@ absl::Status HostRows::Accumulate(const DeviceGradients& in, bool begin, int32_t
 absl::Status HostRows::ApplyAccumulated(const StepInput& step, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!IsTrainable() || sums_are_lost_) return StatusOf(kDeviceStale);
+  fusedrec_buffer_set_version(buffer_, table_->version());
   const absl::Status done = StatusOf(fusedrec_table_apply_accumulated(fusedrec_buffer_active(buffer_), &step, stream));
   if (!done.ok()) return done;
   table_->BeginUpdate(has_sums_ ? clock_ : 0);

@@ -92,7 +92,7 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   done = table_->Lookup(message, call.parallel_for, {}, absl::MakeSpan(numbers), &found, nullptr, &ahead);
   RowTransfers::Parcel late;
   if (done.ok()) {
-    seen_.ChooseLate(*table_, numbers, found, &late);
+    seen_.ChooseLate(*table_, call.parallel_for, numbers, found, &late);
     done = transfers_.Pack(call.parallel_for, &late);
   }
   if (done.ok()) {

@@ -81,14 +81,18 @@ void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, RowTran
   }
 }
 
-void NextBatch::ChooseLate(const HashTable& table, const std::vector<int32_t>& numbers,
+void NextBatch::ChooseLate(const HashTable& table, const ParallelFor& parallel_for, const std::vector<int32_t>& numbers,
                            const std::vector<int64_t>& found, RowTransfers::Parcel* parcel) {
-  std::vector<bool> met(found.size());
+  // Headers lie anywhere in memory, so several threads read them.
+  constexpr int64_t kCyclesOfHeader = 100;
+  std::vector<char> is_late(found.size());  // and not chosen yet
+  parallel_for(found.size(), kCyclesOfHeader, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) is_late[n] = table.HeaderOf(found[n]).updated > version;
+  });
   const auto choose = [&](const SegmentId& key, int64_t received) {
     const int32_t number = numbers[received];
-    if (met[number]) return;
-    met[number] = true;
-    if (table.HeaderOf(found[number]).updated <= version) return;
+    if (!is_late[number]) return;
+    is_late[number] = false;
     parcel->Add(key.id, found[number]);
     if (handles[received] == kNoRow) Tell(key, received);
   };

@@ -37,8 +37,8 @@ struct NextBatch {
   // Chooses the rows that the look-ahead found: of the pool, or for the parcel.
   void ChooseAhead(const HashTable& table, const HotRows& pool, RowTransfers::Parcel* parcel);
   // Chooses the rows that have changed since. numbers [V], found: inverse and handles of the lookup.
-  void ChooseLate(const HashTable& table, const std::vector<int32_t>& numbers, const std::vector<int64_t>& found,
-                  RowTransfers::Parcel* parcel);
+  void ChooseLate(const HashTable& table, const ParallelFor& parallel_for, const std::vector<int32_t>& numbers,
+                  const std::vector<int64_t>& found, RowTransfers::Parcel* parcel);
 
  private:
   void Tell(const SegmentId& key, int64_t received) {

@@ -5,6 +5,13 @@
 #include "hash_table/cuda/kernels/device_form.h"
 
 namespace fusedrec {
+namespace {
+
+// What one thread copies at a time: so many bytes of records, but at least so many rows, because rows lie anywhere in
+// memory. Less is not worth waking a thread.
+constexpr int64_t kShardBytes = int64_t{1} << 16, kLeastRows = 128;
+
+}  // namespace
 
 absl::Status RowTransfers::StatusOf(int answer) const {
   return DeviceTableStatus(answer, table_->spec(), "rows of a batch");
@@ -12,9 +19,15 @@ absl::Status RowTransfers::StatusOf(int answer) const {
 
 absl::Status RowTransfers::Pack(const ParallelFor& parallel_for, Parcel* parcel) const {
   const RowRecords& records = table_->records();
-  const int64_t bytes = parcel->handles.size() * records.bytes();
-  const absl::Status room = StatusOf(fusedrec_buffer_host_memory(buffer_, bytes, &parcel->records));
-  if (room.ok()) records.Read(parcel->handles, parallel_for, parcel->records);
+  const absl::Span<const int64_t> handles = parcel->handles;
+  const int64_t rows = handles.size(), size = records.bytes();
+  const absl::Status room = StatusOf(fusedrec_buffer_host_memory(buffer_, rows * size, &parcel->records));
+  if (!room.ok()) return room;
+  const int64_t of_shard = std::max(kShardBytes / size, kLeastRows), shards = (rows + of_shard - 1) / of_shard;
+  parallel_for(shards, of_shard * (100 + size), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * of_shard, last = std::min(end * of_shard, rows);
+    records.Read(handles.subspan(first, last - first), SerialFor, parcel->records + first * size);
+  });
   return room;
 }
 

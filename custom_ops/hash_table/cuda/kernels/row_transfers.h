@@ -32,7 +32,7 @@ class RowTransfers {
 
   // The answer of a launcher of the buffer.
   absl::Status StatusOf(int answer) const;
-  // Copies the records of a parcel's rows, in their present state.
+  // Copies the records of a parcel's rows, in their present state. Several threads share the rows.
   absl::Status Pack(const ParallelFor& parallel_for, Parcel* parcel) const;
   // Sends the rows of the next batch. hot: further ones, which lie in the pool.
   absl::Status Prefetch(const Parcel& parcel, const FusedrecHotRows& hot, void* stream);

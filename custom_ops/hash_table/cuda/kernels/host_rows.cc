@@ -53,19 +53,24 @@ absl::Status HostRows::ReadAhead(const Call& call) {
   seen.GroupBySegment(table_->segments());
   seen_ = std::move(seen);
 
-  RowTransfers::Parcel parcel;
-  seen_.ChooseAhead(*table_, hot_, &parcel);
-  done = transfers_.Pack(call.parallel_for, &parcel);
-  if (done.ok()) done = transfers_.Prefetch(parcel, seen_.hot.view(), call.stream);
+  RowTransfers::Parcel parcel, more;
+  seen_.ChooseAhead(*table_, hot_, waiting_, &parcel, &more);
+  done = transfers_.MakeRoom({&parcel, &more});
   if (!done.ok()) return done;
-  seen_.look_ahead = ++look_aheads_;
+  // These rows go to the device while the waiting rows come back.
+  transfers_.Pack(call.parallel_for, &parcel);
+  done = transfers_.Prefetch(parcel, seen_.hot.view(), call.stream);
+  if (done.ok()) done = WriteBack(call.parallel_for);
+  if (!done.ok()) return done;
+  transfers_.Pack(call.parallel_for, &more);
+  done = transfers_.PrefetchMore(more, call.stream);
+  if (done.ok()) seen_.look_ahead = ++look_aheads_;
   return done;
 }
 
 absl::Status HostRows::LookAhead(const Call& call, int64_t* look_ahead) {
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::Status done = WriteBack(call.parallel_for);
-  if (done.ok()) done = ReadAhead(call);
+  const absl::Status done = ReadAhead(call);
   *look_ahead = seen_.look_ahead;
   return done;
 }
@@ -73,8 +78,7 @@ absl::Status HostRows::LookAhead(const Call& call, int64_t* look_ahead) {
 absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t storage, void* rows, int64_t out_rows,
                               int32_t* inverse, int64_t* handles, int64_t* num_rows) {
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::Status done = WriteBack(call.parallel_for);
-  if (done.ok()) done = DropLeft(call.parallel_for, call.stream);
+  absl::Status done = DropLeft(call.parallel_for, call.stream);
   if (done.ok() && (look_ahead == 0 || look_ahead != seen_.look_ahead)) done = ReadAhead(call);
   if (!done.ok()) return done;
   if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
@@ -93,9 +97,10 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   RowTransfers::Parcel late;
   if (done.ok()) {
     seen_.ChooseLate(*table_, call.parallel_for, numbers, found, &late);
-    done = transfers_.Pack(call.parallel_for, &late);
+    done = transfers_.MakeRoom({&late});
   }
   if (done.ok()) {
+    transfers_.Pack(call.parallel_for, &late);
     const FusedrecPoolMoves moves = plan.Moves();
     done = transfers_.Advance(late, hot_.is_on() ? &moves : nullptr, call.stream);
   }
@@ -104,8 +109,8 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   transfers_.CountHits(seen.hot.splits);
   waiting_ = hot_.is_on() ? std::move(plan.returning) : std::move(active_.keys);
   hot_.Commit(plan);
-  active_ = {std::move(seen.told), {}};
-  for (const int64_t v : seen.told_ids) active_.handles.push_back(found[numbers[v]]);
+  active_ = {std::move(seen.told.keys), {}};
+  for (const int64_t v : seen.told.received) active_.handles.push_back(found[numbers[v]]);
   LoseSums();
   is_trained_ = false;
   FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
@@ -217,7 +222,8 @@ absl::Status HostRows::DropBatches(void* stream) {
 
 absl::Status HostRows::DropLeft(const ParallelFor& parallel_for, void* stream) {
   if (active_.keys.empty() || !table_->IsStale(clock_)) return absl::OkStatus();
-  const absl::Status done = TakeActiveBack(parallel_for, stream);
+  absl::Status done = WriteBack(parallel_for);
+  if (done.ok()) done = TakeActiveBack(parallel_for, stream);
   return done.ok() ? DropBatches(stream) : done;
 }
 

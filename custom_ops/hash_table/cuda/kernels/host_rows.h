@@ -5,11 +5,12 @@
 // checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
 // rows between the two.
 //
-//   look-ahead of t + 1   The rows of batch t - 1 go back. The ids of t + 1 come to the host, which finds their rows and
-//                         copies them to the device, but for hot rows. The tables do not change.
+//   look-ahead of t + 1   The ids of t + 1 come to the host, which finds their rows and copies them to the device, but for
+//                         hot rows. Meanwhile the rows of batch t - 1 come back; rows of both batches follow behind them.
+//                         The tables do not change.
 //   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
-//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up. Rows
-//                         of batch t that are hot go to their slots.
+//                         changed elsewhere since the look-ahead. The buffers change roles, rows of batch t begin to
+//                         come back, and the device looks up. Rows of batch t that are hot go to their slots.
 //   update of t + 1       The device updates alone. The host only counts the version.
 //
 // The result equals a HashTable bit for bit; clock and version on the device are the host's. A lookup without a look-ahead

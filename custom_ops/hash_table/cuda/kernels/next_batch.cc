@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "absl/types/span.h"
+#include "common/hash.h"
 #include "rank_partition/rank_partition.h"
 
 namespace fusedrec {
@@ -32,6 +33,32 @@ class HandleSet {
   std::vector<uint32_t> slots_;
 };
 
+// A set of distinct keys.
+class KeySet {
+ public:
+  explicit KeySet(const std::vector<SegmentId>& keys) : keys_(keys) {
+    size_t size = 1;
+    while (size < 2 * keys.size()) size *= 2;
+    slots_.assign(size, kNobody);
+    for (size_t n = 0; n < keys.size(); ++n) slots_[Find(keys[n])] = static_cast<uint32_t>(n);
+  }
+  bool Has(const SegmentId& key) const { return slots_[Find(key)] != kNobody; }
+
+ private:
+  static constexpr uint32_t kNobody = 0xffffffff;
+
+  // The slot with this key, or the free one where it is not.
+  size_t Find(const SegmentId& key) const {
+    for (size_t i = TableHash(key.id) + key.segment;; ++i) {
+      const uint32_t n = slots_[i & (slots_.size() - 1)];
+      if (n == kNobody || (keys_[n].id == key.id && keys_[n].segment == key.segment)) return i & (slots_.size() - 1);
+    }
+  }
+
+  const std::vector<SegmentId>& keys_;
+  std::vector<uint32_t> slots_;
+};
+
 }  // namespace
 
 void NextBatch::GroupBySegment(int64_t segments) {
@@ -55,8 +82,12 @@ void NextBatch::ForEachId(const Visit& visit, const EndSegment& end_segment) con
   }
 }
 
-void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, RowTransfers::Parcel* parcel) {
+void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, const std::vector<SegmentId>& waiting,
+                            RowTransfers::Parcel* parcel, RowTransfers::Parcel* more) {
   HandleSet met(handles.size());
+  const KeySet comes_back(waiting);
+  // The device has the rows of `parcel`, then those of `more`, then the hot ones.
+  Told of_more, of_pool;
   const auto choose = [&](const SegmentId& key, int64_t received) {
     const int64_t handle = handles[received];
     if (handle == kNoRow || !met.Insert(handle)) return;
@@ -64,21 +95,22 @@ void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, RowTran
     if (slot != kNoRow) {
       hot.ids.push_back(key.id);
       hot.slots.push_back(slot);
-      hot.received.push_back(received);
-      return;
+      of_pool.Add(key, received);
+    } else if (comes_back.Has(key)) {
+      more->Add(key.id, handle);
+      of_more.Add(key, received);
+    } else {
+      parcel->Add(key.id, handle);
+      told.Add(key, received);
     }
-    parcel->Add(key.id, handle);
-    Tell(key, received);
   };
   ForEachId(choose, [&] {
     parcel->EndSegment();
+    more->EndSegment();
     hot.splits.push_back(hot.ids.size());
   });
-  for (size_t s = 0; s + 1 < hot.splits.size(); ++s) {
-    for (int64_t i = hot.splits[s]; i < hot.splits[s + 1]; ++i) {
-      Tell({static_cast<int64_t>(s), hot.ids[i]}, hot.received[i]);
-    }
-  }
+  told.Append(of_more);
+  told.Append(of_pool);
 }
 
 void NextBatch::ChooseLate(const HashTable& table, const ParallelFor& parallel_for, const std::vector<int32_t>& numbers,
@@ -94,7 +126,7 @@ void NextBatch::ChooseLate(const HashTable& table, const ParallelFor& parallel_f
     if (!is_late[number]) return;
     is_late[number] = false;
     parcel->Add(key.id, found[number]);
-    if (handles[received] == kNoRow) Tell(key, received);
+    if (handles[received] == kNoRow) told.Add(key, received);
   };
   ForEachId(choose, [&] { parcel->EndSegment(); });
 }

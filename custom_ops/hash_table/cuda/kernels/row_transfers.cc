@@ -17,23 +17,42 @@ absl::Status RowTransfers::StatusOf(int answer) const {
   return DeviceTableStatus(answer, table_->spec(), "rows of a batch");
 }
 
-absl::Status RowTransfers::Pack(const ParallelFor& parallel_for, Parcel* parcel) const {
+absl::Status RowTransfers::MakeRoom(std::initializer_list<Parcel*> parcels) const {
+  const int64_t size = table_->records().bytes();
+  int64_t bytes = 0;
+  for (const Parcel* parcel : parcels) bytes += parcel->handles.size() * size;
+  if (bytes == 0) return absl::OkStatus();  // no copies to wait for
+  char* memory;
+  const absl::Status room = StatusOf(fusedrec_buffer_host_memory(buffer_, bytes, &memory));
+  if (!room.ok()) return room;
+  for (Parcel* parcel : parcels) {
+    parcel->records = memory;
+    memory += parcel->handles.size() * size;
+  }
+  return room;
+}
+
+void RowTransfers::Pack(const ParallelFor& parallel_for, Parcel* parcel) const {
   const RowRecords& records = table_->records();
   const absl::Span<const int64_t> handles = parcel->handles;
   const int64_t rows = handles.size(), size = records.bytes();
-  const absl::Status room = StatusOf(fusedrec_buffer_host_memory(buffer_, rows * size, &parcel->records));
-  if (!room.ok()) return room;
   const int64_t of_shard = std::max(kShardBytes / size, kLeastRows), shards = (rows + of_shard - 1) / of_shard;
   parallel_for(shards, of_shard * (100 + size), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * of_shard, last = std::min(end * of_shard, rows);
     records.Read(handles.subspan(first, last - first), SerialFor, parcel->records + first * size);
   });
-  return room;
 }
 
 absl::Status RowTransfers::Prefetch(const Parcel& parcel, const FusedrecHotRows& hot, void* stream) {
   const absl::Status done = StatusOf(
       fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, &hot, stream));
+  if (done.ok()) CountSent(parcel);
+  return done;
+}
+
+absl::Status RowTransfers::PrefetchMore(const Parcel& parcel, void* stream) {
+  const absl::Status done = StatusOf(
+      fusedrec_buffer_prefetch_more(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, stream));
   if (done.ok()) CountSent(parcel);
   return done;
 }
@@ -48,22 +67,22 @@ absl::Status RowTransfers::Advance(const Parcel& late, const FusedrecPoolMoves* 
 template <typename Read>
 absl::Status RowTransfers::Write(const std::vector<SegmentId>& rows, const Read& read,
                                  const ParallelFor& parallel_for) {
-  char* records;
-  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->records().bytes(), &records);
-  if (answer == 0) answer = read(records);
-  if (answer != 0) return StatusOf(answer);
+  const char* records = nullptr;
+  const absl::Status done = StatusOf(read(&records));
+  if (!done.ok()) return done;
   table_->records().WriteTrained(rows, records, parallel_for);
   for (const SegmentId& row : rows) ++traffic_[row.segment].returned;
-  return absl::OkStatus();
+  return done;
 }
 
 absl::Status RowTransfers::WriteBack(const std::vector<SegmentId>& rows, const ParallelFor& parallel_for) {
-  return Write(rows, [this](char* records) { return fusedrec_buffer_write_back(buffer_, records); }, parallel_for);
+  return Write(rows, [this](const char** records) { return fusedrec_buffer_write_back(buffer_, records); }, parallel_for);
 }
 
 absl::Status RowTransfers::TakeActiveBack(const std::vector<SegmentId>& rows, const ParallelFor& parallel_for,
                                           void* stream) {
-  return Write(rows, [=](char* records) { return fusedrec_buffer_read_active(buffer_, records, stream); }, parallel_for);
+  const auto read = [=](const char** records) { return fusedrec_buffer_read_active(buffer_, records, stream); };
+  return Write(rows, read, parallel_for);
 }
 
 absl::Status RowTransfers::TakeHotBack(HotRows* hot, size_t most, const ParallelFor& parallel_for, void* stream) {
@@ -74,9 +93,10 @@ absl::Status RowTransfers::TakeHotBack(HotRows* hot, size_t most, const Parallel
     std::vector<SegmentId> keys;
     for (size_t i = begin; i < end; ++i) keys.push_back(hot->key(newer[i]));
     const char* written = nullptr;
-    const auto read = [&](char* records) {
-      written = records;
-      return fusedrec_buffer_read_hot(buffer_, slots, keys.size(), records, stream);
+    const auto read = [&](const char** records) {
+      const int answer = fusedrec_buffer_read_hot(buffer_, slots, keys.size(), records, stream);
+      written = *records;
+      return answer;
     };
     const absl::Status done = Write(keys, read, parallel_for);
     if (!done.ok()) return done;

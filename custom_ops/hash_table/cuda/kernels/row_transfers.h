@@ -4,6 +4,7 @@
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_ROW_TRANSFERS_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,7 +19,7 @@ class RowTransfers {
   // Rows for the device, by segment.
   struct Parcel {
     std::vector<int64_t> ids, handles, splits{0};
-    char* records = nullptr;  // of the buffer's host memory; Pack fills it
+    char* records = nullptr;  // in page-locked memory; Pack fills it
 
     void Add(int64_t id, int64_t handle) {
       ids.push_back(id);
@@ -32,11 +33,15 @@ class RowTransfers {
 
   // The answer of a launcher of the buffer.
   absl::Status StatusOf(int answer) const;
+  // Gives parcels memory for their records, until the next call.
+  absl::Status MakeRoom(std::initializer_list<Parcel*> parcels) const;
   // Copies the records of a parcel's rows, in their present state. Several threads share the rows.
-  absl::Status Pack(const ParallelFor& parallel_for, Parcel* parcel) const;
-  // Sends the rows of the next batch. hot: further ones, which lie in the pool.
+  void Pack(const ParallelFor& parallel_for, Parcel* parcel) const;
+  // Begins to send rows of the next batch. hot: further ones, which lie in the pool.
   absl::Status Prefetch(const Parcel& parcel, const FusedrecHotRows& hot, void* stream);
-  // Begins the next batch. moves: null without a pool.
+  // Begins to send the other rows of the same batch.
+  absl::Status PrefetchMore(const Parcel& parcel, void* stream);
+  // Begins the next batch, and to copy the rows that leave. moves: null without a pool.
   absl::Status Advance(const Parcel& late, const FusedrecPoolMoves* moves, void* stream);
 
   // The following three write rows to host memory that is older than they are. `rows` are in the order of the device.
@@ -57,7 +62,7 @@ class RowTransfers {
     int64_t hits = 0, sent = 0, returned = 0;
   };
 
-  // Writes the records of rows, which read(records) copies from the device.
+  // Writes the records of rows, of which read(&records) gives the address.
   template <typename Read>
   absl::Status Write(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   void CountSent(const Parcel& parcel);

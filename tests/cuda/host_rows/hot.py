@@ -145,6 +145,9 @@ def run_untrained():
         if trains:
             update(sides, both, received, random, step, tf.float32)
     assert sides[1].call(traffic_of)[0, 0] == 8, "the pool has both batches"
+    message, splits, _ = pack([[frequent, *[[]] * (SEGMENTS - 1)]])
+    rows = [side.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32) for side in sides]
+    same(*rows, "rows of the pool that a batch found and did not train")
     compare_tables(sides)
 
 

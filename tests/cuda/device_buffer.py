@@ -53,13 +53,23 @@ class DeviceBuffer(DeviceTable):
         pointer = lambda given: ctypes.c_void_p(given.ctypes.data) if isinstance(given, np.ndarray) else given  # noqa: E731
         self._call(f"buffer_{name}", self.buffer, *map(pointer, arguments), table=False)
 
+    def pinned(self, records):
+        """Returns the address of a copy of `records` in page-locked memory, which a copy to the device reads late."""
+        at = self.host_memory(records.nbytes)
+        ctypes.memmove(at, records.ctypes.data, records.nbytes)
+        return ctypes.c_void_p(at)
+
     def prefetch(self, ids, segment_splits, records, hot=None):
-        """Prefetches ids [n] with segment_splits [S + 1] and records [n, record_bytes] in host memory.
+        """Prefetches ids [n] with segment_splits [S + 1] and records [n, record_bytes], or their address from `pinned`.
 
         hot: ids [m], segment_splits [S + 1] and slots [m] of rows of the pool.
         """
         in_pool = None if hot is None else HotRows(*(array.ctypes.data for array in hot))
         self._of_buffer("prefetch", ids, segment_splits, records, in_pool)
+
+    def prefetch_more(self, ids, segment_splits, records):
+        """Prefetches further rows of the batch of the last prefetch."""
+        self._of_buffer("prefetch_more", ids, segment_splits, records)
 
     def advance(self, late=(None, None, None), moves=None):
         """Returns the number of rows of both batches.
@@ -71,31 +81,36 @@ class DeviceBuffer(DeviceTable):
         self._take_active()
         return int(shared[0])
 
-    def write_back(self, records=None):
-        """Returns the records of the previous batch, in the order of its ids; fills `records`, if given."""
-        records = np.zeros([self.rows()[1], self.record_bytes()], np.uint8) if records is None else records
-        code = self.kernels.library.fusedrec_buffer_write_back(self.buffer, ctypes.c_void_p(records.ctypes.data))
-        if code != 0:
-            raise Refused(code)
-        return records
+    def _returned(self, count, name, *arguments):
+        """Returns a copy of `count` records, of which a function of the buffer gives the address."""
+        address = ctypes.c_void_p()
+        self._of_buffer(name, *arguments, ctypes.byref(address))
+        size = count * self.record_bytes()
+        bytes_ = ctypes.string_at(address, size) if size > 0 else b""
+        return np.frombuffer(bytes_, np.uint8).reshape(count, -1 if count > 0 else self.record_bytes())
+
+    def write_back(self):
+        """Returns the records of the previous batch, in the order of its ids."""
+        return self._returned(self.rows()[1], "write_back")
+
+    def wait_back(self):
+        """Waits for the records of the previous batch."""
+        self._of_buffer("write_back", ctypes.byref(ctypes.c_void_p()))
 
     def read_active(self):
         """Returns the records of the current batch, in the order of its ids."""
-        records = np.zeros([self.rows()[0], self.record_bytes()], np.uint8)
-        self._of_buffer("read_active", records)
-        return records
+        return self._returned(self.rows()[0], "read_active")
 
     def read_hot(self, slots):
         """Returns the records of slots."""
-        slots, records = np.array(slots, np.int64), np.zeros([len(slots), self.record_bytes()], np.uint8)
-        self._of_buffer("read_hot", slots, len(slots), records)
-        return records
+        slots = np.array(slots, np.int64)
+        return self._returned(len(slots), "read_hot", slots, len(slots))
 
     def drop(self):
         self._of_buffer("drop")
 
     def host_memory(self, size):
-        """Returns the address of pinned host memory of this size."""
+        """Returns the address of page-locked memory of this size, when the copies from it have ended."""
         memory, function = ctypes.c_void_p(), self.kernels.library.fusedrec_buffer_host_memory
         code = function(self.buffer, ctypes.c_int64(size), ctypes.byref(memory))
         if code != 0:

@@ -52,10 +52,6 @@ class NumpyMemory:
             self.library.emulation_wait(self.stream)
         return array
 
-    def host(self, shape):
-        """Returns pinned host memory, which copies fastest."""
-        return np.empty(shape, np.uint8)
-
     def pointer(self, array):
         return ctypes.c_void_p(array.ctypes.data)
 
@@ -81,7 +77,7 @@ class TorchMemory:
 
         self.torch = torch
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.allocated, self.pinned = {}, []
+        self.allocated = {}
 
     def put(self, array):
         array = np.ascontiguousarray(array)
@@ -95,11 +91,6 @@ class TorchMemory:
     def get(self, tensor):
         shape, dtype = tensor.numpy_form
         return tensor.cpu().numpy().view(dtype).reshape(shape)
-
-    def host(self, shape):
-        pinned = self.torch.empty(shape, dtype=self.torch.uint8, pin_memory=True)
-        self.pinned.append(pinned)
-        return pinned.numpy()
 
     def pointer(self, tensor):
         return ctypes.c_void_p(tensor.data_ptr())

@@ -14,6 +14,7 @@ LOWEST = "hash_table/cuda/lowest.cuh"
 REPLICAS = "hash_table/cuda/replicas.cuh"
 BUFFER = "hash_table/cuda/buffer/buffer.cuh"
 POOL = "hash_table/cuda/buffer/pool.cu"
+COPIES = "hash_table/cuda/buffer/copies.cu"
 ROWS = "hash_table/cuda/rows.cuh"
 
 MUTANTS = [
@@ -221,8 +222,27 @@ MUTANTS = [
         "does_not_fit", "hot rows without memory",
     ),
     Mutant(
-        "rows go back before they are gathered", "hash_table", "hash_table/cuda/buffer/buffer.cu",
-        "FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));", "as_a_table", "Refused: -3",
+        "rows go back before they are gathered", "hash_table", COPIES,
+        "FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -3",
+    ),
+    Mutant(
+        "a batch begins before its rows are there", "hash_table", "hash_table/cuda/buffer/buffer.cu",
+        "FUSEDREC_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));", "as_a_table",
+    ),
+    Mutant(
+        "memory is given again while a copy reads it", "hash_table", COPIES,
+        "FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(sent_",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(sent_",
+        "given_again", "Arrays are not equal",
+    ),
+    Mutant(
+        "an allocation that failed fails the next launch", "hash_table", "hash_table/cuda/buffer/pinned.h",
+        "      LastError();", "      if (!FAULT) LastError();", "page_locked", "Refused: 2",
+    ),
+    Mutant(
+        "the rows that follow are not sent", "hash_table", COPIES,
+        "  more_ = arrived;", "  if (!FAULT) more_ = arrived;", "as_a_table",
     ),
 ]  # fmt: skip

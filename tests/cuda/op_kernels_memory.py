@@ -135,7 +135,7 @@ class PairOfHostRows(Pair):
 
 def run_host_rows(limit, random):
     for hot_rows, least in (
-        (0, {"look_up": 9, "apply_gradients": 2, "table_find": 0, "bring_back": 0}),
+        (0, {"look_up": 10, "apply_gradients": 2, "table_find": 0, "bring_back": 0}),
         (30, {"look_up": 11, "apply_gradients": 2, "table_find": 0, "bring_back": 1}),
     ):
         options = {**ADAGRAD, "host_rows": True, "hot_rows": hot_rows}

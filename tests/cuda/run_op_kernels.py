@@ -11,8 +11,6 @@ import sys
 
 from tests.cuda import (
     op_kernels_attention,
-    op_kernels_host_rows,
-    op_kernels_hot_rows,
     op_kernels_memory,
     op_kernels_model,
     op_kernels_ranks,
@@ -21,6 +19,7 @@ from tests.cuda import (
     op_kernels_sums,
     op_kernels_table,
 )
+from tests.cuda.host_rows import failed_lookups, hot, programs
 from tf_fusedrec._tf_compat import tf
 
 
@@ -30,10 +29,10 @@ def main(arguments: list[str]) -> int:
         return 0
     tf.load_op_library(arguments[0])
     op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
-    of_tables = (op_kernels_table, op_kernels_sums, op_kernels_host_rows, op_kernels_hot_rows, op_kernels_replicas)
-    for programs in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
-        programs.run()
-        print(f"{programs.__name__} agrees", flush=True)
+    of_tables = (op_kernels_table, op_kernels_sums, programs, hot, failed_lookups, op_kernels_replicas)
+    for module in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
+        module.run()
+        print(f"{module.__name__} agrees", flush=True)
     op_kernels_ranks.run(arguments[0])
     print(f"{op_kernels_ranks.__name__} agrees", flush=True)
     return 0

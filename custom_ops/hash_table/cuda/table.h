@@ -105,6 +105,10 @@ struct FusedrecDeviceTable {
   // `count`), in the order in which rows came, each at its place (device; null: one after the other).
   int Forget(void* stream);
   void RefuseNewRows() { refuses_new_rows_ = true; }
+  void SetVersion(int64_t version) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    version_ = static_cast<uint32_t>(version);
+  }
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
   int ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records, void* stream) const;
   int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals

@@ -81,10 +81,15 @@ def check_buffers_are_as_a_table_without(kernels):
         keys = [keys_of(random, received) for _, _, received in batches] + [[]]
         prefetched, late, told = parts_of(random, keys[0])
         buffer.prefetch(*host.read(prefetched))
-        assert buffer.advance(host.read(late)) == 0 and len(buffer.write_back()) == 0
+        assert buffer.advance(host.read(late)) == 0
+        back = []  # the keys whose rows are on their way to the host
         for step, (message, splits, received) in enumerate(batches):
-            prefetched, late, next_told = parts_of(random, keys[step + 1])
-            buffer.prefetch(*host.read(prefetched))  # old rows, which the current batch changes
+            prefetched, late, _ = parts_of(random, keys[step + 1])
+            first, more = ([key for key in prefetched if (key in back) == is_back] for is_back in (False, True))
+            ids, its_splits, records = host.read(first)  # old rows, where the current batch has them
+            buffer.prefetch(ids, its_splits, buffer.pinned(records))
+            host.write(back, buffer.write_back())
+            buffer.prefetch_more(*host.read(more))
             assert buffer.rows() == [len(keys[step]), 0, len(prefetched)]
             (rows, inverse, handles), (wanted, its_inverse, its_handles) = (
                 table.lookup(message, splits) for table in (buffer, plain)
@@ -99,8 +104,8 @@ def check_buffers_are_as_a_table_without(kernels):
             if step % 2:
                 host.write(told, buffer.read_active())
             assert buffer.advance(host.read(late)) == len(set(keys[step]) & set(keys[step + 1]))
-            host.write(told, buffer.write_back())
-            told = next_told
+            back, told = told, list(dict.fromkeys(first + more + late))
+        host.write(back, buffer.write_back())
         for segment in range(len(SEEDS)):
             ids, records = plain.export(segment)
             assert sorted((segment, id_) for id_ in ids.tolist()) == sorted(k for k in host.records if k[0] == segment)
@@ -108,6 +113,42 @@ def check_buffers_are_as_a_table_without(kernels):
                 np.testing.assert_array_equal(host.records[segment, id_], record, err_msg=f"{rule}, id {id_}")
         plain.close()
         buffer.close()
+
+
+@once
+@over_streams
+def check_records_are_sent_before_their_memory_is_given_again(kernels):
+    buffer, host = DeviceBuffer(kernels, DIM, SEEDS, a=START), HostRows("float32", 0)
+    ids, splits, records = host.read([(0, 1), (0, 2), (1, 1)])
+    buffer.prefetch(ids, splits, buffer.pinned(records))
+    ctypes.memset(buffer.host_memory(records.nbytes), 1, records.nbytes)
+    buffer.advance()
+    np.testing.assert_array_equal(buffer.read_active(), records)
+    buffer.close()
+
+
+@once
+def check_page_locked_memory_that_ends_changes_nothing(kernels):
+    """Ends it by the emulation, which counts allocations."""
+    limit = getattr(kernels.library, "emulation_allocations_left", None)
+    if limit is None:
+        return
+    buffer, host = DeviceBuffer(kernels, DIM, SEEDS, a=START), HostRows("float32", 0)
+    buffer.prefetch(*host.read([(0, 1), (1, 1)]))
+    buffer.advance()  # no rows return
+    _, inverse, handles = buffer.lookup([1, 1, 1, 1], [4])
+    buffer.apply(handles, inverse, np.ones([2, DIM], np.float32))
+    second = host.read([(0, 1), (0, 5)])
+    limit(ctypes.c_int64(0))
+    assert answer_of(buffer.host_memory, 1 << 10) == answer_of(buffer.read_active) == OUT_OF_MEMORY
+    buffer.prefetch(*second)
+    assert answer_of(buffer.advance) == OUT_OF_MEMORY
+    limit(ctypes.c_int64(-1))
+    np.testing.assert_array_equal(buffer.find([1, 1, 1, 1], [4])[0][:2], START - 1.0)
+    buffer.prefetch(*second)
+    assert buffer.advance() == 1
+    np.testing.assert_array_equal(buffer.write_back()[:, 16:].view(np.float32), START - 1.0)
+    buffer.close()
 
 
 @once
@@ -146,11 +187,14 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
         failed += 1
         trained()
     assert failed >= 6
-    assert answer_of(buffer.prefetch, ids, splits, records) == answer_of(buffer.advance) == NOT_WRITTEN
-    assert answer_of(buffer.read_active) == NOT_WRITTEN
-    assert buffer.rows() == [3, 3, 0]
+    assert answer_of(buffer.prefetch, ids, splits, records) == 0
+    for wrong in ((ids, splits[::-1].copy(), records), (ids, splits + 1, records)):
+        assert answer_of(buffer.prefetch_more, *wrong) == INVALID
+    assert answer_of(buffer.advance) == answer_of(buffer.read_active) == NOT_WRITTEN
+    assert buffer.rows() == [3, 3, 2]
     buffer.allocations_left = 0  # the write-back has its memory already
-    assert buffer.write_back().shape == (3, buffer.record_bytes()) and buffer.rows() == [3, 0, 0]
+    assert answer_of(buffer.prefetch_more, ids, splits, records) == OUT_OF_MEMORY
+    assert buffer.write_back().shape == (3, buffer.record_bytes()) and buffer.rows() == [3, 0, 2]
     buffer.allocations_left = None
     np.testing.assert_array_equal(buffer.find([2, 0, 2, 5], [4])[0][:2, 0], [START - 1.0, START])
     ctypes.memset(buffer.host_memory(1 << 16), 1, 1 << 16)

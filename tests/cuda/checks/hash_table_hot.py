@@ -1,6 +1,6 @@
 """A pool of hot rows beside the two device buffers: rows and records equal a device table's, bit for bit.
 
-The caller decides which rows lie in the pool, so these checks choose them at random. tests/cuda/op_kernels_hot_rows.py
+The caller decides which rows lie in the pool, so these checks choose them at random. tests/cuda/host_rows/hot.py
 has the choice by counts.
 """
 

@@ -1,22 +1,18 @@
 // The OpKernels for a GPU as kernels for the CPU, over the emulated launchers: so TensorFlow runs their code without a
 // device. They carry a label, by which a graph asks for them where a kernel for the CPU is registered, too.
-#include <atomic>
-
 #include "common/gpu_kernel_util.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
+extern "C" bool emulation_allocates();  // streams.h
+
 // Memory that ends on demand: tables get TensorFlow's allocator through one that counts.
 namespace {
 
-std::atomic<int64_t> allocations_left{-1};  // negative: as many as there is memory for
-
 void* AllocateWhileAnyAreLeft(void* inner, int64_t bytes) {
-  if (allocations_left.load() == 0) return nullptr;
-  if (allocations_left.load() > 0) --allocations_left;
   const auto* of = static_cast<const FusedrecAllocator*>(inner);
-  return of->allocate(of->context, bytes);
+  return emulation_allocates() ? of->allocate(of->context, bytes) : nullptr;
 }
 
 void Release(void* inner, void* data) {
@@ -43,8 +39,6 @@ int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocat
 
 }  // namespace
 
-FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_left = count; }
-
 #define fusedrec_table_create CreateTable
 #define fusedrec_buffer_create CreateBuffer
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
@@ -52,6 +46,8 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 
 #include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
+#include "hash_table/cuda/kernels/next_batch.cc"  // NOLINT
+#include "hash_table/cuda/kernels/row_transfers.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_replicas_gpu_kernel.cc"  // NOLINT

@@ -8,7 +8,11 @@
 #include "emulation/scheduler.h"
 #include "emulation/streams.h"
 
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t error = *emulation_last_error();
+  *emulation_last_error() = cudaSuccess;
+  return error;
+}
 inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename Kernel>

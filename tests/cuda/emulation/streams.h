@@ -7,6 +7,8 @@
 // A copy from host memory that is not pinned reads it at the call, one from pinned memory when it runs.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -130,7 +132,7 @@ struct CUevent_st {
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -181,7 +183,30 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
   emulation::Enqueue(stream, {nullptr, event->last, nullptr});
   return cudaSuccess;
 }
+// The error of a call, which stays until somebody asks.
+extern "C" __attribute__((visibility("default"), weak)) cudaError_t* emulation_last_error() {
+  static cudaError_t error = cudaSuccess;
+  return &error;
+}
+
+// Memory that ends on demand: pinned memory here, and device memory of an allocator that asks. All libraries of a process
+// count together.
+extern "C" __attribute__((visibility("default"), weak)) std::atomic<int64_t>* emulation_left() {
+  static std::atomic<int64_t> left{-1};  // negative: as many allocations as there is memory for
+  return &left;
+}
+extern "C" __attribute__((visibility("default"), weak)) void emulation_allocations_left(int64_t count) {
+  *emulation_left() = count;
+}
+// Returns whether an allocation has memory.
+extern "C" __attribute__((visibility("default"), weak)) bool emulation_allocates() {
+  const int64_t left = emulation_left()->load();
+  if (left > 0) --*emulation_left();
+  return left != 0;
+}
+
 inline cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  if (!emulation_allocates()) return *emulation_last_error() = cudaErrorMemoryAllocation;
   std::lock_guard<std::recursive_mutex> lock(emulation_streams()->mutex);
   *memory = std::malloc(bytes);
   emulation_streams()->pinned[static_cast<char*>(*memory)] = bytes;

@@ -41,85 +41,25 @@ int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllo
     buffer->pool_ = Memory(allocator, hot_rows * buffer->record_bytes());
     if (buffer->pool_.data() == nullptr) return kDeviceOutOfMemory;
   }
-  FUSEDREC_CUDA(cudaStreamCreateWithFlags(&buffer->copies_, cudaStreamNonBlocking));
-  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->inserted_, cudaEventDisableTiming));
-  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->gathered_, cudaEventDisableTiming));
+  for (cudaStream_t* copies : {&buffer->to_device_, &buffer->to_host_}) {
+    FUSEDREC_CUDA(cudaStreamCreateWithFlags(copies, cudaStreamNonBlocking));
+  }
+  for (cudaEvent_t* event : {&buffer->arrived_, &buffer->inserted_, &buffer->gathered_}) {
+    FUSEDREC_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+  }
   *made = buffer.release();
   return kCudaSuccess;
 }
 
 FusedrecDeviceBuffer::~FusedrecDeviceBuffer() {
-  if (gathered_ != nullptr) cudaEventDestroy(gathered_);
-  if (inserted_ != nullptr) cudaEventDestroy(inserted_);
-  if (copies_ != nullptr) cudaStreamDestroy(copies_);
-  if (pinned_ != nullptr) cudaFreeHost(pinned_);
-}
-
-int FusedrecDeviceBuffer::HostMemory(int64_t bytes, char** memory) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (bytes > pinned_bytes_) {
-    void* larger = nullptr;
-    const int64_t size = bytes + bytes / 4;  // batches differ a little
-    FUSEDREC_CUDA(cudaMallocHost(&larger, size));
-    if (pinned_ != nullptr) cudaFreeHost(pinned_);
-    pinned_ = static_cast<char*>(larger);
-    pinned_bytes_ = size;
+  for (cudaStream_t copies : {to_device_, to_host_}) {
+    if (copies == nullptr) continue;
+    cudaStreamSynchronize(copies);  // they use memory that goes
+    cudaStreamDestroy(copies);
   }
-  *memory = pinned_;
-  return kCudaSuccess;
-}
-
-FusedrecDeviceBuffer::Arrived FusedrecDeviceBuffer::Take(Carver* carver, const int64_t* segment_splits,
-                                                         bool is_hot) const {
-  const int64_t segments = tables_[0]->segments();
-  Arrived arrived;
-  for (int64_t s = 0; s < segments; ++s) arrived.counts.push_back(segment_splits[s + 1] - segment_splits[s]);
-  arrived.count = segment_splits[segments];
-  arrived.ids = carver->Take<int64_t>(arrived.count);
-  arrived.records = carver->Take<char>(arrived.count * record_bytes());
-  if (is_hot) arrived.slots = carver->Take<int64_t>(arrived.count);
-  return arrived;
-}
-
-int FusedrecDeviceBuffer::MakeRoom(int64_t bytes, Memory* memory, bool* grown) const {
-  *grown = bytes > memory->bytes();
-  if (!*grown) return kCudaSuccess;
-  Memory larger(allocator_, bytes + bytes / 4);
-  if (larger.data() == nullptr) return kDeviceOutOfMemory;
-  *memory = std::move(larger);
-  return kCudaSuccess;
-}
-
-int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records,
-                                   const FusedrecHotRows& hot, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = tables_[0]->segments(), count = segment_splits[segments];
-  const int64_t hot_count = hot.segment_splits[segments];
-  if (!SplitsAreSound(segment_splits, segments, count) || count + hot_count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  if (!SplitsAreSound(hot.segment_splits, segments, hot_count) || !AreSlots(hot.slots, hot_count)) return kCudaInvalidValue;
-  if (waiting_ > 0) return kDeviceNotWritten;
-  Arrived arrived, hot_arrived;
-  const auto carve = [&](char* memory) {
-    Carver carver(memory);
-    arrived = Take(&carver, segment_splits, false);
-    hot_arrived = Take(&carver, hot.segment_splits, true);
-    return carver.bytes();
-  };
-  bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(carve(nullptr), &in_, &grown));
-  prefetched_ = hot_ = Arrived();
-  // The previous owner of new memory may still use it on the caller's stream.
-  if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
-  FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, inserted_, 0));
-  carve(in_.data());
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.ids, ids, count, copies_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.records, records, count * record_bytes(), copies_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.ids, hot.ids, hot_count, copies_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.slots, hot.slots, hot_count, copies_));
-  FUSEDREC_CUDA(cudaStreamSynchronize(copies_));
-  prefetched_ = arrived;
-  hot_ = hot_arrived;
-  return kCudaSuccess;
+  for (cudaEvent_t event : {arrived_, inserted_, gathered_}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
 }
 
 int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
@@ -131,15 +71,16 @@ int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
 
 int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared,
                                 void* stream) {
-  bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(LeavingOf(moves) * record_bytes(), &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToReturn(LeavingOf(moves)));
   const int64_t count = moves == nullptr ? 0 : moves->leaving + 2 * moves->kept + moves->dropped;
   const Memory memory = count > 0 ? Memory(allocator_, count * sizeof(int64_t)) : Memory();
   if (count > 0 && memory.data() == nullptr) return kDeviceOutOfMemory;
   auto* const numbers = reinterpret_cast<int64_t*>(memory.data());
   if (count > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(numbers, moves->numbers, count, stream));
+  FUSEDREC_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));
   FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(more_, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(hot_.slots, hot_.count, hot_.records, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(hot_, stream));
   FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
@@ -149,8 +90,7 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
   FUSEDREC_RETURN_IF_CUDA_ERROR(moves == nullptr ? active()->ReadRecordsOf(nullptr, nullptr, active()->num_rows(),
                                                                            out_.data(), stream)
                                                  : Move(*moves, numbers, stream));
-  FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
-  return kCudaSuccess;
+  return CopyOut(LeavingOf(moves), stream);
 }
 
 int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
@@ -178,9 +118,11 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(counter.data(), 0, sizeof(unsigned long long), stream));
   auto* const device_shared = reinterpret_cast<unsigned long long*>(counter.data());
   const int answer = Begin(late, moves, device_shared, stream);
-  prefetched_ = hot_ = Arrived();
+  ForgetPrefetched();
   if (answer != kCudaSuccess) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
+    // Late records may be under way from memory that the next call of host_memory gives out.
+    FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
     return answer;
   }
   // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.
@@ -193,35 +135,11 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   return CopyToHost(shared, reinterpret_cast<const int64_t*>(device_shared), 1, stream);
 }
 
-int FusedrecDeviceBuffer::CopyOut(char* records) {
-  FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(records, out_.data(), waiting_ * record_bytes(), copies_));
-  waiting_ = 0;
-  return kCudaSuccess;
-}
-
-int FusedrecDeviceBuffer::WriteBack(char* records) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return waiting_ == 0 ? kCudaSuccess : CopyOut(records);
-}
-
-int FusedrecDeviceBuffer::ReadActive(char* records, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (waiting_ > 0) return kDeviceNotWritten;
-  const int64_t rows = active()->num_rows();
-  bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(rows * record_bytes(), &out_, &grown));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadRecordsOf(nullptr, nullptr, rows, out_.data(), stream));
-  FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
-  waiting_ = rows;
-  const int answer = CopyOut(records);
-  waiting_ = 0;
-  return answer;
-}
-
 int FusedrecDeviceBuffer::Drop(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  prefetched_ = hot_ = Arrived();
+  // Their copies are under way in memory that later calls replace.
+  for (cudaStream_t copies : {to_device_, to_host_}) FUSEDREC_CUDA(cudaStreamSynchronize(copies));
+  ForgetPrefetched();
   waiting_ = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(active()->Forget(stream));
   return other()->Forget(stream);
@@ -231,7 +149,7 @@ void FusedrecDeviceBuffer::Rows(int64_t* rows) const {
   std::lock_guard<std::mutex> lock(mutex_);
   rows[0] = active()->num_rows();
   rows[1] = waiting_;
-  rows[2] = prefetched_.count + hot_.count;
+  rows[2] = prefetched_.count + more_.count + hot_.count;
 }
 
 int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, int64_t hot_rows,
@@ -247,6 +165,10 @@ int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, cha
 
 FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { return buffer->active(); }
 
+void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version) {
+  buffer->active()->SetVersion(version);
+}
+
 int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
                              const char* records, const FusedrecHotRows* hot, void* stream) {
   const std::vector<int64_t> none(buffer->active()->segments() + 1, 0);
@@ -254,19 +176,24 @@ int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, c
                           hot == nullptr ? FusedrecHotRows{nullptr, none.data(), nullptr} : *hot, stream);
 }
 
+int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
+                                  const char* records, void* stream) {
+  return buffer->PrefetchMore(ids, segment_splits, records, stream);
+}
+
 int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
                             const char* late_records, const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
   return buffer->Advance(late_ids, late_splits, late_records, moves, shared, stream);
 }
 
-int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records) { return buffer->WriteBack(records); }
+int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, const char** records) { return buffer->WriteBack(records); }
 
-int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream) {
+int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** records, void* stream) {
   return buffer->ReadActive(records, stream);
 }
 
-int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count, char* records,
-                             void* stream) {
+int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count,
+                             const char** records, void* stream) {
   return buffer->ReadHot(slots, count, records, stream);
 }
 

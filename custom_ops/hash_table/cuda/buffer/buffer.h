@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hash_table/cuda/buffer/buffer_cuda.h"
+#include "hash_table/cuda/buffer/pinned.h"
 #include "hash_table/cuda/table.h"
 
 struct FusedrecDeviceBuffer {
@@ -19,11 +20,12 @@ struct FusedrecDeviceBuffer {
   int HostMemory(int64_t bytes, char** memory);
   int Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records, const FusedrecHotRows& hot,
                void* stream);
+  int PrefetchMore(const int64_t* ids, const int64_t* segment_splits, const char* records, void* stream);
   int Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
               const FusedrecPoolMoves* moves, int64_t* shared, void* stream);
-  int WriteBack(char* records);
-  int ReadActive(char* records, void* stream);
-  int ReadHot(const int64_t* slots, int64_t count, char* records, void* stream);
+  int WriteBack(const char** records);
+  int ReadActive(const char** records, void* stream);
+  int ReadHot(const int64_t* slots, int64_t count, const char** records, void* stream);
   int Drop(void* stream);
   void Rows(int64_t* rows) const;
   FusedrecDeviceTable* active() const { return tables_[active_].get(); }
@@ -46,6 +48,10 @@ struct FusedrecDeviceBuffer {
   int MakeRoom(int64_t bytes, Memory* memory, bool* grown) const;
   // Takes room for ids and records, of hot rows for slots, too.
   Arrived Take(fusedrec::Carver* carver, const int64_t* segment_splits, bool is_hot) const;
+  // Memory of arriving rows, of these bytes, in which copies may begin.
+  int MakeRoomToSend(int64_t bytes, Memory* memory, void* stream);
+  int Send(const Arrived& arrived, const int64_t* ids, const char* records);
+  void ForgetPrefetched() { prefetched_ = more_ = hot_ = Arrived(); }
   int Insert(const Arrived& arrived, void* stream);
   int Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared, void* stream);
   int64_t LeavingOf(const FusedrecPoolMoves* moves) const {
@@ -57,21 +63,27 @@ struct FusedrecDeviceBuffer {
   int CopySlots(const int64_t* slots, int64_t count, char* records, void* stream) const;
   // Copies the records that leave to `out_`, and rows of the active buffer to their slots. numbers: device.
   int Move(const FusedrecPoolMoves& moves, const int64_t* numbers, void* stream);
-  int CopyOut(char* records);
+  // Memory for the records of so many leaving rows, on the device and the host.
+  int MakeRoomToReturn(int64_t rows);
+  // Begins the copy of these rows in `out_` to the host, behind the work on `stream`.
+  int CopyOut(int64_t rows, void* stream);
+  // Waits for that copy.
+  int Returned(const char** records);
 
   const FusedrecAllocator allocator_;
   mutable std::mutex mutex_;
   std::unique_ptr<FusedrecDeviceTable> tables_[2];
   int active_ = 0;
-  Memory in_, out_;  // of arriving and leaving rows; kept, so that the stream of copies never waits for an earlier user
+  // Of arriving rows, of further ones, and of leaving rows; kept, so that streams of copies never wait for an earlier user.
+  Memory in_, in_more_, out_;
   const int64_t hot_rows_;
   Memory pool_;  // [hot_rows, record_bytes]
-  Arrived prefetched_, hot_;
-  int64_t waiting_ = 0;  // rows in `out_`
-  char* pinned_ = nullptr;
-  int64_t pinned_bytes_ = 0;
-  cudaStream_t copies_ = nullptr;
-  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is filled
+  Arrived prefetched_, more_, hot_;
+  int64_t waiting_ = 0;  // rows in `out_` that write_back has not returned
+  fusedrec::device_table::PinnedMemory sent_, returned_;  // records on their way to the device, and to the host
+  cudaStream_t to_device_ = nullptr, to_host_ = nullptr;
+  cudaEvent_t arrived_ = nullptr;  // on to_device_: the rows of the next batch are on the device
+  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: in_ has been read, out_ is filled
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_

@@ -8,10 +8,11 @@
 // roles, and the rows of the previous batch go back to host memory.
 //
 //   step                     active          prefetched      host memory
-//   prefetch(t + 1)          rows of t       rows of t + 1   read; holds all updates up to t - 1
+//   prefetch(t + 1)          rows of t       rows of t + 1   read, but for rows of t - 1
+//   write_back               rows of t       rows of t + 1   gets the rows of t - 1
+//   prefetch_more(t + 1)     rows of t       rows of t + 1   read, with the rows of t - 1
 //   lookups and updates of t trained
 //   advance                  rows of t + 1                   rows of both batches are copied on the device
-//   write_back               rows of t + 1                   gets the rows of t
 //
 // Every batch therefore sees all updates before it. The rows equal a table's without buffers, bit for bit.
 //
@@ -27,9 +28,11 @@
 // A slot is newer than host memory until the host has read it. While its row is in the active buffer, the buffer is newer.
 //
 // # Streams
-// Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
-// stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the
-// same in all calls). It moves rows inside the device, so advance delays a lookup little.
+// Copies to the device and copies to the host have a stream and page-locked memory of their own each, so that they run
+// beside each other and beside the work on the caller's stream. advance begins the copy of the rows that leave, and
+// write_back waits for it. prefetch returns before its copy ends, and advance lets the caller's stream wait for it. All
+// other work is on the caller's stream (`stream`, the same in all calls). It moves rows inside the device, so advance
+// delays a lookup little.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
 #define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
 
@@ -57,8 +60,8 @@ FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableSpec* spec, cons
                                              int64_t hot_rows, FusedrecDeviceBuffer** buffer, void* stream);
 FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);
 
-// Host memory that copies need not stage, for the records of prefetch and write_back: at least `bytes`, until the next
-// call. kDeviceOutOfMemory.
+// Page-locked memory for records that go to the device: at least `bytes`, until the next call, which waits for the copies
+// from it. kDeviceOutOfMemory.
 FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory);
 
 // The rows of the batch under way, for fusedrec_table_lookup, _find and _apply until the next advance. A lookup of an id
@@ -66,17 +69,25 @@ FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, 
 // fusedrec_table_set_clock sets others after an advance.
 FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer);
 
-// Copies rows of the next batch to the device. They replace the rows of an earlier call. Waits for the copy.
+// Sets the version of the active buffer, which its next update counts on from. Handles stay valid.
+FUSEDREC_CUDA_API void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version);
+
+// Copies rows of the next batch to the device. They replace the rows of an earlier call. Page-locked records are read
+// until the next host_memory or advance.
 //
 //   ids             host, distinct, grouped by segment
 //   segment_splits  [segments + 1]  host
 //   records         host, [ids, record_bytes]
 //   hot             further rows, which are read from the pool when the batch begins; may be null: none
-// kCudaInvalidValue: segment_splits do not run up from 0, or there is no such slot. kDeviceNotWritten: write_back has not been called since the last
-// advance. kDeviceOutOfMemory. In all these cases nothing has changed.
+// kCudaInvalidValue: segment_splits do not run up from 0, or there is no such slot. kDeviceOutOfMemory. In both cases
+// nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids,
                                                const int64_t* segment_splits, const char* records,
                                                const FusedrecHotRows* hot, void* stream);
+
+// Copies further rows of the batch of the last prefetch, with ids of their own. They replace those of an earlier call.
+FUSEDREC_CUDA_API int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids,
+                                                    const int64_t* segment_splits, const char* records, void* stream);
 
 // Begins the next batch: takes the prefetched rows, refreshes the rows that both batches want, and switches roles.
 //
@@ -85,24 +96,28 @@ FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, con
 //   moves                                host, may be null: all rows of the batch under way leave
 //   shared                               host, out, may be null: how many rows both batches want
 // kCudaInvalidValue: splits do not run up from 0, ids of one call are not distinct, or there is no such row or slot.
-// kDeviceNotWritten: as in prefetch. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the
+// kDeviceNotWritten: write_back has not been called since the last advance. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the
 // caller prefetches the next batch anew. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
                                               const int64_t* late_splits, const char* late_records,
                                               const FusedrecPoolMoves* moves, int64_t* shared, void* stream);
 
-// Records of the batch before the last advance: [rows, record_bytes], host, out. Without moves those of all its rows in
-// the order of its ids: those of prefetch, the hot ones, then the late ones that were not among them. With moves those of
-// the leaving rows, then those of the dropped slots. Waits for the copy.
-FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records);
+// The following three give the address of records [rows, record_bytes], in page-locked memory, until the next call of one
+// of them or of advance. They wait for the copy.
+//
+// Records of the batch before the last advance. Without moves those of all its rows in the order of its ids: those of
+// prefetch, of prefetch_more, the hot ones, then the late ones that were not among them. With moves those of the leaving
+// rows, then those of the dropped slots.
+FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, const char** records);
 
-// All records of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first. Waits.
-FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream);
+// All records of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first.
+// kDeviceOutOfMemory.
+FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** records, void* stream);
 
-// Records of slots [count], host: [count, record_bytes], host, out. kCudaInvalidValue: there is no such slot.
-// kDeviceOutOfMemory. kDeviceNotWritten: as in read_active. Waits.
+// Records of slots [count], host. kCudaInvalidValue: there is no such slot. kDeviceOutOfMemory. kDeviceNotWritten: as in
+// read_active.
 FUSEDREC_CUDA_API int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count,
-                                               char* records, void* stream);
+                                               const char** records, void* stream);
 
 // Forgets all rows of batches, also the rows that wait to be written back.
 FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream);

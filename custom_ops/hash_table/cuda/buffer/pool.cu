@@ -43,20 +43,16 @@ int FusedrecDeviceBuffer::Move(const FusedrecPoolMoves& moves, const int64_t* nu
   return active()->ReadRecordsOf(rows, slots, moves.kept, pool_.data(), stream);
 }
 
-int FusedrecDeviceBuffer::ReadHot(const int64_t* slots, int64_t count, char* records, void* stream) {
+int FusedrecDeviceBuffer::ReadHot(const int64_t* slots, int64_t count, const char** records, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (count < 0 || !AreSlots(slots, count)) return kCudaInvalidValue;
   if (waiting_ > 0) return kDeviceNotWritten;
-  bool grown;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count * record_bytes(), &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToReturn(count));
   const Memory memory(allocator_, count * sizeof(int64_t));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   auto* const on_device = reinterpret_cast<int64_t*>(memory.data());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(on_device, slots, count, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(on_device, count, out_.data(), stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream))));
-  waiting_ = count;
-  const int answer = CopyOut(records);
-  waiting_ = 0;
-  return answer;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyOut(count, stream));
+  return Returned(records);
 }

@@ -5,11 +5,12 @@
 // checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
 // rows between the two.
 //
-//   look-ahead of t + 1   The rows of batch t - 1 go back. The ids of t + 1 come to the host, which finds their rows and
-//                         copies them to the device, but for hot rows. The tables do not change.
+//   look-ahead of t + 1   The ids of t + 1 come to the host, which finds their rows and copies them to the device, but for
+//                         hot rows. Meanwhile the rows of batch t - 1 come back; rows of both batches follow behind them.
+//                         The tables do not change.
 //   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
-//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up. Rows
-//                         of batch t that are hot go to their slots.
+//                         changed elsewhere since the look-ahead. The buffers change roles, rows of batch t begin to
+//                         come back, and the device looks up. Rows of batch t that are hot go to their slots.
 //   update of t + 1       The device updates alone. The host only counts the version.
 //
 // The result equals a HashTable bit for bit; clock and version on the device are the host's. A lookup without a look-ahead
@@ -22,8 +23,14 @@
 // # Rows that leave while they are on the device
 // The window is one lookup, so the lookup of t + 1 may evict a row of batch t, but no lookup before. The record of such a
 // row comes back and is skipped. An id never leaves and returns inside one lookup, so no row that the device refreshes for
-// t + 1 belongs to an earlier id. Every other change of rows in host memory (imports, removals by hand) first takes back
-// the rows on the device and drops them there. Later gradients of these rows are refused, as in any table.
+// t + 1 belongs to an earlier id.
+//
+// A lookup may fail after it has evicted rows of batch t, or it lets a call evict them by hand. Batch t is then stale in
+// host memory. Its gradients are refused, as in any table. The lookup after that first takes back the rows that are left
+// and drops the batch on the device. It would else refresh the new row of an id from the old one.
+//
+// Every other change of rows in host memory (imports, removals by hand) takes back the rows on the device and drops them
+// there. Later gradients of these rows are refused, too.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 
@@ -37,6 +44,8 @@
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "hash_table/cuda/kernels/hot_rows.h"
+#include "hash_table/cuda/kernels/next_batch.h"
+#include "hash_table/cuda/kernels/row_transfers.h"
 
 namespace fusedrec {
 
@@ -85,67 +94,38 @@ class HostRows {
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);
-  // By segment, since the table was made: distinct rows of lookups that lay in the pool, bytes of records that went to the
-  // device, and bytes that came back.
+  // RowTransfers::Traffic, since the table was made.
   std::vector<int64_t> Traffic() const;
 
  private:
-  // The rows of a look-ahead, which it has sent to the device.
-  struct Seen {
-    int64_t look_ahead = 0;  // 0: nothing
-    std::vector<int64_t> entries;
-    std::vector<int32_t> splits;
-    std::vector<int64_t> handles;  // [V]
-    int64_t version = 0, moves = 0;  // of the table then
-    std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
-    std::vector<SegmentId> told;      // rows that the device has, in their order there
-    std::vector<int64_t> told_ids;    // and a received id of each
-    std::vector<int64_t> hot_splits;  // by segment; of its rows in the pool
-
-    Message message() const { return {entries, splits, static_cast<int64_t>(handles.size())}; }
-  };
-  // Rows for the device, by segment.
-  struct Parcel {
-    std::vector<int64_t> ids, handles, splits;
-    char* records = nullptr;  // of the buffer's host memory
-  };
-  // Rows of a batch in the pool, by segment.
-  struct Hot {
-    std::vector<int64_t> ids, slots, splits, received;  // received: a received id of each
-  };
-
   HostRows(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer)
       : table_(std::move(table)),
         buffer_(buffer),
         hot_(table_->spec().hot_rows, table_->segments()),
-        traffic_(table_->segments()) {}
-  absl::Status StatusOf(int answer) const;
-  absl::Status Receive(const Call& call, Seen* seen) const;
+        transfers_(table_.get(), buffer) {}
+  absl::Status StatusOf(int answer) const { return transfers_.StatusOf(answer); }
+  // Copies the ids of a call to the host and checks them. Waits.
+  absl::Status Receive(const Call& call, NextBatch* batch) const;
   absl::Status ReadAhead(const Call& call);
-  // The received ids whose row is_wanted(v) names, kNoRow for none, with their records. hot, may be null: takes rows of the
-  // pool.
-  template <typename RowWanted>
-  absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel, Hot* hot);
-  void Tell(const SegmentId& key, int64_t received);
-  // Writes the records of rows, which read(records) copies from the device, to host memory.
-  template <typename Read>
-  absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
+  // Whether gradients may train the active rows: all of them are still those of their lookup.
+  bool IsTrainable() const { return trainable_ && !table_->IsStale(clock_); }
   // The active rows leave the device, so no gradient trains them.
   void LoseSums();
-  absl::Status TakeHotBack(const ParallelFor& parallel_for, void* stream);
+  absl::Status TakeActiveBack(const ParallelFor& parallel_for, void* stream);
+  // Brings all rows in host memory up to date.
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
-  void CountSent(const Parcel& parcel);
+  // Forgets the rows of batches on the device; the pool stays.
+  absl::Status DropBatches(void* stream);
+  // Takes the active rows back and drops them, if some of them may have left the table.
+  absl::Status DropLeft(const ParallelFor& parallel_for, void* stream);
 
   const std::unique_ptr<HashTable> table_;
   FusedrecDeviceBuffer* const buffer_;
   mutable std::mutex mutex_;  // one call at a time
   HotRows hot_;
-  struct RowTraffic {
-    int64_t hits = 0, sent = 0, returned = 0;
-  };
-  std::vector<RowTraffic> traffic_;  // by segment, in rows
-  Seen seen_;
+  RowTransfers transfers_;
+  NextBatch seen_;
   int64_t look_aheads_ = 0;
   BatchRows active_;                // rows of the batch on the device
   std::vector<SegmentId> waiting_;  // rows that wait to go back, in their order there

@@ -204,6 +204,22 @@ def run_refusals():
     side.call(apply_accumulated, *step)
 
 
+def run_many_rows():
+    """So many rows that several threads pack them (row_transfers.cc)."""
+    options = {**SGD, **PLAIN, "storage": "bfloat16"}
+    random = np.random.default_rng(1)
+    sides = [Side("many rows", on_device, options) for on_device in (False, True)]
+    message, splits, received = pack([[[*range(5000)], [*range(1000)]]])
+    both = [side.call(look_up, message, splits, dtype=tf.float32) for side in sides]  # all of them are new, hence late
+    for step in range(2):
+        compare_found(*both, received)
+        update(sides, both, received, random, step, tf.float32)
+        message, splits, received = pack([[[*range(step + 1, 5000)], [*range(500)]]])
+        ahead = [side.call(look_ahead, message, splits, dtype=tf.float32) for side in sides]
+        both = [side.call(refresh, message, splits, *seen) for side, seen in zip(sides, ahead)]
+    compare_tables(sides)
+
+
 def run():
     with tempfile.TemporaryDirectory() as folder:
         for number, options in enumerate(PROGRAMS):
@@ -213,4 +229,5 @@ def run():
             if number < LONG:
                 run_upkeep(*done, f"host{number}", {**options, "host_rows": True})
             print(f"rows in host memory agree, {options['rule']}", flush=True)
+    run_many_rows()
     run_refusals()

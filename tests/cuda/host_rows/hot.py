@@ -10,8 +10,7 @@ import tempfile
 
 import numpy as np
 
-from tests.cuda.op_kernels import same
-from tests.cuda.op_kernels_host_rows import (
+from tests.cuda.host_rows.programs import (
     PROGRAMS,
     SGD,
     clear,
@@ -25,6 +24,7 @@ from tests.cuda.op_kernels_host_rows import (
     remove_some,
     set_some_back,
 )
+from tests.cuda.op_kernels import same
 from tests.cuda.op_kernels_sums import accumulate_parts, update_waiting
 from tests.cuda.op_kernels_table import (
     DIM,
@@ -145,6 +145,9 @@ def run_untrained():
         if trains:
             update(sides, both, received, random, step, tf.float32)
     assert sides[1].call(traffic_of)[0, 0] == 8, "the pool has both batches"
+    message, splits, _ = pack([[frequent, *[[]] * (SEGMENTS - 1)]])
+    rows = [side.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32) for side in sides]
+    same(*rows, "rows of the pool that a batch found and did not train")
     compare_tables(sides)
 
 

@@ -1,0 +1,66 @@
+// The batch that comes next on a device whose rows are in host memory (host_rows.h): its ids, by segment, and the rows that
+// the device must get for it. Hot rows lie there already.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_
+#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/cuda/kernels/hot_rows.h"
+#include "hash_table/cuda/kernels/row_transfers.h"
+
+namespace fusedrec {
+
+struct NextBatch {
+  // Rows that the device has, in their order there, and a received id of each.
+  struct Told {
+    std::vector<SegmentId> keys;
+    std::vector<int64_t> received;
+
+    void Add(const SegmentId& key, int64_t its_received) {
+      keys.push_back(key);
+      received.push_back(its_received);
+    }
+    void Append(const Told& others) {
+      keys.insert(keys.end(), others.keys.begin(), others.keys.end());
+      received.insert(received.end(), others.received.begin(), others.received.end());
+    }
+  };
+  // Its rows in the pool, by segment.
+  struct Hot {
+    std::vector<int64_t> ids, slots, splits{0};
+
+    FusedrecHotRows view() const { return {ids.data(), splits.data(), slots.data()}; }
+  };
+
+  int64_t look_ahead = 0;  // number of the look-ahead that has sent the rows; 0: none has
+  std::vector<int64_t> entries;
+  std::vector<int32_t> splits;
+  std::vector<int64_t> handles;    // [V]  rows as the look-ahead found them, kNoRow for none
+  int64_t version = 0, moves = 0;  // of the table then
+  std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
+  Told told;
+  Hot hot;
+
+  Message message() const { return {entries, splits, static_cast<int64_t>(handles.size())}; }
+  Ahead ahead() const { return {handles, version, moves}; }
+  // Sets ids, segment_splits and order, from entries and splits.
+  void GroupBySegment(int64_t segments);
+  // Chooses the rows that the look-ahead found: of the pool, for `parcel`, or for `more` if they are among `waiting`, whose
+  // state in host memory is old.
+  void ChooseAhead(const HashTable& table, const HotRows& pool, const std::vector<SegmentId>& waiting,
+                   RowTransfers::Parcel* parcel, RowTransfers::Parcel* more);
+  // Chooses the rows that have changed since. numbers [V], found: inverse and handles of the lookup.
+  void ChooseLate(const HashTable& table, const ParallelFor& parallel_for, const std::vector<int32_t>& numbers,
+                  const std::vector<int64_t>& found, RowTransfers::Parcel* parcel);
+
+ private:
+  // Calls visit(key, received) for all ids, and end_segment() behind the ids of each segment.
+  template <typename Visit, typename EndSegment>
+  void ForEachId(const Visit& visit, const EndSegment& end_segment) const;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_

@@ -12,10 +12,11 @@ has not seen. It is trained twice: `test` is of the model that has not trained o
 `test_all_items` of the model that has. Both see them in the history. HSTU and FuXi-alpha also see the times of the
 items, and the time of the item to predict.
 
-`grid` has all settings, and `settings` the number of tried ones. `models` has the choices, all scores and both results
-by model; hr_at_10_<model> and ndcg_at_10_<model> repeat `test`. Every training is a job with a folder below --run,
-whose name holds a hash of its configuration. The same command keeps finished jobs, so it may be stopped at any time;
-`missing` names the others. --json is written after each round of jobs, which has a job of each model.
+`fields` has the fields of each model, `grid` all settings, and `settings` the number of tried ones. `models` has the
+choices, all scores and both results by model; hr_at_10_<model> and ndcg_at_10_<model> repeat `test`. Every training is
+a job with a folder below --run, whose name holds a hash of its configuration. The same command keeps finished jobs, so
+it may be stopped at any time; `missing` names the others. --json is written after each round of jobs, which has a job
+of each model.
 --quick tries one setting for two epochs of the first users.
 """
 
@@ -137,8 +138,8 @@ def summary(run: Run) -> dict[str, Any]:
                 flat[f"{field}_{model}"] = last["held_out"][name]
                 flat[f"{field}_popularity"] = last["held_out"][f"baseline_{name}"]
     return {
-        "data": "amazon_sports", **run.budget._asdict(), "grid": list(GRID), **flat, "missing": missing,
-        "models": models, "protocol": PROTOCOL,
+        "data": "amazon_sports", **run.budget._asdict(), "fields": MODELS, "grid": list(GRID), **flat,
+        "missing": missing, "models": models, "protocol": PROTOCOL,
         "published": {model: dict(zip(("hr_at_10", "ndcg_at_10"), figures)) for model, figures in PUBLISHED.items()},
     }  # fmt: skip
 

@@ -181,6 +181,7 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(given, monkey
     assert trainer.jobs == tuning + final, "every model has the same settings, and each round all models"
     result = read(given)
     assert result["missing"] == [] and result["settings"] == 2
+    assert result["fields"]["fuxi"] == ["model.encoder=fuxi_alpha", "train.learning_rate=0.001"]
     for name, (_, dropout, epochs) in ENCODERS.items():
         chosen = result["models"][name]
         assert (chosen["setting"].get("model.dropout", 0.2), chosen["epochs"]) == (dropout, epochs)

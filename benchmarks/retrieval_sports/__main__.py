@@ -65,8 +65,8 @@ class Budget(NamedTuple):
     """Limits of each model's search and training."""
 
     settings: int = len(GRID)  # the first of GRID
-    epochs: int = 12
-    patience: int = 2
+    epochs: int = 60
+    patience: int = 4
     seed: int = 1  # of the final trainings; tuning has 0
 
 

@@ -173,6 +173,10 @@ MUTANTS = [
         "common_state", "numbers of the common state",
     ),
     Mutant(
+        "an average takes the pin of a row whose gradients are under way", "hash_table", REPLICAS,
+        "Larger(meta->last, ", "Larger(FAULT ? 0 : meta->last, ", "under_way", "under way has left",
+    ),
+    Mutant(
         "the ids that leave together are written to one place", "hash_table", SELECT,
         "left[rank] = {meta->id", "left[FAULT ? 0 : rank] = {meta->id", "by_hand",
     ),

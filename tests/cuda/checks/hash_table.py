@@ -38,6 +38,7 @@ from tests.cuda.checks.hash_table_mixed import (  # noqa: F401
     check_rows_move_between_their_pools,
 )
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
+    check_a_row_under_way_survives_an_average,
     check_numbers_of_rows,
     check_the_common_state,
     check_trained_ids_are_taken_once,

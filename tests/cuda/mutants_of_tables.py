@@ -225,6 +225,16 @@ MUTANTS = [
         "does_not_fit", "hot rows without memory",
     ),
     Mutant(
+        "copies do not wait for the last user of their memory", "hash_table", "hash_table/cuda/buffer/buffer.cu",
+        "FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, vacated_, 0));",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, vacated_, 0));", "new_memory",
+    ),
+    Mutant(
+        "the work of a failed advance meets the next prefetch", "hash_table", "hash_table/cuda/buffer/buffer.cu",
+        "    FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));",
+        "    if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));", "failed_advance",
+    ),
+    Mutant(
         "rows go back before they are gathered", "hash_table", "hash_table/cuda/buffer/buffer.cu",
         "FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));",
         "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));", "as_a_table", "Refused: -3",

@@ -10,8 +10,10 @@ from tests.cuda.checks.hash_table_admission import (  # noqa: F401
 from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_a_buffer_that_does_not_fit_changes_nothing,
     check_buffers_are_as_a_table_without,
+    check_prefetched_rows_wait_for_new_memory,
 )
 from tests.cuda.checks.hash_table_hot import (  # noqa: F401
+    check_a_failed_advance_leaves_no_work_behind,
     check_a_pool_that_does_not_fit_changes_nothing,
     check_hot_rows_outlive_their_batches,
 )

@@ -42,7 +42,7 @@ int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllo
     if (buffer->pool_.data() == nullptr) return kDeviceOutOfMemory;
   }
   FUSEDREC_CUDA(cudaStreamCreateWithFlags(&buffer->copies_, cudaStreamNonBlocking));
-  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->inserted_, cudaEventDisableTiming));
+  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->vacated_, cudaEventDisableTiming));
   FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->gathered_, cudaEventDisableTiming));
   *made = buffer.release();
   return kCudaSuccess;
@@ -50,7 +50,7 @@ int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllo
 
 FusedrecDeviceBuffer::~FusedrecDeviceBuffer() {
   if (gathered_ != nullptr) cudaEventDestroy(gathered_);
-  if (inserted_ != nullptr) cudaEventDestroy(inserted_);
+  if (vacated_ != nullptr) cudaEventDestroy(vacated_);
   if (copies_ != nullptr) cudaStreamDestroy(copies_);
   if (pinned_ != nullptr) cudaFreeHost(pinned_);
 }
@@ -108,9 +108,12 @@ int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_sp
   bool grown;
   FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(carve(nullptr), &in_, &grown));
   prefetched_ = hot_ = Arrived();
-  // The previous owner of new memory may still use it on the caller's stream.
-  if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
-  FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, inserted_, 0));
+  // The previous owner of new memory may still use it on the caller's stream. Memory that stays is free, because an advance
+  // waits until its rows have been read.
+  if (grown) {
+    FUSEDREC_CUDA(cudaEventRecord(vacated_, static_cast<cudaStream_t>(stream)));
+    FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, vacated_, 0));
+  }
   carve(in_.data());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.ids, ids, count, copies_));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.records, records, count * record_bytes(), copies_));
@@ -142,7 +145,6 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(hot_.slots, hot_.count, hot_.records, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(hot_, stream));
-  FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(late, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(other()->RefreshFrom(*active(), shared, stream));
   // The pool changes last: nothing below needs memory.
@@ -181,6 +183,8 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   prefetched_ = hot_ = Arrived();
   if (answer != kCudaSuccess) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
+    // Rows of slots may be on their way into memory that the next prefetch fills.
+    FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
     return answer;
   }
   // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.

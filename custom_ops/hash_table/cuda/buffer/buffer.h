@@ -71,7 +71,8 @@ struct FusedrecDeviceBuffer {
   char* pinned_ = nullptr;
   int64_t pinned_bytes_ = 0;
   cudaStream_t copies_ = nullptr;
-  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is filled
+  // On the caller's stream: new memory of `in_` has no other user, `out_` is filled.
+  cudaEvent_t vacated_ = nullptr, gathered_ = nullptr;
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_

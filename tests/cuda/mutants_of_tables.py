@@ -177,6 +177,12 @@ MUTANTS = [
         "Larger(meta->last, ", "Larger(FAULT ? 0 : meta->last, ", "under_way", "under way has left",
     ),
     Mutant(
+        "rows of replicas expire into a list without room", "hash_table", "hash_table/cuda/evict.cu",
+        "options_.record_tombstones || options_.averaged) {",
+        "options_.record_tombstones || (!FAULT && options_.averaged)) {",
+        "expire_are_listed", "heap-buffer-overflow",
+    ),
+    Mutant(
         "the ids that leave together are written to one place", "hash_table", SELECT,
         "left[rank] = {meta->id", "left[FAULT ? 0 : rank] = {meta->id", "by_hand",
     ),

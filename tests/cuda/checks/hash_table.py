@@ -41,6 +41,8 @@ from tests.cuda.checks.hash_table_mixed import (  # noqa: F401
 )
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
     check_a_row_under_way_survives_an_average,
+    check_all_rows_above_max_rows_are_listed,
+    check_all_rows_that_expire_are_listed,
     check_numbers_of_rows,
     check_the_common_state,
     check_trained_ids_are_taken_once,

@@ -53,6 +53,27 @@ def check_trained_ids_are_taken_once(kernels):
     table.close()
 
 
+def check_all_rows_that_expire_are_listed(kernels):
+    table = table_of(kernels, ttl=2)
+    train(table, range(100), [])
+    for _ in range(3):
+        table.lookup([0, 1, 7], [3])
+    assert table.size()[0].tolist() == [0, 1] and taken(table) == ([{}, {}], [[*range(100)], []])
+    table.close()
+
+
+def check_all_rows_above_max_rows_are_listed(kernels):
+    """An import is not held to max_rows, an average is."""
+    source, table = table_of(kernels), table_of(kernels, max_rows=12, eviction="lru")
+    train(source, range(80), [])
+    table.restore(0, *source.export(0))
+    table.lookup([0, 0], [2])
+    table.merge([], [0, 0, 0], [1000], [0, 1, 1], np.zeros([1, 2 * DIM]), [header(2, 1)])
+    assert table.size()[0].tolist() == [12, 0] and len(taken(table)[1][0]) == 69
+    source.close()
+    table.close()
+
+
 def check_numbers_of_rows(kernels):
     """Reads rows with slots, and initial rows of ids without one, which stay without."""
     for storage in ("float32", "bfloat16"):

@@ -185,6 +185,12 @@ class DeviceTable:
 
     def lookup(self, entries, splits, to="float32", padding=3):
         """Returns (rows [V + padding, D] in their storage, inverse [V], handles [W])."""
+        rows, inverse, handles, distinct = self.begin_lookup(entries, splits, to, padding)
+        get = self.memory.get
+        return get(rows), get(inverse), get(handles)[:distinct]
+
+    def begin_lookup(self, entries, splits, to="float32", padding=3):
+        """Returns the arrays of a lookup on the device, which may still fill them, and W."""
         device, splits, message = self.message(entries, splits)
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
@@ -192,8 +198,7 @@ class DeviceTable:
         distinct = np.zeros(1, np.int64)
         host = distinct.ctypes.data_as(ctypes.c_void_p)
         self._call("table_lookup", message, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
-        get = self.memory.get
-        return get(rows), get(inverse), get(handles)[: distinct[0]]
+        return rows, inverse, handles, int(distinct[0])
 
     def find(self, entries, splits, to="float32", padding=3):
         """Returns (rows [V + padding, D], row number of each id [V], NOWHERE without a row)."""

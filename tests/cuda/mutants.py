@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import pathlib
 
+from tests.cuda.host_rows.mutants import MUTANTS as BUFFER_MUTANTS
 from tests.cuda.mutant import Mutant
 from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
@@ -216,6 +217,7 @@ MUTANTS = [
         "score += function.At", "score += (FAULT ? 0.0f : 1.0f) * function.At", "check_functions_of_time", "out",
     ),
     *TABLE_MUTANTS,
+    *BUFFER_MUTANTS,
     *MIXED_MUTANTS,
 ]  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tests.cuda.op_kernels import refused, same
@@ -25,13 +27,26 @@ def merge(table, left, left_splits, ids, segment_splits, numbers, headers, step)
     )  # fmt: skip
 
 
-def train(sides, random, number):
-    message, splits, received = pack(batch_of(random, most=8))
+class UnderWay(NamedTuple):
+    """A lookup of both kinds of tables, whose gradients come later."""
+
+    message: np.ndarray
+    splits: np.ndarray
+    received: list[tuple[int, int]]
+    both: list[ops.TableRows]
+
+
+def look_up_both(sides, random, most):
+    message, splits, received = pack(batch_of(random, most=most))
     both = [side.call(look_up, message, splits, dtype=tf.float32) for side in sides]
     same(both[0].rows, both[1].rows, "rows of a training lookup")
-    update(sides, both, received, random, number, tf.float32)
+    return UnderWay(message, splits, received, both)
+
+
+def train(sides, looked_up, random, number):
+    update(sides, looked_up.both, looked_up.received, random, number, tf.float32)
     for side in sides:
-        side.call(ops.table_note_trained, message, splits)
+        side.call(ops.table_note_trained, looked_up.message, looked_up.splits)
 
 
 def taken(side):
@@ -45,8 +60,22 @@ def parts_of(message, headers):
     return [dict(zip(ids[part].tolist(), headers[part].tolist())) for part in parts]
 
 
-def average(replicas, step):
-    """Makes both replicas their mean, as tf_fusedrec/embedding/replicas.py."""
+class Begun(NamedTuple):
+    """Arguments of `merge` up to segment_splits, the numbers in each replica, and the common headers."""
+
+    places: tuple[np.ndarray, ...]
+    numbers: list[np.ndarray]
+    headers: np.ndarray
+
+
+def read_both(sides, *where):
+    host, device = (side.call(ops.table_read_numbers, *where) for side in sides)
+    same(host, device, "numbers of rows")
+    return host
+
+
+def begin(replicas):
+    """Takes and reads the rows in which replicas differ, as tf_fusedrec/embedding/replicas.py."""
     found = []
     for sides in replicas:
         host, device = (taken(side) for side in sides)
@@ -62,33 +91,57 @@ def average(replicas, step):
         for i in part:
             of = [parts[n].get(i, 0) for parts in found]
             headers.append(max(h >> 32 for h in of) << 32 | max(h & 0xFFFFFFFF for h in of))
-    total = np.float32(0)
-    for sides in replicas:
-        host, device = (side.call(ops.table_read_numbers, ids, splits) for side in sides)
-        same(host, device, "numbers of rows")
-        total = total + host
-    arguments = left, left_splits, ids, splits, total / np.float32(2), np.array(headers, np.int64), np.array(step)
-    for sides in replicas:
+    numbers = [read_both(sides, ids, splits) for sides in replicas]
+    return Begun((left, left_splits, ids, splits), numbers, np.array(headers, np.int64))
+
+
+def finish(replicas, begun, step):
+    """Gives both replicas the mean and their own changes since then, of which there are none without a delay."""
+    mean = np.sum(begun.numbers, axis=0) / np.float32(len(replicas))
+    for sides, before in zip(replicas, begun.numbers):
+        numbers = mean + (read_both(sides, *begun.places[2:]) - before)
         for side in sides:
-            side.call(merge, *arguments)
+            side.call(merge, *begun.places, numbers, begun.headers, np.array(step))
         compare_tables(sides)
+    left, _, ids, _ = begun.places
     return len(ids), len(left)
+
+
+def average_at_once(replicas, random):
+    exchanged = []
+    for step in range(8):
+        for sides in replicas:
+            train(sides, look_up_both(sides, random, 8), random, step)
+        if step % 4 == 3:
+            exchanged.append(finish(replicas, begin(replicas), step))
+    return exchanged
+
+
+def average_late(replicas, random):
+    """The mean is begun before an update and merged behind it. Meanwhile the lookup of the next batch is under way."""
+    exchanged = []
+    under_way = [look_up_both(sides, random, 5) for sides in replicas]
+    for step in range(12):
+        coming = [look_up_both(sides, random, 5) for sides in replicas]
+        begun = begin(replicas) if step % 3 == 2 else None
+        for sides, looked_up in zip(replicas, under_way):
+            train(sides, looked_up, random, step)
+        if begun is not None:
+            exchanged.append(finish(replicas, begun, step))
+        under_way = coming
+    return exchanged
 
 
 def run():
     for number, options in enumerate(PROGRAMS):
-        random, exchanged = np.random.default_rng(number), []
-        replicas = [
-            [Side(f"replica{number}{r}", on_device, {**options, "averaged": True}) for on_device in (False, True)]
-            for r in range(2)
-        ]
-        for step in range(8):
-            for sides in replicas:
-                train(sides, random, step)
-            if step % 4 == 3:
-                exchanged.append(average(replicas, step))
-        assert np.min(np.sum(exchanged, axis=0)) > 0, exchanged
-        print(f"replicas of {options['rule']} agree: {exchanged}", flush=True)
+        for window, program in ((1, average_at_once), (2, average_late)):
+            more = {**options, "averaged": True, "window": window}
+            replicas = [
+                [Side(f"replica{number}{window}{r}", on_device, more) for on_device in (False, True)] for r in range(2)
+            ]
+            exchanged = program(replicas, np.random.default_rng(number))
+            assert np.min(np.sum(exchanged, axis=0)) > 0, exchanged
+            print(f"{program.__name__}: replicas of {options['rule']} agree: {exchanged}", flush=True)
     plain = Side("not averaged", True, {"rule": "sgd", "hyperparameters": [0.0]})
     refused(tf.errors.FailedPreconditionError, "averaged=True", lambda: plain.call(ops.table_take_unsynced))
     one = np.array([0, 1, 0]), np.zeros([1, DIM], np.float32), np.array([1])

@@ -73,7 +73,7 @@ def table_merge(
       ids: <int64>[n], distinct, grouped by segment. Present rows stay where they are, others are made.
       segment_splits: <int64>[S+1].
       numbers: <float32>[>= n, k] as of table_read_numbers.
-      headers: <int64>[n], last << 32 | count.
+      headers: <int64>[n], last << 32 | count. A row keeps its own counters where they are larger.
       step: <int64>[], seeds the stochastic rounding of 16-bit rows; the same at all replicas.
 
     Raises:

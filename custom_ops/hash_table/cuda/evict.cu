@@ -74,7 +74,9 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const HasExpired has_expired{PinsAt(clock, kNoAttempt), LimitsView()};
   int64_t gone = 0;
   RemovedRows removed;
-  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(rows_.next), &gone, stream));
+  if (options_.record_tombstones || options_.averaged) {  // which list the rows that leave
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(rows_.next), &gone, stream));
+  }
   FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(gone, rows_.next, &removed));
   return TakeRowsOut(has_expired, clock, true, removed, &gone, stream);
 }

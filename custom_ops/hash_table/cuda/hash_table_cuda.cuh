@@ -158,10 +158,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// inverse [ids], handles [distinct]; a first position touches its row, and gives a new id its row. A refused id has the
-// handle -1.
+// inverse [ids], handles [distinct]; a first position gives a new id its row, and touches the row in a lookup. Rows that
+// come from elsewhere have counters of their own. A refused id has the handle -1.
 __global__ void __launch_bounds__(kThreads)
-    CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version,
+    CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version, bool is_lookup,
                  const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
                  const uint32_t* __restrict__ number, int32_t* __restrict__ inverse, int64_t* __restrict__ handles) {
   const int64_t n = GlobalThread();
@@ -175,14 +175,16 @@ __global__ void __launch_bounds__(kThreads)
   }
   if ((row & kNew) == 0) {
     RowMeta* const meta = table.Meta(row);
-    const uint32_t count = table.limits[meta->segment].CountAt(meta->count, meta->last, clock);
-    meta->last = clock;
-    meta->count = count + (count != 0xffffffffu);
+    if (is_lookup) {
+      const uint32_t count = table.limits[meta->segment].CountAt(meta->count, meta->last, clock);
+      meta->last = clock;
+      meta->count = count + (count != 0xffffffffu);
+    }
   } else {
     row = fresh.Of(table, row & ~kNew);
     const int64_t run = message.RunOf(0, message.runs - 1, n), segment = run % message.segments;
     const int64_t id = message.Id(n, run);
-    *table.Meta(row) = {0, id, static_cast<uint32_t>(segment), clock, 1, version};
+    *table.Meta(row) = {0, id, static_cast<uint32_t>(segment), is_lookup ? clock : 0, is_lookup, version};
     if (table.layout.noted) *table.Note(row) = 0;
     InsertKey(table.segments[segment].lines, table.segments[segment].mask, id, TableHash(id), row);
   }

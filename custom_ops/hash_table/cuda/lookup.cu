@@ -109,7 +109,7 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   const FreshRows fresh = rows_.Fresh();
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
-                    version, at.where, at.first, at.number, inverse, handles);
+                    version, is_lookup, at.where, at.first, at.number, inverse, handles);
   }
   if (judges && view.num_ids > 0) CountRefused(view, at.where, at.first, at.verdict, stream);
   if (fresh_rows > 0) {

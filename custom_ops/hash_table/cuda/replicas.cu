@@ -155,8 +155,12 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
   const int64_t made = std::accumulate(more.begin(), more.end(), int64_t{0});
   FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, none.data(), Moves(), clock_, false, stream));
   const Memory scratch = AdmitMemory(count, false);
+  int64_t most = num_left;  // rows that leave in one pass: an import may have brought more than max_rows
+  for (int64_t s = 0; s < segments(); ++s) {
+    if (limits_[s].max_rows > 0) most = std::max(most, segments_[s].size + more[s] - limits_[s].max_rows);
+  }
   RemovedRows removed;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::max(num_left, made), rows_.next + made, &removed));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, rows_.next + made, &removed));
   if (scratch.data() == nullptr) return kDeviceOutOfMemory;
 
   ++version_;

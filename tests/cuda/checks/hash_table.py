@@ -12,8 +12,10 @@ from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_buffers_are_as_a_table_without,
     check_page_locked_memory_that_ends_changes_nothing,
     check_records_are_sent_before_their_memory_is_given_again,
+    check_prefetched_rows_wait_for_new_memory,
 )
 from tests.cuda.checks.hash_table_hot import (  # noqa: F401
+    check_a_failed_advance_leaves_no_work_behind,
     check_a_pool_that_does_not_fit_changes_nothing,
     check_hot_rows_outlive_their_batches,
 )
@@ -40,6 +42,9 @@ from tests.cuda.checks.hash_table_mixed import (  # noqa: F401
     check_rows_move_between_their_pools,
 )
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
+    check_a_row_under_way_survives_an_average,
+    check_all_rows_above_max_rows_are_listed,
+    check_all_rows_that_expire_are_listed,
     check_numbers_of_rows,
     check_the_common_state,
     check_trained_ids_are_taken_once,

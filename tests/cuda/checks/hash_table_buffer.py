@@ -204,3 +204,53 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     buffer.close()
     for more in ({"max_rows": 5}, {"eviction": "lru"}, {"ttl": 2}):
         assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, **more) == INVALID
+
+
+class ReusingBuffer(DeviceBuffer):
+    """Its allocator gives released memory out at once, as TensorFlow's does: the work of one stream runs in order."""
+
+    def __init__(self, *arguments, **options):
+        self.sizes, self.released = {}, []
+        super().__init__(*arguments, **options)
+
+    def _allocate(self, context, bytes_):
+        fitting = [address for address in self.released if self.sizes[address] >= bytes_]
+        if not fitting:
+            address = super()._allocate(context, bytes_)
+            self.sizes[address] = bytes_
+            return address
+        smallest = min(fitting, key=self.sizes.get)
+        self.released.remove(smallest)
+        return smallest
+
+    def _release(self, context, address):
+        self.released.append(address)
+
+    def close(self):
+        super().close()
+        for address in self.released:
+            super()._release(None, address)
+
+
+@once
+@over_streams
+def check_prefetched_rows_wait_for_new_memory(kernels):
+    """The kernels of a lookup still use memory that the copies of the next batch get."""
+    buffer, host = ReusingBuffer(kernels, DIM, SEEDS, a=START, chunk_rows=32), HostRows("float32", 0)
+    buffer.prefetch(*host.read([(0, 1), (0, 2)]))
+    buffer.advance()
+    ids = [1, 2] * 2000
+    rows, inverse, handles, distinct = buffer.begin_lookup([len(ids), 0, *ids], [2 + len(ids)])
+    before = len(buffer.sizes)
+    buffer.prefetch(*host.read([(0, id_) for id_ in range(100, 1500)]))
+    buffer.host_memory(1)  # waits until the copies have ended
+    assert len(buffer.sizes) == before, "the copies have got memory that nobody has used"
+    np.testing.assert_array_equal(buffer.memory.get(rows)[: len(ids)], START, err_msg="rows of the lookup")
+    np.testing.assert_array_equal(buffer.memory.get(inverse), np.tile([0, 1], 2000), err_msg="numbers of the lookup")
+    assert len(set(buffer.memory.get(handles)[:distinct].tolist())) == distinct == 2
+    buffer.advance()
+    assert len(buffer.write_back()) == 2
+    np.testing.assert_array_equal(
+        buffer.find([1400, 0, *range(100, 1500)], [1402])[0][:1400], START, err_msg="new rows"
+    )
+    buffer.close()

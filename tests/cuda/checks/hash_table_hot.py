@@ -6,7 +6,7 @@ has the choice by counts.
 
 import numpy as np
 
-from tests.cuda.checks import once
+from tests.cuda.checks import once, over_streams
 from tests.cuda.checks.hash_table_buffer import DIM, SEEDS, START, HostRows, batches_of, keys_of
 from tests.cuda.checks.hash_table_leaving import answer_of
 from tests.cuda.device_buffer import DeviceBuffer, PoolMoves
@@ -128,3 +128,32 @@ def check_a_pool_that_does_not_fit_changes_nothing(kernels):
     buffer.close()
     for wrong in (-1, 2**31 + 1):
         assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, hot_rows=wrong) == INVALID
+
+
+@once
+@over_streams
+def check_a_failed_advance_leaves_no_work_behind(kernels):
+    """Rows of slots must not arrive in the memory of the next prefetch."""
+    host, failed = HostRows("float32", 0), 0
+    for left in range(99):
+        buffer = DeviceBuffer(kernels, DIM, SEEDS, hot_rows=2, a=START, chunk_rows=32)
+        buffer.prefetch(*host.read([(0, id_) for id_ in range(30)]))
+        buffer.advance(moves=PoolMoves(*NO_MOVES))
+        _, inverse, handles = buffer.lookup([2, 0, 1, 2], [4])
+        buffer.apply(handles, inverse, np.ones([2, DIM], np.float32))
+        buffer.prefetch(*host.read([(0, 1), (0, 2)]))
+        buffer.advance(moves=PoolMoves([], [1, 2], [0, 1], []))  # ids 1 and 2
+        buffer.prefetch(*host.read([]), (np.array([1, 2]), np.array([0, 2, 2]), np.array([0, 1])))
+        buffer.allocations_left = left
+        answer = answer_of(buffer.advance, moves=PoolMoves(*NO_MOVES))
+        buffer.allocations_left = None
+        if answer == OUT_OF_MEMORY:
+            buffer.prefetch(*host.read([(0, 50), (0, 51), (0, 52)]))
+            buffer.advance(moves=PoolMoves(*NO_MOVES))
+            rows, _ = buffer.find([4, 0, 50, 51, 52, 53], [6])
+            np.testing.assert_array_equal(rows[:4], START, err_msg="rows prefetched behind a failed advance")
+            failed += 1
+        buffer.close()
+        if answer == 0:
+            break
+    assert failed >= 5, failed

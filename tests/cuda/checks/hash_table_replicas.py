@@ -53,6 +53,27 @@ def check_trained_ids_are_taken_once(kernels):
     table.close()
 
 
+def check_all_rows_that_expire_are_listed(kernels):
+    table = table_of(kernels, ttl=2)
+    train(table, range(100), [])
+    for _ in range(3):
+        table.lookup([0, 1, 7], [3])
+    assert table.size()[0].tolist() == [0, 1] and taken(table) == ([{}, {}], [[*range(100)], []])
+    table.close()
+
+
+def check_all_rows_above_max_rows_are_listed(kernels):
+    """An import is not held to max_rows, an average is."""
+    source, table = table_of(kernels), table_of(kernels, max_rows=12, eviction="lru")
+    train(source, range(80), [])
+    table.restore(0, *source.export(0))
+    table.lookup([0, 0], [2])
+    table.merge([], [0, 0, 0], [1000], [0, 1, 1], np.zeros([1, 2 * DIM]), [header(2, 1)])
+    assert table.size()[0].tolist() == [12, 0] and len(taken(table)[1][0]) == 69
+    source.close()
+    table.close()
+
+
 def check_numbers_of_rows(kernels):
     """Reads rows with slots, and initial rows of ids without one, which stay without."""
     for storage in ("float32", "bfloat16"):
@@ -101,4 +122,23 @@ def check_the_common_state(kernels):
     more = list(range(100, 113))
     full = [], [0, 0, 0], more, [0, 13, 13], np.zeros([13, 2 * DIM]), [header(2, 1)] * 13
     assert answer_of(table.merge, *full) == FULL
+    table.close()
+
+
+def check_a_row_under_way_survives_an_average(kernels):
+    """Another replica has trained id 1 before the lookup whose gradients come here, behind the next lookup."""
+    table = table_of(kernels, max_rows=6, eviction="lru", window=2)
+    table.lookup([1, 0, 1], [3])
+    table.lookup([3, 0, 2, 3, 4], [5])
+    _, inverse, handles = table.lookup([2, 0, 1, 9], [4])
+    table.merge([], [0, 0, 0], [1], [0, 1, 1], np.full([1, 2 * DIM], 4.0), [header(1, 5)])
+    table.lookup([4, 0, 20, 21, 22, 23], [6])
+    table.apply(handles, inverse, np.ones([2, DIM], np.float32), learning_rate=0.5)
+    exported = dict(zip(*table.export(0)))
+    assert sorted(exported) == [1, 9, 20, 21, 22, 23], "a row whose gradients are under way has left"
+    assert exported[1][:8].view(np.uint32).tolist() == [3, 5], "the largest counters of the replicas"
+    numbers = {i: record[16:].view(np.float32) for i, record in exported.items()}
+    np.testing.assert_array_equal(numbers[1][DIM:], 5.0, err_msg="the mean and the gradient of 1")
+    for i in (20, 21, 22, 23):
+        np.testing.assert_array_equal(numbers[i], [0.5] * DIM + [START] * DIM, err_msg="rows without gradients")
     table.close()

@@ -1,5 +1,7 @@
 #include "hash_table/cpu/parts/replicas.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
 
@@ -71,8 +73,9 @@ absl::Status Replicas::WriteNumbers(Shard* shard, int64_t segment, int64_t id, c
   char* row = rows_->Row(handle);
   rows_->change_log().Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
   RowHeader* about = RowFormat::Header(row);
-  about->last = static_cast<uint32_t>(header >> 32);
-  about->count = static_cast<uint32_t>(header);
+  // A lookup under way is not among the replicas' counters. With its clock the row would lose its pin (pinned_rows.h).
+  about->last = std::max(about->last, static_cast<uint32_t>(header >> 32));
+  about->count = std::max(about->count, static_cast<uint32_t>(header));
   about->updated = rows_->version();
   rows_->format(RowStore::PoolOf(handle)).Store(numbers, step, row);
   return absl::OkStatus();

@@ -33,7 +33,8 @@ class Replicas {
   void ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
                    const ParallelFor& parallel_for, float* numbers) const;
   // Removes the ids `left`, except rows in use, then sets rows of distinct ids; both are grouped by segment. Existing rows
-  // stay where they are. `step` seeds the rounding, so replicas with equal arguments become equal.
+  // stay where they are, and keep counters above their header: of lookups that the replicas have not exchanged. `step`
+  // seeds the rounding, so replicas with equal arguments get equal numbers.
   absl::Status Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
                      absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
                      absl::Span<const int64_t> headers, uint32_t step);

@@ -44,7 +44,7 @@ int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllo
   for (cudaStream_t* copies : {&buffer->to_device_, &buffer->to_host_}) {
     FUSEDREC_CUDA(cudaStreamCreateWithFlags(copies, cudaStreamNonBlocking));
   }
-  for (cudaEvent_t* event : {&buffer->arrived_, &buffer->inserted_, &buffer->gathered_}) {
+  for (cudaEvent_t* event : {&buffer->arrived_, &buffer->vacated_, &buffer->gathered_}) {
     FUSEDREC_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
   *made = buffer.release();
@@ -57,7 +57,7 @@ FusedrecDeviceBuffer::~FusedrecDeviceBuffer() {
     cudaStreamSynchronize(copies);  // they use memory that goes
     cudaStreamDestroy(copies);
   }
-  for (cudaEvent_t event : {arrived_, inserted_, gathered_}) {
+  for (cudaEvent_t event : {arrived_, vacated_, gathered_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
 }
@@ -83,7 +83,6 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(more_, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(hot_.slots, hot_.count, hot_.records, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(hot_, stream));
-  FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(late, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(other()->RefreshFrom(*active(), shared, stream));
   // The pool changes last: nothing below needs memory.
@@ -121,7 +120,8 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   ForgetPrefetched();
   if (answer != kCudaSuccess) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
-    // Late records may be under way from memory that the next call of host_memory gives out.
+    // Late records may be under way from memory that the next call of host_memory gives out, and rows of slots into memory
+    // that the next prefetch fills.
     FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
     return answer;
   }

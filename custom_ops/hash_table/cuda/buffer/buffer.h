@@ -83,7 +83,8 @@ struct FusedrecDeviceBuffer {
   fusedrec::device_table::PinnedMemory sent_, returned_;  // records on their way to the device, and to the host
   cudaStream_t to_device_ = nullptr, to_host_ = nullptr;
   cudaEvent_t arrived_ = nullptr;  // on to_device_: the rows of the next batch are on the device
-  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: in_ has been read, out_ is filled
+  // On the caller's stream: new memory of rows that arrive has no other user, out_ is filled.
+  cudaEvent_t vacated_ = nullptr, gathered_ = nullptr;
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_

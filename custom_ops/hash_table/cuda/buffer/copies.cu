@@ -40,9 +40,10 @@ int FusedrecDeviceBuffer::MakeRoom(int64_t bytes, Memory* memory, bool* grown) c
 int FusedrecDeviceBuffer::MakeRoomToSend(int64_t bytes, Memory* memory, void* stream) {
   bool grown;
   FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(bytes, memory, &grown));
+  if (!grown) return kCudaSuccess;  // it is free, because an advance waits until its rows have been read
   // The previous owner of new memory may still use it on the caller's stream.
-  if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
-  FUSEDREC_CUDA(cudaStreamWaitEvent(to_device_, inserted_, 0));
+  FUSEDREC_CUDA(cudaEventRecord(vacated_, static_cast<cudaStream_t>(stream)));
+  FUSEDREC_CUDA(cudaStreamWaitEvent(to_device_, vacated_, 0));
   return kCudaSuccess;
 }
 

@@ -11,8 +11,8 @@ from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_a_buffer_that_does_not_fit_changes_nothing,
     check_buffers_are_as_a_table_without,
     check_page_locked_memory_that_ends_changes_nothing,
-    check_records_are_sent_before_their_memory_is_given_again,
     check_prefetched_rows_wait_for_new_memory,
+    check_records_are_sent_before_their_memory_is_given_again,
 )
 from tests.cuda.checks.hash_table_hot import (  # noqa: F401
     check_a_failed_advance_leaves_no_work_behind,

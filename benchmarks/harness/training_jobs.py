@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import children, harness, processes, training_job
+from benchmarks.harness.content import content_of
 from models.compare import read_samples
 from models.experiment import Experiment
 
@@ -57,7 +58,7 @@ def job_of(
     """
     held_out = held_out or folder
     request = {"experiment": experiment.to_dict(), "deciding": list(deciding), "patience": patience}
-    facts = json.dumps({**request, "data": folder.name, "held_out": held_out.name}, sort_keys=True)
+    facts = json.dumps({**request, "data": content_of(folder), "held_out": content_of(held_out)}, sort_keys=True)
     key = hashlib.sha256(facts.encode()).hexdigest()[:12]
     kind = "tuning" if patience else f"seed{experiment.seed}"
     return Job(run / f"{name}_{kind}_{key}", {**request, "data": str(folder), "held_out": str(held_out)})

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from benchmarks.harness import children, harness
+from benchmarks.harness.content import content_of
 from benchmarks.schedule_quality.job import METRICS
 from benchmarks.schedule_quality.splits import first_users, validation_of
 from benchmarks.schedule_quality.summary import LEVEL, summary
@@ -82,10 +83,10 @@ class Job(NamedTuple):
 def job_of(variant: str, seed: int, run: pathlib.Path, epochs: int, splits: dict[str, pathlib.Path]) -> Job:
     """Returns the job. Jobs of different settings, data or ranks have different folders."""
     settings = [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *VARIANTS[variant]]
-    names = {name: split.name for name, split in splits.items()}
+    contents = {name: content_of(split) for name, split in splits.items()}
     # Settings as they are written: a field that the project gains later leaves the folder its name.
     written = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    facts = {"config": written, "settings": settings, "splits": names, "patience": PATIENCE, "ranks": RANKS}
+    facts = {"config": written, "settings": settings, "splits": contents, "patience": PATIENCE, "ranks": RANKS}
     folder = f"{variant}_seed{seed}_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
     paths = {name: str(split) for name, split in splits.items()}
     request = {"experiment": load(CONFIG, settings).to_dict(), "splits": paths, "patience": PATIENCE}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tf_fusedrec.data import Column, ParquetFolder, read_items
+from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
 from tf_fusedrec.data.converters.interactions import Interactions, write_last_held_out
 from tf_fusedrec.data.rows import Rows, concat
 
@@ -53,6 +53,6 @@ def _written(folder: pathlib.Path, output: pathlib.Path, cut: Callable[[Rows], I
     if not output.exists():
         output.parent.mkdir(parents=True, exist_ok=True)
         kept = cut(concat(list(ParquetFolder(folder / "test", _COLUMNS).read())))
-        source = f"{folder.name}, cut"
+        source = f"{read_info(folder).source}, cut"
         write_last_held_out(output, kept, path=folder, source=source, catalogue=read_items(folder)[0])
     return output

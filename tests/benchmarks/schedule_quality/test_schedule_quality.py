@@ -8,6 +8,7 @@ import pytest
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
+from benchmarks.harness.content import content_of
 from benchmarks.schedule_quality import __main__ as benchmark
 from benchmarks.schedule_quality import job, moments, splits, summary
 from models.experiment import from_dict, load
@@ -149,6 +150,13 @@ def test_validation_holds_out_the_item_before_the_last(data, tmp_path):
     convert_movielens(data, tmp_path / "whole")
     few = splits.first_users(tmp_path / "whole", tmp_path / "few", 2)
     validation = splits.validation_of(few, tmp_path / "validation")
+    convert_movielens(data, tmp_path / "copy")
+    again = splits.validation_of(
+        splits.first_users(tmp_path / "copy", tmp_path / "few_2", 2), tmp_path / "validation_2"
+    )
+    assert content_of(again) == content_of(validation), (
+        "a file has the name of a folder, so that jobs are not found again"
+    )
     columns = [Column("user_id"), Column("item_id", ragged=True), Column("target_item"), Column("target_timestamp")]
     for folder, history, target in ((few, [1, 2, 3], 4), (validation, [1, 2], 3)):
         rows = concat(list(ParquetFolder(folder / "test", columns).read()))

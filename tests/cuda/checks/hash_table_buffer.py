@@ -141,6 +141,9 @@ def check_page_locked_memory_that_ends_changes_nothing(kernels):
     second = host.read([(0, 1), (0, 5)])
     limit(ctypes.c_int64(0))
     assert answer_of(buffer.host_memory, 1 << 10) == answer_of(buffer.read_active) == OUT_OF_MEMORY
+    limit(ctypes.c_int64(-1))
+    np.testing.assert_array_equal(buffer.find([1, 1, 1, 1], [4])[0][:2], START - 1.0)  # the next launch
+    limit(ctypes.c_int64(0))
     buffer.prefetch(*second)
     assert answer_of(buffer.advance) == OUT_OF_MEMORY
     limit(ctypes.c_int64(-1))

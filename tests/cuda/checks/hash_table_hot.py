@@ -149,6 +149,7 @@ def check_a_failed_advance_leaves_no_work_behind(kernels):
         buffer.allocations_left = None
         if answer == OUT_OF_MEMORY:
             buffer.prefetch(*host.read([(0, 50), (0, 51), (0, 52)]))
+            buffer.host_memory(1)  # waits until the copies have ended
             buffer.advance(moves=PoolMoves(*NO_MOVES))
             rows, _ = buffer.find([4, 0, 50, 51, 52, 53], [6])
             np.testing.assert_array_equal(rows[:4], START, err_msg="rows prefetched behind a failed advance")

@@ -84,7 +84,8 @@ handles: <int64>[V] row of each received id; -1 where it has none.
 mark: <int64>[2] state of the table at the look-ahead.
 dim: D of the table.
 
-On a GPU the table holds the rows that were read: `rows` and `handles` are empty, and `mark` names them.
+On a GPU `message` is in host memory. The table holds the rows that were read: `rows` and `handles` are empty, and `mark`
+names them.
 )doc");
 
 REGISTER_OP("Fusedrec>TableRefresh")

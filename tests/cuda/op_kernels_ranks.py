@@ -32,11 +32,11 @@ OF_STAGES = {
 SCHEDULES = ("sync", DualBuffer(), FrozenWindow(M), Nested(M), SemiAsync(), Pipelined(6))
 
 
-def make_embedding(name=None):
-    """Makes two groups of tables: their dimensions differ."""
+def make_embedding(name=None, host_rows=False):
+    """Makes two groups of tables: their dimensions differ. `host_rows`: of users, whose ids then travel apart."""
     tables = [
-        fr.TableConfig(name, dim, fr.optimizers.Adagrad(0.1), fr.Uniform(-1, 1))
-        for name, dim in (("item", 4), ("user", 8))
+        fr.TableConfig(name, dim, fr.optimizers.Adagrad(0.1), fr.Uniform(-1, 1), host_rows=rows_of_host)
+        for name, dim, rows_of_host in (("item", 4, False), ("user", 8, host_rows))
     ]
     features = [
         fr.FeatureConfig("item", "item"),
@@ -48,9 +48,9 @@ def make_embedding(name=None):
     return embedding
 
 
-def run_stages():
+def run_stages(host_rows):
     """Calls the stages of Nested in its order, outside a graph. Returns the rows of all steps, and the tables."""
-    embedding, results, waiting = make_embedding("embedding"), {}, []
+    embedding, results, waiting = make_embedding("embedding", host_rows), {}, []
     rank = fr.collectives.rank()
     for step in range(STEPS):
         waves = []
@@ -99,7 +99,7 @@ def compare(what, run, *arguments):
 def stages(library):
     """Body of a rank."""
     tf.load_op_library(library)
-    return [compare("stages", run_stages)]
+    return [compare(f"stages, host_rows={host_rows}", run_stages, host_rows) for host_rows in (False, True)]
 
 
 def models(library):

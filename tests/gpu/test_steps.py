@@ -93,6 +93,14 @@ def state_of_process(pid):
         return None
 
 
+def test_a_step_begins_only_with_its_expected_time_left(tmp_path):
+    planned = steps.Plan([step("fits", expected_s=20.0), step("waits", expected_s=20.5)], [])
+    times = iter([100.0, 110.0, 110.0])  # of a budget of 30 s, 20 s are left for each step
+    records = dict(steps.run(planned, tmp_path, LIBRARY, 30.0, lambda: next(times)))
+    assert {one.name: record is not None for one, record in records.items()} == {"fits": True, "waits": False}
+    assert not (tmp_path / "waits.log").exists()
+
+
 def test_the_budget_leaves_steps_for_the_next_session_which_goes_on_with_them(tmp_path, capsys):
     slow = step("slow", SLEEP, expected_s=0.5)
     found = [step("quick"), slow, step("long", expected_s=3600.0)]

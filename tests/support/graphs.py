@@ -23,6 +23,16 @@ def ancestors(op) -> set:
     return found
 
 
+def made_from(op) -> set:
+    """Returns all ops of the same graph whose values `op` gets, directly or not."""
+    found, open_ends = set(), [op]
+    while open_ends:
+        new = {tensor.op for tensor in open_ends.pop().inputs} - found
+        found |= new
+        open_ends += new
+    return found
+
+
 def reduced_in_between(ops) -> list:
     """Returns the names of all-reduces between two matrix products."""
     products = [op for op in ops if op.type == "MatMul"]

@@ -21,6 +21,7 @@ from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
+from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
 from tf_fusedrec.embedding.table_message import join_sources, of_trained_ids, split_answer
@@ -166,8 +167,12 @@ class GroupLookup:
     def look_ahead(self, routed: Sequence[RoutedIds]) -> ops.RowsAhead:
         """Reads at the owner the rows that `fetch` will want. No collective."""
         if self.table.can_prefetch and routed[0].shared is not None:
-            self.table.prefetch(*join_sources([one.trained for one in routed]))
-        return self.table.look_ahead(*join_sources([one.asked for one in routed]))
+            with placing_ids([self.table]):
+                trained = join_sources([one.trained for one in routed])
+            self.table.prefetch(*trained)
+        with placing_ids([self.table]):
+            message = join_sources([one.asked for one in routed])
+        return self.table.look_ahead(*message)
 
     def fetch(self, routed: Sequence[RoutedIds], rows_ahead: ops.RowsAhead | None) -> list[Context]:
         """Looks up at the owner, as one lookup of the table (table_message.py). No collective.
@@ -178,7 +183,8 @@ class GroupLookup:
         """
         updates_seen = self._updates.read_value()
         parts = [one.asked for one in routed]
-        message, splits = join_sources(parts)
+        with placing_ids([self.table]):
+            message, splits = join_sources(parts)
         trained = None
         answer: Answer
         if routed[0].shared is not None:
@@ -223,11 +229,12 @@ class GroupLookup:
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
         """Tells the owners of ids which rows a coming lookup will want. Collective where the table can prefetch."""
         if self.table.can_prefetch:
-            outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
-            route = all_to_all.route_ids([outgoing], self.layout)[0]
-            wanted: all_to_all.Route | gradient_sync.SharedIds = route
-            if self.layout.shares_gradients:
-                wanted = gradient_sync.share_ids([outgoing], [route], self.layout)[0]
+            with placing_ids([self.table]):
+                outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
+                route = all_to_all.route_ids([outgoing], self.layout)[0]
+                wanted: all_to_all.Route | gradient_sync.SharedIds = route
+                if self.layout.shares_gradients:
+                    wanted = gradient_sync.share_ids([outgoing], [route], self.layout)[0]
             self.table.prefetch(wanted.message, wanted.message_splits)
 
     def sum_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:

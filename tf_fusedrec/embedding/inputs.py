@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import KERAS_3, in_keras_3_call, of_keras_3, tf
 from tf_fusedrec.config import FeatureConfig
+from tf_fusedrec.embedding.placing import placing_ids
+from tf_fusedrec.tables import Table
 
 
 class FlatFeature(NamedTuple):
@@ -21,7 +23,7 @@ class FlatFeature(NamedTuple):
     row_splits: tf.Tensor | None  # <int64>[B+1] of a ragged feature's innermost dimension, not yet checked
     bag_size: int  # ids that are pooled into one row; 0: the ids of one row of row_splits are
     form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor  # the ids as the caller gave them
-    weights: tf.Tensor | None  # <float>[m], 0 at padding
+    weights: tf.Tensor | None = None  # <float>[m], 0 at padding
     places: tf.Tensor | None = None  # <int64>[n], ascending, the place of each id among the m; None: n = m
 
     @property
@@ -36,6 +38,7 @@ def flatten_inputs(
     ids: Mapping[str, Any],
     weights: Mapping[str, Any],
     mask: Mapping[str, Any],
+    tables: Mapping[str, Table],
 ) -> dict[str, FlatFeature]:
     """Checks the inputs of a call and flattens every feature.
 
@@ -43,6 +46,7 @@ def flatten_inputs(
       layer_name: Name of the layer, for messages.
       configs: The layer's features by name.
       ids, weights, mask: See FusedEmbedding.call.
+      tables: The table of each feature. Operations on ids run where its ids travel.
 
     Raises:
       ValueError: no dict, an unknown feature, a feature that `flatten` refuses, or a call inside Keras 3.
@@ -61,7 +65,10 @@ def flatten_inputs(
             raise ValueError(
                 f"{argument} of {layer_name!r} hold unknown features {unknown}. Known features: {sorted(known)}."
             )
-    return {name: flatten(configs[name], value, weights.get(name), mask.get(name)) for name, value in ids.items()}
+    return {
+        name: flatten(configs[name], value, weights.get(name), mask.get(name), tables[name])
+        for name, value in ids.items()
+    }
 
 
 def flat_values(value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> tf.Tensor:
@@ -83,7 +90,7 @@ def _as_form(value, what: str) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
         ) from error
 
 
-def flatten(config: FeatureConfig, value, weights=None, mask=None) -> FlatFeature:
+def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFeature:
     """Checks and flattens one feature.
 
     Args:
@@ -92,10 +99,30 @@ def flatten(config: FeatureConfig, value, weights=None, mask=None) -> FlatFeatur
       weights: <float>, one number per id, in the form of `value` or flat; or None.
       mask: <bool>, False at padding, in the form of `value` or of its first dimensions; None: the mask that a Keras
         layer left on `value`, if any.
+      table: The feature's table.
 
     Raises:
       ValueError: ids are not integers, the rank does not suit the combiner, or weights came without a combiner.
       InvalidArgumentError: at run time, the numbers of weights and ids differ.
+    """
+    with placing_ids([table]):
+        feature, kept = _flatten_ids(config, value, mask, pooled=config.combiner is not None and weights is None)
+    if weights is None:
+        return feature
+    # Weights stay where they are: a model may compute them on a device.
+    flat = _flat_weights(config, _as_form(weights, f"weights of feature {config.name!r}"), flat_values(feature.form))
+    return feature._replace(weights=flat if kept is None else tf.where(kept, flat, tf.zeros_like(flat)))
+
+
+def _flatten_ids(config: FeatureConfig, value, mask, *, pooled: bool) -> tuple[FlatFeature, tf.Tensor | None]:
+    """A feature without weights, and its mask <bool>[m], False at padding; None where nothing can be padding.
+
+    Args:
+      config, value, mask: As in `flatten`.
+      pooled: True if the lookup pools the ids of a sample.
+
+    Raises:
+      ValueError: ids are not integers, or the rank does not suit the combiner.
     """
     given, what = value, f"feature {config.name!r}"
     value = _as_form(value, what)
@@ -119,13 +146,14 @@ def flatten(config: FeatureConfig, value, weights=None, mask=None) -> FlatFeatur
         if value.flat_values.shape.rank != 1:
             raise ValueError(f"Ragged ids of {what} must have flat values of rank 1, got {value.flat_values.shape}.")
         row_splits = tf.cast(value.nested_row_splits[-1], tf.int64)
-    flat_weights = None if weights is None else _flat_weights(config, _as_form(weights, f"weights of {what}"), ids)
     bag_size = 1
-    if config.combiner is not None and weights is None:
+    if pooled:
         bag_size, row_splits = _bags(value, row_splits)
-    feature = FlatFeature(config, tf.cast(ids, tf.int64), row_splits, bag_size, value, flat_weights)
+    feature = FlatFeature(config, tf.cast(ids, tf.int64), row_splits, bag_size, value)
     kept = is_kept(config, given, mask)
-    return feature if kept is None else _without_padding(feature, flat_values(kept))
+    if kept is None:
+        return feature, None
+    return _without_padding(feature, flat_values(kept), pooled=pooled), flat_values(kept)
 
 
 def is_kept(config: FeatureConfig, value, mask=None):
@@ -165,21 +193,17 @@ def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:
         return tf.identity(flat)
 
 
-def _without_padding(feature: FlatFeature, kept: tf.Tensor) -> FlatFeature:
-    """The feature without the ids whose `kept` <bool>[m] is False. Their weights become 0."""
+def _without_padding(feature: FlatFeature, kept: tf.Tensor, *, pooled: bool) -> FlatFeature:
+    """The feature without the ids whose `kept` <bool>[m] is False."""
     places = tf.where(kept)[:, 0]
     # before[i] counts the kept ids among the first i, so it maps a bound among all ids to a bound among kept ids.
     before = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(tf.cast(kept, tf.int64))], 0)
-    row_splits, weights, bag_size = feature.row_splits, feature.weights, feature.bag_size
+    row_splits, bag_size = feature.row_splits, feature.bag_size
     if row_splits is not None:
         row_splits = tf.gather(before, _checked_splits(feature.config, row_splits, tf.size(kept, tf.int64)))
-    elif feature.pooled_by_lookup:
+    elif pooled:
         row_splits, bag_size = before[::bag_size], 0
-    if weights is not None:
-        weights = tf.where(kept, weights, tf.zeros_like(weights))
-    return feature._replace(
-        ids=tf.gather(feature.ids, places), row_splits=row_splits, bag_size=bag_size, weights=weights, places=places
-    )
+    return feature._replace(ids=tf.gather(feature.ids, places), row_splits=row_splits, bag_size=bag_size, places=places)
 
 
 def _checked_splits(config: FeatureConfig, row_splits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:

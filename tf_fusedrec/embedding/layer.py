@@ -261,7 +261,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
     ) -> dict[str, FlatFeature]:
         """The inputs of a call, flattened by feature. Raises ValueError as the call."""
-        return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {})
+        tables = {feature.name: lookup.table for lookup in self._holder.value for feature in lookup.group.features}
+        return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {}, tables)
 
     def _next_call(self) -> int:
         """The number of a call in its graph. Eager calls run one after another and share the number 0."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding.group_lookup import GroupLookup
+from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
 from tf_fusedrec.exchange import all_to_all, gradient_sync
 from tf_fusedrec.ops import RowsAhead
@@ -36,7 +37,7 @@ class RowGradients(NamedTuple):
 
 
 def route(*waves: Sequence[LookupRequest]) -> list[RoutedIds]:
-    """Sends ids to their owners, in one all-to-all per set of ranks. Reads no table. Collective.
+    """Sends ids to their owners, in one all-to-all per set of ranks and place of ids. Reads no table. Collective.
 
     Where groups share gradients, two more collectives tell the ids of all groups to all replicas. No row waits for
     them.
@@ -49,20 +50,25 @@ def route(*waves: Sequence[LookupRequest]) -> list[RoutedIds]:
       The routed ids of each request, one wave after another.
     """
     requests, windows = [request for wave in waves for request in wave], _windows(waves)
-    outgoing = [request.lookup.prepare(request, window) for request, window in zip(requests, windows)]
+    outgoing: list[Outgoing] = []
+    for request, window in zip(requests, windows):
+        with placing_ids([request.lookup.table]):
+            outgoing.append(request.lookup.prepare(request, window))
     routes: dict[int, all_to_all.Route] = {}
     shared: dict[int, gradient_sync.SharedIds] = {}
-    for numbers in _by_ranks(requests, outgoing):
+    for numbers in _by_way(requests, outgoing):
         layout = requests[numbers[0]].lookup.layout
         sent = [ids for i in numbers if (ids := outgoing[i].ids) is not None]
-        of_group = all_to_all.route_ids(sent, layout)
-        routes.update(zip(numbers, of_group))
-        if requests[numbers[0]].training and layout.shares_gradients:
-            shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, layout)))
-    return [
-        request.lookup.routed(request, ids.fused, routes.get(i), shared.get(i))
-        for i, (request, ids) in enumerate(zip(requests, outgoing))
-    ]
+        with placing_ids([requests[numbers[0]].lookup.table]):
+            of_group = all_to_all.route_ids(sent, layout)
+            routes.update(zip(numbers, of_group))
+            if requests[numbers[0]].training and layout.shares_gradients:
+                shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, layout)))
+    routed: list[RoutedIds] = []
+    for i, (request, leaving) in enumerate(zip(requests, outgoing)):
+        with placing_ids([request.lookup.table]):
+            routed.append(request.lookup.routed(request, leaving.fused, routes.get(i), shared.get(i)))
+    return routed
 
 
 def _windows(waves: Sequence[Sequence[LookupRequest]]) -> list[int | None]:
@@ -211,12 +217,12 @@ def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:
     return list(numbers.values())
 
 
-def _by_ranks(requests: Sequence[LookupRequest], outgoing: Sequence[Outgoing]) -> list[list[int]]:
-    """Numbers of the requests whose ids travel among the same ranks; none of those whose ids stay."""
+def _by_way(requests: Sequence[LookupRequest], outgoing: Sequence[Outgoing]) -> list[list[int]]:
+    """Numbers of the requests whose ids travel among the same ranks and in one memory; none of those whose ids stay."""
     numbers: dict[tuple, list[int]] = {}
     for i, request in enumerate(requests):
         if outgoing[i].ids is not None:
             layout = request.lookup.layout
             replicas = layout.replicas.members if request.training and layout.shares_gradients else None
-            numbers.setdefault((layout.group.members, replicas), []).append(i)
+            numbers.setdefault((layout.group.members, replicas, request.lookup.table.ids_on_host), []).append(i)
     return list(numbers.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding.layer import FusedEmbedding
+from tf_fusedrec.tables import Table
 
 
 def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
@@ -14,3 +15,8 @@ def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
         including lists, tuples and dicts.
     """
     return [module for module in (model, *model.submodules) if isinstance(module, FusedEmbedding)]
+
+
+def tables_in(model: tf.Module) -> list[Table]:
+    """The tables of each group of these layers, without those of other models."""
+    return [lookup.table for embedding in embeddings_of(model) for lookup in embedding.lookups]

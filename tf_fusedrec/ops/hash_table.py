@@ -28,6 +28,11 @@ class RowsAhead(NamedTuple):
     handles: tf.Tensor  # <int64>[V], row of each received id; -1 where it has none
     mark: tf.Tensor  # <int64>[2], state of the table at the look-ahead
 
+    @classmethod
+    def none(cls, dim: int, dtype: tf.DType) -> RowsAhead:
+        """The result where nothing was read. table_peek and a table with all rows on a device take it."""
+        return cls(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
+
 
 def hash_table(
     *, shared_name: str, dim: int, seeds: Sequence[int], rule: str, hyperparameters: Sequence[float], **options: Any
@@ -165,7 +170,7 @@ def table_peek(
       InvalidArgumentError: A header does not agree with its block, or the look-ahead had another message.
     """
     if rows_ahead is None:
-        rows_ahead = RowsAhead(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
+        rows_ahead = RowsAhead.none(dim, dtype)
     return library.fusedrec_table_peek(
         table=table, message=message, received_splits=received_splits, rows_ahead=rows_ahead.rows,
         handles_ahead=rows_ahead.handles, mark=rows_ahead.mark, dim=dim,

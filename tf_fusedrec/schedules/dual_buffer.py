@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import embeddings_of
+from tf_fusedrec.embedding import embeddings_of, tables_in
 from tf_fusedrec.embedding.lookup import bring, fetch, look_ahead, route
+from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import RoutedIds
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
@@ -60,8 +61,12 @@ class LookAheadSchedule(Schedule):
         for embedding in embeddings_of(model):
             embedding.check_deferrable(1)
 
+    def _planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        with placing_ids(tables_in(model)):
+            return self.planned(model, data, steps_ahead)
+
     def start(self, model: Any, batches: Sequence[Any]) -> State:
-        plans = [self.planned(model, batches[i], steps_ahead=i + 1) for i in range(self.routes_ahead)]
+        plans = [self._planned(model, batches[i], steps_ahead=i + 1) for i in range(self.routes_ahead)]
         routes = [route(*stages.waves(planned)) for planned in plans]
         return State(routes, look_ahead(routes[0]))
 
@@ -70,7 +75,7 @@ class LookAheadSchedule(Schedule):
         # Ops on one table run in program order: the buffer is filled between this refresh and the update below. With
         # few threads, work on coming batches could also delay the refresh, for which this batch waits.
         with tf.control_dependencies([context.answer.rows for context in contexts]):
-            planned = self.planned(model, batches[self.routes_ahead], steps_ahead=self.routes_ahead + 1)
+            planned = self._planned(model, batches[self.routes_ahead], steps_ahead=self.routes_ahead + 1)
             routes = [*state.routes[1:], route(*stages.waves(planned))]
             state = State(routes, look_ahead(routes[0]))
         found = bring(*stages.by_micro_batch(planned, contexts))

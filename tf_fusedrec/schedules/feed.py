@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding import tables_in
+from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.step_state import StepState
@@ -110,7 +112,8 @@ class Feed:
         step_state.put((reads, self._schedule.drain(self._model, state)))
 
     def _read(self, iterator: Any, number: int) -> Read:
-        return read(iterator, f"{self._model.name}.has_data.{number}")
+        with placing_ids(tables_in(self._model)):
+            return read(iterator, f"{self._model.name}.has_data.{number}")
 
 
 def unconverted(function: Callable) -> Callable:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from tf_fusedrec._tf_compat import tf
+
+T = TypeVar("T")
 
 
 class StepState:
     """One structure of tensors: each step takes the structure that the step before has put in.
 
-    Tensors pass by reference, without a copy. The state is a queue of one element, made outside of any graph, so that
-    all traced functions share it.
+    Tensors pass by reference, without a copy. The state is two queues of one element, made outside of any graph, so
+    that all traced functions share them. A queue on a device would take a tensor from host memory to the device, and
+    the next step would wait for it to come back. So tensors that were made under tf.device("/CPU:0"), and strings, have
+    a queue in host memory.
 
     Args:
       example: Any structure of tensors, composite tensors and other values. `take` returns the other values of the
@@ -24,8 +30,12 @@ class StepState:
 
         self._structure = tf.nest.map_structure(spec, example)
         self._dtypes = [tensor.dtype for tensor in _tensors(example)]
+        self._on_host = [_is_on_host(tensor) for tensor in _tensors(example)]
+        self._queues: dict[bool, tf.queue.FIFOQueue] = {}  # by whether its tensors are in host memory
         with tf.init_scope():
-            self._queue = tf.queue.FIFOQueue(1, self._dtypes, name="step_state")
+            for on_host in sorted(set(self._on_host)):
+                with _placed(on_host):
+                    self._queues[on_host] = tf.queue.FIFOQueue(1, self._those(self._dtypes, on_host), name="step_state")
         self._held: Any = None  # the value between eager steps, which need no queue
 
     def put(self, value: Any) -> None:
@@ -43,15 +53,21 @@ class StepState:
         if tf.executing_eagerly():
             self._held = value
         else:
-            self._queue.enqueue(tensors)
+            for on_host, queue in self._queues.items():
+                with _placed(on_host):
+                    queue.enqueue(self._those(tensors, on_host))
 
     def take(self) -> Any:
         """The value that `put` kept, in the form of the example. Waits for ever if the state is empty."""
         if tf.executing_eagerly():
             held, self._held = self._held, None
             return held
-        taken = self._queue.dequeue()
-        tensors = iter(taken if isinstance(taken, (list, tuple)) else [taken])
+        of_queues = {}
+        for on_host, queue in self._queues.items():
+            with _placed(on_host):
+                taken = queue.dequeue()
+            of_queues[on_host] = iter(taken if isinstance(taken, (list, tuple)) else [taken])
+        tensors = iter([next(of_queues[on_host]) for on_host in self._on_host])
         parts = []
         for leaf in tf.nest.flatten(self._structure, expand_composites=True):
             if isinstance(leaf, tf.TypeSpec):
@@ -62,14 +78,27 @@ class StepState:
 
     @property
     def full(self) -> bool:
-        """True if a value is kept. Eager."""
-        return self._held is not None or int(self._queue.size()) > 0
+        """True if a whole value is kept. Eager."""
+        return self._held is not None or all(int(queue.size()) > 0 for queue in self._queues.values())
 
     def clear(self) -> None:
         """Drops the kept value. Eager."""
         self._held = None
-        if self.full:
-            self._queue.dequeue()
+        for queue in self._queues.values():
+            if int(queue.size()) > 0:  # a step that failed may have filled or emptied one of them
+                queue.dequeue()
+
+    def _those(self, of_tensors: Sequence[T], on_host: bool) -> list[T]:
+        """The items whose tensors have this queue."""
+        return [one for one, its_place in zip(of_tensors, self._on_host) if its_place == on_host]
+
+
+def _is_on_host(tensor: tf.Tensor) -> bool:
+    return tensor.dtype == tf.string or tf.DeviceSpec.from_string(tensor.device or "").device_type == "CPU"
+
+
+def _placed(on_host: bool) -> contextlib.AbstractContextManager:
+    return tf.device("/CPU:0") if on_host else contextlib.nullcontext()
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:

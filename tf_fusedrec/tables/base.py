@@ -53,6 +53,7 @@ class Table(abc.ABC):
       can_prefetch: True if `prefetch` has an effect, because rows may be on disk.
       moves_rows: True if a training lookup may move or evict rows of an earlier one.
       takes_duplicates: True if a source may send an id twice.
+      ids_on_host: True if ids travel in host memory, although rows and gradients travel between devices.
     """
 
     names: list[str]
@@ -67,6 +68,7 @@ class Table(abc.ABC):
     can_prefetch = False
     moves_rows = False
     takes_duplicates = True
+    ids_on_host = False
 
     @abc.abstractmethod
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Answer:

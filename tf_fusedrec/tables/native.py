@@ -97,18 +97,23 @@ class NativeTable(NativeContents):
         leave = any(table.eviction or table.ttl for table in tables)
         self.moves_rows = bool(leave or spec.hot_after or spec.memory_budget)
         self.can_prefetch = spec.memory_budget > 0
+        self.ids_on_host = self.place.ids_on_host
         weakref.finalize(self, ops.table_destroy, self._handle)
 
     @property
     def most_lookups_per_update(self) -> int | None:  # type: ignore[override]
         return self.place.lookups_per_update
 
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
+    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Answer:
+        if training and self.ids_on_host:  # a look-ahead takes ids where they are; a lookup would copy them back
+            return self.refresh(message, splits, self.look_ahead(message, splits))
         if training:
             return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
         return InferenceRows(ops.table_find(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
+        if self.place is places.DEVICE:  # it reads nothing ahead, and its ids are on the device
+            return ops.RowsAhead.none(self._dim, self._dtype)
         return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:

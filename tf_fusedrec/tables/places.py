@@ -26,6 +26,7 @@ class Place:
       accumulates_steps: True if the gradients of several steps can make one update.
       averages: True if replicas can train apart and be averaged, under the topology rule "weight_sync".
       lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
+      ids_on_host: True if ids travel in host memory, so that a look-ahead waits for no kernel (docs/gpu.md, "Streams").
     """
 
     name: str
@@ -33,6 +34,7 @@ class Place:
     accumulates_steps: bool = True
     averages: bool = True
     lookups_per_update: int | None = None
+    ids_on_host: bool = False
 
 
 CPU = Place("CPU")
@@ -44,6 +46,7 @@ HOST_ROWS = Place(
     accumulates_steps=False,
     averages=False,
     lookups_per_update=1,
+    ids_on_host=True,
 )
 PLACES = (CPU, DEVICE, HOST_ROWS)
 # Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees its own alone.

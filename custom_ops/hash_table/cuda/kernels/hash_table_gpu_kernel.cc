@@ -116,7 +116,8 @@ absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) 
 }
 
 // A table with all rows on the device reads nothing ahead, and its TableRefresh is a whole lookup. A table with rows in host
-// memory keeps the rows in its buffers; the mark holds the number of the look-ahead.
+// memory keeps the rows in its buffers; the mark holds the number of the look-ahead. The message is in host memory, so that
+// nothing waits for kernels of other work (docs/gpu.md, "Streams").
 absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   int64_t look_ahead = 0;
@@ -126,7 +127,7 @@ absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource
   TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({0}), &handles));
   TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
   if (resource.host_rows() != nullptr) {
-    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx), true};
     TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &look_ahead));
   }
   mark->flat<int64_t>()(0) = look_ahead;
@@ -161,12 +162,12 @@ absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
                     fusedrec_copy_to_device(rows->data(), found.data(), found.TotalBytes(), StreamOf(ctx)));
 }
 
-// Asks the disk for rows in a file. A table with all rows on the device has nothing to fetch.
+// Asks the disk for rows in a file. A table with all rows on the device has nothing to fetch. The message is in host memory.
 absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   if (resource.host_rows() == nullptr || resource.spec().memory_budget == 0) return absl::OkStatus();
-  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx), true};
   return resource.host_rows()->Prefetch(call);
 }
 
@@ -192,7 +193,11 @@ class DeviceRowsOp : public DeviceTableKernel {
 
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_GPU).HostMemory("table"), DeviceHashTableOp);
 REGISTER_KERNEL_BUILDER(
-    Name("Fusedrec>TablePrefetch").Device(DEVICE_GPU).HostMemory("table").HostMemory("received_splits"),
+    Name("Fusedrec>TablePrefetch")
+        .Device(DEVICE_GPU)
+        .HostMemory("table")
+        .HostMemory("message")
+        .HostMemory("received_splits"),
     DeviceTableFunctionOp<Prefetch>);
 REGISTER_KERNEL_BUILDER(
     Name("Fusedrec>TableTouch").Device(DEVICE_GPU).HostMemory("table").HostMemory("received_splits"),
@@ -208,6 +213,7 @@ REGISTER_KERNEL_BUILDER(
                               .Device(DEVICE_GPU)                   \
                               .TypeConstraint<T>("T")               \
                               .HostMemory("table")                  \
+                              .HostMemory("message")                \
                               .HostMemory("received_splits")        \
                               .HostMemory("mark"),                  \
                           DeviceRowsOp<LookAhead>);                 \

@@ -35,9 +35,14 @@ absl::Status HostRows::Receive(const Call& call, NextBatch* seen) const {
   const int32_t* const splits = call.message.received_splits;
   seen->splits.assign(splits, splits + call.message.ranks);
   seen->entries.resize(call.num_entries);
-  const absl::Status copied = StatusOf(fusedrec_copy_to_host(seen->entries.data(), call.message.entries,
-                                                             call.num_entries * sizeof(int64_t), call.stream));
-  if (!copied.ok()) return copied;
+  const int64_t* const entries = call.message.entries;
+  if (call.entries_on_host) {
+    std::copy(entries, entries + call.num_entries, seen->entries.begin());
+  } else {
+    const absl::Status copied = StatusOf(fusedrec_copy_to_host(seen->entries.data(), entries,
+                                                               call.num_entries * sizeof(int64_t), call.stream));
+    if (!copied.ok()) return copied;
+  }
   const absl::Status sound = CheckMessage(seen->entries, seen->splits, table_->segments());
   if (!sound.ok()) return sound;
   seen->handles.assign(call.num_entries - call.message.ranks * table_->segments(), kNoRow);

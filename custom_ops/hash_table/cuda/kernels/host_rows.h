@@ -5,8 +5,8 @@
 // checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
 // rows between the two.
 //
-//   look-ahead of t + 1   The ids of t + 1 come to the host, which finds their rows and copies them to the device, but for
-//                         hot rows. Meanwhile the rows of batch t - 1 come back; rows of both batches follow behind them.
+//   look-ahead of t + 1   The ids of t + 1 are in host memory. The host finds their rows and copies them to the device, but
+//                         for hot rows. Meanwhile the rows of batch t - 1 come back; rows of both batches follow behind them.
 //                         The tables do not change.
 //   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
 //                         changed elsewhere since the look-ahead. The buffers change roles, rows of batch t begin to
@@ -62,12 +62,13 @@ struct DeviceGradients {
 
 class HostRows {
  public:
-  // A message whose entries are on the device, with the threads and the stream of the call.
+  // A message, with the threads and the stream of the call.
   struct Call {
     FusedrecMessage message;
     int64_t num_entries;
     const ParallelFor& parallel_for;
     void* stream;
+    bool entries_on_host = false;  // else they are on the device
   };
   enum class Access { kNumbers, kRows, kChange };  // reads statistics; reads rows; changes rows or their values
 
@@ -77,7 +78,7 @@ class HostRows {
   HostRows(const HostRows&) = delete;
   HostRows& operator=(const HostRows&) = delete;
 
-  // look_ahead: number that names this look-ahead to its lookup; never 0.
+  // look_ahead: number that names this look-ahead to its lookup; never 0. With entries in host memory it waits for no kernel.
   absl::Status LookAhead(const Call& call, int64_t* look_ahead);
   // Arguments as in fusedrec_table_lookup; look_ahead 0: no look-ahead.
   absl::Status Lookup(const Call& call, int64_t look_ahead, int64_t storage, void* rows, int64_t out_rows,
@@ -104,7 +105,7 @@ class HostRows {
         hot_(table_->spec().hot_rows, table_->segments()),
         transfers_(table_.get(), buffer) {}
   absl::Status StatusOf(int answer) const { return transfers_.StatusOf(answer); }
-  // Copies the ids of a call to the host and checks them. Waits.
+  // Copies the ids of a call to the host and checks them. Waits for the stream where they are on the device.
   absl::Status Receive(const Call& call, NextBatch* batch) const;
   absl::Status ReadAhead(const Call& call);
   absl::Status WriteBack(const ParallelFor& parallel_for);

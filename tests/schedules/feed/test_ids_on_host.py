@@ -1,0 +1,126 @@
+"""With host_rows, ids of a coming batch never touch the device: a look-ahead then waits for no kernel.
+
+There is no GPU here. A graph says on which device each of its operations must run, so a table is told that it lies on a
+GPU, and the graph of a step is read. An operation without a device may run on the GPU.
+"""
+
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+from tf_fusedrec import tf
+from tf_fusedrec.tables import places
+
+M = 2
+
+
+def _facts():
+    """Body: returns facts of a step by schedule and place of the tables."""
+    from unittest import mock
+
+    import tf_fusedrec as fr
+    from tests.support.graphs import made_from
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.schedules import DualBuffer, Nested
+    from tf_fusedrec.tables import places
+
+    def embedding(host_rows):
+        tables = [
+            fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), host_rows=on_host)
+            for name, on_host in zip(("item", "user"), host_rows)
+        ]
+        features = [
+            fr.FeatureConfig("item", "item"),
+            fr.FeatureConfig("past", "item", combiner="mean", padding_id=0),
+            fr.FeatureConfig("user", "user"),
+        ]
+        with mock.patch.object(places, "on_gpu", lambda: True):
+            return fr.FusedEmbedding(tables, features)
+
+    def facts(schedule, host_rows):
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+        model = clicks.make_model(embedding(host_rows), schedule, optimizer)
+        data = tf.data.Dataset.from_tensor_slices(clicks.batch(24, 1)).batch(8)
+        feed, batches = model.make_train_function(), iter(data)
+        feed._start.get_concrete_function(batches)
+        ops = feed._step.get_concrete_function(batches).graph.get_operations()
+        look_aheads = [op for op in ops if op.type == "Fusedrec>TableLookAhead"]
+        # Operations of an iterator run where it lies, in host memory.
+        sources = {"Placeholder", "Const", "IteratorGetNextAsOptional", "OptionalHasValue"}
+        way = {op for look_ahead in look_aheads for op in made_from(look_ahead) if op.type not in sources}
+        exchanges = [op for op in ops if op.type == "HorovodAlltoall" and op.name.endswith(".ids")]
+        routes = {*exchanges, *(op for op in ops if op.type == "Fusedrec>FuseIds")}
+        return {
+            "look_aheads": len(look_aheads),
+            "way": sorted({op.type for op in way}),
+            "elsewhere": sorted({op.type for op in way if "CPU" not in op.device}),
+            "routed": {op.type for op in routes if "CPU" in op.device},
+            "exchanges": len(exchanges),
+            "of_tables": {"CPU" in op.device for op in ops if op.type.startswith("Fusedrec>Table")},
+        }
+
+    cells = {"host_rows": (True, True), "device": (False, False), "both": (True, False)}
+    schedules = {"dual_buffer": DualBuffer(), "lead": DualBuffer(lead=3), "nested": Nested(M)}
+    return {name: {cell: facts(schedule, of) for cell, of in cells.items()} for name, schedule in schedules.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def facts(request):
+    return request.param, run_ranks(_facts, request.param)[0]
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "lead", "nested"])
+def test_ids_of_host_rows_stay_in_host_memory(facts, schedule):
+    ranks, found = facts
+    seen = found[schedule]["host_rows"]
+    assert seen["look_aheads"] == 1 and seen["elsewhere"] == []
+    assert seen["routed"] == {"Fusedrec>FuseIds", *(["HorovodAlltoall"] if ranks > 1 else [])}
+    # With a lead, the ids that are looked up were routed in the step before.
+    assert set(seen["way"]) >= ({"QueueDequeueV2"} if schedule == "lead" else seen["routed"])
+    assert seen["of_tables"] == {False}  # they run where the table is
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "lead", "nested"])
+def test_tables_on_the_device_read_nothing_ahead(facts, schedule):
+    _, found = facts
+    assert found[schedule]["device"]["look_aheads"] == 0
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "lead", "nested"])
+def test_ids_of_both_places_travel_apart(facts, schedule):
+    ranks, found = facts
+    seen = found[schedule]["both"]
+    assert seen["look_aheads"] == 1 and seen["elsewhere"] == []
+    assert [found[schedule][cell]["exchanges"] for cell in ("host_rows", "device", "both")] == (
+        [1, 1, 2] if ranks > 1 else [0, 0, 0]
+    )
+
+
+def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are(monkeypatch):
+    """Without a schedule that plans lookups, the call's own operations are all that touch the ids."""
+    monkeypatch.setattr(places, "on_gpu", lambda: True)
+    tables = [fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), host_rows=name == "host") for name in ("host", "gpu")]
+    features = [fr.FeatureConfig(table.name, table.name, combiner="sum", padding_id=0) for table in tables]
+    layer, seen = fr.FusedEmbedding(tables, features), {}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int32), tf.TensorSpec([None, 3], tf.float32)])
+    def call(ids, weights):
+        inputs = {"host": ids, "gpu": ids}
+        for weighted in (False, True):
+            flat = layer.flat_features(inputs, dict.fromkeys(inputs, weights) if weighted else None, None)
+            seen.update({(name, weighted): feature for name, feature in flat.items()})
+
+    call.get_concrete_function()
+    placed = {
+        (*key, part): "CPU" in getattr(feature, part).device
+        for key, feature in seen.items()
+        for part in ("ids", "places", "row_splits", "weights")
+        if getattr(feature, part) is not None
+    }
+    assert placed == {
+        ("host", False, "ids"): True, ("host", False, "places"): True, ("host", False, "row_splits"): True,
+        ("host", True, "ids"): True, ("host", True, "places"): True, ("host", True, "weights"): False,
+        ("gpu", False, "ids"): False, ("gpu", False, "places"): False, ("gpu", False, "row_splits"): False,
+        ("gpu", True, "ids"): False, ("gpu", True, "places"): False, ("gpu", True, "weights"): False,
+    }  # fmt: skip

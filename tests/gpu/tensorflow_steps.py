@@ -26,6 +26,8 @@ from tests.gpu.tensorflow_programs import CPU, DIM, batches, layer, records_of, 
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.schedules import DualBuffer
 
+IDS = {"FuseIds", "SegmentUnique", "RankPartition"}  # ops of ids on their way to the owner
+
 
 class LeftOut(Exception):
     """The device cannot show what the step looks for."""
@@ -47,20 +49,23 @@ def standard_error() -> Iterator[list[str]]:
 
 
 def placement(device: str) -> None:
-    """Table, lookup, exchange and update lie on the device, without a tf.device inside the step."""
+    """Table, lookup and update lie on the device, without a tf.device inside the step. Ids of host_rows do not."""
     kind = tf.DeviceSpec.from_string(device).device_type
-    with standard_error() as texts:
-        tf.debugging.set_log_device_placement(True)
-        embedding = layer(device, "placed")
-        step_of(embedding, device)(*list(batches(0))[1])
-    placed = set(re.findall(r"\((Fusedrec>\w+)\): \S*device:(\w+):", texts[0]))
-    placed |= set(re.findall(r"Executing op (Fusedrec>\w+) in device \S*device:(\w+):", texts[0]))
-    wanted = {"HashTable", "FuseIds", "TableLookup", "TableApplyGradients", "PooledRecover", "PooledRecoverGrad"}
-    assert {f"Fusedrec>{op}" for op in wanted} <= {op for op, _ in placed}, "the log lacks ops"
-    assert {where for _, where in placed} == {kind}, "ops lie elsewhere"
-    place = embedding.lookups[0].table.place.name
-    assert place == {"GPU": "device", "CPU": "CPU"}[kind], place
-    print(f"placed: {sorted(placed)}")
+    on_device = {"HashTable", "TableApplyGradients", "PooledRecover", "PooledRecoverGrad"}
+    for place, of_lookup, of_ids in (("device", {"TableLookup"}, kind), ("host_rows", {"TableRefresh"}, "CPU")):
+        with standard_error() as texts:
+            tf.debugging.set_log_device_placement(True)
+            embedding = layer(device, f"placed_{place}", {"host_rows": place == "host_rows"})
+            step_of(embedding, device)(*list(batches(0))[1])
+        placed = set(re.findall(r"\(Fusedrec>(\w+)\): \S*device:(\w+):", texts[0]))
+        placed |= set(re.findall(r"Executing op Fusedrec>(\w+) in device \S*device:(\w+):", texts[0]))
+        found = embedding.lookups[0].table.place.name
+        assert found == {"GPU": place, "CPU": "CPU"}[kind], found
+        lookups = of_lookup if kind == "GPU" else {"TableLookup"}
+        assert on_device | lookups | IDS <= {op for op, _ in placed}, "the log lacks ops"
+        assert {where for op, where in placed if op not in IDS} == {kind}, "ops lie elsewhere"
+        assert {where for op, where in placed if op in IDS} == {of_ids}, "ids travel elsewhere"
+        print(f"placed: {sorted(placed)}")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TensorFlow goes on logging until the process ends
 
 
@@ -106,12 +111,14 @@ def _fill(embedding: Any, device: str, limit: int) -> str:
 
 
 def bits(device: str) -> None:
-    """Rows, and tables behind every step, have the bits of the CPU: plain, evicting, 16-bit and mixed tables."""
+    """Rows, and tables behind every step, have the bits of the CPU: plain, evicting, 16-bit, mixed, in host memory."""
     for number, table in enumerate((
         {},
         {"max_rows": 180, "eviction": "lru", "record_tombstones": True},
         {"ttl": 4, "storage_dtype": "bfloat16", "stochastic_rounding": True},
         {"storage_dtype": "mixed", "hot_after": 2, "admission_count": 2},
+        {"host_rows": True},
+        {"host_rows": True, "hot_rows": 40, "max_rows": 180, "eviction": "lru", "record_tombstones": True},
     )):  # fmt: skip
         sides = [layer(where, f"bits{number}{side}", table) for side, where in enumerate((CPU, device))]
         steps = [step_of(embedding, where) for embedding, where in zip(sides, (CPU, device))]
@@ -157,31 +164,35 @@ def streams(device: str) -> None:
 
 
 def model(device: str) -> None:
-    """A GRM with its tables on the device learns as it does with tables on the CPU, by `sync` and `DualBuffer`."""
+    """A GRM with its tables on the device, or with host_rows, learns as it does with tables on the CPU."""
     from models.build import make_embedding, make_model
     from models.experiment import load
     from tests.models.batches import of_any_size, ranking_batch
 
-    run = load(ROOT / "configs/grm_tiny.yaml", ["model.contextual=[user_budget]", "model.num_blocks=1"])
+    def run(host_rows: bool) -> Any:
+        tables = f"embedding.all_tables={{host_rows: {str(host_rows).lower()}}}"
+        return load(ROOT / "configs/grm_tiny.yaml", ["model.contextual=[user_budget]", "model.num_blocks=1", tables])
+
     random = np.random.default_rng(0)
     data = [ranking_batch(random.integers(0, 20, 8), random.integers(1, 6, 8), seed) for seed in range(8)]
 
-    def losses(where: str, schedule: Any) -> np.ndarray:
+    def losses(where: str, schedule: Any, host_rows: bool = False) -> np.ndarray:
         keras.utils.set_random_seed(3)
         with tf.device(where):
-            embedding = make_embedding(run)
-        grm = make_model(run, embedding, np.arange(1, 60), np.ones(59))
+            embedding = make_embedding(run(host_rows))
+        grm = make_model(run(host_rows), embedding, np.arange(1, 60), np.ones(59))
         grm.schedule = schedule
         grm.compile(keras.optimizers.legacy.Adam(0.002))
         dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=of_any_size(data[0]))
         found = np.array(grm.fit(dataset, epochs=4, verbose=0).history["loss"])
-        assert embedding.lookups[0].table.place.name == ("CPU" if "CPU" in where else "device")
+        on_device = "host_rows" if host_rows else "device"
+        assert embedding.lookups[0].table.place.name == ("CPU" if "CPU" in where else on_device)
         return found
 
     wanted = losses(CPU, "sync")
-    for schedule in ("sync", DualBuffer()):
-        ours = losses(device, schedule)
-        print(f"losses on the CPU {wanted}, on {device} {ours}, {schedule}")
+    for schedule, host_rows in (("sync", False), (DualBuffer(), False), (DualBuffer(), True)):
+        ours = losses(device, schedule, host_rows)
+        print(f"losses on the CPU {wanted}, on {device} {ours}, {schedule}, host_rows={host_rows}")
         assert ours[-1] < ours[0]
         # Both runs have equal rows and dense layers on the same device, whose own kernels may add in any order.
         np.testing.assert_allclose(ours, wanted, rtol=2e-2)

@@ -12,7 +12,7 @@ from tests.gpu import session, steps, tensorflow_session
 
 # Words that the output of a step on the CPU must have.
 PRINTED = {
-    "placement": "('Fusedrec>TableLookup', 'CPU')",
+    "placement": "('TableLookup', 'CPU')",
     "memory": "TensorFlow counts and limits the memory of a GPU alone",
     "bits": "equal bits: {'storage_dtype': 'mixed'",
     "streams": "200 lookups and updates behind TensorFlow's own kernels: equal",

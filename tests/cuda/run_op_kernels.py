@@ -19,7 +19,7 @@ from tests.cuda import (
     op_kernels_sums,
     op_kernels_table,
 )
-from tests.cuda.host_rows import failed_lookups, hot, programs
+from tests.cuda.host_rows import failed_lookups, hot, programs, waits
 from tf_fusedrec._tf_compat import tf
 
 
@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> int:
         op_kernels_ranks.run_models(arguments[0])
         return 0
     tf.load_op_library(arguments[0])
-    op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
+    library = ctypes.CDLL(arguments[0])
+    op_kernels_memory.run(library.emulation_allocations_left)
+    waits.run(library)
     of_tables = (op_kernels_table, op_kernels_sums, programs, hot, failed_lookups, op_kernels_replicas)
     for module in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
         module.run()

@@ -41,6 +41,7 @@ struct Streams {
   Stream default_stream;
   std::vector<Stream*> all{&default_stream};
   std::map<const char*, size_t> pinned;
+  Mark held = std::make_shared<bool>(true);  // of emulation_hold
 };
 
 }  // namespace emulation
@@ -236,4 +237,14 @@ extern "C" __attribute__((visibility("default"), weak)) void emulation_wait(void
 // Frees memory when the work on `stream` before has run: an allocator gives it to later work of this stream at once.
 extern "C" __attribute__((visibility("default"), weak)) void emulation_free(void* memory, void* stream) {
   emulation::Enqueue(stream, {[=] { std::free(memory); }, nullptr, nullptr});
+}
+// Enqueues work that does nothing on the default stream; emulation_held tells whether it still waits there.
+extern "C" __attribute__((visibility("default"), weak)) void emulation_hold() {
+  emulation::Mark& held = emulation_streams()->held;
+  held = std::make_shared<bool>(false);
+  emulation::Enqueue(nullptr, {nullptr, nullptr, held});
+}
+extern "C" __attribute__((visibility("default"), weak)) int emulation_held() {
+  std::lock_guard<std::recursive_mutex> lock(emulation_streams()->mutex);
+  return *emulation_streams()->held ? 0 : 1;
 }

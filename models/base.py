@@ -86,7 +86,8 @@ class SequenceModel(PipelinedModel, abc.ABC):
             positions = self._positions_of_all(self.num_positions(x), name="loss")
         loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, layout=self._layout)
         samples, tokens = self.counts(x)
-        self._loss.update_state(loss, self.micro_batch.share)
+        # A step in which no rank has a position, as at the end of an epoch, is no sample of the mean loss.
+        self._loss.update_state(loss, tf.where(positions > 0, self.micro_batch.share, 0.0))
         self._samples.update_state(samples)
         self._tokens.update_state(tokens)
         self._gflops.update_state(TRAINING_PASSES * self.forward_flops(x) / 1e9)

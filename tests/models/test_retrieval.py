@@ -179,6 +179,14 @@ def test_empty_inputs_train(lengths):
     assert float(logs["tokens"]) == sum(max(length - 1, 0) for length in lengths)
 
 
+def test_a_step_without_positions_leaves_the_mean_loss():
+    """Epochs of all ranks have equal numbers of steps, so that the last one may have no data on any rank."""
+    model = make_model()
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    first = float(model.train_step(retrieval_batch([4, 6]))["loss"])
+    assert float(model.train_step(retrieval_batch([]))["loss"]) == first > 0
+
+
 def test_an_empty_catalogue_and_repeated_ids_are_refused():
     for catalogue in (np.array([], np.int64), np.array([1, 2, 2])):
         with pytest.raises(ValueError, match="catalogue must hold at least one id, each once"):

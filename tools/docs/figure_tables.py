@@ -209,9 +209,11 @@ TABLES = (
                 "{planner[median_error]:.0%}, {planner[worst_bytes_error]:.1%}", PLANNER,
             ),
             Row(
-                "HR@10 of MovieLens-1M at convergence, at most 60 epochs, one seed: `sync` / `SemiAsync()`",
+                "HR@10 of MovieLens-1M at convergence, at most 60 epochs, two seeds: `sync` / `SemiAsync()` / 4 groups "
+                "with `weight_sync`, moments scaled by 4",
                 "{schedule_quality[variants][sync][hr_at_10]:.3f} / "
-                "{schedule_quality[variants][semi_async][hr_at_10]:.3f}", QUALITY,
+                "{schedule_quality[variants][semi_async][hr_at_10]:.3f} / "
+                "{schedule_quality[variants][weight_sync_g4_c4][hr_at_10]:.3f}", QUALITY,
             ),
             Row(
                 "the same after 3 epochs, by an earlier form of the benchmark: `sync` / `Nested(4)` / `SemiAsync()`",

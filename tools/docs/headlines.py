@@ -57,8 +57,8 @@ two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
 {schedule_quality_3_epochs[variants][0][hr_at_10]:.3f} to \
 {schedule_quality_3_epochs[variants][2][hr_at_10]:.3f} after three epochs. After up to \
 60 epochs it was {schedule_quality[variants][sync][hr_at_10]:.3f} with `sync` and \
-{schedule_quality[variants][semi_async][hr_at_10]:.3f} with `SemiAsync`, with one seed. \
-[Schedules](schedules.md#what-it-costs-in-quality) lists the finished runs to convergence.
+{schedule_quality[variants][semi_async][hr_at_10]:.3f} with `SemiAsync`, with two seeds. \
+[Schedules](schedules.md#what-it-costs-in-quality) has all runs to convergence.
 - Where ranks compute on the cores that move the bytes, `DualBuffer` has a speed of \
 {overlap[contended_speedup_dual]:.2f}, because its look-ahead wants these cores. Two groups have \
 {overlap[speedup_2d]:.2f}, because the gradients of all rows still go to both.

@@ -22,7 +22,7 @@ from tf_fusedrec._tf_compat import tf
 
 @contextlib.contextmanager
 def held_work(library):
-    """Inside, work of all streams waits until it is asked for. Yields whether work of TensorFlow's stream still waits."""
+    """Inside, work of streams waits until it is asked for. Yields a function: whether TensorFlow's stream has held work."""
     defer = lambda on: library.emulation_defer(on, ctypes.c_double(0), ctypes.c_uint64(1))  # noqa: E731
     defer(1)
     library.emulation_hold()

@@ -22,7 +22,7 @@ from tf_fusedrec._tf_compat import tf
 
 @contextlib.contextmanager
 def held_work(library):
-    """Inside, work of streams waits until it is asked for. Yields a function: whether TensorFlow's stream has held work."""
+    """Inside, work waits until it is asked for. Yields a function that tells whether some of it still waits."""
     defer = lambda on: library.emulation_defer(on, ctypes.c_double(0), ctypes.c_uint64(1))  # noqa: E731
     defer(1)
     library.emulation_hold()

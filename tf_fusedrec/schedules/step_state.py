@@ -14,10 +14,10 @@ T = TypeVar("T")
 class StepState:
     """One structure of tensors: each step takes the structure that the step before has put in.
 
-    Tensors pass by reference, without a copy. The state is two queues of one element, made outside of any graph, so
-    that all traced functions share them. A queue on a device would take a tensor from host memory to the device, and
-    the next step would wait for it to come back. So tensors that were made under tf.device("/CPU:0"), and strings, have
-    a queue in host memory.
+    Tensors pass by reference, without a copy. The state is at most two queues of one element, made outside of any
+    graph, so that all traced functions share them. A queue on a device would take tensors of host memory there, and the
+    next step would wait until they are back. So tensors that were made under tf.device("/CPU:0"), and strings, have a
+    queue in host memory.
 
     Args:
       example: Any structure of tensors, composite tensors and other values. `take` returns the other values of the

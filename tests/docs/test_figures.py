@@ -44,7 +44,7 @@ def test_a_page_without_the_block_is_refused():
 
 
 def test_five_themes_and_six_headlines():
-    assert len(figure_tables.TABLES) == 5 and len(headlines.HEADLINES) == 6
+    assert len(figure_tables.THEMES) == 5 and len(headlines.HEADLINES) == 6
     assert len(headlines.WHY.splitlines()) == 3
 
 

@@ -35,7 +35,7 @@ def _pages_with_figures() -> dict[str, str]:
         "docs/schedules.md": {"quality": quality.block(results.values)},
         "docs/topology.md": {"queue": queue.block(results.values)},
         "docs/benchmarks.md": {
-            "figures": figures.themed(figure_tables.TABLES, results),
+            "figures": figures.themed(figure_tables.THEMES, results),
             "losses": figures.points(headlines.LOSSES, results),
         },
     }

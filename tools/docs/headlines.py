@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, ML1M, OVERLAP, RANKING, STEP, SWAP, TABLE, scores
+from tools.docs.figure_tables.embedding_tables import TABLE
+from tools.docs.figure_tables.models import ML1M, RANKING, scores
+from tools.docs.figure_tables.schedules_and_batches import OVERLAP
+from tools.docs.figure_tables.training_step import AS_LAUNCHED, AT_BEST, STEP, SWAP
 from tools.docs.figures import Row
 
 # The README: three reasons, then six figures.
@@ -47,8 +50,7 @@ HEADLINES = (
 
 LOSSES = """\
 - A table step takes {table[threads][1000000_1][ms]:.1f} ms on one thread and {table[threads][1000000_2][ms]:.1f} \
-ms on \
-two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
+ms on two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
 {table[threads][1000000_2][ms_floor]:.1f} ms, because rows lie at random places.
 - One changed import and `fuse` make a TFRA program {tfra_swap[ratio_as_launched]:.2f} times as fast as launched, and \
 {tfra_swap[ratio]:.2f} times as fast as at its best settings: its rows stay in TFRA's table.
@@ -69,9 +71,8 @@ it is {ranking_kuairand[second_auc_difference]:+.3f} of AUC, and surely below DC
 - Gate and norm in the attention's op make an HSTU block {attention[block_fused_ratio]:.2f} times as fast on a \
 CPU. A block without gate and norm is at most 1.03 times as fast.
 - A row of 64 tokens costs the attention {attention[cost_spread]:.1f} times as much per useful FLOP as one of 8,192.
-- `segment_unique` takes up to {small_ops[segment_unique_worst]} times the time of `tf.unique` per segment on \
-groups of \
-50,000 ids. On a million ids it is level or up to {small_ops[segment_unique_best]} times as fast.
+- `segment_unique` takes up to {small_ops[segment_unique_worst]} times the time of `tf.unique` per segment on groups \
+of 50,000 ids. On a million ids it is level or up to {small_ops[segment_unique_best]} times as fast.
 - `recover_grad` takes {small_ops[recover_grad_worst]} times the time of `unsorted_segment_sum` on 500,000 rows of 64 \
 bytes. Elsewhere it is faster.
 - Drawing 20,000 new rows takes {small_ops[initial_rows_low]} to {small_ops[initial_rows_high]} times the time of \

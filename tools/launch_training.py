@@ -29,7 +29,7 @@ DEFAULT_CONFIG = "configs/grm_tiny.yaml"
 # Files that identify a data set, and the experiment for it.
 CONFIG_FOR_FILES = {
     ("ratings.dat", "ratings.csv", "ratings.csv.gz", "u.data"): "configs/hstu_ml1m_tiny.yaml",
-    ("log.csv", "log.csv.gz"): "configs/grm_kuairand_tiny.yaml",
+    ("log.csv", "log.csv.gz"): "configs/grm_kuairand.yaml",
 }
 GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
 INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.

@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
         ("ratings.dat", "configs/hstu_ml1m_tiny.yaml"),
         ("ratings.csv.gz", "configs/hstu_ml1m_tiny.yaml"),
         ("u.data", "configs/hstu_ml1m_tiny.yaml"),
-        ("log.csv", "configs/grm_kuairand_tiny.yaml"),
+        ("log.csv", "configs/grm_kuairand.yaml"),
     ],
 )
 def test_the_data_set_chooses_the_experiment(tmp_path, file, config):

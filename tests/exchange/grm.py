@@ -1,4 +1,4 @@
-"""GRM of configs/grm_kuairand_tiny.yaml, one block and short sequences, on the real KuaiRand log."""
+"""GRM of configs/grm_kuairand.yaml with short sequences and nothing drawn, on the real KuaiRand log."""
 
 import pathlib
 
@@ -7,14 +7,15 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 50
 SHORT = (
-    "model.max_history=24", "model.max_exposures=12", "model.num_blocks=1", "model.dropout=0", "train.target_tokens=96",
+    "model.max_history=24", "model.max_exposures=12", "model.dropout=0", "model.item_dropout=0",
+    "train.target_tokens=96",
 )  # fmt: skip
 
 
 def experiment(*overrides):
     from models.experiment import load
 
-    return load(ROOT / "configs/grm_kuairand_tiny.yaml", [*SHORT, *overrides])
+    return load(ROOT / "configs/grm_kuairand.yaml", [*SHORT, *overrides])
 
 
 def batches(folder, steps=STEPS):

@@ -23,8 +23,9 @@ finished jobs, so it may be stopped at any time. As many jobs train at a time as
 --quick tries one setting for two epochs, with one seed.
 
 --sizes measures GAUC by forward FLOPs instead, of GRM and DLRM in four sizes each (MTGRBoost, figure 2). They train by
-the first setting of GRID, and the validation split chooses the epochs of each. `sizes` has an entry for each, with the
-fields of sizes.measure. benchmarks.plots draws it. With --quick, two sizes of each train one epoch.
+the first setting of GRID, and the validation split chooses the epochs of each. On MovieLens-1M one seed trains, because
+the largest GRM takes an hour. `sizes` has an entry for each, with the fields of sizes.measure. benchmarks.plots draws
+it. With --quick, two sizes of each train one epoch.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
 def measure_sizes(data: DataSet, source: pathlib.Path, run: pathlib.Path, quick: bool) -> dict[str, Any]:
     """Returns the fields of the JSON file of --sizes."""
     given: dict[str, Any] = WHOLE._asdict() | {"settings": settings_of(WHOLE)[0], "count": 4}
+    given["seeds"] = data.size_seeds[: len(WHOLE.seeds)]
     if quick:
         given |= {"epochs": 1, "patience": 0, "seeds": QUICK.seeds, "count": 2}
     entries = sizes.measure(data, data.prepared(source, run), run, given.pop("settings"), **given)

@@ -30,6 +30,7 @@ class DataSet(NamedTuple):
     files: tuple[str, ...]  # a folder with one of them is of this kind
     tasks: tuple[str, str]  # the click task first
     tuning_seeds: tuple[int, ...]  # a small validation split needs the mean of several
+    size_seeds: tuple[int, ...]  # --sizes: seeds of users by the thousand differ by less than the models
     split: Callable[[DataSet, Sequence[str], pathlib.Path], dict[str, pathlib.Path]]
 
     @property
@@ -110,6 +111,6 @@ def _first_of(folder: pathlib.Path, names: Sequence[str]) -> pathlib.Path:
 
 
 DATA_SETS = (
-    DataSet("kuairand", LOGS, ("ctr", "long_view"), (0, 1, 2), _by_user),
-    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), (0,), _by_time),
+    DataSet("kuairand", LOGS, ("ctr", "long_view"), (0, 1, 2), (0, 1, 2), _by_user),
+    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), (0,), (0,), _by_time),
 )

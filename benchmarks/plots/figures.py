@@ -171,7 +171,7 @@ def kept_plots() -> dict[str, str]:
         for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
-    sizes = json.loads((RESULTS / "ranking_kuairand_sizes.json").read_text(encoding="utf-8"))
+    sizes = json.loads((RESULTS / "sizes/ranking_kuairand_sizes.json").read_text(encoding="utf-8"))
     convergence = json.loads((RESULTS / "convergence.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),

@@ -23,7 +23,7 @@ from benchmarks.plots import figures as plots
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
-RETRIEVAL = "retrieval"  # results of retrieval models
+FOLDERS = ("", "retrieval/", "sizes/")  # of RESULTS
 EARLIER = "figures"
 
 
@@ -60,10 +60,10 @@ class _ByName(dict):
 
 
 def load(folder: pathlib.Path = RESULTS) -> Results:
-    """Reads every result of the folder, and of its folder RETRIEVAL."""
+    """Reads every result of the folder, and of its FOLDERS."""
     kept = {
         path.stem: json.loads(path.read_text(encoding="utf-8"), object_hook=_ByName)
-        for path in sorted([*folder.glob("*.json"), *folder.glob(f"{RETRIEVAL}/*.json")])
+        for path in sorted(path for place in FOLDERS for path in folder.glob(f"{place}*.json"))
     }
     old = kept.pop(EARLIER)
     missing = {name: values for name, values in old["figures"].items() if name not in kept}

@@ -168,7 +168,7 @@ def kept_plots() -> dict[str, str]:
     page = (RESULTS / "table.txt").read_text(encoding="utf-8")
     curves = {
         name: json.loads((RESULTS / f"curves/retrieval_ml1m{file}.json").read_text(encoding="utf-8"))
-        for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
+        for name, file in (("HSTU", ""), ("HSTU-large", "_hstu_large"), ("SASRec", "_sasrec"))
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
     sizes = json.loads((RESULTS / "sizes/ranking_kuairand_sizes.json").read_text(encoding="utf-8"))

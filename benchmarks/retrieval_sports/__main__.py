@@ -39,7 +39,14 @@ CONFIG = harness.ROOT / "configs/amazon_sports/sasrec_sports.yaml"
 LOG = "interactions.csv.gz"
 MODELS = {"sasrec": "sasrec", "hstu": "hstu", "fuxi": "fuxi_alpha"}  # model.encoder of each
 # Each setting differs from the one of the configuration in the fields that it names.
-GRID: tuple[dict[str, float], ...] = ({}, {"model.dropout": 0.2}, {"model.temperature": 0.1}, {"model.num_blocks": 2})
+GRID: tuple[dict[str, float], ...] = (
+    {},
+    {"model.dropout": 0.2},
+    {"model.temperature": 0.1},
+    {"model.num_blocks": 2},
+    {"model.temperature": 0.1, "model.dropout": 0.2},
+    {"model.temperature": 0.2},
+)
 PARTS = {"test": "validation", "test_all_items": "test"}  # results by the data set whose part `train` is trained on
 DECIDING = ("ndcg@10",)
 VALIDATION_USERS = 12_000  # the first ones; a third of all, as an evaluation costs as much as an epoch

@@ -42,10 +42,9 @@ MODELS = {"sasrec": "sasrec", "hstu": "hstu", "fuxi": "fuxi_alpha"}  # model.enc
 GRID: tuple[dict[str, float], ...] = (
     {},
     {"model.dropout": 0.2},
-    {"model.temperature": 0.1},
-    {"model.num_blocks": 2},
-    {"model.temperature": 0.1, "model.dropout": 0.2},
+    {"model.temperature": 0.05},
     {"model.temperature": 0.2},
+    {"model.num_blocks": 2},
 )
 PARTS = {"test": "validation", "test_all_items": "test"}  # results by the data set whose part `train` is trained on
 DECIDING = ("ndcg@10",)

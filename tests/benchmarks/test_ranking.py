@@ -246,6 +246,12 @@ def test_sizes_of_grm_and_dlrm(source, tmp_path, monkeypatch):
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert result["benchmark"] == "ranking_sizes" and [one["size"] for one in result["sizes"]] == [1, 2, 3, 4] * 2
     assert result["sizes"][0]["epochs"] == 2 and result["sizes"][0]["gauc_seeds"] == [1.0, 1.0]
+    trainer.jobs.clear()
+    monkeypatch.setattr(benchmark, "data_set_of", lambda given: data_sets.data_set_of(given)._replace(size_seeds=(1,)))
+    benchmark.main(given)
+    assert trainer.jobs == [], "seed 1 has been trained"
+    result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert result["seeds"] == [1] and result["sizes"][0]["gauc_seeds"] == [1.0]
 
 
 def test_differences_are_of_means_over_seeds_and_draw_users():

@@ -35,6 +35,13 @@ def scores(result: str, field: str) -> str:
     return " / ".join(f"{{{result}[{field}_{model}]:.3f}}" for model in ("rates", "dlrm", "din", "dcn", "grm"))
 
 
+def by_size(result: str) -> str:
+    """Returns the format string of the GAUC of GRM in four sizes, then of DLRM."""
+    return " / ".join(
+        ", ".join(f"{{{result}[sizes][{place}][gauc]:.3f}}" for place in places) for places in (range(4), range(4, 8))
+    )
+
+
 THEME = Table(
     "Quality of models",
     "MovieLens-1M: a user's last rating is test, ties in time keep the order of the file, and the whole catalogue is "
@@ -129,14 +136,7 @@ THEME = Table(
             "{ranking_ml1m[second_gauc_difference_low]:+.4f} to {ranking_ml1m[second_gauc_difference_high]:+.4f}",
             RANKING_ML1M,
         ),
-        Row(
-            "KuaiRand, GAUC of click, four sizes: GRM / DLRM",
-            "{ranking_kuairand_sizes[sizes][0][gauc]:.3f}, {ranking_kuairand_sizes[sizes][1][gauc]:.3f}, "
-            "{ranking_kuairand_sizes[sizes][2][gauc]:.3f}, {ranking_kuairand_sizes[sizes][3][gauc]:.3f} / "
-            "{ranking_kuairand_sizes[sizes][4][gauc]:.3f}, {ranking_kuairand_sizes[sizes][5][gauc]:.3f}, "
-            "{ranking_kuairand_sizes[sizes][6][gauc]:.3f}, {ranking_kuairand_sizes[sizes][7][gauc]:.3f}",
-            KUAIRAND_SIZES,
-        ),
+        Row("KuaiRand, GAUC of click, four sizes: GRM / DLRM", by_size("ranking_kuairand_sizes"), KUAIRAND_SIZES),
         Row(
             "KuaiRand, GAUC of click after {convergence[steps]} steps: rows in our table / in TFRA's",
             "{convergence[gauc][native]:.3f} / {convergence[gauc][tfra]:.3f}",

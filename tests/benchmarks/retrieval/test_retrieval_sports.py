@@ -46,7 +46,8 @@ def folders(source, tmp_path_factory):
 
 @pytest.fixture
 def run(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "GRID", ({"model.dim": 8}, {"model.dim": 8, "model.dropout": 0.5}))
+    grid = tuple({"model.dim": 8, "model.dropout": dropout} for dropout in (0.2, 0.5))
+    monkeypatch.setattr(benchmark, "GRID", grid)
     return benchmark.Run(folders, tmp_path, benchmark.Budget(settings=2, epochs=3, patience=2))
 
 
@@ -150,7 +151,7 @@ class Trainer:
 
 @pytest.fixture
 def given(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "GRID", ({}, {"model.dropout": 0.5}))
+    monkeypatch.setattr(benchmark, "GRID", ({"model.dropout": 0.2}, {"model.dropout": 0.5}))
     monkeypatch.setattr(benchmark, "Budget", lambda **fields: RUN_BUDGET._replace(**fields))
     return ["--data", str(source), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "result.json")]
 
@@ -179,7 +180,7 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(given, monkey
     assert result["missing"] == [] and result["settings"] == 2
     for name, (_, dropout, epochs) in ENCODERS.items():
         chosen = result["models"][name]
-        assert (chosen["setting"].get("model.dropout", 0.2), chosen["epochs"]) == (dropout, epochs)
+        assert (chosen["setting"]["model.dropout"], chosen["epochs"]) == (dropout, epochs)
         assert (chosen["score"], len(chosen["tried"])) == (0.2, 2)
         assert (chosen["test"]["hr@10"], chosen["test_all_items"]["hr@10"]) == (0.25, 0.3)
         assert (result[f"hr_at_10_{name}"], result[f"ndcg_at_10_{name}"]) == (0.25, 0.125)
@@ -190,7 +191,7 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(given, monkey
     assert len(trainer.jobs) == 12, "a finished job is not trained again"
     assert read(given) == result
     benchmark.main([*given[:4], "--settings", "1", *given[4:]])
-    assert read(given)["settings"] == 1 and read(given)["models"]["sasrec"]["setting"] == {}
+    assert read(given)["settings"] == 1 and read(given)["models"]["sasrec"]["setting"] == {"model.dropout": 0.2}
 
 
 @pytest.mark.parametrize("limit", [4, 8])

@@ -171,7 +171,10 @@ def kept_plots() -> dict[str, str]:
         for name, file in (("HSTU", ""), ("HSTU-large", "_hstu_large"), ("SASRec", "_sasrec"))
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
-    sizes = json.loads((RESULTS / "sizes/ranking_kuairand_sizes.json").read_text(encoding="utf-8"))
+    sizes = {
+        data: json.loads((RESULTS / f"sizes/ranking_{data}_sizes.json").read_text(encoding="utf-8"))
+        for data in ("kuairand", "ml1m")
+    }
     convergence = json.loads((RESULTS / "convergence.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),
@@ -181,7 +184,7 @@ def kept_plots() -> dict[str, str]:
         "schedule_quality": validation_curves(quality),
         **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
         "overlap_scaling": weak_scaling(overlap["weak_scaling"]),
-        "ranking_sizes": quality_by_flops(sizes),
+        **{f"ranking_sizes_{data}": quality_by_flops(result) for data, result in sizes.items()},
         "convergence": quality_by_step(convergence),
     }
 

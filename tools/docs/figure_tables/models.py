@@ -10,6 +10,7 @@ SPORTS = "python -m benchmarks.retrieval_sports --json F"
 KUAIRAND = "python -m benchmarks.ranking --data path/to/kuairand --json F"
 RANKING_ML1M = "python -m benchmarks.ranking --data path/to/ml-1m --settings 4 --json F"
 RANKING = "python -m benchmarks.ranking --data DIR --json F"
+ML1M_SIZES = "python -m benchmarks.ranking --data path/to/ml-1m --sizes --json F"
 KUAIRAND_SIZES = "python -m benchmarks.ranking --data path/to/kuairand --sizes --json F"
 SHARED = "python -m benchmarks.retrieval_ml1m --negatives 64 --expansion 2 --json F"
 
@@ -133,6 +134,10 @@ THEME = Table(
             "{ranking_ml1m[second_auc_difference_low]:+.4f} to {ranking_ml1m[second_auc_difference_high]:+.4f}; "
             "{ranking_ml1m[second_gauc_difference_low]:+.4f} to {ranking_ml1m[second_gauc_difference_high]:+.4f}",
             RANKING_ML1M,
+        ),
+        Row(
+            "MovieLens-1M as ranking, GAUC of a rating of at least 4, four sizes: GRM / DLRM",
+            by_size("ranking_ml1m_sizes"), ML1M_SIZES,
         ),
         Row("KuaiRand, GAUC of click, four sizes: GRM / DLRM", by_size("ranking_kuairand_sizes"), KUAIRAND_SIZES),
         Row(

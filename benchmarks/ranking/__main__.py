@@ -24,8 +24,8 @@ finished jobs, so it may be stopped at any time. As many jobs train at a time as
 
 --sizes measures GAUC by forward FLOPs instead, of GRM and DLRM in four sizes each (MTGRBoost, figure 2). They train by
 the first setting of GRID, and the validation split chooses the epochs of each. On MovieLens-1M one seed trains, because
-the largest GRM takes half an hour. `sizes` has an entry for each, with the fields of sizes.measure. benchmarks.plots draws
-it. With --quick, two sizes of each train one epoch.
+the largest GRM takes half an hour. `sizes` has an entry for each, with the fields of sizes.measure. benchmarks.plots
+draws it. With --quick, two sizes of each train one epoch.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
 
 def measure_sizes(data: DataSet, source: pathlib.Path, run: pathlib.Path, quick: bool) -> dict[str, Any]:
     """Returns the fields of the JSON file of --sizes."""
-    given: dict[str, Any] = WHOLE._asdict() | {"settings": settings_of(WHOLE)[0], "count": 4}
-    given["seeds"] = data.size_seeds[: len(WHOLE.seeds)]
+    seeds = data.size_seeds[: len(WHOLE.seeds)]
+    given: dict[str, Any] = WHOLE._asdict() | {"settings": settings_of(WHOLE)[0], "seeds": seeds, "count": 4}
     if quick:
         given |= {"epochs": 1, "patience": 0, "seeds": QUICK.seeds, "count": 2}
     entries = sizes.measure(data, data.prepared(source, run), run, given.pop("settings"), **given)

@@ -30,7 +30,7 @@ class DataSet(NamedTuple):
     files: tuple[str, ...]  # a folder with one of them is of this kind
     tasks: tuple[str, str]  # the click task first
     tuning_seeds: tuple[int, ...]  # a small validation split needs the mean of several
-    size_seeds: tuple[int, ...]  # --sizes: seeds of users by the thousand differ by less than the models
+    size_seeds: tuple[int, ...]  # of --sizes; a small test split needs the mean of several
     split: Callable[[DataSet, Sequence[str], pathlib.Path], dict[str, pathlib.Path]]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.docs.figure_tables.embedding_tables import TABLE
-from tools.docs.figure_tables.models import ML1M, RANKING, scores
+from tools.docs.figure_tables.models import LARGE, RANKING, scores
 from tools.docs.figure_tables.schedules_and_batches import OVERLAP
 from tools.docs.figure_tables.training_step import AS_LAUNCHED, AT_BEST, STEP, SWAP
 from tools.docs.figures import Row
@@ -39,10 +39,10 @@ HEADLINES = (
         "{overlap[speedup_nested_M8]:.2f} times as fast", OVERLAP,
     ),
     Row(
-        "MovieLens-1M by the published recipe, HR@10: HSTU, HSTU-large, published / ours",
-        "{retrieval_ml1m[published][paper][hr_at_10]:.3f}, "
-        "{retrieval_ml1m_hstu_large[published][paper][hr_at_10]:.3f} / {retrieval_ml1m[hr_at_10]:.3f}, "
-        "{retrieval_ml1m_hstu_large[hr_at_10]:.3f}", ML1M,
+        "MovieLens-1M, HSTU-large, HR@10: published / by others with a stable sort / ours",
+        "{retrieval_ml1m_hstu_large[published][paper][hr_at_10]:.3f} / "
+        "{retrieval_ml1m_hstu_large[published][others_with_stable_sort][hr_at_10]:.3f} / "
+        "{retrieval_ml1m_hstu_large[hr_at_10]:.3f}", LARGE,
     ),
     Row(
         "MovieLens-1M as ranking; KuaiRand: AUC of click, rates / DLRM / DIN / DCN-V2 / GRM",

@@ -48,8 +48,8 @@ KEPT = harness.ROOT / "benchmarks/results/schedule_quality"  # finished jobs of 
 RANKS, SEEDS, PATIENCE = 4, (1, 2), 5
 EPOCHS, QUICK_EPOCHS, QUICK_USERS = 60, 2, 300
 SETTINGS = (
-    "embedding.optimizer=rowwise_adagrad", "embedding.learning_rate=0.1", "model.dropout=0.2",
-    "train.target_tokens=2048",
+    "embedding.optimizer=rowwise_adagrad", "embedding.learning_rate=0.1", "embedding.arguments={variant: 2d_sp}",
+    "model.dropout=0.2", "train.target_tokens=2048",
 )  # fmt: skip
 
 

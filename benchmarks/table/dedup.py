@@ -128,7 +128,7 @@ def _check(dim: int) -> None:
 
 def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     rank = collectives.rank()
-    table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05))
+    table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05, variant="2d_sp"))
     batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
     lookup = _make_rows(table, f"dedup.{dim}.made", batches, dim)
     steps = {

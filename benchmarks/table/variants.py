@@ -21,7 +21,7 @@ _FILL_BATCH = 1 << 18  # rows per call
 _tfra_layers = itertools.count()
 
 OPTIMIZERS = {
-    "rowwise_adagrad": lambda: optimizers.RowWiseAdagrad(LEARNING_RATE),
+    "rowwise_adagrad": lambda: optimizers.RowWiseAdagrad(LEARNING_RATE, variant="2d_sp"),
     "rowwise_adagrad_mean": lambda: optimizers.RowWiseAdagrad(LEARNING_RATE, variant="torchrec"),  # FBGEMM's
     "sgd": lambda: optimizers.SGD(LEARNING_RATE),
     "adagrad": lambda: keras.optimizers.legacy.Adagrad(LEARNING_RATE),

@@ -49,7 +49,7 @@ class Variant:
         budget: dict[str, Any] = {}
         if folder is not None:
             budget = {"memory_budget": rows // SHARE * ROW_BYTES, "tier_folder": folder}
-        table = fr.TableConfig("t", DIM, optimizers.RowWiseAdagrad(0.05), **budget)
+        table = fr.TableConfig("t", DIM, optimizers.RowWiseAdagrad(0.05, variant="2d_sp"), **budget)
         self.emb = fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], name=name)
         self._lookahead = lookahead
         self._step = tf.function(self._train, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)

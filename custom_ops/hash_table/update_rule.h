@@ -14,7 +14,7 @@
 
 namespace fusedrec {
 
-enum class RuleKind { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kAdam, kAdamW, kFtrl };
+enum class RuleKind { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kRmsprop, kAdam, kAdamW, kFtrl };
 
 // A rule with its hyperparameters. It does not read the hyperparameters of other rules.
 struct UpdateRule {
@@ -27,6 +27,7 @@ struct UpdateRule {
   bool epsilon_inside = false;
   bool mean = false;
   float moment_scale = 1;
+  float moment_offset = 0;
   float one_minus_beta_1 = 0;
   float one_minus_beta_2 = 0;
   float weight_decay = 0;
@@ -49,6 +50,7 @@ FUSEDREC_HOST_DEVICE inline SlotCounts SlotsOf(RuleKind rule) {
       return {0, 0};
     case RuleKind::kMomentum:
     case RuleKind::kAdagrad:
+    case RuleKind::kRmsprop:
       return {1, 0};
     case RuleKind::kRowwiseAdagrad:
       return {0, 1};
@@ -79,17 +81,33 @@ FUSEDREC_COLUMN void MomentumColumn(float lr, float mu, bool nesterov, float g, 
   *w += nesterov ? mu * *m - lr * g : *m;
 }
 
-// v += g^2;  w -= lr g / (sqrt(v) + epsilon), or lr g / sqrt(v + epsilon). (Duchi et al., JMLR 2011, diagonal form)
-FUSEDREC_COLUMN void AdagradColumn(float lr, float epsilon, bool inside, float g, float* w, float* v) {
-  *v += g * g;
-  *w -= lr * g / (inside ? ::sqrtf(*v + epsilon) : ::sqrtf(*v) + epsilon);
+// w -= lr g / (sqrt(v) + epsilon), or lr g / sqrt(v + epsilon)
+FUSEDREC_COLUMN void ScaledColumn(float lr, float epsilon, bool inside, float v, float g, float* w) {
+  *w -= lr * g / (inside ? ::sqrtf(v + epsilon) : ::sqrtf(v) + epsilon);
 }
 
-// The rate of a row from its accumulator: lr / (sqrt(v / c) + epsilon), or lr / sqrt(v / c + epsilon).
+// v += g^2; a step by v + offset. (Duchi et al., JMLR 2011, diagonal form)
+// For a moment scale c the offset is (c - 1) v0: c (v0 + (v - v0) / c) = v + (c - 1) v0. The caller scales lr by sqrt(c)
+// and epsilon by sqrt(c), or by c inside the root.
+FUSEDREC_COLUMN void AdagradColumn(float lr, float epsilon, bool inside, float offset, float g, float* w, float* v) {
+  *v += g * g;
+  ScaledColumn(lr, epsilon, inside, *v + offset, g, w);
+}
+
+// v += (1 - rho)(g^2 - v); a step by v. (Tieleman and Hinton, 2012)
+FUSEDREC_COLUMN void RmspropColumn(float lr, float one_minus_rho, float epsilon, bool inside, float g, float* w,
+                                   float* v) {
+  *v += (g * g - *v) * one_minus_rho;
+  ScaledColumn(lr, epsilon, inside, *v, g, w);
+}
+
+// The rate of a row from its accumulator: lr / (sqrt(u) + epsilon), or lr / sqrt(u + epsilon), for u = v0 + (v - v0) / c.
+// The scale c divides what gradients have added, not the initial v0. The form keeps the bits of v where c = 1.
 // (2D sparse parallelism, Algorithm 1, lines 5 and 6)
 FUSEDREC_COLUMN float RowwiseRate(const UpdateRule& rule, float lr, float v) {
-  return lr / (rule.epsilon_inside ? ::sqrtf(v / rule.moment_scale + rule.epsilon)
-                                   : ::sqrtf(v / rule.moment_scale) + rule.epsilon);
+  const float c = rule.moment_scale, start = rule.initial_accumulator_value;
+  const float scaled = v / c + (start - start / c);
+  return lr / (rule.epsilon_inside ? ::sqrtf(scaled + rule.epsilon) : ::sqrtf(scaled) + rule.epsilon);
 }
 
 // w -= decay w;  m += (1 - beta_1)(g - m);  v += (1 - beta_2)(g^2 - v);  w -= rate m / (sqrt(v) + epsilon)

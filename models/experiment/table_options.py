@@ -25,6 +25,7 @@ TABLE_OPTIMIZERS = {
     "adam": optimizers.Adam,
     "adamw": optimizers.AdamW,
     "ftrl": optimizers.Ftrl,
+    "rmsprop": optimizers.RMSprop,
     "rowwise_adagrad": optimizers.RowWiseAdagrad,
     "sgd": optimizers.SGD,
 }

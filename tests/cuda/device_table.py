@@ -8,7 +8,8 @@ import numpy as np
 
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
-RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"))}
+_NAMES = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
+RULES = {name: n for n, name in enumerate(_NAMES)}
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
@@ -96,8 +97,8 @@ class Rule(ctypes.Structure):
         ("epsilon_inside", ctypes.c_bool),
         ("mean", ctypes.c_bool),
         *((name, ctypes.c_float) for name in (
-            "moment_scale", "one_minus_beta_1", "one_minus_beta_2", "weight_decay", "learning_rate_power", "l1", "l2",
-            "l2_shrinkage", "beta",
+            "moment_scale", "moment_offset", "one_minus_beta_1", "one_minus_beta_2", "weight_decay",
+            "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta",
         )),
     ]  # fmt: skip
 

@@ -30,7 +30,13 @@ from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 1.0], "distribution": "uniform", "a": -0.5, "b": 0.5}
+ADAGRAD = {
+    "rule": "adagrad",
+    "hyperparameters": [0.0, 0.1, 1e-7, 1.0, 0.0],
+    "distribution": "uniform",
+    "a": -0.5,
+    "b": 0.5,
+}
 UNLIMITED = -1
 
 

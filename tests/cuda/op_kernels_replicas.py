@@ -13,7 +13,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 PROGRAMS = [
-    {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 1.0], **PLAIN, "max_rows": 45, "eviction": "lru",
+    {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 1.0, 0.0], **PLAIN, "max_rows": 45, "eviction": "lru",
      "record_tombstones": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "ttl": 3},

@@ -25,7 +25,7 @@ PROGRAMS = [
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "segment_max_rows": [50, 44], "segment_eviction": ["lfu", "lru"], "window": 2,
      "segment_admission_count": [1, 2]},
-    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
+    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "ttl": 3, "record_tombstones": True},
     {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru",
      "admission_count": 2},

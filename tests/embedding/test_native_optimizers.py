@@ -52,6 +52,14 @@ CASES = {
         optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "epsilon_inside": True},
         (lambda rate: new.Adagrad(rate, epsilon=0.05),),
     ),
+    # Accumulators start as high as these gradients lift them, so that a scale of the start shows.
+    "adagrad.scale2": Case(
+        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 2.0, "moment_scale": 2.0}
+    ),
+    "adagrad.inside.scale4": Case(
+        optimizers.Adagrad, "adagrad",
+        {"epsilon": 0.05, "epsilon_inside": True, "initial_accumulator_value": 2.0, "moment_scale": 4.0},
+    ),
     "rowwise": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad"),
     "rowwise.2d_sp": Case(
         optimizers.RowWiseAdagrad, "rowwise_adagrad",
@@ -60,8 +68,21 @@ CASES = {
     "rowwise.torchrec": Case(
         optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "torchrec", "epsilon": 0.2, "moment_scale": 3.0}
     ),
+    "rowwise.torchrec.scale2": Case(
+        optimizers.RowWiseAdagrad, "rowwise_adagrad", {"initial_accumulator_value": 2.0, "moment_scale": 2.0}
+    ),
     "rowwise.hsp": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "hsp", "epsilon": 5.0}),
+    "rmsprop": Case(optimizers.RMSprop, "rmsprop", keras=(legacy.RMSprop,)),
+    "rmsprop.inside": Case(
+        optimizers.RMSprop, "rmsprop", {"rho": 0.8, "epsilon": 0.05, "epsilon_inside": True},
+        (lambda rate: new.RMSprop(rate, 0.8, epsilon=0.05),),
+    ),
+    "rmsprop.scale4": Case(optimizers.RMSprop, "rmsprop", {"epsilon": 0.05, "moment_scale": 4.0}),
+    "rmsprop.inside.scale2": Case(
+        optimizers.RMSprop, "rmsprop", {"epsilon": 0.05, "epsilon_inside": True, "moment_scale": 2.0}
+    ),
     "adam": Case(optimizers.Adam, "adam", keras=(new.Adam, legacy.Adam)),
+    "adam.scale4": Case(optimizers.Adam, "adam", {"epsilon": 0.05, "moment_scale": 4.0}),
     "adam.options": Case(
         optimizers.Adam, "adam", {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 0.05},
         (lambda rate: new.Adam(rate, 0.8, 0.99, 0.05), lambda rate: legacy.Adam(rate, 0.8, 0.99, 0.05)),

@@ -21,6 +21,7 @@ SHARED = Topology(2, replicas_together=True)
 AVERAGED = {
     "rowwise": ("RowWiseAdagrad", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=4, moment_scale=1.0)),
     "rowwise_scaled": ("RowWiseAdagrad", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=1)),
+    "adagrad_scaled": ("Adagrad", {"epsilon": 1e-2, "initial_accumulator_value": 0.5}, Topology(2, "weight_sync")),
     "adam": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=1, moment_scale=1.0)),
     "adam_scaled": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=4)),
     "rowwise_late": ("RowWiseAdagrad", {"epsilon": 1e-2}, Topology(2, "weight_sync", average_late=True)),
@@ -176,7 +177,11 @@ def _start_of(results, name):
     return lambda i: {"row": rows[i], **SLOTS[AVERAGED[name][0]]}
 
 
-SLOTS = {"RowWiseAdagrad": {"accumulator": 0.0}, "Adam": {"m": np.zeros(linear.DIM), "v": np.zeros(linear.DIM)}}
+SLOTS = {
+    "Adagrad": {"accumulator": np.full(linear.DIM, 0.5)},
+    "RowWiseAdagrad": {"accumulator": 0.0},
+    "Adam": {"m": np.zeros(linear.DIM), "v": np.zeros(linear.DIM)},
+}
 
 
 @pytest.mark.parametrize("name", list(AVERAGED))
@@ -187,7 +192,10 @@ def test_weight_sync_is_algorithm_1(results, name):
         [_joined([results[rank]["ids"][step] for rank in ranks], step) for ranks in groups] for step in range(grm.STEPS)
     ]
     start = _start_of(results, name)
-    update = {"RowWiseAdagrad": weight_sync.rowwise_adagrad, "Adam": weight_sync.adam}[rule]
+    oracles = {
+        "Adagrad": weight_sync.adagrad, "RowWiseAdagrad": weight_sync.rowwise_adagrad, "Adam": weight_sync.adam
+    }  # fmt: skip
+    update = oracles[rule]
     update = functools.partial(update, lr=RATE, c=topology.scale_of_moments, **numbers)
     late, accumulate = topology.average_late, ACCUMULATED.get(name, 1)
     tables = weight_sync.train(batches, start, update, topology.sync_every, late=late, accumulate=accumulate)

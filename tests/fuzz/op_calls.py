@@ -56,7 +56,7 @@ def scenario() -> None:
     """Calls every op of a training step, of a checkpoint and of attention."""
     batch = [[[5, 7, 5], [9]], [[7], []]]
     spec = {"record_tombstones": True, "admission_count": 2, "max_rows": 100, "eviction": "lru"}
-    tables = [Table(2), Table(2, rule="adagrad", hyperparameters=(0.0, 0.1, 1e-7, 0.0)), Table(2, **spec)]
+    tables = [Table(2), Table(2, rule="adagrad", hyperparameters=(0.0, 0.1, 1e-7, 0.0, 0.0)), Table(2, **spec)]
     tables.append(Table(2, averaged=True))
     for table in tables:
         for _ in range(2):

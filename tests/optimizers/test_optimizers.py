@@ -14,6 +14,7 @@ RECORDS = {
     "sgd": optimizers.SGD(0.5),
     "momentum": optimizers.SGD(0.5, momentum=0.9, nesterov=True, clipnorm=2.0),
     "adagrad": optimizers.Adagrad(0.5, 0.25, 1e-3, True, 2.0),
+    "rmsprop": optimizers.RMSprop(0.5, 0.75, 1e-3, True, 2.0, 4.0),
     "rowwise_adagrad": optimizers.RowWiseAdagrad(0.5, 0.25, 1e-3, "torchrec", 4.0, 2.0),
     "adam": optimizers.Adam(0.5, 0.75, 0.875, 1e-3, 2.0),
     "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
@@ -23,7 +24,8 @@ RECORDS = {
 WANTED = {
     "sgd": ([0], (), ()),
     "momentum": ([2, 0.9, 1], ("momentum",), ()),
-    "adagrad": ([2, 0.25, 1e-3, 1], ("accumulator",), ()),
+    "adagrad": ([2, 0.25, 1e-3, 1, 0], ("accumulator",), ()),
+    "rmsprop": ([2, 0.25, 4e-3, 1], ("v",), ()),
     "rowwise_adagrad": ([2, 0.25, 1e-3, 0, 1, 4], (), ("accumulator",)),
     "adam": ([2, 0.25, 0.125, 1e-3], ("m", "v"), ()),
     "adamw": ([2, 0.25, 0.125, 1e-3, 0.125], ("m", "v"), ()),
@@ -60,13 +62,13 @@ def test_a_description_of_nothing_is_refused():
 
 
 def test_slots_pass_only_between_rules_that_read_them_alike():
-    adam, rows = optimizers.Adam(0.1), optimizers.RowWiseAdagrad(0.1)
+    adam, rows = optimizers.Adam(0.1), optimizers.RowWiseAdagrad(0.1, variant="2d_sp")
     # Rates, clipping, decay, epsilon and its position change the meaning of no slot.
     assert adam.spec == optimizers.Adam(0.2, clipnorm=1.0, epsilon=0.1).spec == optimizers.AdamW(0.1).spec
     assert rows.spec == optimizers.RowWiseAdagrad(schedules.CosineDecay(0.1, 5), variant="hsp", moment_scale=2.0).spec
     specs = [json.dumps(record.spec) for record in (*RECORDS.values(), rows, optimizers.Ftrl(0.1))]
-    # SGD, momentum, Adagrad, row-wise by mean and by sum, Adam = AdamW, FTRL of two powers.
-    assert len(specs) == 9 and len(set(specs)) == 8
+    # SGD, momentum, Adagrad, RMSprop, row-wise by mean and by sum, Adam = AdamW, FTRL of two powers.
+    assert len(specs) == 10 and len(set(specs)) == 9
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,8 @@ def test_slots_pass_only_between_rules_that_read_them_alike():
         (lambda: optimizers.RowWiseAdagrad(0.1, variant="mean"), "variant must be one of .*2d_sp.*, got 'mean'"),
         (lambda: optimizers.RowWiseAdagrad(0.1, epsilon=0), "RowWiseAdagrad.epsilon must be a finite number > 0"),
         (lambda: optimizers.RowWiseAdagrad(0.1, moment_scale=0), "moment_scale must be a finite number > 0, got 0"),
+        (lambda: optimizers.RMSprop(0.1, 1.0), "RMSprop.rho must be a finite number >= 0 and < 1, got 1.0"),
+        (lambda: optimizers.RMSprop(0.1, moment_scale=0), "RMSprop.moment_scale must be a finite number > 0, got 0"),
         (lambda: optimizers.Adam(0.1, beta_1=1.0), "Adam.beta_1 must be a finite number >= 0 and < 1, got 1.0"),
         (lambda: optimizers.Adam(0.1, beta_2=-0.1), "Adam.beta_2 must be .* >= 0 and < 1, got -0.1"),
         (lambda: optimizers.Adam(0.1, epsilon=0.0), "Adam.epsilon must be a finite number > 0"),
@@ -112,6 +116,8 @@ COUNTERPARTS = {
     "legacy.Adam": (lambda: legacy.Adam(0.5, 0.75, 0.875, 0.125), optimizers.Adam(0.5, 0.75, 0.875, 0.125)),
     "Adam.weight_decay": (lambda: new.Adam(0.5, weight_decay=0.25), optimizers.AdamW(0.5, 0.25)),
     "AdamW": (lambda: new.AdamW(0.5, 0.25, 0.75, 0.875, 0.125), optimizers.AdamW(0.5, 0.25, 0.75, 0.875, 0.125)),
+    "RMSprop": (lambda: new.RMSprop(0.5, 0.75, epsilon=0.125), optimizers.RMSprop(0.5, 0.75, 0.125, True)),
+    "legacy.RMSprop": (lambda: legacy.RMSprop(0.5, 0.75, epsilon=0.125), optimizers.RMSprop(0.5, 0.75, 0.125)),
     "Ftrl": (
         lambda: new.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, 2.0, 3.0),
         optimizers.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, 2.0, 3.0),
@@ -180,7 +186,9 @@ class OwnAdam(legacy.Adam):
         (lambda: legacy.SGD(0.1, gradient_transformers=[abs]), "SGD.gradient_transformers, got"),
         (lambda: legacy.SGD(lambda: 0.1), "SGD.learning_rate, got <function .*Use a number or a schedule"),
         (lambda: legacy.Adam(0.1, beta_1=lambda: 0.9), "Adam.beta_1, got <function .*Use a number, or"),
-        (lambda: legacy.RMSprop(0.1, centered=True), "optimizer .*rmsprop.RMSprop. Use a record of .*RowWiseAdagrad"),
+        (lambda: legacy.RMSprop(0.1, centered=True), "RMSprop.centered, got True"),
+        (lambda: new.RMSprop(0.1, momentum=0.5), "RMSprop.momentum, got 0.5"),
+        (lambda: legacy.Adadelta(0.1), "optimizer .*adadelta.Adadelta. Use a record of .*RowWiseAdagrad"),
         (lambda: new.Lion(0.1), "optimizer .*Lion"),
         (lambda: OwnAdam(0.1), "optimizer tests.optimizers.test_optimizers.OwnAdam"),
         (lambda: tf.compat.v1.train.AdagradOptimizer(0.1), "optimizer tensorflow.*AdagradOptimizer"),

@@ -11,7 +11,8 @@ import numpy as np
 class OptimizerOracle:
     """One table with one rule.
 
-    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw" or "ftrl", with its options.
+    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw" or "ftrl", with
+    its options.
     """
 
     def __init__(self, initial, rule, clipnorm=0.0, **options):
@@ -42,34 +43,48 @@ def _sgd(w, g, slots, lr, t, momentum=0.0, nesterov=False):
         w[d] += momentum * m[d] - lr * g[d] if nesterov else m[d]
 
 
-def _adagrad(w, g, slots, lr, t, initial_accumulator_value=0.1, epsilon=1e-7, epsilon_inside=False):
+def _root(start, v, scale, epsilon, inside):
+    """The divisor of a step. 2D sparse parallelism divides what the gradients added to `start` by the scale."""
+    scaled = start + (v - start) / scale
+    return math.sqrt(scaled + epsilon) if inside else math.sqrt(scaled) + epsilon
+
+
+def _adagrad(w, g, slots, lr, t, initial_accumulator_value=0.1, epsilon=1e-7, epsilon_inside=False, moment_scale=1.0):
     v = slots.setdefault("accumulator", np.full(len(w), float(initial_accumulator_value)))
     for d in range(len(w)):
         v[d] += g[d] ** 2
-        w[d] -= lr * g[d] / (math.sqrt(v[d] + epsilon) if epsilon_inside else math.sqrt(v[d]) + epsilon)
+        w[d] -= lr * g[d] / _root(initial_accumulator_value, v[d], moment_scale, epsilon, epsilon_inside)
+
+
+def _rmsprop(w, g, slots, lr, t, rho=0.9, epsilon=1e-7, epsilon_inside=False, moment_scale=1.0):
+    """Tieleman and Hinton, lecture 6.5."""
+    v = slots.setdefault("v", np.zeros(len(w)))
+    for d in range(len(w)):
+        v[d] = rho * v[d] + (1 - rho) * g[d] ** 2
+        w[d] -= lr * g[d] / _root(0, v[d], moment_scale, epsilon, epsilon_inside)
 
 
 def _rowwise_adagrad(
-    w, g, slots, lr, t, initial_accumulator_value=0.0, epsilon=1e-8, variant="2d_sp", moment_scale=1.0
+    w, g, slots, lr, t, initial_accumulator_value=0.0, epsilon=1e-8, variant="torchrec", moment_scale=1.0
 ):
     """2D sparse parallelism, Algorithm 1, lines 5 and 6; TorchRec: the mean; TurboGR, eq. 1: epsilon inside."""
     squares = sum(x**2 for x in g)
     if variant == "torchrec":
         squares /= len(w)
     v = slots["accumulator"] = slots.get("accumulator", initial_accumulator_value) + squares
-    root = math.sqrt(v / moment_scale + epsilon) if variant == "hsp" else math.sqrt(v / moment_scale) + epsilon
+    root = _root(initial_accumulator_value, v, moment_scale, epsilon, variant == "hsp")
     for d in range(len(w)):
         w[d] -= lr / root * g[d]
 
 
-def _adam(w, g, slots, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+def _adam(w, g, slots, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7, moment_scale=1.0):
     """Kingma and Ba, the end of section 2: the corrections are put into the learning rate."""
     m, v = (slots.setdefault(name, np.zeros(len(w))) for name in ("m", "v"))
     rate = lr * math.sqrt(1 - beta_2**t) / (1 - beta_1**t)
     for d in range(len(w)):
         m[d] = beta_1 * m[d] + (1 - beta_1) * g[d]
         v[d] = beta_2 * v[d] + (1 - beta_2) * g[d] ** 2
-        w[d] -= rate * m[d] / (math.sqrt(v[d]) + epsilon)
+        w[d] -= rate * m[d] / _root(0, v[d], moment_scale, epsilon, False)
 
 
 def _adamw(w, g, slots, lr, t, weight_decay=0.004, **adam):

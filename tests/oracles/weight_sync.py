@@ -7,9 +7,15 @@ over its samples.
 import numpy as np
 
 
+def adagrad(state, gradient, t, *, lr, c, epsilon, initial_accumulator_value):
+    v = state["accumulator"] + gradient**2
+    scaled = initial_accumulator_value + (v - initial_accumulator_value) / c
+    return {"row": state["row"] - lr / (np.sqrt(scaled) + epsilon) * gradient, "accumulator": v}
+
+
 def rowwise_adagrad(state, gradient, t, *, lr, c, epsilon):
     w, v = state["row"], state["accumulator"]
-    v = v + (gradient**2).sum()
+    v = v + (gradient**2).mean()  # the form of TorchRec; Algorithm 1 has the sum
     return {"row": w - lr / (np.sqrt(v / c) + epsilon) * gradient, "accumulator": v}
 
 
@@ -49,7 +55,7 @@ def train(batches, start, update, sync_every, *, late=False, accumulate=1):
     Args:
       batches: [steps][groups] of (ids [n], x [n, D], y [n]), over all ranks of a group.
       start: Function from an id to its state before training, a dict of arrays.
-      update: rowwise_adagrad or adam with bound hyperparameters; takes state, gradient and step from 1.
+      update: adagrad, rowwise_adagrad or adam with bound hyperparameters; takes state, gradient and step from 1.
       sync_every: k, updates between two averages.
       late: True if the mean behind an update is merged at the end of the next step.
       accumulate: Steps whose mean gradient makes one update.

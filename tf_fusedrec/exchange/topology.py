@@ -47,9 +47,9 @@ class Topology:
         changes of other groups for exactly one update more. A replica keeps the changes that it made meanwhile:
         replicas.py has the rule. PipelinedModel averages without delay before evaluation, predictions, saves and at
         the end of fit; checkpoints and exports do so in every model. SemiAsync and Pipelined hide the mean without it.
-      moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes second moments about C times too large. So
-        v / c replaces v in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has a moment_scale.
-        None: C, as 2D-SP recommends. 1 switches the scale off.
+      moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes moments v grow about C times too much. So
+        v0 + (v - v0) / c replaces v in the step of Adagrad, RowWiseAdagrad, RMSprop, Adam and AdamW, unless their
+        record has a moment_scale. v0 is the initial v. None: C, as 2D-SP recommends. 1 switches the scale off.
       replicas_together: Which ranks make a group. False: consecutive ranks, so that a group fills whole hosts, and the
         all-to-all inside it is quick. True: replicas of one shard are consecutive ranks. They share a host if C divides
         its number of processes, and the traffic between replicas is quick (2D-SP, section 5).

@@ -1,7 +1,7 @@
 """Update rules of native tables: their records, their Keras counterparts and their state."""
 
 from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW
+from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
 from tf_fusedrec.optimizers.ftrl import Ftrl
 from tf_fusedrec.optimizers.keras_counterparts import from_keras, resolve
 from tf_fusedrec.optimizers.rule import Rule
@@ -15,6 +15,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Ftrl",
+    "RMSprop",
     "RowWiseAdagrad",
     "Rule",
     "Trainer",

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_fusedrec.optimizers.rule import Rule
 
-VARIANTS = ("2d_sp", "torchrec", "hsp")
+VARIANTS = ("torchrec", "2d_sp", "hsp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Adagrad(Rule):
     Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
 
     Args:
-      initial_accumulator_value: Initial v of a new row.
+      initial_accumulator_value: v0, initial v of a new row.
       epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
-      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
+      moment_scale: c > 0. The step of w uses v0 + (v - v0) / c instead of v. See RowWiseAdagrad.
     """
 
     initial_accumulator_value: float = 0.1
@@ -50,26 +50,29 @@ class Adagrad(Rule):
     @property
     def hyperparameters(self) -> list[float]:
         epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
-        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside)]
+        offset = (self.moment_scale - 1) * self.initial_accumulator_value  # c (v0 + (v - v0) / c) - v
+        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside), offset]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowWiseAdagrad(Rule):
-    """v += sum of g^2 over the row; w -= lr g / (sqrt(v / c) + epsilon): Adagrad with one accumulator per row.
+    """v += mean of g^2 over the row; w -= lr g / (sqrt(v) + epsilon): Adagrad with one accumulator per row.
 
     Args:
-      initial_accumulator_value: Initial v of a new row.
+      initial_accumulator_value: v0, initial v of a new row.
       variant: Form of the rule, because frameworks and papers disagree.
-        "2d_sp" is the form above (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines 5 and 6).
-        "torchrec" has v += mean of g^2 over the row (FBGEMM's EXACT_ROWWISE_ADAGRAD).
-        "hsp" has epsilon inside the root, w -= lr g / sqrt(v / c + epsilon) (TurboGR, eq. 1, applied row by row).
-      moment_scale: c > 0, at most the number of replica groups (2D sparse parallelism, Scaling Rule 1). A layer with
+        "torchrec" is the form above (FBGEMM's EXACT_ROWWISE_ADAGRAD).
+        "2d_sp" has v += sum of g^2 over the row (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines
+        5 and 6). With D columns and epsilon 0, its learning rate is 1 / sqrt(D) of torchrec's.
+        "hsp" has the sum, and epsilon inside the root, w -= lr g / sqrt(v + epsilon) (TurboGR, eq. 1, row by row).
+      moment_scale: c > 0, at most the number of replica groups (2D sparse parallelism, Scaling Rule 1). The step of w
+        uses v0 + (v - v0) / c instead of v: gradients of small groups make v grow too fast, but not v0. A layer with
         averaged replicas replaces the value 1; see Topology.
     """
 
     initial_accumulator_value: float = 0.0
     epsilon: float = 1e-8
-    variant: str = "2d_sp"
+    variant: str = "torchrec"
     moment_scale: float = 1.0
     clipnorm: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Lazy Adam and AdamW: the moments of rows outside the batch do not change."""
+"""Lazy RMSprop, Adam and AdamW: the moments of rows outside the batch do not change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,49 @@ import math
 from typing import Any
 
 from tf_fusedrec.optimizers.rule import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSprop(Rule):
+    """v += (1 - rho)(g^2 - v); w -= lr g / (sqrt(v) + epsilon), column by column.
+
+    Tieleman and Hinton, "Lecture 6.5, RMSProp", 2012, as in keras.optimizers.legacy.RMSprop. The rule is lazy: v of
+    rows outside the batch does not decay.
+
+    Args:
+      rho: Decay rate of the mean squared gradient.
+      epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.RMSprop.
+      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
+    """
+
+    rho: float = 0.9
+    epsilon: float = 1e-7
+    epsilon_inside: bool = False
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        self._require("rho", ">= 0 and < 1", lambda value: 0 <= value < 1)
+        self._require_divisor(0)
+
+    @property
+    def rule(self) -> str:
+        return "rmsprop"
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("v",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
+        return [self.clipnorm, 1 - self.rho, epsilon, float(self.epsilon_inside)]
 
 
 class _Moments(Rule):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.optimizers.adagrad import Adagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW
+from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
 from tf_fusedrec.optimizers.ftrl import Ftrl
 from tf_fusedrec.optimizers.rule import LearningRate, Rule, Schedule
 from tf_fusedrec.optimizers.rules import RULES
@@ -22,8 +22,8 @@ def resolve(optimizer: Any) -> Rule:
 def from_keras(optimizer: Any) -> Rule:
     """Returns the record with the formulas of a tf_keras optimizer, new or legacy.
 
-    SGD, Adagrad, Adam, AdamW and Ftrl have counterparts. They are equal on rows that every step touches. On other rows,
-    Keras' dense step decays momenta, moments and (AdamW) weights. The record's step changes nothing there.
+    SGD, Adagrad, RMSprop, Adam, AdamW and Ftrl have counterparts. They are equal on rows that every step touches. On
+    other rows, Keras' dense step decays momenta, moments and (AdamW) weights. The record's step changes nothing there.
 
     Raises:
       ValueError: The class or one of its options has no counterpart.
@@ -33,6 +33,8 @@ def from_keras(optimizer: Any) -> Rule:
         new.SGD: _sgd, legacy.SGD: _sgd, new.Adam: _adam, legacy.Adam: _adam, new.AdamW: _adam,
         new.Adagrad: lambda rate, config: _adagrad(rate, config, inside=True),
         legacy.Adagrad: lambda rate, config: _adagrad(rate, config, inside=False),
+        new.RMSprop: lambda rate, config: _rmsprop(rate, config, inside=True),
+        legacy.RMSprop: lambda rate, config: _rmsprop(rate, config, inside=False),
         new.Ftrl: _ftrl, legacy.Ftrl: _ftrl,
     }  # fmt: skip
     kind = type(optimizer)
@@ -62,11 +64,14 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
         "amsgrad": own,
         "use_ema": own,
         "adaptive_epsilon": own,
+        "centered": own,
         "gradient_transformers": own,
     }
     used = {name: config.get(name, getattr(optimizer, name, None)) for name in remedies}
     lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
     used["exclude_from_weight_decay"] = [entry for name in lists for entry in getattr(optimizer, name, [])]
+    if kind == "RMSprop":
+        used["momentum"], remedies["momentum"] = config["momentum"], own
     if kind in ("Adam", "AdamW"):
         del used["weight_decay"]  # Keras' Adam and AdamW both apply it like the record AdamW.
     for name, value in getattr(optimizer, "_hyper", {}).items():
@@ -87,6 +92,10 @@ def _sgd(rate: LearningRate, config: Mapping[str, Any]) -> Rule:
 def _adagrad(rate: LearningRate, config: Mapping[str, Any], inside: bool) -> Rule:
     start = float(config["initial_accumulator_value"])
     return Adagrad(rate, initial_accumulator_value=start, epsilon=float(config["epsilon"]), epsilon_inside=inside)
+
+
+def _rmsprop(rate: LearningRate, config: Mapping[str, Any], inside: bool) -> Rule:
+    return RMSprop(rate, rho=float(config["rho"]), epsilon=float(config["epsilon"]), epsilon_inside=inside)
 
 
 def _adam(rate: LearningRate, config: Mapping[str, Any]) -> Rule:

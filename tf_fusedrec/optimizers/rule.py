@@ -64,7 +64,8 @@ class Rule(abc.ABC):
         """Factor of the learning rate in the op.
 
         For a moment scale c of an element-wise v, the factor is sqrt(c), and epsilon is scaled by it too. The op then
-        needs no c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon).
+        needs no c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon). Adagrad's v starts at v0,
+        which the scale leaves alone: its op takes one number more.
         """
         return 1.0
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW
+from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
 from tf_fusedrec.optimizers.ftrl import Ftrl
 from tf_fusedrec.optimizers.rule import Rule
 from tf_fusedrec.optimizers.sgd import SGD
 
-RULES = {rule.__name__: rule for rule in (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, Ftrl)}
+RULES = {rule.__name__: rule for rule in (SGD, Adagrad, RowWiseAdagrad, RMSprop, Adam, AdamW, Ftrl)}
 
 
 def from_dict(fields: Mapping[str, Any]) -> Rule:

@@ -26,7 +26,7 @@ SECTIONS = (
         "Optimizers of rows",
         "`tf_fusedrec.optimizers`, for `TableConfig.optimizer`.",
         "tf_fusedrec/optimizers/{rule,sgd,adagrad,adam,ftrl}.py",
-        ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW", "Ftrl"),
+        ("SGD", "Adagrad", "RowWiseAdagrad", "RMSprop", "Adam", "AdamW", "Ftrl"),
     ),
     (
         "Initial rows",

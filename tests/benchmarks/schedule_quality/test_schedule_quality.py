@@ -207,7 +207,7 @@ def test_moments_of_groups_grow_as_the_proposition_says():
 
 def test_the_mean_moment_is_that_of_the_rows():
     embedding = fr.FusedEmbedding(
-        tables=[fr.TableConfig("item", 2, fr.optimizers.RowWiseAdagrad(0.1))],
+        tables=[fr.TableConfig("item", 2, fr.optimizers.RowWiseAdagrad(0.1, variant="2d_sp"))],
         features=[fr.FeatureConfig("items", "item", combiner="sum")],
     )
     ids = tf.ragged.constant([[1], [2], [1]], dtype=tf.int64)

@@ -148,7 +148,7 @@ int main() {
   for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16, Storage::kFloat16}) {
     for (const int dim : {1, 8, 300}) InTheOrderReceived(storage, dim);
   }
-  for (const Rule& rule : {Rule{"sgd", {0.0f}}, Rule{"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f}},
+  for (const Rule& rule : {Rule{"sgd", {0.0f}}, Rule{"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},
                            Rule{"rowwise_adagrad", {0.0f, 0.0f, 1e-8f, 0.0f, 0.0f, 1.0f}}}) {
     AccumulatedIsAppliedLikeItsSum(rule);
   }

@@ -27,8 +27,10 @@ std::vector<Case> Cases() {
       {"sgd", {0}, true},
       {"momentum", {0, 0.9f, 0}, true},
       {"momentum", {0, 0.9f, 1}, true},
-      {"adagrad", {0, 0.1f, 1e-3f, 0}, true},
-      {"adagrad", {0, 0.1f, 1e-3f, 1}, true},
+      {"adagrad", {0, 0.1f, 1e-3f, 0, 0}, true},
+      {"adagrad", {0, 0.1f, 1e-3f, 1, 0.3f}, true},
+      {"rmsprop", {0, 0.1f, 1e-3f, 0}, true},
+      {"rmsprop", {0, 0.1f, 1e-3f, 1}, true},
       {"adam", {0, 0.1f, 0.001f, 1e-3f}, true},
       {"adamw", {0, 0.1f, 0.001f, 1e-3f, 0.1f}, true},
       {"ftrl", {0, 0.1f, -0.5f, 0.1f, 0.2f, 0.3f, 0.4f}, true},
@@ -119,7 +121,8 @@ void RowsAreSummedInParts(const Case& tried, int dim, std::mt19937* random) {
     if (optimizer.scalar_slots() > 0) {
       const float squares = InSixteenParts(grad, dim);
       v += h[4] != 0 ? squares / static_cast<float>(dim) : squares;
-      rate /= h[3] != 0 ? std::sqrt(v / h[5] + h[2]) : std::sqrt(v / h[5]) + h[2];
+      const float scaled = v / h[5] + (h[1] - h[1] / h[5]);
+      rate /= h[3] != 0 ? std::sqrt(scaled + h[2]) : std::sqrt(scaled) + h[2];
       CHECK(SameBits(row.scalars[0], v), "rule ", tried.rule, ", dim ", dim, ", step ", step);
     }
     for (int d = 0; d < dim; ++d) {

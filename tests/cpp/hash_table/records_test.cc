@@ -136,7 +136,7 @@ void DeltaHoldsWhatChanged() {
 int main() {
   using namespace fusedrec;
   const std::vector<Rule> rules = {{"sgd", {0.0f}},
-                                   {"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f}},
+                                   {"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},
                                    {"rowwise_adagrad", {0.0f, 0.1f, 1e-8f, 0.0f, 0.0f, 1.0f}}};
   for (const Rule& rule : rules) {
     for (const bool stochastic : {false, true}) {

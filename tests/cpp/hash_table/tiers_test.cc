@@ -60,10 +60,10 @@ void SpillingChangesNothing(const ParallelFor& parallel_for) {
   constexpr int kDim = 12;
   const Folder folder;
   TableSpec spec = Spec(kDim);
-  const std::unique_ptr<HashTable> plain = MakeTable(spec, "adagrad", {0.0f, 0.1f, 1e-7f, 0.0f});
+  const std::unique_ptr<HashTable> plain = MakeTable(spec, "adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f});
   spec.memory_budget = 400 * plain->format(0).stride();
   spec.tier_folder = folder.name();
-  const std::unique_ptr<HashTable> tiered = MakeTable(spec, "adagrad", {0.0f, 0.1f, 1e-7f, 0.0f});
+  const std::unique_ptr<HashTable> tiered = MakeTable(spec, "adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f});
   std::mt19937_64 random(8);
   for (int64_t step = 1; step <= 60; ++step) {
     // Up to 4 * 2 * 45 = 360 distinct rows of 2 * 800.

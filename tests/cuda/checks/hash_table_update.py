@@ -15,7 +15,19 @@ RULES = {
     "nesterov": ("momentum", {"momentum": 0.8, "nesterov": True}, {"momentum": 0.8, "nesterov": 1}),
     "adagrad": ("adagrad", {}, {"epsilon": 1e-7}),
     "adagrad_inside": ("adagrad", {"epsilon": 1e-3, "epsilon_inside": True}, {"epsilon": 1e-3, "epsilon_inside": 1}),
-    "rowwise": ("rowwise_adagrad", {"moment_scale": 2.0}, {"epsilon": 1e-8, "moment_scale": 2.0}),
+    "adagrad_scale": (  # of v, which starts at 0.1; the caller scales rate and epsilon by the root of the scale
+        "adagrad", {"epsilon": 1e-7, "moment_scale": 4.0}, {"epsilon": 2e-7, "moment_offset": 0.3}
+    ),
+    "rmsprop": ("rmsprop", {}, {"epsilon": 1e-7, "one_minus_beta_2": 0.1}),
+    "rmsprop_inside": (
+        "rmsprop", {"epsilon": 1e-3, "epsilon_inside": True},
+        {"epsilon": 1e-3, "epsilon_inside": 1, "one_minus_beta_2": 0.1},
+    ),
+    "rowwise_scale": (
+        "rowwise_adagrad", {"moment_scale": 4.0, "initial_accumulator_value": 2.0},
+        {"epsilon": 1e-8, "moment_scale": 4.0, "initial_accumulator_value": 2.0, "mean": 1},
+    ),
+    "rowwise": ("rowwise_adagrad", {"variant": "2d_sp", "moment_scale": 2.0}, {"epsilon": 1e-8, "moment_scale": 2.0}),
     "rowwise_mean": (
         "rowwise_adagrad", {"variant": "torchrec", "clipnorm": 1.0}, {"epsilon": 1e-8, "mean": 1, "clipnorm": 1.0}
     ),
@@ -44,13 +56,15 @@ def check_rules(kernels):
     for number, (name, (rule, options, numbers)) in enumerate(RULES.items()):
         random = np.random.default_rng(number)
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
-        table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, initial_accumulator_value=start, **numbers)
+        numbers = {"initial_accumulator_value": start, **numbers}
+        table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, **numbers)
         oracle = OptimizerOracle(np.full(dim, 0.25), "sgd" if rule == "momentum" else rule, **options)
         for step in (1, 2):
             message, splits, received = pack(batch_of(random, 3, 12, 9))
             _, inverse, handles = table.lookup(message, splits)
             grads = random.normal(size=[len(received), dim]).astype(np.float32)
-            table.apply(handles, inverse, grads, learning_rate=0.05, scale=0.5, step=step)
+            rate = 0.05 * (2.0 if name == "adagrad_scale" else 1.0)
+            table.apply(handles, inverse, grads, learning_rate=rate, scale=0.5, step=step)
             oracle.step([key[1] for key in received], 0.5 * grads.astype(np.float64), 0.05)
         rows, _ = table.find(np.array([9, *range(9)]), [10])
         wanted = np.array([oracle.row(id_) for id_ in range(9)])

@@ -25,7 +25,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 # A lookup makes room in the first segment before it finds that the second one is full.
-OPTIONS = {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], **PLAIN, "storage": "bfloat16",
+OPTIONS = {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], **PLAIN, "storage": "bfloat16",
            "stochastic_rounding": True, "segment_max_rows": [4, 2], "segment_eviction": ["lru", "none"]}  # fmt: skip
 FIRST = [[[0, 1, 2, 3], [0, 1]]]
 RATE, STEP = np.float32(0.5).reshape(()), np.array(1, np.int64)

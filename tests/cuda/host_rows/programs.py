@@ -40,7 +40,7 @@ PROGRAMS = [
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "segment_max_rows": [55, 0], "segment_eviction": ["lfu", "none"],
      "segment_ttl": [0, 1], "frequency_decay_steps": 3},
-    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
+    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
 ]  # fmt: skip
 LONG = 1  # programs with checkpoints and removals

@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import tf
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": BFLOAT16}
-ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 0.0]}
+ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 0.0, 0.0]}
 
 
 def rounded(values, storage):

@@ -54,12 +54,21 @@ FUSEDREC_CLONES void Momentum(float lr, float mu, bool nesterov, int n, const fl
   }
 }
 
-FUSEDREC_CLONES void Adagrad(float lr, float epsilon, bool inside, int n, const float* __restrict__ g,
+FUSEDREC_CLONES void Adagrad(float lr, float epsilon, bool inside, float offset, int n, const float* __restrict__ g,
                              float* __restrict__ w, float* __restrict__ v) {
   if (inside) {
-    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, true, g[d], w + d, v + d);
+    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, true, offset, g[d], w + d, v + d);
   } else {
-    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, false, g[d], w + d, v + d);
+    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, false, offset, g[d], w + d, v + d);
+  }
+}
+
+FUSEDREC_CLONES void Rmsprop(float lr, float one_minus_rho, float epsilon, bool inside, int n,
+                             const float* __restrict__ g, float* __restrict__ w, float* __restrict__ v) {
+  if (inside) {
+    for (int d = 0; d < n; ++d) RmspropColumn(lr, one_minus_rho, epsilon, true, g[d], w + d, v + d);
+  } else {
+    for (int d = 0; d < n; ++d) RmspropColumn(lr, one_minus_rho, epsilon, false, g[d], w + d, v + d);
   }
 }
 
@@ -99,14 +108,14 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
   };
   static constexpr Known kKnown[] = {
       {"sgd", RuleKind::kSgd, 1},         {"momentum", RuleKind::kMomentum, 3},
-      {"adagrad", RuleKind::kAdagrad, 4}, {"rowwise_adagrad", RuleKind::kRowwiseAdagrad, 6},
-      {"adam", RuleKind::kAdam, 4},       {"adamw", RuleKind::kAdamW, 5},
-      {"ftrl", RuleKind::kFtrl, 7},
+      {"adagrad", RuleKind::kAdagrad, 5}, {"rowwise_adagrad", RuleKind::kRowwiseAdagrad, 6},
+      {"rmsprop", RuleKind::kRmsprop, 4}, {"adam", RuleKind::kAdam, 4},
+      {"adamw", RuleKind::kAdamW, 5},     {"ftrl", RuleKind::kFtrl, 7},
   };
   const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return rule == k.name; });
   if (known == std::end(kKnown)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rule must be sgd, momentum, adagrad, rowwise_adagrad, adam, adamw or ftrl, got '", rule,
+        absl::StrCat("rule must be sgd, momentum, adagrad, rowwise_adagrad, rmsprop, adam, adamw or ftrl, got '", rule,
                      "'. Take it from a record of tf_fusedrec.optimizers."));
   }
   if (hyperparameters.size() != known->hyperparameters) {
@@ -138,9 +147,17 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
       made_rule.initial_accumulator_value = *next++;
       made_rule.epsilon = *next++;
       made_rule.epsilon_inside = *next++ != 0;
-      if (made_rule.rule == RuleKind::kAdagrad) break;
+      if (made_rule.rule == RuleKind::kAdagrad) {
+        made_rule.moment_offset = *next++;
+        break;
+      }
       made_rule.mean = *next++ != 0;
       made_rule.moment_scale = *next++;
+      break;
+    case RuleKind::kRmsprop:
+      made_rule.one_minus_beta_2 = *next++;  // rho decays the squares, as beta_2 does
+      made_rule.epsilon = *next++;
+      made_rule.epsilon_inside = *next++ != 0;
       break;
     case RuleKind::kAdam:
     case RuleKind::kAdamW:
@@ -172,7 +189,10 @@ void Optimizer::Update(const Prepared& prepared, int dim, float* grad, float* ro
       Momentum(lr, rule_.momentum, rule_.nesterov, dim, grad, row, wide);
       break;
     case RuleKind::kAdagrad:
-      Adagrad(lr, rule_.epsilon, rule_.epsilon_inside, dim, grad, row, wide);
+      Adagrad(lr, rule_.epsilon, rule_.epsilon_inside, rule_.moment_offset, dim, grad, row, wide);
+      break;
+    case RuleKind::kRmsprop:
+      Rmsprop(lr, rule_.one_minus_beta_2, rule_.epsilon, rule_.epsilon_inside, dim, grad, row, wide);
       break;
     case RuleKind::kRowwiseAdagrad:
       RowwiseAdagrad(rule_, lr, dim, grad, row, scalars);

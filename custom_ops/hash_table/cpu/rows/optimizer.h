@@ -9,9 +9,11 @@
 //   rule             hyperparameters, in this order, after clipnorm             slots: element-wise | row-wise
 //   sgd              -                                                          - | -
 //   momentum         momentum, nesterov                                         m | -
-//   adagrad          initial_accumulator_value, epsilon, epsilon_inside         v | -
+//   adagrad          initial_accumulator_value, epsilon, epsilon_inside,        v | -
+//                    moment_offset
 //   rowwise_adagrad  initial_accumulator_value, epsilon, epsilon_inside,        - | v
 //                    mean, moment_scale
+//   rmsprop          1 - rho, epsilon, epsilon_inside                           v | -
 //   adam             1 - beta_1, 1 - beta_2, epsilon                            m, v | -
 //   adamw            1 - beta_1, 1 - beta_2, epsilon, weight_decay              m, v | -
 //   ftrl             initial_accumulator_value, learning_rate_power, l1, l2,    n, z | -

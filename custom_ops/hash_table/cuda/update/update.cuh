@@ -98,7 +98,10 @@ __device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, 
       MomentumColumn(lr, rule.momentum, rule.nesterov, g, &w, &first);
       break;
     case RuleKind::kAdagrad:
-      AdagradColumn(lr, rule.epsilon, rule.epsilon_inside, g, &w, &first);
+      AdagradColumn(lr, rule.epsilon, rule.epsilon_inside, rule.moment_offset, g, &w, &first);
+      break;
+    case RuleKind::kRmsprop:
+      RmspropColumn(lr, rule.one_minus_beta_2, rule.epsilon, rule.epsilon_inside, g, &w, &first);
       break;
     case RuleKind::kRowwiseAdagrad:
       SgdColumn(rowwise_rate, g, &w);

@@ -32,9 +32,19 @@ def initial(name, dim, seed=0):
 
 SAMPLES = [[3, 5, 3], [], [9], [5, 7]]
 WEIGHTS = [[1.0, 0.5, 2.0], [], [3.0], [0.25, 4.0]]
+
+
+def unsorted(values):
+    """A SparseTensor whose indices come in another order for ids than for weights."""
+    sparse = tf.ragged.constant(values, row_splits_dtype=tf.int64).to_sparse()
+    order = np.random.default_rng(int(sparse.dtype.is_integer)).permutation(len(sparse.values))
+    return tf.SparseTensor(tf.gather(sparse.indices, order), tf.gather(sparse.values, order), sparse.dense_shape)
+
+
 FORMS = {
     "ragged": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int64),
     "sparse": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int64).to_sparse(),
+    "unsorted_sparse": unsorted,
     "ragged_int32_splits": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int32),
 }
 
@@ -226,6 +236,74 @@ def test_second_training_from_lookups_of_one_step_is_refused():
 def test_bad_inputs_are_refused_by_name(inputs, weights, words):
     with pytest.raises(ValueError, match=words):
         layer(feature("f"), feature("p", combiner="sum"), name="fused_embedding")(inputs, weights=weights)
+
+
+ROWS = [[3, 5], [9]]  # The weights and masks below have as many values as these ids.
+OTHER_ROWS = {
+    "ragged": (FORMS["ragged"](ROWS), FORMS["ragged"]([[1.0], [2.0, 3.0]])),
+    "ragged and no sample": (
+        tf.ragged.constant([[], []], tf.int64),
+        tf.RaggedTensor.from_row_splits(tf.zeros([0]), [0]),
+    ),
+    "ragged and dense": (FORMS["ragged"](ROWS), tf.constant([[1.0, 2.0, 3.0]])),
+    "ragged and sparse": (FORMS["ragged"](ROWS), FORMS["sparse"]([[1.0], [2.0, 3.0]])),
+    "sparse": (FORMS["unsorted_sparse"](ROWS), FORMS["unsorted_sparse"]([[1.0], [2.0, 3.0]])),
+    "sparse and other columns": (FORMS["sparse"](ROWS), tf.SparseTensor([[0, 0], [0, 2], [1, 0]], [1.0] * 3, [2, 3])),
+    "sparse and more samples": (FORMS["sparse"](ROWS), tf.SparseTensor([[0, 0], [0, 1], [1, 0]], [1.0] * 3, [3, 2])),
+    "sparse and ragged": (FORMS["sparse"](ROWS), FORMS["ragged"]([[1.0], [2.0, 3.0]])),
+    "dense": (tf.constant([[3, 5, 9]]), tf.constant([[1.0], [2.0], [3.0]])),
+    "dense [B]": (tf.constant([3, 5, 9]), tf.constant([[1.0, 2.0, 3.0]])),
+    "dense [B] and ragged": (tf.constant([3, 5, 9]), FORMS["ragged"]([[1.0, 2.0], [3.0], []])),
+    "dense and ragged": (tf.constant([[3, 5], [9, 7]]), FORMS["ragged"]([[1.0], [2.0, 3.0, 4.0]])),
+}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", ["weights", "mask"])
+@pytest.mark.parametrize(("ids", "weights"), OTHER_ROWS.values(), ids=OTHER_ROWS)
+def test_weights_and_masks_of_other_rows_are_refused(ids, weights, kind, graph):
+    emb = layer(feature("p", combiner="sum"))
+    given = weights if kind == "weights" else tf.cast(weights, tf.bool)
+
+    def call(ids, given):
+        return emb({"p": ids}, **{kind: {"p": given}})
+
+    words = "one per id, in the rows of its ids. Remedy|must have the shape of its ids or of their first dimensions"
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=words):
+        (tf.function(call, reduce_retracing=True) if graph else call)(ids, given)
+
+
+def test_rows_may_have_another_form_than_the_ids():
+    emb = layer(feature("p", combiner="sum"))
+    one, rows = initial("item", 4), {}
+    for name, ids, weights in (
+        ("flat", FORMS["sparse"](ROWS), tf.constant([1.0, 2.0, 3.0])),
+        ("sparse", FORMS["ragged"](ROWS), FORMS["unsorted_sparse"]([[1.0, 2.0], [3.0]])),
+        ("ragged", FORMS["unsorted_sparse"](ROWS), FORMS["ragged_int32_splits"]([[1.0, 2.0], [3.0]])),
+    ):
+        rows[name] = emb({"p": ids}, weights={"p": weights})["p"]
+        np.testing.assert_allclose(rows[name], [one(3) + 2 * one(5), 3 * one(9)], rtol=1e-5, atol=1e-8)
+    # Column 1 stands before column 0 here, and so does its weight.
+    backwards = tf.SparseTensor([[0, 1], [0, 0]], tf.constant([5, 3], tf.int64), [1, 2])
+    got = emb({"p": backwards}, weights={"p": tf.constant([2.0, 1.0])})["p"]
+    np.testing.assert_allclose(got, rows["flat"][:1], rtol=1e-6)
+    got = emb({"p": tf.constant([3, 9])}, weights={"p": tf.constant([[1.0], [3.0]])})["p"]
+    np.testing.assert_allclose(got, [one(3), 3 * one(9)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        ([[0, 0], [2, 0]], "Indices of the SparseTensor of feature .* must be inside its dense_shape"),
+        ([[0, -1], [1, 0]], "Indices of the SparseTensor of feature .* must be inside its dense_shape"),
+        ([[1, 1], [1, 1]], "Indices of the SparseTensor of feature .* must occur once each, got an index twice"),
+    ],
+)
+def test_indices_that_name_no_place_are_refused(indices, words):
+    emb = layer(feature("p", combiner="sum"))
+    for call in (emb, tf.function(emb)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            call({"p": tf.SparseTensor(indices, tf.constant([3, 5], tf.int64), [2, 2])})
 
 
 def test_weights_of_another_length_are_refused():

@@ -157,6 +157,27 @@ def test_masks_of_keras_are_padding():
     ragged = tf.RaggedTensor.from_tensor(ids)
     in_form = make_layer(None)({"f": ragged}, mask={"f": tf.RaggedTensor.from_tensor(mask)})["f"]
     np.testing.assert_allclose(in_form[0], [rows[3], np.zeros(DIM), rows[9]], rtol=1e-6)
+    nested = tf.ragged.constant([[[3, 9], [9]], [[5]]], tf.int64)
+    for given, outer in ((ragged, tf.constant([False, True])), (nested, tf.ragged.constant([[False, True], [True]]))):
+        kept = make_layer(None)({"f": given}, mask={"f": outer})["f"].flat_values
+        hidden = 3 if given is ragged else 2  # ids of the first sample, or of its first list
+        assert not kept[:hidden].numpy().any() and kept[hidden:].numpy().all()
+
+
+def test_padding_and_masks_follow_sorted_indices():
+    # Samples in order: 3 P 5 | 9, with the weights 1 7 .5 | 3. The mask hides id 5.
+    order, indices = [3, 1, 2, 0], np.array([[0, 0], [0, 1], [0, 2], [1, 0]])
+
+    def sparse(values, order=order):
+        return tf.SparseTensor(indices[order], tf.gather(tf.constant(values), order), [2, 3])
+
+    ids, mask = sparse(np.array([3, -1, 5, 9])), sparse([True, True, False, True], [0, 2, 1, 3])
+    weights, rows = sparse([1.0, 7.0, 0.5, 3.0], [1, 0, 3, 2]), initial_rows([3, 9])
+    for given in (weights, tf.gather([1.0, 7.0, 0.5, 3.0], order)):
+        got = tf.function(make_layer(-1, "sum"))({"f": ids}, weights={"f": given}, mask={"f": mask})["f"]
+        np.testing.assert_allclose(got, [rows[3], 3 * rows[9]], rtol=1e-6)
+    each = make_layer(-1)({"f": ids}, mask={"f": mask})["f"]
+    np.testing.assert_allclose(each.flat_values, [rows[3], np.zeros(DIM), np.zeros(DIM), rows[9]], rtol=1e-6)
 
 
 def test_later_layers_of_keras_honour_the_mask():

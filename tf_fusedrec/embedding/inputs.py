@@ -1,6 +1,7 @@
 """Inputs of FusedEmbedding: ids of every accepted form become flat ids. outputs.py gives rows that form again.
 
-Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B, L]; int32 or int64 ids. Padding (a
+Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B, L]; int32 or int64 ids. The indices of
+a SparseTensor come in any order, and are sorted first. Weights and masks must have the rows of their ids. Padding (a
 padding_id, or a mask that is False) is removed before anything else sees the ids.
 """
 
@@ -22,7 +23,7 @@ class FlatFeature(NamedTuple):
     ids: tf.Tensor  # <int64>[n], without padding
     row_splits: tf.Tensor | None  # <int64>[B+1] of a ragged feature's innermost dimension, not yet checked
     bag_size: int  # ids that are pooled into one row; 0: the ids of one row of row_splits are
-    form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor  # the ids as the caller gave them
+    form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor  # the ids as the caller gave them, but with sorted indices
     weights: tf.Tensor | None = None  # <float>[m], 0 at padding
     places: tf.Tensor | None = None  # <int64>[n], ascending, the place of each id among the m; None: n = m
 
@@ -103,19 +104,26 @@ def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFe
 
     Raises:
       ValueError: ids are not integers, the rank does not suit the combiner, or weights came without a combiner.
-      InvalidArgumentError: at run time, the numbers of weights and ids differ.
+      InvalidArgumentError: at run time, or before it where the shapes show it: weights or mask have other rows than the
+        ids; indices of a SparseTensor are outside of its shape, or occur twice.
     """
     with placing_ids([table]):
-        feature, kept = _flatten_ids(config, value, mask, pooled=config.combiner is not None and weights is None)
+        feature, kept, order = _flatten_ids(config, value, mask, pooled=config.combiner is not None and weights is None)
     if weights is None:
         return feature
     # Weights stay where they are: a model may compute them on a device.
-    flat = _flat_weights(config, _as_form(weights, f"weights of feature {config.name!r}"), flat_values(feature.form))
+    flat = _flat_weights(config, _as_form(weights, f"weights of feature {config.name!r}"), feature.form, order)
     return feature._replace(weights=flat if kept is None else tf.where(kept, flat, tf.zeros_like(flat)))
 
 
-def _flatten_ids(config: FeatureConfig, value, mask, *, pooled: bool) -> tuple[FlatFeature, tf.Tensor | None]:
-    """A feature without weights, and its mask <bool>[m], False at padding; None where nothing can be padding.
+def _flatten_ids(
+    config: FeatureConfig, value, mask, *, pooled: bool
+) -> tuple[FlatFeature, tf.Tensor | None, tf.Tensor | None]:
+    """Flattens a feature without its weights.
+
+    Returns:
+      The feature; its mask <bool>[m], False at padding, or None where nothing can be padding; the order <int64>[m] in
+      which the ids of a SparseTensor were taken, None for the other forms.
 
     Args:
       config, value, mask: As in `flatten`.
@@ -124,7 +132,8 @@ def _flatten_ids(config: FeatureConfig, value, mask, *, pooled: bool) -> tuple[F
     Raises:
       ValueError: ids are not integers, or the rank does not suit the combiner.
     """
-    given, what = value, f"feature {config.name!r}"
+    what = f"feature {config.name!r}"
+    mask = getattr(value, "_keras_mask", None) if mask is None else mask
     value = _as_form(value, what)
     if value.dtype not in (tf.int32, tf.int64):
         raise ValueError(
@@ -140,6 +149,9 @@ def _flatten_ids(config: FeatureConfig, value, mask, *, pooled: bool) -> tuple[F
             f"Ids of {what} with combiner {config.combiner!r} must have shape [B] or [B, L], got {value.shape}. "
             "Merge the inner dimensions, or use combiner=None."
         )
+    order = None
+    if isinstance(value, tf.SparseTensor):
+        value, order = _sorted(what, value)
     ids = flat_values(value)
     row_splits = None
     if isinstance(value, tf.RaggedTensor):
@@ -150,10 +162,41 @@ def _flatten_ids(config: FeatureConfig, value, mask, *, pooled: bool) -> tuple[F
     if pooled:
         bag_size, row_splits = _bags(value, row_splits)
     feature = FlatFeature(config, tf.cast(ids, tf.int64), row_splits, bag_size, value)
-    kept = is_kept(config, given, mask)
+    kept = is_kept(config, value, mask)
     if kept is None:
-        return feature, None
-    return _without_padding(feature, flat_values(kept), pooled=pooled), flat_values(kept)
+        return feature, None, order
+    return _without_padding(feature, flat_values(kept), pooled=pooled), flat_values(kept), order
+
+
+def _sorted(what: str, value: tf.SparseTensor) -> tuple[tf.SparseTensor, tf.Tensor]:
+    """The tensor with its indices in row-major order, and the former place <int64>[n] of each value."""
+    indices, shape = value.indices, value.dense_shape
+    message = f"Indices of the SparseTensor of {what} must be inside its dense_shape. Remedy: correct the indices."
+    inside = tf.debugging.assert_equal(tf.reduce_all((indices >= 0) & (indices < shape)), True, message=message)
+
+    def ascending(indices: tf.Tensor) -> tf.Tensor:
+        earlier, later = indices[:-1], indices[1:]
+        same_row = earlier[:, 0] == later[:, 0]
+        return tf.reduce_all((earlier[:, 0] < later[:, 0]) | (same_row & (earlier[:, 1] < later[:, 1])))
+
+    def reordered() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        places = tf.range(tf.size(value.values, tf.int64))
+        result = tf.sparse.reorder(tf.SparseTensor(indices, places, shape))
+        message = (
+            f"Indices of the SparseTensor of {what} must occur once each, got an index twice. Remedy: another column "
+            "for each value of a row."
+        )
+        once = tf.debugging.assert_equal(ascending(result.indices), True, message=message)
+        with tf.control_dependencies([once]):
+            return result.indices, tf.gather(value.values, result.values), tf.identity(result.values)
+
+    def as_they_are() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return indices, value.values, tf.range(tf.size(value.values, tf.int64))
+
+    with tf.control_dependencies([inside]):
+        # A sort of sorted indices would cost more than the rest of the flattening.
+        indices, values, order = tf.cond(ascending(indices), as_they_are, reordered)
+    return tf.SparseTensor(indices, values, shape), order
 
 
 def is_kept(config: FeatureConfig, value, mask=None):
@@ -177,20 +220,34 @@ def is_kept(config: FeatureConfig, value, mask=None):
 
 
 def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:
+    """The mask <bool>[m] of each id. A mask of the first dimensions of the ids covers all of their inner dimensions."""
     if mask.dtype != tf.bool:
         raise ValueError(f"mask of {what} must be bool, got {mask.dtype.name}.")
-    if isinstance(value, tf.Tensor) and mask.shape.rank is not None:
-        if not mask.shape.is_compatible_with(value.shape[: mask.shape.rank]):
+    rank = mask.shape.rank
+    if rank is None or not 1 <= rank <= value.shape.rank or (isinstance(mask, tf.SparseTensor) and rank != 2):
+        raise ValueError(
+            f"mask of {what} must have the shape of its ids or of their first dimensions, got {mask.shape} for ids "
+            f"of shape {value.shape}."
+        )
+    message = f"mask of {what} must be one per id, in the rows of its ids. Remedy: a mask made from these ids."
+    if isinstance(value, tf.Tensor) and isinstance(mask, tf.Tensor):
+        if not mask.shape.is_compatible_with(value.shape[:rank]):
             raise ValueError(
                 f"mask of {what} must have the shape of its ids or of their first dimensions, got {mask.shape} for ids "
                 f"of shape {value.shape}."
             )
-        inner = [1] * (value.shape.rank - mask.shape.rank)  # one bool of the mask covers all inner dimensions
-        mask = tf.broadcast_to(tf.reshape(mask, tf.concat([tf.shape(mask), inner], 0)), tf.shape(value))
-    flat = flat_values(mask)
-    message = f"mask of {what} must be one per id: numbers of bools and of ids differ."
-    with tf.control_dependencies([tf.debugging.assert_equal(tf.size(flat), tf.size(ids), message=message)]):
-        return tf.identity(flat)
+        same = tf.debugging.assert_equal(tf.shape(mask), tf.shape(value)[:rank], message=message)
+        with tf.control_dependencies([same]):
+            inner = tf.reshape(mask, tf.concat([tf.shape(mask), [1] * (value.shape.rank - rank)], 0))
+            return tf.reshape(tf.broadcast_to(inner, tf.shape(value)), [-1])
+    if isinstance(mask, tf.SparseTensor):
+        mask, _ = _sorted(f"the mask of {what}", mask)
+    flat, depth = flat_values(mask), len(_nested_splits(mask))
+    if flat.shape.rank != 1:
+        raise ValueError(f"Ragged mask of {what} must have flat values of rank 1, got {flat.shape}.")
+    for splits in _nested_splits(value)[depth:]:
+        flat = tf.repeat(flat, splits[1:] - splits[:-1])
+    return _of_same_rows(flat, message, mask, value)
 
 
 def _without_padding(feature: FlatFeature, kept: tf.Tensor, *, pooled: bool) -> FlatFeature:
@@ -220,27 +277,82 @@ def _bags(value, row_splits: tf.Tensor | None) -> tuple[int, tf.Tensor | None]:
     if row_splits is not None:
         return 0, row_splits
     if isinstance(value, tf.SparseTensor):
-        rows = tf.RaggedTensor.from_value_rowids(
-            value.values, value.indices[:, 0], value.dense_shape[0], validate=False
-        )
-        return 0, rows.row_splits
+        return 0, _nested_splits(value)[0]
     if value.shape.rank == 1:
         return 1, None
     if value.shape[1]:
         return value.shape[1], None
     # The length is unknown or 0; with 0 ids only splits tell the number of samples.
-    shape = tf.shape(value, out_type=tf.int64)
-    return 0, tf.range(shape[0] + 1) * shape[1]
+    return 0, _nested_splits(value)[0]
 
 
-def _flat_weights(config: FeatureConfig, weights, ids: tf.Tensor) -> tf.Tensor:
+def _flat_weights(config: FeatureConfig, weights, form, order: tf.Tensor | None) -> tf.Tensor:
+    """The weights <float>[m] of the ids of `form`; see `flatten` and `_flatten_ids`."""
+    what = f"feature {config.name!r}"
     if config.combiner is None:
         raise ValueError(
             f"Feature {config.name!r} got weights, but its combiner is None. Use 'sum', 'mean' or 'sqrtn'."
         )
     if not weights.dtype.is_floating:
-        raise ValueError(f"Weights of feature {config.name!r} must be floats, got {weights.dtype.name}.")
+        raise ValueError(f"Weights of {what} must be floats, got {weights.dtype.name}.")
+    if weights.shape.rank not in (1, 2) or flat_values(weights).shape.rank != 1:
+        raise ValueError(f"Weights of {what} must have the form of the ids, {form.shape}, or [n], got {weights.shape}.")
+    message = f"Weights of {what} must be one per id, in the rows of its ids. Remedy: weights of the same samples."
+    if isinstance(weights, tf.SparseTensor):
+        weights, _ = _sorted(f"the weights of {what}", weights)
     flat = flat_values(weights)
-    message = f"Weights of feature {config.name!r} must be one per id: numbers of weights and of ids differ."
-    with tf.control_dependencies([tf.debugging.assert_equal(tf.size(flat), tf.size(ids), message=message)]):
+    if isinstance(weights, tf.Tensor) and weights.shape.rank == 1:  # flat
+        same = tf.debugging.assert_equal(tf.size(flat), tf.size(flat_values(form)), message=message)
+        with tf.control_dependencies([same]):
+            return tf.identity(flat) if order is None else tf.gather(flat, order)
+    if isinstance(weights, tf.Tensor) and isinstance(form, tf.Tensor):
+        same = tf.debugging.assert_equal(_rows_and_columns(weights), _rows_and_columns(form), message=message)
+        with tf.control_dependencies([same]):
+            return tf.identity(flat)
+    if isinstance(form, tf.Tensor) and form.shape.rank == 1:
+        form = form[:, tf.newaxis]
+    return _of_same_rows(flat, message, weights, form)
+
+
+def _rows_and_columns(dense: tf.Tensor) -> tf.Tensor:
+    """<int32>[2], the shape of a dense tensor [B, L], or of [B] as [B, 1]. Known sizes stay constants."""
+    sizes = [tf.shape(dense)[at] if size is None else size for at, size in enumerate(dense.shape)]
+    return tf.stack([*sizes, 1][:2])
+
+
+def _nested_splits(form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> list[tf.Tensor]:
+    """row_splits <int64> of each dimension after the first, the outermost first."""
+    if isinstance(form, tf.SparseTensor):
+        form = tf.RaggedTensor.from_value_rowids(
+            form.values, form.indices[:, 0], nrows=form.dense_shape[0], validate=False
+        )
+    if isinstance(form, tf.RaggedTensor):
+        return [tf.cast(splits, tf.int64) for splits in form.nested_row_splits]
+    shape = tf.shape(form, tf.int64)
+    return [tf.range(tf.reduce_prod(shape[:at]) + 1) * shape[at] for at in range(1, form.shape.rank)]
+
+
+def _of_same_rows(flat: tf.Tensor, message: str, other, form) -> tf.Tensor:
+    """`flat`, after a check that `other` has the rows of `form`, or of its first dimensions.
+
+    Args:
+      flat: Values of `other`, one per id of `form`.
+      message: Words of the error.
+      other, form: Weights or mask, and ids. One of them is not dense. Indices of a SparseTensor are sorted.
+
+    Raises:
+      InvalidArgumentError: at run time, if the rows differ.
+    """
+    theirs, ours = _nested_splits(other), _nested_splits(form)
+    rows = tf.size(theirs[0]) - 1 if theirs else tf.size(flat_values(other))
+    same = (rows == tf.size(ours[0]) - 1) & (tf.size(flat) == tf.size(flat_values(form)))
+    pairs = [*zip(theirs, ours)]
+    if isinstance(other, tf.SparseTensor) and isinstance(form, tf.SparseTensor):
+        pairs.append((other.indices[:, 1], form.indices[:, 1]))
+    for got, wanted in pairs:
+        both = tf.minimum(tf.size(got), tf.size(wanted))  # Vectors of other sizes cannot be compared.
+        same &= (tf.size(got) == tf.size(wanted)) & tf.reduce_all(got[:both] == wanted[:both])
+    came = [theirs[0], ours[0]] if theirs else [rows, tf.size(ours[0]) - 1]
+    words = [message, "Got and want row_splits:" if theirs else "Got and want samples:"]
+    with tf.control_dependencies([tf.debugging.Assert(same, [*words, *(tf.cast(x, tf.int32) for x in came)])]):
         return tf.identity(flat)

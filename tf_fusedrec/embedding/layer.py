@@ -63,9 +63,9 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
       init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 
     Call:
-      inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L]; int32 or
-        int64. It may hold a subset of the features.
-      weights: dict from feature name to per-id weights in the same form, for features with a combiner.
+      inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L] with its
+        indices in any order; int32 or int64. It may hold a subset of the features.
+      weights: dict from feature name to per-id weights in the same form, or flat [n], for features with a combiner.
       mask: dict from feature name to bools, False at padding, in the form of the ids or of their first dimensions.
         Keras passes the masks of earlier layers. FeatureConfig.padding_id names padding by its id.
       training: False for lookups that must not change the tables. Ids without a row then get the row that
@@ -79,7 +79,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
     Raises:
       ValueError: unknown features, ids that are not integers, weights or masks that do not suit, or options that the
         backend, the topology or the device does not have.
-      InvalidArgumentError (at run time): wrong row_splits, ids that do not fit "bits", or two updates from one step.
+      InvalidArgumentError (at run time): wrong row_splits, weights or masks of other rows than the ids, indices outside
+        of a SparseTensor or doubled, ids that do not fit "bits", or two updates from one step.
       ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
       FailedPreconditionError (at run time): a later training lookup has moved rows whose gradients come only now.
     """

@@ -98,6 +98,7 @@ except ModuleNotFoundError as error:
 check_versions(tf.version.VERSION, keras.__version__)
 
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
+from tensorflow.python.eager import record as _record  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  The format of tf.profiler's files.
 
@@ -130,6 +131,11 @@ def in_xla_context(graph: tf.Graph) -> bool:
     return _control_flow.GraphOrParentsInXlaContext(graph)
 
 
+def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
+    """Whether an active gradient tape records what becomes of a tensor; None where no tape is active."""
+    return _record.should_record_backprop([tensor]) if _record.could_possibly_record() else None
+
+
 KERAS_3 = "comes from Keras 3. Remedy: the same of tf_fusedrec.keras; docs/install.md says what works beside Keras 3."
 
 
@@ -154,5 +160,6 @@ __all__ = [
     "in_xla_context",
     "keras",
     "of_keras_3",
+    "recorded_by_tape",
     "tf",
 ]

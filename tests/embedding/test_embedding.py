@@ -1,5 +1,7 @@
 """FusedEmbedding in one process: forms of input, training against the oracle, refusals."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -205,17 +207,102 @@ def test_model_fit_in_a_functional_model():
     assert len(emb.export_table("item")[0]) == 24
 
 
-def test_second_training_from_lookups_of_one_step_is_refused():
-    for wrap in (lambda f: f, tf.function):
-        emb = layer(feature(), name="twice")
+# Ways to train one step of two towers that share a table. Each calls towers(x, calls) of a layer and its batch.
+def _in_tape(emb, towers, batches, calls, wrap=lambda f: f):
+    @wrap
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(towers(emb, x, calls))
+        tape.gradient(loss, emb.trainable_variables)
 
-        def step(emb=emb):
-            with tf.GradientTape() as tape:
-                loss = sum(tf.reduce_sum(emb({"f": tf.constant([1])})["f"]) for _ in range(2))
-            tape.gradient(loss, emb.trainable_variables)
+    for x in batches:
+        step(x)
 
-        with pytest.raises(tf.errors.InvalidArgumentError, match="FusedEmbedding .*twice.* was trained twice"):
-            wrap(step)()
+
+def _in_fit(emb, towers, batches, calls, functional=False, **options):
+    class Towers(fr.schedules.PipelinedModel):
+        def __init__(self):
+            super().__init__(**options)
+            self.emb = emb
+
+        def call(self, x):
+            return towers(self.emb, x, calls)
+
+    model = Towers
+    if functional:
+        inputs = {"a": keras.Input([2], dtype=tf.int64), "b": keras.Input([], dtype=tf.int64)}
+        outputs = keras.layers.Lambda(lambda x: x)(towers(emb, inputs, calls))
+        model = functools.partial(fr.schedules.PipelinedModel, inputs, outputs, **options)
+    model = model()
+    model.compile("sgd", loss=lambda y, score: tf.reduce_mean(score))
+    data = tf.data.Dataset.from_tensor_slices({name: tf.concat([x[name] for x in batches], 0) for name in "ab"})
+    model.fit(data.map(lambda x: (x, 0.0)).batch(len(batches[0]["b"])), verbose=0)
+
+
+WAYS = {
+    "eager": _in_tape,
+    "traced": functools.partial(_in_tape, wrap=tf.function),
+    "subclass": _in_fit,
+    "functional": functools.partial(_in_fit, functional=True),
+    **{
+        type(schedule).__name__: functools.partial(_in_fit, functional=True, schedule=schedule)
+        for schedule in (fr.schedules.FrozenWindow(2), fr.schedules.DualBuffer(), fr.schedules.SemiAsync())
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_of_one_step_train_as_one_call(way):
+    tables = [table("first", optimizer=fr.optimizers.Adagrad(0.5)), table("second", optimizer=fr.optimizers.Adam(0.1))]
+    features = [feature(f"{x}_{t.name}", t.name, "mean" if x == "a" else None) for t in tables for x in "ab"]
+
+    def towers(emb, x, calls):
+        halves = [{f"{half}_{t.name}": x[half] for t in tables} for half in "ab"]
+        rows = emb({**halves[0], **halves[1]}) if calls == 1 else {**emb(halves[0]), **emb(halves[1])}
+        return tf.reduce_sum(sum(tf.sin(rows[f"a_{t.name}"]) * rows[f"b_{t.name}"] for t in tables), 1)
+
+    random = np.random.default_rng(3)
+    batches = [{"a": random.integers(0, 9, [4, 2]), "b": random.integers(0, 9, [4])} for _ in range(3)]
+    layers = {calls: layer(*features, tables=tables) for calls in (1, 2)}
+    for calls, emb in layers.items():
+        WAYS[way](emb, towers, batches, calls)
+    for groups in zip(*(emb.lookups for emb in layers.values())):
+        (ids, one), (ids_of_calls, calls) = (group.table.snapshot(group.table.names[0]) for group in groups)
+        np.testing.assert_array_equal(ids_of_calls, ids)
+        for field in one.dtype.names[4:]:
+            # A row's gradients of one call are added before those of the other: another order of few summands.
+            np.testing.assert_allclose(calls[field], one[field], rtol=1e-5, atol=1e-7, err_msg=field)
+
+
+def test_a_tower_that_the_loss_leaves_out_is_not_trained():
+    emb = layer(feature(), tables=[table(initializer=fr.Constant(1.0))])
+    with tf.GradientTape(persistent=True) as tape:
+        used, unused = (emb({"f": tf.constant([i, 2])})["f"] for i in (1, 3))
+        losses = tf.reduce_sum(used), tf.reduce_sum(unused)
+    tape.gradient(losses[0], emb.trainable_variables)
+    np.testing.assert_array_equal(emb.export_table("item")[1][:, 0], [0.5, 0.5, 1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was trained twice from lookups of the same step"):
+        tape.gradient(losses[1], emb.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (lambda call: tf.cond(tf.size([1]) > 0, call, lambda: tf.zeros([1, 4])), "inside a tf.cond or tf.while_loop"),
+        (lambda call: tf.function(call)(), "was trained twice .* make all calls of a step outside"),
+    ],
+)
+def test_a_call_that_no_step_can_share_is_refused(inside, words):
+    emb = layer(feature())
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(emb({"f": ids})["f"] + inside(lambda: emb({"f": ids})["f"]))
+        tape.gradient(loss, emb.trainable_variables)
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=words):
+        step(tf.constant([1]))
 
 
 @pytest.mark.parametrize(

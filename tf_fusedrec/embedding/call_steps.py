@@ -34,7 +34,8 @@ class CallSteps(NamedTuple):
     answer: Callable[[Any, Any, Any], Any] | None = None
     # Finds the rows of each request, by group.
     look_up: Callable[[Sequence[Sequence[LookupRequest]]], list[list[Found]]] = look_up
-    # Takes the requests and gradients of one group; what it returns, <float32>[], is added to the anchor's gradient.
+    # Takes the requests and gradients of one group in all calls of a step; what it returns, <float32>[], is added to
+    # the anchor's gradient.
     train: Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor] = train_now
 
 

@@ -10,6 +10,7 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.replicas import Replica
+from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.optimizers import Rule
 from tf_fusedrec.tables import ExternalTable, NativeTable, Table
@@ -104,6 +105,41 @@ def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequenc
                 f"tables {table.names} of {layer_name!r} may evict or move rows (eviction, ttl, hot_after "
                 f"or memory_budget). The lookups of {steps} steps come before the update of the first. "
                 f"Remedy: FusedEmbedding(lookups_per_update={steps})."
+            )
+
+
+def check_calls(
+    layer_name: str,
+    config: Mapping[str, Any],
+    groups: Sequence[Sequence[LookupRequest]],
+    calls_by_group: Mapping[int, int],
+) -> None:
+    """Raises ValueError unless the tables of these lookups can be looked up by one more call of a training step.
+
+    Args:
+      layer_name, config: Name and config of the layer.
+      groups: The lookups of a training call by group.
+      calls_by_group: TrainingStep.calls_by_group, before this call.
+    """
+    for requests in groups:
+        lookup = requests[0].lookup
+        calls = calls_by_group.get(id(lookup), 0) + 1
+        if calls == 1 or not requests[0].training:
+            continue
+        called = f"FusedEmbedding {layer_name!r} was called {calls} times in one training step"
+        if not lookup.table.can_accumulate:
+            raise ValueError(f"{called}, and tables {lookup.table.names} cannot sum the gradients of several lookups.")
+        most = lookup.table.most_lookups_per_update
+        if most is not None and calls > most:
+            raise ValueError(
+                f"{called}, and tables {lookup.table.names} have host_rows on a GPU, which holds the rows of one "
+                "lookup. Remedy: one call with all features of a step, or make the layer under tf.device('/CPU:0')."
+            )
+        if lookup.table.moves_rows and config["lookups_per_update"] < calls:
+            raise ValueError(
+                f"{called}, and tables {lookup.table.names} may evict or move rows (eviction, ttl, hot_after or "
+                "memory_budget) between the calls. Remedy: one call with all features of a step, or "
+                f"FusedEmbedding(lookups_per_update={calls})."
             )
 
 

@@ -312,7 +312,8 @@ class GroupLookup:
             message=(
                 f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
                 f"{self.group.name}, tables {self.table.names}): the second update would overwrite the first with old "
-                "rows. Look up all features of a step in one call, and take one gradient of one loss."
+                "rows. Take one gradient of one loss. A call inside a tf.function of its own, a tf.cond or a "
+                "tf.while_loop makes its own update: make all calls of a step outside of them."
             ),
         )
         return [once] if once is not None else []

@@ -17,8 +17,9 @@ from tf_fusedrec.embedding.description import Described
 from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import group_tables
 from tf_fusedrec.embedding.inputs import FlatFeature, flatten_inputs, is_kept
+from tf_fusedrec.embedding.lookup import look_up
 from tf_fusedrec.embedding.routed_ids import LookupRequest
-from tf_fusedrec.embedding.trained_rows import trained_rows
+from tf_fusedrec.embedding.trained_rows import TrainingStep, trained_rows
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
@@ -37,6 +38,9 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
     optimizer updates the rows. So the layer trains in `model.fit` and in any custom loop, and `layer.trainable = False`
     freezes the tables. Dense optimizers never see rows, so clipping by global norm does not count them. A scaled loss
     (policy "mixed_float16") needs a PipelinedModel, or a loop inside `loss_scaled_by(optimizer)`.
+
+    The training calls of one step make one update, by the sum of their gradients: towers may share tables. One call
+    with all features makes fewer exchanges.
 
     Every call is collective. All ranks call the layer equally often, with no ids if need be.
 
@@ -142,6 +146,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         # TensorFlow's and Keras' own savers find the tables through this attribute.
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls = _Untracked(weakref.WeakKeyDictionary())
+        self._steps = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
 
     @property
@@ -196,12 +201,22 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
 
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
         groups = self.requests(inputs, weights, mask, training=training)
-        value = self._anchor.read_value()
-        value = anchor.checked(value, self.name) if training else value
+        step = self._training_step() if training else None
+        if step is not None and self.call_steps.look_up is look_up:
+            construction.check_calls(self.name, self._config.value, groups, step.calls_by_group)
         outputs: dict[str, Any] = {}
         for requests, found in zip(groups, self.call_steps.look_up(groups)):
-            outputs.update(trained_rows(requests, found, value, self.call_steps.train))
+            outputs.update(trained_rows(requests, found, step))
         return {name: outputs[name] for name in inputs}
+
+    def _training_step(self) -> TrainingStep:
+        """The step that a training call made now belongs to."""
+        graph = tf.compat.v1.get_default_graph()
+        step = self._steps.value.get(graph)
+        if step is None or not step.takes_calls():
+            step = TrainingStep(anchor.checked(self._anchor.read_value(), self.name), self.call_steps.train)
+            self._steps.value[graph] = step
+        return step
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
         """Starts to read the rows of a coming batch from disk, for tables with a memory_budget. Collective.

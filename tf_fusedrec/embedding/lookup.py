@@ -95,7 +95,7 @@ def look_ahead(routed: Sequence[RoutedIds]) -> list[RowsAhead]:
     """
     return [
         routed[numbers[0]].lookup.look_ahead([routed[i] for i in numbers])
-        for numbers in _by_group([ids.lookup for ids in routed])
+        for numbers in by_group([ids.lookup for ids in routed])
     ]
 
 
@@ -110,7 +110,7 @@ def fetch(routed: Sequence[RoutedIds], rows_ahead: Sequence[RowsAhead] | None = 
       The context of each lookup.
     """
     contexts: dict[int, Context] = {}
-    for group, numbers in enumerate(_by_group([ids.lookup for ids in routed])):
+    for group, numbers in enumerate(by_group([ids.lookup for ids in routed])):
         lookup, of_group = routed[numbers[0]].lookup, [routed[i] for i in numbers]
         contexts.update(zip(numbers, lookup.fetch(of_group, None if rows_ahead is None else rows_ahead[group])))
     return [contexts[i] for i in range(len(routed))]
@@ -180,8 +180,8 @@ def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> lis
 
     Raises:
       ValueError: gradients of a wave are missing.
-      InvalidArgumentError: at run time, the table was updated more often since a context's fetch. The layer was called
-        twice in one training step, or one tape gave two gradients.
+      InvalidArgumentError: at run time, the table was updated more often since a context's fetch: one step made two
+        updates.
     """
     with outside_clusters("An update of tables"):
         # All gradients are sent before the first are waited for.
@@ -192,7 +192,7 @@ def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> lis
             sums = _with_pieces_before(context, lookup.sum_gradients(context, grads), of_windows)
             received.append(lookup.return_gradients(context, sums))
         _require_all_pieces([context for context, _ in parts])
-        for numbers in _by_group([part.context.routed.lookup for part in parts]):
+        for numbers in by_group([part.context.routed.lookup for part in parts]):
             lookup = parts[numbers[0]].context.routed.lookup
             lookup.update([(parts[i].context, received[i]) for i in numbers], staleness=staleness)
     return received
@@ -209,7 +209,7 @@ def _require_all_pieces(contexts: Sequence[Context]) -> None:
             )
 
 
-def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:
+def by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:
     """Numbers of each group's lookups; groups in the order in which they first come."""
     numbers: dict[int, list[int]] = {}
     for i, lookup in enumerate(lookups):

@@ -1,44 +1,117 @@
-"""Rows of one group inside a call get their gradient, which trains the group's tables."""
+"""Rows of the training calls of one step get their gradients, which make one update of the tables.
+
+    anchor ─▶ join ─┬─▶ trained_rows of call 0 ─▶ rows
+                    └─▶ trained_rows of call 1 ─▶ rows
+
+Gradients run the other way. So the gradient of `join` runs once, after the gradients of all calls that the loss needs.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding.anchor import gradient
-from tf_fusedrec.embedding.lookup import Found, RowGradients
+from tf_fusedrec._tf_compat import recorded_by_tape, tf
+from tf_fusedrec.embedding import anchor
+from tf_fusedrec.embedding.lookup import Found, RowGradients, by_group
 from tf_fusedrec.embedding.outputs import restore_form
 from tf_fusedrec.embedding.routed_ids import LookupRequest
 
+Train = Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor]
+# TensorFlow's graphs for the gradients of a branch and of a loop's body.
+_GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
+
+
+class _Part(NamedTuple):
+    place: int  # among the lookups of the step
+    request: LookupRequest
+    gradients: RowGradients
+
+
+class TrainingStep:
+    """The training calls of a layer in one graph, or in eager mode, whose gradients come from one tape.
+
+    Args:
+      value: <float32>[], the layer's anchor.
+      train: CallSteps.train.
+
+    Attributes:
+      calls_by_group: Number of training calls so far that have looked up a group, by id of its GroupLookup.
+    """
+
+    def __init__(self, value: tf.Tensor, train: Train):
+        self.calls_by_group: dict[int, int] = {}
+        self._places = 0
+        self._value: tf.Tensor | None  # None: the gradients have come
+        # By graph, because TensorFlow may trace the gradients of one graph in several others.
+        self._parts: dict[tf.Graph, list[_Part]] = {}
+
+        @tf.custom_gradient
+        def join(value: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def update(_: tf.Tensor) -> tf.Tensor:
+                self._value, graph = None, tf.compat.v1.get_default_graph()
+                parts = sorted(self._parts.pop(graph), key=lambda part: part.place)
+                if type(graph).__name__ in _GRADIENTS_OF_BRANCHES:
+                    raise ValueError(
+                        f"tables {parts[0].request.lookup.table.names} were looked up for training inside a tf.cond or "
+                        "tf.while_loop that does not compute the gradient, and a branch cannot train them. Remedy: "
+                        "call the FusedEmbedding outside of it."
+                    )
+                total = anchor.gradient(value)
+                for numbers in by_group([part.request.lookup for part in parts]):
+                    of_group = [parts[i] for i in numbers]
+                    total += train([part.request for part in of_group], [part.gradients for part in of_group])
+                return total
+
+            return tf.identity(value), update
+
+        self._value = join(value)
+
+    def takes_calls(self) -> bool:
+        """Returns whether the gradients of a call that is made now come together with the gradients of this step."""
+        if self._value is None:
+            return False
+        recorded = recorded_by_tape(self._value)
+        return not tf.executing_eagerly() if recorded is None else recorded
+
+    def trained(self, requests: Sequence[LookupRequest], found: Sequence[Found]) -> list[tf.Tensor]:
+        """The rows of the lookups of one group in a call, whose gradients train the group's tables."""
+        first, self._places = self._places, self._places + len(requests)
+        group = id(requests[0].lookup)
+        self.calls_by_group[group] = self.calls_by_group.get(group, 0) + 1
+
+        @tf.custom_gradient
+        def forward(_: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def backward(*grads: tf.Tensor) -> tf.Tensor:
+                parts = self._parts.setdefault(tf.compat.v1.get_default_graph(), [])
+                for place, request, one, grad in zip(itertools.count(first), requests, found, grads):
+                    parts.append(_Part(place, request, RowGradients(one.context, grad)))
+                return tf.zeros([])
+
+            return [one.rows for one in found], backward
+
+        return forward(self._value)
+
 
 def trained_rows(
-    requests: Sequence[LookupRequest],
-    found: Sequence[Found],
-    anchor: tf.Tensor,
-    train: Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor],
+    requests: Sequence[LookupRequest], found: Sequence[Found], step: TrainingStep | None
 ) -> dict[str, Any]:
-    """Rows by feature, in the feature's form. Their gradient trains the group's tables; anchor.py has the anchor's.
+    """Rows by feature, in the feature's form. Their gradient trains the group's tables.
 
     Args:
       requests: The lookups of one group in a call, at least one.
       found: The rows of each request.
-      anchor: <float32>[], the layer's anchor.
-      train: CallSteps.train.
+      step: The training step of the call; None: no lookup of the call trains.
     """
-
-    @tf.custom_gradient
-    def forward(anchor: tf.Tensor):
-        @tf.autograph.experimental.do_not_convert
-        def backward(*grads: tf.Tensor) -> tf.Tensor:
-            gradients = [RowGradients(one.context, grad) for one, grad in zip(found, grads)]
-            return train(requests, gradients) + gradient(anchor)
-
-        return [one.rows for one in found], backward
-
+    if step is not None and requests[0].training:
+        rows_of_all = step.trained(requests, found)
+    else:
+        rows_of_all = [tf.stop_gradient(one.rows) for one in found]
     outputs: dict[str, Any] = {}
-    trains = requests[0].training
-    for request, one, rows in zip(requests, found, forward(anchor if trains else tf.stop_gradient(anchor))):
+    for request, one, rows in zip(requests, found, rows_of_all):
         numbers = one.context.routed.fused.feature_bags
         parts = tf.split(rows, numbers) if len(request.features) > 1 else [rows]
         for feature, part in zip(request.features, parts):

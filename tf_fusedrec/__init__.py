@@ -15,9 +15,11 @@ code. The last two run with `import tf_fusedrec.tfra` or FusedEmbedding(backend=
   ops/*.py                tf.RegisterGradient                       An op has a gradient.
   schedules/*.py          register                                  Saved models find a schedule by its name.
   schedules/model.py      keras.saving.register_keras_serializable  Keras can load a PipelinedModel.
-  tables/state.py         _hdf5.*                                   Keras' HDF5 writers refuse tables.
+  tables/state.py         _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
   tables/state.py         _files.save_weights                       Keras' save_weights refuses tables.
   tables/state.py         _archive.export_model                     Keras' model.export refuses tables.
+  tables/state.py         keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
+  tables/state.py         keras.callbacks.CallbackList.*            fit refuses callbacks that leave tables behind.
   tables/tfra_library.py  tf.get_logger().setLevel                  TFRA's import prints no notices.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
 """

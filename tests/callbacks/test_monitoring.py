@@ -31,14 +31,20 @@ class Counted(Clicks):
 
 
 class LocalLosses(keras.callbacks.Callback):
-    """Puts a validation loss into the logs that only this rank has measured."""
+    """Puts a validation loss into the logs that only this rank has measured. Keeps the model of every epoch."""
 
     def __init__(self, losses):
         super().__init__()
-        self.losses, self.epochs = losses, 0
+        self.losses, self.states = losses, []
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["val_loss"], self.epochs = self.losses[epoch], epoch + 1
+        logs["val_loss"] = self.losses[epoch]
+        self.states.append(state_of(self.model))
+
+
+def state_of(model):
+    ids, rows = model.embedding.export_table("item")
+    return [ids.tolist(), rows.tolist(), *(variable.numpy().tolist() for variable in model.trainable_variables)]
 
 
 # From the second epoch on the mean is worse; the largest, the smallest and rank 0's own become better in between.
@@ -63,14 +69,23 @@ def watched(folder):
         monitoring.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
         local,
-        monitoring.EarlyStopping("val_loss", patience=2),
+        saves := callbacks.Checkpoint(f"{folder}/checkpoint", save_best=True, keep=1),
+        monitoring.EarlyStopping("val_loss", patience=2, restore_best=True),
     ]
     dataset = tf.data.Dataset.from_generator(
         lambda: iter(parts),
         output_signature=(tf.RaggedTensorSpec([None, None], tf.int64), tf.TensorSpec([None, 1], tf.float32)),
     )
     history = model.fit(dataset, epochs=5, callbacks=listeners, verbose=0).history
-    return {"history": history, "epochs": local.epochs, "overflows": overflows_of_one_rank(rank)}
+    best = [state_of(model)]
+    position = saves.restore(model)
+    best.append(state_of(model))
+    kept = saves.restore(model, save="best")
+    best.append(state_of(model))
+    return {
+        "history": history, "states": local.states, "best": best, "positions": (position, kept), "value": saves.best,
+        "overflows": overflows_of_one_rank(rank),
+    }  # fmt: skip
 
 
 def overflows_of_one_rank(rank):
@@ -130,7 +145,7 @@ def test_tensorboard_has_what_tables_and_exchanges_did(ended):
 
 def test_all_ranks_stop_after_the_same_epoch(ended):
     _, results = ended
-    assert [result["epochs"] for result in results] == [3, 3]
+    assert [len(result["states"]) for result in results] == [3, 3]
     alone = []
     for losses in LOSSES:
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=2)
@@ -141,6 +156,14 @@ def test_all_ranks_stop_after_the_same_epoch(ended):
                 stopping.on_epoch_end(epoch, {"val_loss": loss})
         alone.append(stopping.stopped_epoch)
     assert alone == [0, 2]  # rank 0 alone would have gone on
+
+
+def test_all_ranks_end_with_the_best_epoch_and_the_checkpoint_keeps_it(ended):
+    for result in ended[1]:
+        first, _, last = result["states"]
+        assert first != last
+        assert result["best"] == [first, last, first]
+        assert result["positions"] == ((3, 0), (1, 0)) and result["value"] == np.mean([9.0, 1.0])
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(ended):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.checkpoint.tables import DictTable, embedding_of
+from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import callbacks, checkpoint, keras, tf
 
 
@@ -34,7 +34,7 @@ def positions(monkeypatch):
     monkeypatch.setattr(
         checkpoint.Checkpointer,
         "save",
-        lambda self, extra: seen.append((extra["epoch"], extra["step"])) or save(self, extra),
+        lambda self, extra, **options: seen.append((extra["epoch"], extra["step"])) or save(self, extra, **options),
     )
     return seen
 
@@ -107,6 +107,69 @@ def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
     monkeypatch.setattr("tf_fusedrec.checkpoint.disk.write", full)
     with pytest.raises(OSError, match="No space left"):
         fit(model(), [callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 1, 5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_the_number_of_steps_keras_tells_whether_an_epoch_is_whole(known, tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", every_steps=2, layers=[embedding_of(table())])
+    data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1]))).repeat(3)
+    data = data if known else data.filter(lambda x, y: True)
+    model().fit(data, epochs=9, callbacks=[saves, StopAfter(5)], verbose=0)
+    assert positions == [(0, 2), (1, 0), (1, 2), (1, 2)]
+    first = model()
+    assert saves.restore(first) == (1, 2)
+    first.fit(data.take(1), initial_epoch=1, epochs=2, callbacks=[saves], verbose=0)  # the rest of the epoch
+    assert positions[4:] == [(2, 0)]
+
+
+class Scores(keras.callbacks.Callback):
+    """Logs a score of every epoch and trains a table. Keeps the states of the model."""
+
+    def __init__(self, trained, scores):
+        super().__init__()
+        self.table, self.scores, self.states = trained, scores, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.table.train("item", [1, 2, 3 + epoch], np.random.default_rng(epoch))
+        logs["score"] = self.scores[epoch]
+        self.states.append(self.state())
+
+    def state(self):
+        return contents([self.table]), [weight.tolist() for weight in self.model.get_weights()]
+
+
+@pytest.mark.parametrize(("full_every", "mode"), [(1, "max"), (3, "min")])
+def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every, mode, tmp_path):
+    trained, sign = table(), 1 if mode == "max" else -1
+    scores = Scores(trained, [sign * score for score in (0.1, 0.9, np.nan, 0.3, 0.9, 0.5, 0.8, 0.95, 0.2)])
+    options = {
+        "save_best": True, "restore_best": True, "monitor": "score", "mode": mode, "keep": 1, "full_every": full_every,
+        "layers": [embedding_of(trained)],
+    }  # fmt: skip
+    saves, first = callbacks.Checkpoint(tmp_path / "c", **options), model()
+    fit(first, [scores, saves], 6, 2)
+    assert scores.state() == scores.states[1] != scores.states[5]
+    extra = checkpoint.read_manifest(tmp_path / "c")["extra"]
+    assert extra == {"epoch": 6, "step": 0, "best": {"monitor": "score", "value": sign * 0.9, "epoch": 1}}
+    assert len(checkpoint.saves(tmp_path / "c")) <= 2 + 2 * (full_every > 1)  # and the full saves of two deltas
+    again = callbacks.Checkpoint(tmp_path / "c", **options)
+    assert again.restore(first) == (6, 0) and again.best == sign * 0.9 and scores.state() == scores.states[5]
+    fit(first, [scores, again], 9, 2, initial_epoch=6)
+    assert again.best == sign * 0.95 and scores.state() == scores.states[7]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"monitor": "score", "save_best": True}, "mode 'auto' does not know the metric 'score'. Pass mode='min' or"),
+        ({"mode": "best"}, "mode must be 'auto', 'min' or 'max', got 'best'"),
+        ({"restore_best": True}, "restore_best=True needs save_best=True"),
+        ({"monitor": "auc", "save_best": True}, r"monitor 'auc' is not among the logs \['loss'\] of epoch 1"),
+    ],
+)
+def test_a_best_epoch_that_cannot_be_known_is_refused(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        fit(model(), [callbacks.Checkpoint(tmp_path / "c", layers=[embedding_of(table())], **options)], 1, 1)
 
 
 def test_a_negative_number_of_steps_is_refused(tmp_path):

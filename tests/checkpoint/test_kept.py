@@ -53,6 +53,8 @@ def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     job = Job(tmp_path / "c")
     save(job)
     (there,) = checkpoint.saves(job.directory)
+    with pytest.raises(ValueError, match=rf"save 'best' is not in .*/c, which holds \['{there}'\]"):
+        load(job, "best")
     for which in (2, "save-1-00000000", "../c"):
         with pytest.raises(
             ValueError, match=rf"save {which!r} is not one of the saves in .*/c, which holds \['{there}'\]"

@@ -1,5 +1,8 @@
 """Savers of TensorFlow and Keras include the tables of one process, and are refused by name where they cannot."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -84,6 +87,97 @@ def test_a_model_file_of_keras_has_the_tables(tmp_path):
     assert state(other, loaded) == state(model, emb)
 
 
+@pytest.mark.parametrize("backend", ["native", pytest.param("tfra", marks=pytest.mark.slow)])
+def test_a_list_of_weights_has_the_tables(backend):
+    model, emb = compiled(backend)
+    fit(model, 3)
+    weights, want = model.get_weights(), state(model, emb)
+    copies = copy.deepcopy(weights), [weight.copy() for weight in weights]
+    for kept in (weights, *copies):
+        fit(model, 1)
+        assert state(model, emb) != want
+        model.set_weights(kept)
+        assert state(model, emb)[0] == want[0] and state(model, emb)[1:] == want[1:]
+    clone = keras.models.clone_model(model)
+    (loaded,) = fr.embedding.embeddings_of(clone)
+    assert state(clone, loaded)[1] == {"item": 0, "tag": 0}
+    clone.set_weights(weights)
+    assert state(clone, loaded) == want
+    words = r"FusedEmbedding 'fused_embedding': set_weights would leave its tables \['item', 'tag'\] behind"
+    more = model.get_weights()
+    average = [(a + b) / 2 for a, b in zip(weights, more)]
+    for other in (average, pickle.loads(pickle.dumps(weights)), [np.asarray(weight) for weight in weights]):
+        for target in (clone, keras.models.clone_model(model)):  # with rows, and empty
+            with pytest.raises(ValueError, match=words):
+                target.set_weights(other)
+    with fr.checkpoint.without_tables():
+        model.set_weights([np.zeros_like(weight) for weight in weights])
+    assert state(model, emb)[0] == want[0] and not any(np.any(w) for w in state(model, emb)[3])
+
+
+def test_a_list_of_weights_from_before_the_training_empties_the_tables():
+    model, emb = compiled("native")
+    weights = model.get_weights()
+    fit(model, 1)
+    model.set_weights(weights)
+    assert [emb.export_table(name)[0].tolist() for name in ("item", "tag")] == [[], []]
+    model.set_weights([np.asarray(weight) for weight in weights])  # nothing is left behind
+
+
+@pytest.mark.parametrize("schedule", [None, fr.schedules.SemiAsync()])
+def test_keras_early_stopping_restores_the_tables(schedule):
+    """keras-team/keras #12511."""
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], [fr.FeatureConfig("f", "t")], lookups_per_update=2
+    )
+    x = keras.Input([], dtype=tf.int64, name="f")
+    parts = {"f": x}, keras.layers.Dense(1)(embedding({"f": x})["f"])
+    model = fr.schedules.PipelinedModel(*parts, schedule=schedule) if schedule else keras.Model(*parts)
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    ids, seen = np.arange(64), []
+    data = tf.data.Dataset.from_tensor_slices(({"f": ids}, (ids % 2).astype(np.float32))).batch(16)
+    validation = tf.data.Dataset.from_tensors(({"f": ids}, np.full(64, 0.2, np.float32)))
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(model.predict(validation, verbose=0)))
+    stopping = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)
+    losses = model.fit(data, epochs=9, validation_data=validation, callbacks=[note, stopping], verbose=0)
+    best = int(np.argmin(losses.history["val_loss"]))
+    assert best < len(seen) - 1
+    np.testing.assert_array_equal(model.predict(validation, verbose=0), seen[best])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "listener", "words"),
+    [
+        (2, lambda: keras.callbacks.EarlyStopping(restore_best_weights=True), r"EarlyStopping\(restore_best=True\)"),
+        (2, lambda: keras.callbacks.ModelCheckpoint("x", save_best_only=True), "callbacks.Checkpoint, with save_best"),
+        (2, lambda: keras.callbacks.BackupAndRestore("x"), "callbacks.Checkpoint and its restore"),
+        (1, lambda: keras.callbacks.ModelCheckpoint("x.h5", save_weights_only=True), "would write no rows.*HDF5"),
+        (1, lambda: keras.callbacks.ModelCheckpoint("x"), "would write no rows.*SavedModel.*ends in .keras"),
+    ],
+)
+def test_fit_refuses_callbacks_that_leave_tables_behind_before_its_first_step(ranks, listener, words):
+    model, emb = compiled("native")
+    emb._table_state._ranks = ranks  # stands for a job of several ranks; the check needs no other
+    with pytest.raises(ValueError, match=rf"FusedEmbedding 'fused_embedding': .*{words}"):
+        fit(model, 1, callbacks=[listener()])
+    assert len(emb.export_table("item")[0]) == 0
+
+
+def test_averages_of_dense_weights_are_refused():
+    model, emb = compiled("native")
+    words = "FusedEmbedding 'fused_embedding': the optimizer Adam has use_ema=True"
+    average = keras.optimizers.Adam(0.01, use_ema=True)
+    model.compile(average, "mse")
+    with pytest.raises(ValueError, match=words):
+        fit(model, 1)
+    pipelined = fr.schedules.PipelinedModel(model.inputs, model.outputs)
+    with pytest.raises(ValueError, match=words):
+        pipelined.compile(fr.collectives.distributed_optimizer(average), "mse")
+    emb.trainable = False
+    model.compile(average, "mse")
+    fit(model, 1)  # rows that are not trained are their own average
+
+
 class Stop(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 3:
@@ -116,6 +210,10 @@ def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == b"another file"
     with fr.checkpoint.without_tables():
         model.save_weights(tmp_path / "dense.h5")
+        model.load_weights(tmp_path / "dense.h5")
+    for by_name in (False, True):
+        with pytest.raises(ValueError, match=words):
+            model.load_weights(tmp_path / "dense.h5", by_name=by_name)
     plain = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
     plain.save_weights(tmp_path / "plain.h5")  # models without tables are as ever
 
@@ -203,6 +301,9 @@ def test_dropped_and_regrouped_tables_are_found_by_name():
 def test_several_ranks_are_refused_with_the_remedy():
     state_of_rank = TableState("emb", [DictTable("item")], 2)
     words = r"FusedEmbedding 'emb': with 2 processes, a file of tf.train.Checkpoint, save_weights, BackupAndRestore or "
+    state_of_rank._tables[0].train("item", [1], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="behind: with 2 processes a list of weights has no rows"):
+        state_of_rank.rows_in(state_of_rank.in_weights())
     for call in (state_of_rank.serialize, lambda: state_of_rank.deserialize(b"x")):
         with pytest.raises(ValueError, match=words + r".*\(tables \['item'\]\). Use tf_fusedrec.checkpoint.save and "):
             call()

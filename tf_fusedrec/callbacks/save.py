@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from logging import getLogger
 from typing import Any
 
 from tf_fusedrec import checkpoint
 from tf_fusedrec._tf_compat import keras
+from tf_fusedrec.callbacks.monitoring import higher_is_better, mean_over_ranks
 from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.layers import finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
@@ -23,7 +26,7 @@ class Checkpoint(keras.callbacks.Callback):
     A killed job that resumes from its last checkpoint ends with bit-identical weights under two conditions. The data
     must be a function of (epoch, step), and random numbers must come from state in the checkpoint:
 
-        checkpoint = Checkpoint(directory, steps, extra={}, every_steps=1000)
+        checkpoint = Checkpoint(directory, every_steps=1000)
         epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
         if step:  # One fit has the same number of steps in all epochs, so the rest of this epoch needs its own fit.
             model.fit(batches(epoch).skip(step), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=steps - step,
@@ -33,7 +36,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
       directory: Folder of the checkpoint, on a file system that all ranks see.
-      steps_per_epoch: Number of steps of a whole epoch.
+      steps_per_epoch: Number of steps of a whole epoch; None: Keras' number in fit. Where Keras does not know it, an
+        epoch is whole unless it ends with model.stop_training.
       extra: JSON-serializable dict, saved with every checkpoint.
       first_step: Steps of the first epoch that an earlier job trained; `restore` sets it. It is negative if the rest
         of the epoch takes more steps than a whole epoch.
@@ -46,14 +50,26 @@ class Checkpoint(keras.callbacks.Callback):
       input_position: Function from an epoch and its trained steps to the position of the input. The position is
         JSON-serializable and the same on all ranks (TokenBatches.position); it is saved as "input" in `extra`.
       layers: Trained FusedEmbedding layers outside the model.
+      save_best: True to keep the save of the best epoch beside the last `keep` ones, until another epoch is better.
+        `restore(model, save="best")` and checkpoint.load(..., save="best") load it. Its `extra` has "best": {"monitor",
+        "value", "epoch"}, as that of all later saves.
+      restore_best: True to load that save when training ends, dense weights, optimizer and tables. Needs save_best.
+      monitor: Name of the metric in the logs that decides, by its mean over the ranks that measured it.
+      mode: "min", "max", or "auto" by the name, such as "max" for auc and "min" for loss.
+
+    Attributes:
+      best: Value of `monitor` at the best save; None before the first. `restore` sets it.
+
+    Raises:
+      ValueError: an argument is out of range; mode "auto" does not know the metric; in fit, no rank logs `monitor`.
     """
 
     @finds_layers(2)
     def __init__(
         self,
         directory: str | os.PathLike,
-        steps_per_epoch: int,
-        extra: Mapping[str, Any],
+        steps_per_epoch: int | None = None,
+        extra: Mapping[str, Any] | None = None,
         first_step: int = 0,
         *,
         every_steps: int = 0,
@@ -63,14 +79,30 @@ class Checkpoint(keras.callbacks.Callback):
         background: bool = True,
         input_position: Callable[[int, int], Any] | None = None,
         layers: Sequence[FusedEmbedding] = (),
+        save_best: bool = False,
+        restore_best: bool = False,
+        monitor: str = "val_loss",
+        mode: str = "auto",
     ):
         super().__init__()
         if every_steps < 0:
             raise ValueError(f"every_steps must be >= 0, got {every_steps}.")
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}.")
+        if restore_best and not save_best:
+            raise ValueError("restore_best=True needs save_best=True, which keeps the best epoch.")
+        higher = higher_is_better(monitor) if mode == "auto" else mode == "max"
+        if save_best and higher is None:
+            raise ValueError(f"mode 'auto' does not know the metric {monitor!r}. Pass mode='min' or mode='max'.")
+        self._monitor, self._higher = monitor, higher
+        self._save_best, self._restore_best = save_best, restore_best
+        self.best: float | None = None
+        self._best_epoch = 0
         self.directory = directory
         self._layers = list(layers)
         self._steps_per_epoch = steps_per_epoch
-        self._extra = dict(extra)
+        self._steps: int | None = steps_per_epoch  # of the present epoch
+        self._extra = dict(extra or {})
         self._every_steps = every_steps
         self._input_position = input_position
         self._options: dict[str, Any] = {
@@ -85,7 +117,7 @@ class Checkpoint(keras.callbacks.Callback):
 
         Args:
           model: Model to restore and then fit.
-          save: Name or number of a kept save (checkpoint.saves); None: the last one.
+          save: Name or number of a kept save (checkpoint.saves), or "best"; None: the last one.
 
         Returns:
           The epoch and its step to resume from.
@@ -104,6 +136,9 @@ class Checkpoint(keras.callbacks.Callback):
             )
         extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
+        best = extra.get("best") or {}
+        if best.get("monitor") == self._monitor:
+            self.best, self._best_epoch = best["value"], best["epoch"]
         return extra["epoch"], extra["step"]
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -114,28 +149,50 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._epoch = epoch
+        if self._steps_per_epoch is None:
+            steps = (self.params or {}).get("steps")
+            self._steps = None if steps is None else self._first_step + steps
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._step = self._first_step + batch + 1  # With steps_per_execution > 1 a call ends several steps.
         due = self._every_steps and self._step - self._saved_step >= self._every_steps
-        if due and self._step < self._steps_per_epoch:
-            self._save()
+        if due and (self._steps is None or self._step < self._steps):
+            self._save(whole=False)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._save()
+        whole = not self.model.stop_training if self._steps is None else self._step >= self._steps
+        self._save(whole=whole, best=self._save_best and self._is_best(epoch, logs))
         self._first_step = self._step = self._saved_step = 0
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._checkpointer is not None:
             self._checkpointer.wait()
+        if self._restore_best and self.best is not None:
+            checkpoint.load(self.directory, self.model, self.model.optimizer, save="best", layers=self._layers)
 
-    def _save(self) -> None:
+    def _is_best(self, epoch: int, logs: Mapping[str, Any] | None) -> bool:
+        """Whether this epoch is better than all before, the same on all ranks. Collective."""
+        value = mean_over_ranks(logs, self._monitor).get(self._monitor, math.nan)
+        if self._monitor not in (logs or {}) and math.isnan(value):
+            words = f"monitor {self._monitor!r} is not among the logs {sorted(logs or {})} of epoch {epoch + 1}"
+            if not self._monitor.startswith("val_"):  # fit may validate in some epochs only
+                raise ValueError(f"{words}, which decide about the best epoch. Name one of them.")
+            getLogger(__name__).warning("%s, so it cannot be the best epoch.", words)
+        before = (-math.inf if self._higher else math.inf) if self.best is None else self.best
+        better = value > before if self._higher else value < before
+        if better:
+            self.best, self._best_epoch = value, epoch
+        return better
+
+    def _save(self, *, whole: bool, best: bool = False) -> None:
         position: dict[str, Any] = {"epoch": self._epoch, "step": self._step}
-        if self._step >= self._steps_per_epoch:
+        if whole:
             position = {"epoch": self._epoch + 1, "step": 0}
+        if self.best is not None:
+            position["best"] = {"monitor": self._monitor, "value": self.best, "epoch": self._best_epoch}
         if self._input_position is not None:
             # The position counts trained steps, because the input itself is read ahead.
             position["input"] = self._input_position(position["epoch"], position["step"])
         assert self._checkpointer is not None
-        self._checkpointer.save({**self._extra, **position})
+        self._checkpointer.save({**self._extra, **position}, best=best)
         self._saved_step = self._step

@@ -33,9 +33,9 @@ class Checkpointer:
     last full save, the removed ids, and all small data. Loading a delta also reads its full save, which is kept as long
     as a delta needs it. Deltas grow until the next full save. The first save is full.
 
-    The last `keep` saves stay loadable by `load(..., save=...)`. A save is refused if a weight, a row or a slot is not
-    finite, or if a trainable dense weight differs between ranks. The background thread checks the copies before the
-    save replaces the previous one.
+    The last `keep` saves and the best one stay loadable by `load(..., save=...)`. A save is refused if a weight, a row
+    or a slot is not finite, or if a trainable dense weight differs between ranks. The background thread checks the
+    copies before the save replaces the previous one.
 
     Args:
       directory: Folder of the checkpoint, on a file system that all ranks see. It may hold a checkpoint already; no
@@ -108,7 +108,7 @@ class Checkpointer:
         self._failure: BaseException | None = None
         self._unfinished: saving.Plan | None = None  # plan of the save that is not a checkpoint yet
 
-    def save(self, extra: Any = None) -> None:
+    def save(self, extra: Any = None, *, best: bool = False) -> None:
         """Begins a save and returns once rows and weights are copied. Collective.
 
         Without `background` it returns once they are written. It waits for the previous save first, because only one
@@ -116,6 +116,7 @@ class Checkpointer:
 
         Args:
           extra: JSON-serializable value that load returns. The value of rank 0 is saved.
+          best: True to keep this save beside the last `keep` ones, until another one is the best; load(save="best").
 
         Raises:
           OSError, RuntimeError, ValueError: the previous save failed or was refused, on this or another rank; without
@@ -163,7 +164,7 @@ class Checkpointer:
                 if rank == 0:
                     saving.commit(
                         self._directory, plan, files, json.loads(extra_json), self._timeout_s,
-                        keep=self._keep, finite=self._not_finite != "save",
+                        keep=self._keep, finite=self._not_finite != "save", best=best,
                     )  # fmt: skip
                 if plan.full is None:
                     self._full = plan.save, clocks

@@ -5,6 +5,7 @@ Only folders made by a save of this package are removed. Such a folder has the n
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ from tf_fusedrec.checkpoint import disk, manifest, schema
 from tf_fusedrec.checkpoint.schema import SAVE_NAME
 
 PARTIAL = ".partial"
+BEST = "best.json"  # names the save that is kept as the best, {"save": name}
 _FILES = re.compile(
     r"(.+\.shard|dense\.index|dense\.data-\d{5}-of-\d{5}|shard-\d+\.failed|(shard-\d+|manifest)\.json(\.partial)?)",
     re.DOTALL,
@@ -48,12 +50,21 @@ def saves(directory: str | os.PathLike) -> list[str]:
     return [folder.name for folder in whole if (folder / manifest.NAME).is_file()]
 
 
+def best(directory: pathlib.Path) -> str | None:
+    """Name of the save that is kept as the best; None if there is none."""
+    try:
+        name = json.loads((directory / BEST).read_text(encoding="utf-8"))["save"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if name in saves(directory) else None
+
+
 def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Args:
       directory: Folder of the checkpoint.
-      save: Name or number of one of `saves(directory)`; None: the last one.
+      save: Name or number of one of `saves(directory)`, or "best"; None: the last one.
 
     Raises:
       ValueError: `directory` holds no checkpoint or lacks this save; the format is another one; the manifest is damaged
@@ -61,7 +72,14 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
     """
     directory = pathlib.Path(directory)
     name = None
-    if save is not None:
+    if save == "best":
+        name = best(directory)
+        if name is None:
+            raise ValueError(
+                f"save 'best' is not in {directory}, which holds {saves(directory)}. callbacks.Checkpoint("
+                "save_best=True) or Checkpointer.save(best=True) makes one."
+            )
+    elif save is not None:
         existing = saves(directory)
         found = [name for name in existing if save == (name if isinstance(save, str) else _number(name))]
         if len(found) != 1:
@@ -98,9 +116,11 @@ def discard(directory: pathlib.Path, save: str) -> None:
 
 
 def prune(directory: pathlib.Path, keep: int) -> None:
-    """Removes all saves except the last `keep` ones and the full saves that they need."""
+    """Removes all saves except the last `keep` ones, the best one and the full saves that they need."""
     needed = manifest.saves_of(manifest.read(directory))
-    for save in saves(directory)[-keep:]:
+    for save in (*saves(directory)[-keep:], best(directory)):
+        if save is None:
+            continue
         try:
             needed |= manifest.saves_of(manifest.read(directory, save))
         except ValueError:  # A damaged old save is refused when it is loaded; it must not fail the current save.

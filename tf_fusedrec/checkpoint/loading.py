@@ -41,7 +41,7 @@ def load(
     Args:
       directory: Folder of the checkpoint.
       model, optimizer, layers: See save.
-      save: Name or number of a kept save (tf_fusedrec.checkpoint.saves); None: the last one.
+      save: Name or number of a kept save (tf_fusedrec.checkpoint.saves), or "best"; None: the last one.
       partial: True if tables missing from the checkpoint begin empty; otherwise they are refused.
 
     Returns:
@@ -93,7 +93,7 @@ def read_tables(
 
     Args:
       directory: Folder of the checkpoint.
-      save: Name or number of a kept save; None: the last one.
+      save: Name or number of a kept save, or "best"; None: the last one.
 
     Returns:
       {table name: (ids <int64>[n], ascending, and rows <dtype>[n, D])}.
@@ -119,7 +119,7 @@ def dense_prefix(directory: str | os.PathLike, save: str | int | None = None) ->
 
     Args:
       directory: Folder of the checkpoint.
-      save: Name or number of a kept save; None: the last one.
+      save: Name or number of a kept save, or "best"; None: the last one.
 
     Raises:
       ValueError: `directory` holds no checkpoint; a dense file is missing or damaged.

@@ -187,6 +187,7 @@ def commit(
     *,
     keep: int = 1,
     finite: bool = True,
+    best: bool = False,
 ) -> None:
     """Waits for all shards, makes them the checkpoint, and removes old saves. Only rank 0 calls it.
 
@@ -198,6 +199,7 @@ def commit(
       timeout_s: Seconds to wait for the other ranks.
       keep: Number of saves to keep, including this one.
       finite: True to refuse a save with a NaN or infinite number.
+      best: True to keep this save until another one is the best.
 
     Raises:
       RuntimeError: a rank gave up, or wrote no report within timeout_s seconds.
@@ -219,6 +221,8 @@ def commit(
     fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
     manifest.write(folder, fields)
     disk.rename(folder, directory / plan.save)
+    if best:
+        disk.write_durably(directory / folders.BEST, json.dumps({"save": plan.save}))
     manifest.write(directory, fields)
     folders.prune(directory, keep)
 

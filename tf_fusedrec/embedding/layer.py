@@ -144,7 +144,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
             name="anchor", shape=(), initializer="zeros", dtype=tf.float32, trainable=bool(self.lookups)
         )
         # TensorFlow's and Keras' own savers find the tables through this attribute.
-        self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
+        backends = [lookup.table for lookup in self.lookups]
+        self._table_state = TableState(name, backends, collectives.size(), self._anchor)
         self._calls = _Untracked(weakref.WeakKeyDictionary())
         self._steps = _Untracked(weakref.WeakKeyDictionary())
         self.built = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
@@ -21,6 +23,7 @@ from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
+from tf_fusedrec.tables.state import refuse_average
 
 
 class PipelinedModel(MeanOverSamples, keras.Model):
@@ -78,7 +81,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         Raises:
           ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
             under its schedule; losses of which some are sums over samples and others means; an optimizer that cannot
-            accumulate as many steps as the tables; objects of Keras 3.
+            accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of Keras 3.
         """
         check_no_keras_3(self, args, kwargs)
         if kwargs.get("jit_compile"):
@@ -89,6 +92,9 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             )
         self.schedule.check(self)
         super().compile(*args, **kwargs)
+        for embedding in embeddings_of(self):
+            if embedding.trainable and embedding.lookups:
+                refuse_average(embedding.name, self.optimizer)
         are_sums(self)
         self._accumulate_gradients()
 
@@ -224,6 +230,18 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         return super().predict(
             with_equal_length(x, batch_size, kwargs.get("steps"), "steps"), batch_size, *args, **kwargs
         )
+
+    def get_weights(self) -> list[np.ndarray]:
+        """As keras.Model.get_weights. With one process the list has a copy of the rows, which set_weights puts back."""
+        if collectives.size() == 1:
+            self.drain()
+        return super().get_weights()
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        if collectives.size() == 1:
+            self.drain()
+        super().set_weights(weights)
+        gradient_accumulation.forget(getattr(self, "optimizer", None))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         self.drain()

@@ -4,6 +4,10 @@ With one process these savers write the tables as bytes beside the weights. That
 tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes the tables refuse these
 savers, because a file of one process would lack the rows of the others. Tables always refuse Keras' legacy HDF5 files,
 which hold variables alone, and SavedModels, which would hold the calls of training.
+
+With one process the list of get_weights has a copy of the rows, which set_weights puts back. With several processes,
+and for a list that has lost the copy, set_weights refuses a model with rows. fit refuses callbacks and optimizers that
+would keep dense weights without their rows.
 """
 
 from __future__ import annotations
@@ -47,13 +51,14 @@ class TableState(tf.train.experimental.PythonState):
       layer: Name of the layer, for messages.
       tables: Backends of the layer.
       ranks: Number of processes.
+      anchor: Weight of the layer that stands for the rows in Keras' lists of weights.
 
     Raises (when saving or restoring):
       ValueError: there are several processes, or the file holds other tables.
     """
 
-    def __init__(self, layer: str, tables: Sequence[Any], ranks: int):
-        self._layer, self._tables, self._ranks = layer, list(tables), ranks
+    def __init__(self, layer: str, tables: Sequence[Any], ranks: int, anchor: tf.Variable | None = None):
+        self._layer, self._tables, self._ranks, self._anchor = layer, list(tables), ranks, anchor
 
     def serialize(self) -> bytes:
         """All rows with slots and counters, and the optimizers' step counts; empty inside without_tables."""
@@ -61,17 +66,12 @@ class TableState(tf.train.experimental.PythonState):
             return b""
         self._refuse_several_ranks("written by one process would hold only the rows of that process")
         described, buffers = {}, []
-        for table in self._tables:
-            for name in table.names:
-                sections = {}
-                for section in table.sections_of(name):
-                    ids, records = table.snapshot(name, section)
-                    sections[section] = [len(ids), records.dtype.itemsize]
-                    buffers += [ids.tobytes(), records.tobytes()]
-                described[name] = {
-                    "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
-                    "learning_rate": getattr(table.optimizer, "rates", None), "sections": sections,
-                }  # fmt: skip
+        for name, table in self.copied(in_hash_order=True).items():
+            rows = table.pop("rows")
+            for ids, records in rows.values():
+                buffers += [ids.tobytes(), records.tobytes()]
+            sections = {section: [len(ids), records.dtype.itemsize] for section, (ids, records) in rows.items()}
+            described[name] = {**table, "sections": sections}
         header = json.dumps(described).encode()
         return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
 
@@ -85,7 +85,27 @@ class TableState(tf.train.experimental.PythonState):
                 f"FusedEmbedding {self._layer!r}: the file was saved without tables. If it is the dense part of a "
                 "checkpoint of tf_fusedrec, load that with tf_fusedrec.checkpoint.load."
             )
-        saved = self._parsed(string_value)
+        self.put_back(self._parsed(string_value))
+
+    def copied(self, *, in_hash_order: bool = False) -> dict[str, dict[str, Any]]:
+        """A copy of all rows with slots and counters, and of the optimizers' step counts, by table.
+
+        Entry "rows" of a table is {section: (ids <int64>[n], records [n])}.
+        """
+        return {
+            name: {
+                "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
+                "learning_rate": getattr(table.optimizer, "rates", None),
+                "rows": {
+                    section: table.snapshot(name, section, in_hash_order=in_hash_order)
+                    for section in table.sections_of(name)
+                },
+            }
+            for table in self._tables for name in table.names
+        }  # fmt: skip
+
+    def put_back(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replaces all rows by the rows of `copied`."""
         for table in self._tables:
             table.clear()
             for name in table.names:
@@ -97,6 +117,76 @@ class TableState(tf.train.experimental.PythonState):
             rates = [saved[name]["learning_rate"] for name in table.names if saved[name].get("learning_rate")]
             if rates:
                 table.optimizer.restore_rates(rates)
+
+    def weights_at(self, weights: Sequence[tf.Variable]) -> int | None:
+        """The place of the anchor in Keras' list of a model's weights."""
+        return next((at for at, weight in enumerate(weights) if weight is self._anchor), None)
+
+    def in_weights(self) -> np.ndarray:
+        """The anchor's number for a list of get_weights: 0, or -0 of tables with rows, with a copy of the rows.
+
+        The sign survives a file, a pickle and an average of lists, which lose the copy.
+        """
+        value = np.array(-0.0 if self._has_rows() else 0.0, np.float32).view(_WithRows)
+        if self._ranks == 1 and not _left_out.get():
+            value.rows = self.copied()
+        return value
+
+    def rows_in(self, value: Any) -> dict[str, dict[str, Any]] | None:
+        """The copy of rows that a list for set_weights has in the anchor's place; None leaves the tables alone.
+
+        Raises:
+          ValueError: the list or this layer has rows, but the list has no copy of them, or of other tables.
+        """
+        if _left_out.get():
+            return None
+        rows = getattr(value, "rows", None) if self._ranks == 1 else None
+        if rows is not None:
+            self._check_specs(rows, "the list of weights")
+            return rows
+        if not self._has_rows() and not np.signbit(value).any():
+            return None
+        lost = (
+            f"with {self._ranks} processes a list of weights has no rows"
+            if self._ranks > 1
+            else "this list of weights has no rows, because only the list of get_weights itself has them"
+        )
+        raise ValueError(
+            f"FusedEmbedding {self._layer!r}: set_weights would leave its tables {self._names()} behind: {lost}. Use "
+            "callbacks.EarlyStopping(restore_best=True), callbacks.Checkpoint(save_best=True) or "
+            "tf_fusedrec.checkpoint.save and load. For the dense weights alone, call it inside "
+            "`with tf_fusedrec.checkpoint.without_tables():`."
+        )
+
+    def refuse_fit(self, callbacks: Sequence[Any], optimizer: Any) -> None:
+        """Raises ValueError if a callback or the optimizer of a fit would keep dense weights without their rows.
+
+        Args:
+          callbacks: Callbacks of the fit.
+          optimizer: Optimizer of the dense weights; None if this layer is frozen.
+        """
+        if _left_out.get() or not self._tables:
+            return
+        refuse_average(self._layer, optimizer)
+        for callback in callbacks:
+            name, remedy = type(callback).__name__, "callbacks.Checkpoint, with save_best=True for the best epoch"
+            if self._ranks > 1 and getattr(callback, "restore_best_weights", False):
+                fault, remedy = "would restore no rows", "callbacks.EarlyStopping(restore_best=True)"
+            elif self._ranks > 1 and isinstance(callback, keras.callbacks.BackupAndRestore):
+                fault, remedy = "would write the rows of one process", "callbacks.Checkpoint and its restore"
+            elif getattr(type(callback), "_save_model", None) is not keras.callbacks.ModelCheckpoint._save_model:
+                continue
+            elif self._ranks > 1:
+                fault = "would write the rows of one process"
+            elif not _holds_rows(callback.filepath, callback.save_weights_only):
+                fault = f"would write no rows to {callback.filepath!r}, a legacy HDF5 file or a SavedModel"
+                remedy += ", or a filepath that ends in .keras, with save_weights_only in .weights.h5"
+            else:
+                continue
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: {name} {fault} (tables {self._names()}, {self._ranks} processes). "
+                f"Use {remedy}."
+            )
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the tables into Keras' .weights.h5 and .keras files. The layer's anchor is zero and needs no place."""
@@ -133,6 +223,9 @@ class TableState(tf.train.experimental.PythonState):
             self.refuse_saved_model()
         return super()._trackable_children(save_type, **more)
 
+    def _has_rows(self) -> bool:
+        return any(table.size(name) for table in self._tables for name in table.names)
+
     def _names(self) -> list[str]:
         return [name for table in self._tables for name in table.names]
 
@@ -148,15 +241,8 @@ class TableState(tf.train.experimental.PythonState):
         backends = {name: table for table in self._tables for name in table.names}
         at = 8 + int.from_bytes(data[:8], "little")
         described = json.loads(data[8:at])
-        missing = sorted(set(backends) - set(described))
-        if missing:
-            raise ValueError(
-                f"FusedEmbedding {self._layer!r}: the file holds no table {missing[0]!r}. It holds {sorted(described)}."
-            )
+        self._check_specs(described, "the file")
         for name, table in described.items():
-            now = json.loads(json.dumps(backends[name].spec(name))) if name in backends else table["spec"]
-            if now != table["spec"]:
-                raise ValueError(f"table {name!r} was saved with the spec {table['spec']}, but has {now} now.")
             table["rows"] = {}
             for section, (rows, record_bytes) in table["sections"].items():
                 ids, records = data[at : at + 8 * rows], data[at + 8 * rows : at + (8 + record_bytes) * rows]
@@ -166,10 +252,73 @@ class TableState(tf.train.experimental.PythonState):
                     table["rows"][section] = np.frombuffer(ids, "<i8"), np.frombuffer(records, record)
         return described
 
+    def _check_specs(self, saved: Mapping[str, Mapping[str, Any]], where: str) -> None:
+        """Raises ValueError unless `saved` has all tables, with their present specs."""
+        backends = {name: table for table in self._tables for name in table.names}
+        missing = sorted(set(backends) - set(saved))
+        if missing:
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: {where} holds no table {missing[0]!r}. It holds {sorted(saved)}."
+            )
+        for name, backend in backends.items():
+            now, was = (json.loads(json.dumps(spec)) for spec in (backend.spec(name), saved[name]["spec"]))
+            if now != was:
+                raise ValueError(f"table {name!r} was saved with the spec {was}, but has {now} now.")
+
+
+class _WithRows(np.ndarray):
+    """<float32>[], the place of a layer in a list of weights, with a copy of its rows.
+
+    Copies of the object keep the rows. Computed and pickled values are plain numbers.
+    """
+
+    rows: dict[str, dict[str, Any]] | None = None
+
+    def copy(self, order: Any = "C") -> _WithRows:
+        return self.__deepcopy__({})
+
+    def __copy__(self) -> _WithRows:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: Any, /) -> _WithRows:
+        value = np.array(self).view(_WithRows)
+        value.rows = self.rows
+        return value
+
+    def __reduce__(self) -> Any:
+        return np.array(self).__reduce__()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(array, _WithRows) for array in options.get("out") or ()):
+            del options["out"]  # A number changed in place is another number.
+        return getattr(ufunc, method)(*(np.array(x) if isinstance(x, _WithRows) else x for x in inputs), **options)
+
+
+def _holds_rows(path: str, weights_only: bool) -> bool:
+    """Returns whether a file that Keras saves has the tables (save_own_variables, serialize)."""
+    legacy = keras.src.saving.legacy.saving_utils.is_hdf5_filepath(path)
+    return (path.endswith(".weights.h5") or not legacy) if weights_only else path.endswith(".keras")
+
+
+def refuse_average(layer: str, optimizer: Any) -> None:
+    """Raises ValueError if an optimizer overwrites the dense weights by their moving average."""
+    if getattr(optimizer, "use_ema", False):
+        raise ValueError(
+            f"FusedEmbedding {layer!r}: the optimizer {type(optimizer).__name__} has use_ema=True, which would "
+            "replace the dense weights by their average over steps and leave the rows of the last step. Use "
+            "use_ema=False."
+        )
+
 
 def _iterations(table: Any) -> int | None:
     iterations = getattr(table.optimizer, "iterations", None)
     return None if iterations is None else int(iterations.numpy())
+
+
+def states_of(layer: Any, recursive: bool = True) -> Iterator[TableState]:
+    """The tables of a FusedEmbedding; with `recursive` of all in a model or layer."""
+    for inner in layer._flatten_layers() if recursive else [layer]:
+        yield from (value for value in vars(inner).values() if isinstance(value, TableState))
 
 
 def _asking_tables_first(
@@ -181,7 +330,7 @@ def _asking_tables_first(
     """Wraps `write` so that it refuses models with tables.
 
     Args:
-      write: Writer of a model.
+      write: Writer or reader of a model.
       model_at: Position of the model among its arguments.
       refuse: Raises the error for the tables of a layer.
       applies: Function of the writer's arguments that says whether tables are refused.
@@ -190,10 +339,8 @@ def _asking_tables_first(
     @functools.wraps(write)
     def write_without_tables(*arguments: Any, **options: Any) -> None:
         if applies(*arguments, **options):
-            for layer in arguments[model_at]._flatten_layers():
-                for value in vars(layer).values():
-                    if isinstance(value, TableState):
-                        refuse(value)
+            for state in states_of(arguments[model_at]):
+                refuse(state)
         write(*arguments, **options)
 
     return write_without_tables
@@ -205,6 +352,11 @@ def _writes_hdf5(model: Any, filepath: Any, overwrite: bool = True, save_format:
     return save_format.lower().strip() in ("hdf5", "h5", "keras")
 
 
+def _names_layer_with_tables(file: Any, model: Any, *_: Any, **__: Any) -> bool:
+    names = _hdf5.load_attributes_from_hdf5_group(file, "layer_names")
+    return any(layer.name in names and any(states_of(layer)) for layer in model.layers)
+
+
 # These writers read a layer's variables or its call, and call no method of the layer that could refuse.
 # Writers of whole files refuse before they open the file, which would truncate an existing one.
 _hdf5, _archive, _files = (
@@ -212,5 +364,45 @@ _hdf5, _archive, _files = (
 )  # fmt: skip
 _hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group, 1, TableState.refuse_hdf5)
 _hdf5.save_model_to_hdf5 = _asking_tables_first(_hdf5.save_model_to_hdf5, 0, TableState.refuse_hdf5)
+_hdf5.load_weights_from_hdf5_group = _asking_tables_first(_hdf5.load_weights_from_hdf5_group, 1, TableState.refuse_hdf5)
+_hdf5.load_weights_from_hdf5_group_by_name = _asking_tables_first(
+    _hdf5.load_weights_from_hdf5_group_by_name, 1, TableState.refuse_hdf5, _names_layer_with_tables
+)
 _files.save_weights = _asking_tables_first(_files.save_weights, 0, TableState.refuse_hdf5, _writes_hdf5)
 _archive.export_model = _asking_tables_first(_archive.export_model, 0, TableState.refuse_saved_model)
+
+
+_keras_get, _keras_set = keras.layers.Layer.get_weights, keras.layers.Layer.set_weights
+_begin_fit = keras.callbacks.CallbackList.on_train_begin
+
+
+def _get_weights(self: Any) -> list[np.ndarray]:
+    """As of Keras; a FusedEmbedding's place has a copy of its rows, with one process."""
+    values = _keras_get(self)
+    for state in states_of(self):
+        if (at := state.weights_at(self.weights)) is not None:
+            values[at] = state.in_weights()
+    return values
+
+
+def _set_weights(self: Any, weights: Sequence[Any]) -> None:
+    """As of Keras; puts the rows of such a list back. Raises ValueError for a list that has lost them."""
+    states = [(state, state.weights_at(self.weights)) for state in states_of(self)]
+    rows = [(state, state.rows_in(weights[at])) for state, at in states if at is not None and at < len(weights)]
+    _keras_set(self, weights)
+    for state, copy in rows:
+        if copy is not None:
+            state.put_back(copy)
+
+
+def _on_train_begin(self: Any, logs: Any = None) -> None:
+    model = self.model
+    for layer in model._flatten_layers() if isinstance(model, keras.Model) else ():
+        for state in states_of(layer, recursive=False):
+            state.refuse_fit(self.callbacks, getattr(model, "optimizer", None) if layer.trainable else None)
+    _begin_fit(self, logs)
+
+
+# Lists of weights pass by the layers' own methods, and a fit of any model begins here.
+keras.layers.Layer.get_weights, keras.layers.Layer.set_weights = _get_weights, _set_weights
+keras.callbacks.CallbackList.on_train_begin = _on_train_begin

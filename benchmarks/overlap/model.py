@@ -87,7 +87,7 @@ def dataset(size: Size) -> tf.data.Dataset:
 def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
     spec: dict[str, Any] = {
         "dim": size.dim,
-        "optimizer": fr.optimizers.Adagrad(0.01),
+        "optimizer": fr.optimizers.Adagrad(0.01, 0.1),
         "initializer": fr.TruncatedNormal(stddev=0.02),
     }
     table_of = {"history_item": "item", "exposed_item": "item", "history_action": "action"}

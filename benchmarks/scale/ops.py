@@ -33,7 +33,7 @@ def measure(dim: int, ids: int, quick: bool) -> OpCosts:
     harness.check_equal("segment_unique", tf.gather(unique.ids, unique.inverse), drawn)
     rows = int(tf.size(unique.ids))
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig(name="t", dim=dim, optimizer=fr.optimizers.Adagrad(0.01))],
+        [fr.TableConfig(name="t", dim=dim, optimizer=fr.optimizers.Adagrad(0.01, 0.1))],
         [fr.FeatureConfig(name="f", table="t")],
         name="scale",
     )

@@ -22,7 +22,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
     """Returns the ids received in each step, the rows of the table after the last step, and its mapped bytes."""
     name = f"groups{groups}"
     layer = fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, fr.optimizers.Adagrad(0.01))],
+        [fr.TableConfig("item", DIM, fr.optimizers.Adagrad(0.01, 0.1))],
         [fr.FeatureConfig("item", "item")],
         topology=topology(groups),
         name=name,

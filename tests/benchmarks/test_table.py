@@ -122,7 +122,7 @@ def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
 def test_a_variant_that_trains_otherwise_is_not_measured(monkeypatch):
     class Faster(table_variants.Native):
         def _make_layer(self, optimizer):
-            return super()._make_layer(optimizers.Adagrad(1.001 * table_work.LEARNING_RATE))
+            return super()._make_layer(optimizers.Adagrad(1.001 * table_work.LEARNING_RATE, 0.1))
 
     monkeypatch.setattr(table_versus_tfra, "Native", Faster)
     with pytest.raises(harness.CheckFailed, match="rows of adagrad after 1 steps against the rows of TFRA"):

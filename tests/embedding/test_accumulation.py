@@ -15,6 +15,7 @@ RULES = {
     "momentum": (optimizers.SGD(RATE, momentum=0.9), "sgd", {"momentum": 0.9}),
     "adagrad": (optimizers.Adagrad(RATE), "adagrad", {}),
     "rowwise": (optimizers.RowWiseAdagrad(RATE), "rowwise_adagrad", {}),
+    "rmsprop": (optimizers.RMSprop(RATE), "rmsprop", {}),
     "adam": (optimizers.Adam(RATE), "adam", {}),
     "adamw": (optimizers.AdamW(RATE, weight_decay=0.1), "adamw", {"weight_decay": 0.1}),
     "ftrl": (optimizers.Ftrl(RATE, l1=0.01), "ftrl", {"l1": 0.01}),

@@ -12,8 +12,8 @@ from tf_fusedrec.tables.keys import table_seed
 DIM = 5
 RULES = {
     "sgd": lambda rate: optimizers.SGD(rate),
-    "adagrad": lambda rate: optimizers.Adagrad(rate),
-    "rowwise": lambda rate: optimizers.RowWiseAdagrad(rate),
+    "adagrad": lambda rate: optimizers.Adagrad(rate, 0.1),
+    "rowwise": lambda rate: optimizers.RowWiseAdagrad(rate, variant="2d_sp"),
 }
 
 

@@ -36,7 +36,7 @@ def make_model() -> tuple[keras.Model, Any]:
             admission_count=2, record_tombstones=True,
         ),
         fr.TableConfig(
-            "user", 2, fr.optimizers.Adagrad(0.25), dtype="bfloat16", unknown="zeros", record_tombstones=True
+            "user", 2, fr.optimizers.Adagrad(0.25, 0.1), dtype="bfloat16", unknown="zeros", record_tombstones=True
         ),
     ]  # fmt: skip
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in ("item", "user")])

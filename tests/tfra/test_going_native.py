@@ -65,7 +65,7 @@ def continued(folder, factor):
         def __init__(self):
             super().__init__()
             self.embedding = fr.FusedEmbedding(
-                tables=[fr.TableConfig("user", 4, optimizer=fr.optimizers.Adagrad(RATE))],
+                tables=[fr.TableConfig("user", 4, optimizer=fr.optimizers.Adagrad(RATE, 0.1))],
                 features=[fr.FeatureConfig("user", "user", combiner="mean")],
             )
             self.head = keras.layers.Dense(1)

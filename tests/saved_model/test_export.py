@@ -153,6 +153,11 @@ def test_refusals(model, tmp_path):
     rows = [fr.FusedEmbedding([table], [feature], name=name)(inputs)["x"] for name in ("one", "two")]
     with pytest.raises(ValueError, match="two layers of 'both' have a table 'twice'"):
         fr.export(keras.Model(inputs, rows, name="both"), tmp_path / "served")
+    dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))], name="nan")
+    dense.build([None, 2])
+    own = {"s": fr.Signature(lambda inputs: {"y": dense(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
+    with pytest.raises(ValueError, match="dense weight 'dense.*bias:0' is not finite. Remedy"):
+        fr.export(dense, tmp_path / "served", signatures=own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 

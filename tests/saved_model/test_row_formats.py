@@ -99,14 +99,22 @@ def test_a_row_takes_a_byte_per_number_and_a_scale(exports):
 def test_int8_of_extreme_rows():
     tiny, largest = np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max
     rows = np.array([[0, 0], [tiny, -tiny], [100 * tiny, 3 * tiny], [largest, -largest], [1, -127]], np.float32)
-    got = decoded(tf.constant(encoded("t", rows, "int8")), 2).numpy()
+    got = decoded(tf.constant(encoded("t", np.arange(len(rows)), rows, "int8")), 2).numpy()
     scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
     # TensorFlow takes a scale below the smallest normal number as zero.
     bound = np.where(scales < np.finfo(np.float32).tiny, 127 * np.finfo(np.float32).tiny, scales * (0.5 + 2**-15))
     assert np.isfinite(got).all() and (np.abs(got.astype(np.float64) - rows) <= bound).all()
-    assert encoded("t", np.zeros([0, 3], np.float32), "int8").shape == (0, 7)
-    with pytest.raises(ValueError, match="rows is 'int8', but table 't' has 1 rows that are not finite. Remedy"):
-        encoded("t", np.array([[0.0, np.nan], [1.0, 2.0]]), "int8")
+    assert encoded("t", np.zeros(0, np.int64), np.zeros([0, 3], np.float32), "int8").shape == (0, 7)
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("int8", np.nan), ("float32", -np.inf), ("bfloat16", 3.4e38)])
+def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
+    rows = np.array([[1.0, 2.0], [0.0, number]], np.float32)
+    name = "float32" if dtype == "int8" else dtype
+    with pytest.raises(
+        ValueError, match=f"table 't' has 1 rows that are not finite in {name}, the first of id 9. Remedy"
+    ):
+        encoded("t", np.array([8, 9]), rows, dtype)
 
 
 def test_refusals(exports, tmp_path):

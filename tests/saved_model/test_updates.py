@@ -11,7 +11,7 @@ from tests.saved_model import hour
 from tests.saved_model.test_damage import changed, flipped
 from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
-from tf_fusedrec.saved_model import delta, server_changes
+from tf_fusedrec.saved_model import applying, delta, server_changes
 from tf_fusedrec.saved_model.overlay import Group
 from tf_fusedrec.saved_model.versions import layout_of
 
@@ -78,7 +78,7 @@ def version_in(export):
 
 
 @pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_a_server_with_deltas_answers_as_full_exports(ops, chain):
+def test_a_server_with_deltas_answers_as_full_exports(ops, chain, tmp_path):
     served = tf.saved_model.load(str(chain / f"{ops}-1"))
     assert call(served, "version") == (version_in(chain / f"{ops}-1"), 0, 0)
     answers = [ask(served)]
@@ -94,6 +94,12 @@ def test_a_server_with_deltas_answers_as_full_exports(ops, chain):
     for _ in range(2):
         assert call(replayed, "apply_deltas", chain / f"{ops}-deltas")[:2] == (told[0], 1)
         np.testing.assert_array_equal(ask(replayed), answers[-1])
+    # Names in the order of text: the last delta comes first.
+    for version in range(2, LAST[ops] + 1):
+        shutil.copytree(chain / f"{ops}-deltas/{version}", tmp_path / str(20 - version))
+    restarted = tf.saved_model.load(str(chain / f"{ops}-1"))
+    assert call(restarted, "apply_deltas", tmp_path) == told
+    np.testing.assert_array_equal(ask(restarted), answers[-1])
 
 
 def test_bad_deltas_are_refused_by_name_and_change_nothing(chain, tmp_path):
@@ -124,6 +130,27 @@ def test_bad_deltas_are_refused_by_name_and_change_nothing(chain, tmp_path):
         refused("apply_deltas", tmp_path, path.name)
         path.write_bytes(data)
     assert call(served, "apply_delta", copy)[1] == 1
+
+
+@pytest.mark.parametrize("where", ["weight", "row"])
+def test_a_delta_with_numbers_that_are_not_finite_is_refused(where, chain, tmp_path):
+    """A trainer of an earlier version may have written it."""
+    moved, folder = tmp_path / "3", tmp_path / "delta"
+    shutil.copytree(chain / "stock-3", moved)
+    tensors = applying.read_bundle(moved)
+    rows = {key for key in tensors if "served_tables" in key}
+    key = next(key for key, value in tensors.items() if value.dtype == np.float32 and (key in rows) == (where == "row"))
+    tensors[key].flat[0] = np.nan
+    weights = [tensors[key] for key in sorted(set(tensors) - rows) if key.startswith("dense_weights")]
+    applying.write_bundle(moved, tensors)
+    delta.write_delta(chain / "stock-2", moved, folder, weights)
+    with pytest.raises(ValueError, match="(?s)delta/.*holds numbers that are not finite. Remedy"):
+        fr.apply_delta(chain / "stock-2", folder, tmp_path / "full")
+    served = tf.saved_model.load(str(chain / "stock-2"))
+    before = ask(served)
+    with pytest.raises(tf.errors.OpError, match="delta holds a weight or a row that is not finite. Remedy"):
+        call(served, "apply_delta", folder)
+    np.testing.assert_array_equal(ask(served), before)
 
 
 def test_a_delta_of_another_model_is_refused(chain, tmp_path):

@@ -84,10 +84,13 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
         if digest(ids, rows) != description["base"][name]:
             raise ValueError(_wrong_base(base, delta, f"the rows of table {name!r} differ"))
         changes = _read_changes(delta, name, rows.shape[1])
+        _check_finite(delta / f"changes/{name}.rows.npy", _numbers(changes[1], description["tables"][name]["dtype"]))
         tables[name] = _merged(ids, rows, *changes)
         if digest(*tables[name]) != description["result"][name]:
             files = os.fspath(delta / "changes" / name) + ".*.npy"
             raise ValueError(f"{files} do not give the rows that {os.fspath(delta)!r} describes. {_COPY}")
+    for name, weight in read_bundle(delta / "model").items():
+        _check_finite(delta / "model" / f"{_BUNDLE}: {name}", np.asarray(weight))
     partial = output.with_name(f"{output.name}.{uuid.uuid4().hex}.partial")
     try:
         for path in description["files"]:
@@ -334,6 +337,18 @@ def _read_changes(delta: pathlib.Path, table: str, row_bytes: int) -> list[np.nd
                 raise ValueError(f"it has {array.dtype} of shape {array.shape}")
         arrays.append(array)
     return arrays
+
+
+def _numbers(rows: np.ndarray, dtype: str) -> np.ndarray:
+    """The floating numbers in rows <uint8>[n, bytes]; the scales of int8."""
+    return rows[:, -4:].copy().view("<f4") if dtype == "int8" else rows.view(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def _check_finite(name: pathlib.Path, numbers: np.ndarray) -> None:
+    if numbers.dtype.kind in "fcV" and not np.isfinite(numbers).all():
+        raise ValueError(
+            f"{os.fspath(name)!r} holds numbers that are not finite. Remedy: the delta of an earlier checkpoint."
+        )
 
 
 def _merged(

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint import validation
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.layers.kernels import FUSED, STOCK
 from tf_fusedrec.saved_model import applying, delta, gathered_rows
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
@@ -68,11 +70,11 @@ def export(
         export.
 
     Raises:
-      ValueError: `path` exists; `ops` or `rows` is unknown; `rows` is "int8", and `ops` is "ours" or a row is not
-        finite; `strings` names no int64 input; the model has no signatures; two layers have tables of one name; a
-        table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead of their
-        values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is damaged,
-        not a full export, or has other ops, tables or rows.
+      ValueError: `path` exists; `ops` or `rows` is unknown; `rows` is "int8" and `ops` is "ours"; a row or a dense
+        weight is not finite; `strings` names no int64 input; the model has no signatures; two layers have tables of one
+        name; a table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead
+        of their values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is
+        damaged, not a full export, or has other ops, tables or rows.
       RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
@@ -177,7 +179,7 @@ def _write(
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for table, (_, config) in tables.items():
         ids, numbers = gathered_rows.read_all_rows(partial / "rows", table, config.dtype)
-        arrays[table] = ids, encoded(table, numbers, described["tables"][table]["dtype"])
+        arrays[table] = ids, encoded(table, ids, numbers, described["tables"][table]["dtype"])
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
     unknown = {table: unknown_rows(config, seeds[table], rows) for table, (_, config) in tables.items()}
     groups = groups_of(described["tables"])
@@ -189,6 +191,12 @@ def _write(
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     further = _further_weights(signatures)
     weights = [*(model.variables if model.built else ()), *further]
+    not_finite = validation.non_finite_weight(list(weight_equality.values_of(weights)))
+    if not_finite:
+        raise ValueError(
+            f"{not_finite} is not finite. Remedy: load an earlier save (checkpoint.saves lists them), and look for the "
+            "cause, such as a learning rate that is too high or a NaN in the data."
+        )
     dtypes_of_model = {table: config.dtype for table, (_, config) in tables.items()}
     versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups, dtypes_of_model)
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.

@@ -15,21 +15,23 @@ ROWS = (None, "bfloat16", "int8")
 _STEPS = 127  # in the largest number of a row
 
 
-def encoded(table: str, rows: np.ndarray, dtype: str) -> np.ndarray:
-    """Rows [n, D] in `dtype`: <dtype>[n, D], or <int8>[n, D+4].
+def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.ndarray:
+    """Rows [n, D] of ids <int64>[n] in `dtype`: <dtype>[n, D], or <int8>[n, D+4].
 
     Raises:
-      ValueError: dtype is int8, and a row is not finite.
+      ValueError: a row is not finite in that dtype.
     """
-    if dtype != "int8":
-        return rows.astype(tf.as_dtype(dtype).as_numpy_dtype)
-    numbers = rows.astype(np.float32)
-    scales = np.abs(numbers).max(axis=1, keepdims=True, initial=0) / np.float32(_STEPS)
-    if not np.isfinite(scales).all():
+    numbers = rows.astype(np.float32 if dtype == "int8" else tf.as_dtype(dtype).as_numpy_dtype)
+    bad = ~np.isfinite(numbers).all(axis=1)
+    if bad.any():
         raise ValueError(
-            f"rows is 'int8', but table {table!r} has {int((~np.isfinite(scales)).sum())} rows that are not finite. "
-            "Remedy: find the step that made them, or export with rows=None."
+            f"table {table!r} has {int(bad.sum())} rows that are not finite in {numbers.dtype.name}, the first of id "
+            f"{ids[bad][0]}. Remedy: load an earlier save (checkpoint.saves lists them), and look for the cause, such "
+            "as a learning rate that is too high or a NaN in the data."
         )
+    if dtype != "int8":
+        return numbers
+    scales = np.abs(numbers).max(axis=1, keepdims=True, initial=0) / np.float32(_STEPS)
     # The product of the scale and all steps must stay finite.
     scales = np.minimum(scales, np.nextafter(np.finfo(np.float32).max / np.float32(_STEPS), np.float32(0)))
     steps = np.rint(np.divide(numbers, scales, out=np.zeros_like(numbers), where=scales > 0))
@@ -39,7 +41,7 @@ def encoded(table: str, rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def decoded(rows: tf.Tensor, dim: int) -> tf.Tensor:
-    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8."""
+    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8, whose rows have dim + 4 columns."""
     if rows.dtype != tf.int8:
         return rows
     scales = tf.bitcast(rows[:, dim:], tf.float32)

@@ -21,6 +21,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.saved_model.overlay import Group
+from tf_fusedrec.saved_model.row_formats import decoded
 
 VERSION_BYTES = 32
 _MAGIC = b"fr.live\x01"
@@ -113,6 +114,16 @@ def read(
         tensors = tf.raw_ops.RestoreV2(
             prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), dtypes=dtypes
         )
+    rows = [tf.ensure_shape(of, [None, group.columns]) for of, group in zip(tensors[len(weights) + 2 :: 3], groups)]
+    numbers = [*tensors[: len(weights)], *(decoded(of, group.columns - 4) for of, group in zip(rows, groups))]
+    finite = [tf.reduce_all(tf.math.is_finite(part)) for part in numbers if part.dtype.is_floating]
+    words = [
+        "delta ",
+        delta,
+        " holds a weight or a row that is not finite. Remedy: the delta of an earlier checkpoint.",
+    ]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(finite), [tf.strings.join(words)])]):
+        tensors = [tf.identity(tensor) for tensor in tensors]
     restored = [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, weights)]
     parts = tensors[len(weights) :]
     return restored, [_entries(group, *parts[3 * at : 3 * at + 3]) for at, group in enumerate(groups)]

@@ -129,12 +129,7 @@ class Versions(tf.Module):
         path = inputs["path"]
 
         def update() -> list[tf.Tensor]:
-            before, header = self._read(), server_changes.read_header(path)
-            words = ["delta ", path, " starts from version ", header.base, ", but the server has ", before.version]
-            words.append(". Remedy: the deltas in between, or load a full export.")
-            follows = tf.debugging.Assert(header.base == before.version, [tf.strings.join(words)])
-            with tf.control_dependencies([follows]):
-                return list(_description(self._apply(path, header, before)).values())
+            return list(_description(self._apply(path, self._read())).values())
 
         return dict(zip(_DESCRIBED, self._snapshot.exclusively(update)))
 
@@ -148,32 +143,42 @@ class Versions(tf.Module):
             with tf.control_dependencies([some]):
                 paths = tf.strings.regex_replace(found, "/delta\\.json$", "")
 
-            def apply_next(at: tf.Tensor) -> list[tf.Tensor]:
-                with tf.control_dependencies([at]):  # the version that the iteration before made
-                    before, header = self._read(), server_changes.read_header(paths[at])
+            bases = tf.map_fn(lambda path: server_changes.read_header(path).base, paths)
 
-                def apply() -> tf.Tensor:
-                    return self._apply(paths[at], header, before).deltas
+            # Names need not sort in the order of versions, and a version may come back: each delta is applied once.
+            def follows(version: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
+                return tf.logical_and(tf.equal(bases, version), tf.logical_not(applied))
 
-                done = tf.cond(header.base == before.version, apply, lambda: before.deltas)
-                with tf.control_dependencies([done]):
-                    return [at + 1]
+            def apply_next(version: tf.Tensor, applied: tf.Tensor) -> list[tf.Tensor]:
+                at = tf.argmax(tf.cast(follows(version, applied), tf.int32))
+                with tf.control_dependencies([version]):
+                    after = self._apply(paths[at], self._read())
+                return [after.version, tf.logical_or(applied, tf.equal(tf.range(tf.size(paths, tf.int64)), at))]
 
-            (end,) = tf.while_loop(lambda at: at < tf.size(paths), apply_next, [0], parallel_iterations=1)
-            with tf.control_dependencies([end]):
+            version, _ = tf.while_loop(
+                lambda version, applied: tf.reduce_any(follows(version, applied)),
+                apply_next,
+                [self._read().version, tf.zeros_like(bases, tf.bool)],
+                parallel_iterations=1,
+            )
+            with tf.control_dependencies([version]):
                 return list(_description(self._read()).values())
 
         return dict(zip(_DESCRIBED, self._snapshot.exclusively(update)))
 
-    def _apply(self, path: tf.Tensor, header: server_changes.Header, before: _Parts) -> _Parts:
-        """Makes the version after a delta, whose base is the version `before`."""
+    def _apply(self, path: tf.Tensor, before: _Parts) -> _Parts:
+        """Makes the version after a delta, whose base must be the version `before`."""
+        header = server_changes.read_header(path)
+        words = ["delta ", path, " starts from version ", header.base, ", but the server has ", before.version]
+        words.append(". Remedy: the deltas in between, or load a full export.")
+        follows = tf.debugging.Assert(header.base == before.version, [tf.strings.join(words)])
         words = [
             "delta ",
             path,
             " is of another model: its tables, dense weights or constants differ. Remedy: load a full export.",
         ]
         same_model = tf.debugging.Assert(header.layout == self._layout, [tf.strings.join(words)])
-        with tf.control_dependencies([same_model]):
+        with tf.control_dependencies([follows, same_model]):
             weights, entries = server_changes.read(path, header, self._groups, self._weight_specs)
         overlays = [overlay.after(*of_group) for overlay, of_group in zip(before.overlays, entries)]
         after = _Parts(header.result, before.deltas + 1, weights, overlays)

@@ -274,6 +274,43 @@ def test_calls_of_one_step_train_as_one_call(way):
             np.testing.assert_allclose(calls[field], one[field], rtol=1e-5, atol=1e-7, err_msg=field)
 
 
+class TwoLayers(keras.Model):
+    """Towers with layers of their own, which compute side by side, as tensorflow_recommenders has them."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.towers = [keras.Sequential([layer]) for layer in layers]
+
+    def train_step(self, x, training=(True, True)):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_mean(emb(x, training=t)["f"]) for emb, t in zip(self.towers, training))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class StudentAndTeacher(TwoLayers):
+    def train_step(self, x):
+        return super().train_step(x, (True, False))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_two_layers_of_one_model_train_no_table_of_one_name(eagerly):
+    data = tf.data.Dataset.from_tensors({"f": tf.constant([1, 2])})
+    layers = [layer(feature(), name=name) for name in "qc"]
+    for kind in (StudentAndTeacher, TwoLayers):
+        model = kind(*layers)
+        model.compile("sgd", run_eagerly=eagerly)
+        if kind is StudentAndTeacher:
+            keras.models.clone_model(model.towers[1])
+            model.fit(data, verbose=0)
+            continue
+        with pytest.raises(ValueError, match="layers 'q' and 'c' of model .* both train a table 'item'.* Remedy"):
+            model.fit(data, verbose=0)
+    with tf.GradientTape() as tape:  # layers of two models
+        loss = sum(tf.reduce_sum(layer(feature())({"f": tf.constant([1])})["f"]) for _ in range(2))
+    tape.gradient(loss, [])
+
+
 def test_a_tower_that_the_loss_leaves_out_is_not_trained():
     emb = layer(feature(), tables=[table(initializer=fr.Constant(1.0))])
     with tf.GradientTape(persistent=True) as tape:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +26,10 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.state import TableState
+
+_layers_of_table: collections.defaultdict[str, weakref.WeakSet] = collections.defaultdict(weakref.WeakSet)
+# For each layer, the layers that were found in no model together with it.
+_apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -81,8 +87,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
       carry none, because Keras refuses a mask there.
 
     Raises:
-      ValueError: unknown features, ids that are not integers, weights or masks that do not suit, or options that the
-        backend, the topology or the device does not have.
+      ValueError: unknown features, ids that are not integers, weights or masks that do not suit, options that the
+        backend, the topology or the device does not have, or two layers of a model that train a table of one name.
       InvalidArgumentError (at run time): wrong row_splits, weights or masks of other rows than the ids, indices outside
         of a SparseTensor or doubled, ids that do not fit "bits", or two updates from one step.
       ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
@@ -149,6 +155,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         self._calls = _Untracked(weakref.WeakKeyDictionary())
         self._steps = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
+        for name in [name for lookup in self.lookups for name in lookup.table.names]:
+            _layers_of_table[name].add(self)
 
     @property
     def layout(self) -> RankLayout:
@@ -215,9 +223,29 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         graph = tf.compat.v1.get_default_graph()
         step = self._steps.value.get(graph)
         if step is None or not step.takes_calls():
+            self._refuse_tables_of_two_layers(graph)
             step = TrainingStep(anchor.checked(self._anchor.read_value(), self.name), self.call_steps.train)
             self._steps.value[graph] = step
         return step
+
+    def _refuse_tables_of_two_layers(self, graph: tf.Graph) -> None:
+        """Raises ValueError if another layer of one model trains a table of the same name in this step.
+
+        Layers of two models may: a student and its teacher, a clone, or the model that a notebook's cell built before.
+        """
+        for name in [name for lookup in self.lookups for name in lookup.table.names]:
+            for other in _layers_of_table[name] - _apart.setdefault(self, weakref.WeakSet([self])):
+                step = other._steps.value.get(graph)
+                if step is None or not step.takes_calls():
+                    continue
+                for model in [one for one in gc.get_objects() if issubclass(type(one), keras.Model)]:
+                    if {self, other} <= set(model.submodules):
+                        raise ValueError(
+                            f"layers {other.name!r} and {self.name!r} of model {model.name!r} both train a table "
+                            f"{name!r}, so they train two tables of one name. Remedy: one layer with the features of "
+                            "both, which may be called more than once in a step; or another TableConfig.name."
+                        )
+                _apart[self].add(other)
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
         """Starts to read the rows of a coming batch from disk, for tables with a memory_budget. Collective.

@@ -43,6 +43,7 @@ class EqualSteps:
         self._model, self._step, self._put_together, self._compiled = model, step, put_together, compiled
         self._read = self._wrap(lambda iterator: read(iterator, name))
         self._steps: dict[str, Callable] = {}  # by the structure of the batches
+        self._empty: tuple[Any, Any] = (None, None)  # an iterator, and no samples of the form of its last result
 
     def __call__(self, iterator: Any) -> Any:
         key = repr(iterator.element_spec)
@@ -54,10 +55,24 @@ class EqualSteps:
             if not batch.goes_on:
                 break
             with _kept_finite(self._model, batch.data):
-                answers.append(self._steps[key](batch.data))
+                answer = self._steps[key](batch.data)
+            if self._put_together is concatenated:
+                answer = self._of_last_form(answer, iterator, int(num_samples(batch.data)))
+            answers.append(answer)
         if not answers:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
         return self._put_together(answers)
+
+    def _of_last_form(self, answer: Any, iterator: Any, samples: int) -> Any:
+        """The predictions for a batch; without samples, in the form of the batch before.
+
+        Sizes that the data set does not state are 0 in a batch of no samples, and Keras would put predictions of
+        different sizes together as a RaggedTensor.
+        """
+        if samples:
+            self._empty = (iterator, tf.nest.map_structure(_first_none, answer))
+            return answer
+        return self._empty[1] if self._empty[0] is iterator else answer
 
     def _wrap(self, function: Callable, signature: Any = None) -> Callable:
         return tf.function(unconverted(function), input_signature=signature) if self._compiled else function
@@ -103,6 +118,13 @@ def concatenated(answers: list[Any]) -> Any:
         return tf.concat(parts, 0) if parts[0].shape.rank else tf.stack(parts)
 
     return tf.nest.map_structure(join, *answers)
+
+
+def _first_none(part: Any) -> Any:
+    """The first 0 samples of predictions; a scalar, which belongs to no sample, as it is."""
+    if isinstance(part, tf.SparseTensor):
+        return tf.sparse.slice(part, [0] * part.shape.rank, [0, *part.shape[1:]])
+    return part[:0] if part.shape.rank else part
 
 
 def _of_any_size(spec: Any) -> Any:

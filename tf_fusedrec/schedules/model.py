@@ -14,7 +14,7 @@ from tf_fusedrec.exchange import collectives, gradient_accumulation
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
-from tf_fusedrec.schedules.equal_lengths import with_equal_length
+from tf_fusedrec.schedules.equal_lengths import equal_lengths
 from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
@@ -205,31 +205,25 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         put_together = concatenated if kind == "predict" else last
         return EqualSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
 
-    def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        x = with_equal_length(x, batch_size, kwargs.get("steps_per_epoch"))
-        validation = kwargs.get("validation_data")
-        if isinstance(validation, tf.data.Dataset):
-            size, steps = kwargs.get("validation_batch_size"), kwargs.get("validation_steps")
-            kwargs["validation_data"] = with_equal_length(validation, size, steps, "validation_steps")
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            history = super().fit(x, y, batch_size, *args, **kwargs)
+            with equal_lengths(self):
+                history = super().fit(*args, **kwargs)
             self.drain()
         finally:
             if isinstance(self.train_function, Feed):
                 self.train_function.forget()
         return history
 
-    def evaluate(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        return super().evaluate(
-            with_equal_length(x, batch_size, kwargs.get("steps"), "steps"), y, batch_size, *args, **kwargs
-        )
+        with equal_lengths(self):
+            return super().evaluate(*args, **kwargs)
 
-    def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        return super().predict(
-            with_equal_length(x, batch_size, kwargs.get("steps"), "steps"), batch_size, *args, **kwargs
-        )
+        with equal_lengths(self):
+            return super().predict(*args, **kwargs)
 
     def get_weights(self) -> list[np.ndarray]:
         """As keras.Model.get_weights. With one process the list has a copy of the rows, which set_weights puts back."""

@@ -14,14 +14,27 @@ def _data(batches, rank):
     return tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed=rank)).batch(4)
 
 
-def _fitted(schedule, data, steps_per_execution=1, **arguments):
+def _fitted(schedule, data, steps_per_execution=1, features=("item", "past", "user"), **arguments):
     import tf_fusedrec as fr
 
     embedding = clicks.make_embedding()
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
-    model = clicks.make_model(embedding, schedule, optimizer, steps_per_execution=steps_per_execution)
+    model = clicks.make_model(embedding, schedule, optimizer, features, steps_per_execution=steps_per_execution)
     history = model.fit(data, verbose=0, **arguments).history
     return clicks.state(model, embedding), len(history["loss"]), int(model.optimizer.iterations)
+
+
+class Batches(keras.utils.Sequence):
+    """The batches of _data, by number."""
+
+    def __init__(self, batches, rank):
+        self._batches = list(_data(batches, rank))
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __getitem__(self, i):
+        return self._batches[i]
 
 
 class Calls(keras.callbacks.Callback):
@@ -38,11 +51,34 @@ class Calls(keras.callbacks.Callback):
         self.predicted.append(batch)
 
 
+def _arrays(rank, mine):
+    """Returns the cases of arrays, which Keras repeats inside one data set for all epochs."""
+    from tests.schedules.feed.ahead import RouteAhead
+
+    x, y, _ = clicks.batch([15, 4][rank % 2], seed=5 + rank)  # a quarter is for validation: 11 and 3 to train with
+    x = {name: x[name].numpy() for name in ("item", "user")}
+    every = {"features": ("item", "user"), "epochs": 2}
+    batches = tf.data.Dataset.from_tensor_slices((x, y.numpy()))
+    trained, validated = batches.take(4 * mine - 1).batch(4), batches.skip(4 * mine - 1).batch(4)
+    nothing = trained.map(lambda *data: tf.nest.map_structure(lambda leaf: leaf[:0], data)).take(1)
+    padded = _fitted("sync", trained.concatenate(nothing.repeat(3 - mine)), validation_data=validated, **every)
+    split = {"y": y.numpy(), "validation_split": 0.25, "batch_size": 4, "shuffle": False, **every}
+    lists = {"features": ("item",), "batch_size": 4, "shuffle": False, "epochs": 2}
+    return {
+        "arrays with a split": (_fitted("sync", x, **split), padded),
+        "arrays with a split, ahead, two at once": (_fitted(RouteAhead(), x, 2, **split), padded),
+        "lists": tuple(
+            _fitted("sync", of(x["item"][: 4 * mine - 1]), y=of(y.numpy()[: 4 * mine - 1]), **lists)
+            for of in (lambda part: part.tolist(), np.asarray)
+        ),
+    }
+
+
 def _cases():
     """Body: returns the result of each case, and of an equal number of batches on all ranks, with empty ones."""
     import tf_fusedrec as fr
     from tests.schedules.feed.ahead import RouteAhead
-    from tf_fusedrec.schedules import FrozenWindow, Nested
+    from tf_fusedrec.schedules import FrozenWindow, Nested, PipelinedModel
 
     rank = fr.collectives.rank()
     mine = [3, 1][rank % 2]
@@ -69,16 +105,28 @@ def _cases():
         for schedule, at_once in ((RouteAhead(), 1), ("sync", 2))
     ]
     refused = []
-    x, y, _ = clicks.batch(4 + 40 * rank, seed=rank)
     for one, arguments in (
         (data, {"steps_per_epoch": 1 + rank}),
-        (x, {"y": y}),
         (data, {"steps_per_execution": "auto"}),
+        (data if rank else Batches(mine, rank), {}),
+        (Batches(1 - rank, rank), {}),
+        ((batch for batch in Batches(rank, rank)), {}),
+        (data.repeat() if rank else data, {}),
     ):
         try:
             _fitted("sync", one, **arguments)
         except ValueError as error:
             refused.append(str(error))
+    x, y, weights = clicks.batch(4 * mine - 1, seed=rank)
+    found |= {
+        "arrays with ragged ones": (
+            _fitted("sync", x, y=y, sample_weight=weights, batch_size=4, shuffle=False, epochs=2),
+            padded,
+        ),
+        "sequence": (_fitted("sync", Batches(mine, rank), shuffle=False, epochs=2), padded),
+        "sequence, workers": (_fitted(RouteAhead(), Batches(mine, rank), shuffle=False, workers=2, epochs=2), padded),
+    }
+    found |= _arrays(rank, mine)
     embedding = clicks.make_embedding()
     adam = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
     model = clicks.make_model(embedding, "sync", adam)
@@ -97,15 +145,33 @@ def _cases():
         uneven.append((losses, of.predict(x, verbose=0, callbacks=[calls], **arguments)))
         called.append((calls.tested, calls.predicted, int(of._test_counter), int(of._predict_counter)))
     validated = model.fit(data, epochs=2, validation_data=data, verbose=0).history["val_loss"]
-    return found, steps, refused, called, uneven, validated
+    some = keras.Input([None])
+    doubled = PipelinedModel(some, 2.0 * some)
+    rows = tf.data.Dataset.from_generator(
+        lambda: iter(np.ones([mine, 4, 3], np.float32)), output_signature=tf.TensorSpec([None, None])
+    )
+    predicted = doubled.predict(rows, verbose=0)
+    return found, steps, refused, called, uneven, validated, predicted
 
 
 def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
     results = run_ranks(_cases, 2)
-    for found, steps, (different_steps, different_lengths, auto), called, *_ in results:
-        assert "steps_per_epoch must be the same on all ranks, got [1, 2]" in different_steps
-        assert "give a tf.data.Dataset on every rank" in different_lengths
-        assert "steps_per_execution 'auto' is chosen by every rank for itself" in auto
+    for rank, (found, steps, refused, called, *_) in enumerate(results):
+        for error, words in zip(
+            refused,
+            (
+                "steps_per_epoch must be the same on all ranks, got [1, 2]",
+                "steps_per_execution 'auto' is chosen by every rank for itself",
+                "different kinds: ['keras.utils.Sequence', 'tf.data.Dataset'] by rank",
+                "the keras.utils.Sequence is empty",
+                "the generator is empty",
+                "rank 1 cannot read its input: ValueError: When providing an infinite dataset"
+                if rank == 0
+                else "infinite dataset",
+            ),
+            strict=True,
+        ):
+            assert words in error
         # An epoch has three batches. Without data for a second epoch, training ends, as under Keras.
         assert steps == [3, 3]
         for case, ((state, *counts), (wanted, *wanted_counts)) in found.items():
@@ -114,10 +180,11 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
                 np.testing.assert_array_equal(state[what], wanted[what], err_msg=f"{case}: {what}")
         each, two, more = [0, 1, 2], [1, 2], [1, 3]
         assert called == [(of, of, 3, 3) for of in (each, each, two, more, each)]
-    for rank, (*_, uneven, validated) in enumerate(results):
+    for rank, (*_, uneven, validated, of_unstated_size) in enumerate(results):
         # Evaluation and predictions of 3 batches here and 1 there equal ones where the other rank has empty batches.
         *found, (wanted, predictions) = uneven
         assert len(predictions) == 4 * [3, 1][rank] - 1 and len(validated) == 2
+        np.testing.assert_array_equal(of_unstated_size, np.full([4 * [3, 1][rank], 3], 2.0, np.float32), strict=True)
         for losses, predicted in found:
             np.testing.assert_allclose(losses, wanted, rtol=1e-6)  # sums over batches of other sizes
             np.testing.assert_allclose(predicted, predictions, rtol=1e-6)

@@ -15,7 +15,7 @@ class Cluster:
     """The machines that a model will train on.
 
     Args:
-      ranks: R >= 1, processes of the job.
+      ranks: 1 <= R <= 65,536, processes of the job.
       memory_bytes: > 0, host or device memory of one rank for rows and their optimizer slots.
       ranks_per_host: ranks on one host; it must divide R.
       inside_bytes_per_s: > 0, bandwidth of one rank to the other ranks of its host.
@@ -46,6 +46,8 @@ class Cluster:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"Cluster.{name} must be an int >= 1, got {value!r}.")
+        if self.ranks > 65536:  # as rank_partition, which the replay of a step calls
+            raise ValueError(f"Cluster.ranks must be at most 65,536, got {self.ranks}. Remedy: fewer ranks.")
         if self.ranks % self.ranks_per_host:
             fitting = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
             raise ValueError(

@@ -69,6 +69,13 @@ def pytest_runtest_call(item):
         return (yield)
 
 
+@pytest.fixture(autouse=True)
+def names_of_layers():
+    """Gives the layers of a test the names that they have in a process of their own."""
+    if "tf_keras" in sys.modules:
+        sys.modules["tf_keras"].backend.reset_uids()
+
+
 def pytest_collection_finish():
     """Spares garbage collections the objects of the imported modules, which stay, and makes them rarer.
 

@@ -126,6 +126,18 @@ def converted_as_here(function: Callable) -> Callable:
     return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
 
+_normalize_weights = keras.layers.SpectralNormalization.normalize_weights
+
+
+def _converted_normalize_weights(self: Any) -> None:
+    """Branches on a tensor, as no other layer, optimizer, loss or metric of tf_keras does."""
+    autograph = tf.__internal__.autograph
+    autograph.tf_convert(_normalize_weights, autograph.control_status_ctx(), user_requested=True)(self)
+
+
+keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weights
+
+
 def in_xla_context(graph: tf.Graph) -> bool:
     """Returns whether XLA compiles a traced graph, or a graph around it, as a whole (`jit_compile=True`)."""
     return _control_flow.GraphOrParentsInXlaContext(graph)

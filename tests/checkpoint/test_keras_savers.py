@@ -250,7 +250,7 @@ def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
         tf.train.Checkpoint(model=other).read(path).assert_consumed()
     assert state(other, loaded) == (*before[:3], state(model, emb)[3])
-    with pytest.raises(ValueError, match="FusedEmbedding 'fused_embedding': the file was saved without tables"):
+    with pytest.raises(ValueError, match=r"FusedEmbedding 'fused_embedding\w*': the file was saved without tables"):
         tf.train.Checkpoint(model=other).read(path)
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange.gradient_averaging import averaging
 
 STEPS, SAMPLES = 4, 12
 
@@ -200,3 +202,33 @@ def test_differences_are_named():
     for steps, second in (([0, 2], values), ([0, 0], other)):
         with pytest.raises(RuntimeError, match=rf"after \[0, {steps[1]}\] steps of the optimizer by rank: .*'a'"):
             weight_equality.difference_at_start(steps, [one, second])
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
+def test_every_order_of_wrappers_averages_once(kind):
+    from horovod.tensorflow import keras as horovod
+
+    averaged, scaled = [], keras.mixed_precision.LossScaleOptimizer
+
+    def ours(optimizer):
+        return averaging(optimizer, lambda gradient: averaged.append(1) or gradient, lambda *_: None)
+
+    for wrap in (
+        ours,
+        lambda one: ours(ours(one)),
+        lambda one: ours(scaled(one, False, 8.0)),
+        lambda one: scaled(ours(one), False, 8.0),
+        lambda one: ours(scaled(ours(one), False, 8.0)),
+    ):
+        optimizer, weight = wrap(kind(0.25)), tf.Variable(1.0)
+        optimizer.apply_gradients([(tf.constant(2.0), weight)])
+        assert averaged == [1] and float(weight) == pytest.approx(0.75, abs=1e-5)  # Adam's epsilon
+        assert float(getattr(optimizer, "loss_scale", 8.0)) == 8.0
+        averaged.clear()
+    for wrap in (
+        lambda one: ours(horovod.DistributedOptimizer(one)),
+        lambda one: horovod.DistributedOptimizer(ours(one)),
+        lambda one: ours(scaled(horovod.DistributedOptimizer(one))),
+    ):
+        with pytest.raises(ValueError, match="averaged twice. Remedy: leave out hvd.DistributedOptimizer"):
+            wrap(kind(0.25))

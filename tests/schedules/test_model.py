@@ -32,6 +32,27 @@ def test_functional_and_subclassed_models_live_side_by_side():
         Called.__mro__[1].__init__(Called.__new__(Called), x, keras.layers.Dense(1)(x))
 
 
+class Tower(keras.layers.Layer):
+    def __init__(self, **named):
+        super().__init__()
+        self.embedding = fr.FusedEmbedding(
+            [fr.TableConfig(self.name, 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", self.name)], **named
+        )
+
+
+class Towers(Called):
+    def __init__(self, **named):
+        super().__init__()
+        self.towers = [Tower(**named), Tower(**named)]
+
+
+def test_layers_without_a_name_get_names_of_their_own_and_equal_names_are_refused():
+    named = keras.layers.Dense(1, name="fused_embedding_1")
+    assert [tower.embedding.name for tower in Towers().towers] == ["fused_embedding", "fused_embedding_2"], named
+    with pytest.raises(ValueError, match="Two FusedEmbeddings of one model are named 'e', .* Remedy: another name"):
+        Towers(name="e").compile("sgd", "mse")
+
+
 @pytest.mark.parametrize("schedule", ["frozen", None, 4])
 def test_unknown_schedules_are_refused(schedule):
     with pytest.raises(ValueError, match="schedule must be 'sync' or a record of tf_fusedrec.schedules"):
@@ -55,7 +76,8 @@ def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
     ids = keras.Input([], dtype=tf.int64)
     table = fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))
     embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
-    outputs = keras.layers.Dense(1)(Branching()(embedding({"f": ids})["f"]))
+    hidden = keras.layers.SpectralNormalization(keras.layers.Dense(4))(embedding({"f": ids})["f"])  # it branches, too
+    outputs = keras.layers.Dense(1)(Branching()(hidden))
     model, traces = PipelinedModel(ids, outputs, schedule=schedule), []
     train_step = model.train_step
     model.train_step = lambda data: traces.append(data) or train_step(data)

@@ -3,6 +3,6 @@ gradient, call_steps.py lets schedules and exports replace steps, description.py
 search.py finds the layers of a model, placing.py says where its ids travel."""
 
 from tf_fusedrec.embedding.layer import FusedEmbedding
-from tf_fusedrec.embedding.search import embeddings_of, tables_in
+from tf_fusedrec.embedding.search import check_names, embeddings_of, tables_in
 
-__all__ = ["FusedEmbedding", "embeddings_of", "tables_in"]
+__all__ = ["FusedEmbedding", "check_names", "embeddings_of", "tables_in"]

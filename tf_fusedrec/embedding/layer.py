@@ -109,9 +109,12 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         wire_dtype: str | None = None,
         key_encoding: str = "bits",
         init_capacity: int = 1 << 16,
-        name: str = "fused_embedding",
+        name: str | None = None,
         **kwargs: Any,
     ):
+        # As Keras names layers, but never by a name that a loaded or a user's layer has already.
+        base = keras.src.utils.generic_utils.to_snake_case(type(self).__name__)
+        name = name or keras.src.backend.unique_object_name(base, zero_based=True, avoid_observed_names=True)
         super().__init__(name=name, dtype=tf.float32, **kwargs)
         self.supports_masking = True
         collectives.check_init()
@@ -314,6 +317,9 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()
+        first = _callers.setdefault(graph, {}).setdefault(self.name, weakref.ref(self))()
+        if first not in (None, self) and collectives.size() > 1:
+            raise ValueError(two_of_one_name(self.name))
         number = self._calls.value.get(graph, 0)
         self._calls.value[graph] = number + 1
         return number
@@ -343,6 +349,18 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         config["features"] = [FeatureConfig(**feature) for feature in config["features"]]
         config["topology"] = Topology(**config["topology"])
         return cls(**config)
+
+
+# The layer that each name stands for in a graph. Names of layers are names of collectives.
+_callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.WeakKeyDictionary()
+
+
+def two_of_one_name(name: str) -> str:
+    """The error for two layers of one name in a model or step."""
+    return (
+        f"Two FusedEmbeddings of one model are named {name!r}, but the name of a layer names its exchanges between "
+        "ranks. Remedy: another name=... for one of them, or no name=, which makes the names unique."
+    )
 
 
 class _Untracked:

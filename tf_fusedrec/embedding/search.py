@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding.layer import FusedEmbedding
+from tf_fusedrec.embedding.layer import FusedEmbedding, two_of_one_name
 from tf_fusedrec.tables import Table
 
 
@@ -15,6 +15,14 @@ def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
         including lists, tuples and dicts.
     """
     return [module for module in (model, *model.submodules) if isinstance(module, FusedEmbedding)]
+
+
+def check_names(model: tf.Module) -> None:
+    """Raises ValueError if two FusedEmbedding layers of a model have one name."""
+    names = [layer.name for layer in embeddings_of(model)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(two_of_one_name(name))
 
 
 def tables_in(model: tf.Module) -> list[Table]:

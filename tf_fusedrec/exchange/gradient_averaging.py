@@ -27,13 +27,29 @@ def averaging(
       average: Function from this rank's gradient, a tensor or IndexedSlices, to the mean over ranks.
       met: Function of new variables, the optimizer's own among them, and of its number of steps. It is called eagerly
         while the first step is traced, before the step runs.
+
+    Raises:
+      ValueError: Horovod's DistributedOptimizer averages already.
     """
     kind = type(optimizer)
+    _check_not_of_horovod(kind)
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _Averaging):
+        return optimizer
+    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+        # It lets its inner optimizer aggregate, and looks for values that are not finite after that.
+        inner = averaging(optimizer.inner_optimizer, average, met)
+        return kind.from_config({**optimizer.get_config(), "inner_optimizer": inner})
     # The name and module stay, so that a saved optimizer loads without this class.
-    made: Any = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
-    distributed = made.from_config(optimizer.get_config())
-    distributed._average, distributed._met, distributed._known = average, met, set()
-    return distributed
+    methods = {"__module__": kind.__module__, "_average": staticmethod(average), "_met": staticmethod(met)}
+    return type(kind.__name__, (_Averaging, kind), methods).from_config(optimizer.get_config())
+
+
+def _check_not_of_horovod(kind: type) -> None:
+    if hasattr(kind, "register_local_var"):  # a method of Horovod's DistributedOptimizer alone
+        raise ValueError(
+            f"Optimizer {kind.__name__} is wrapped by Horovod's DistributedOptimizer and by distributed_optimizer, so "
+            "gradients would be averaged twice. Remedy: leave out hvd.DistributedOptimizer."
+        )
 
 
 class _Averaging:
@@ -41,7 +57,14 @@ class _Averaging:
 
     _average: Callable[[Any], Any]
     _met: Callable[[Sequence[tf.Variable], int], None]
-    _known: set[Any]  # references of the variables that `_met` was called with
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.__dict__["_known"] = set()  # references of the variables that `_met` was called with
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_not_of_horovod(cls)
 
     def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
         # The tape also watches weights of frozen layers, which no list of an optimizer holds.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import embeddings_of
+from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.exchange import collectives, gradient_accumulation
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
@@ -81,7 +81,8 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         Raises:
           ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
             under its schedule; losses of which some are sums over samples and others means; an optimizer that cannot
-            accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of Keras 3.
+            accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of Keras 3; two
+            FusedEmbeddings of one name.
         """
         check_no_keras_3(self, args, kwargs)
         if kwargs.get("jit_compile"):
@@ -90,6 +91,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 "model.compile(..., jit_compile=False); dense blocks may be compiled by "
                 "tf.function(block, jit_compile=True)."
             )
+        check_names(self)
         self.schedule.check(self)
         super().compile(*args, **kwargs)
         for embedding in embeddings_of(self):
@@ -131,6 +133,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
           ValueError: steps_per_execution "auto" on several ranks.
           RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
         """
+        check_names(self)
         self._accumulate_gradients()  # of layers that were made after compile
         make_optimizer_slots(self)
         start_equal(self)

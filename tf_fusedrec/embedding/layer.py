@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gc
 import weakref
@@ -27,7 +26,7 @@ from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.state import TableState
 
-_layers_of_table: collections.defaultdict[str, weakref.WeakSet] = collections.defaultdict(weakref.WeakSet)
+_layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -159,7 +158,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         self._steps = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
         for name in [name for lookup in self.lookups for name in lookup.table.names]:
-            _layers_of_table[name].add(self)
+            _layers_of_table.setdefault(name, weakref.WeakSet()).add(self)
 
     @property
     def layout(self) -> RankLayout:
@@ -236,13 +235,15 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
 
         Layers of two models may: a student and its teacher, a clone, or the model that a notebook's cell built before.
         """
+        from tf_fusedrec.embedding.search import embeddings_of  # which imports this module
+
         for name in [name for lookup in self.lookups for name in lookup.table.names]:
             for other in _layers_of_table[name] - _apart.setdefault(self, weakref.WeakSet([self])):
                 step = other._steps.value.get(graph)
                 if step is None or not step.takes_calls():
                     continue
                 for model in [one for one in gc.get_objects() if issubclass(type(one), keras.Model)]:
-                    if {self, other} <= set(model.submodules):
+                    if {self, other} <= set(embeddings_of(model)):
                         raise ValueError(
                             f"layers {other.name!r} and {self.name!r} of model {model.name!r} both train a table "
                             f"{name!r}, so they train two tables of one name. Remedy: one layer with the features of "

@@ -265,3 +265,30 @@ def test_early_stopping_where_nobody_has_measured():
     for epoch in range(2):  # Keras stops after the first one at no value
         stopping.on_epoch_end(epoch, {"val_loss": float("nan")})
     assert not stopping.model.stop_training
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("optimizer", "warns"),
+    [
+        (fr.optimizers.Adagrad(0.1, 0.1), True),  # Keras' default
+        (fr.optimizers.Adagrad(0.1), False),
+        (fr.optimizers.Ftrl(0.1), False),
+        (fr.optimizers.RowWiseAdagrad(0.1), False),
+        (fr.optimizers.RMSprop(0.001), False),
+    ],
+    ids=["keras", "adagrad", "ftrl", "rowwise", "rmsprop"],
+)
+def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, warns, storage, caplog):
+    random = np.random.default_rng(1)
+    ids, labels = np.arange(4096), random.integers(0, 2, [4096, 1]).astype(np.float32)
+    item = keras.Input([], dtype=tf.int64, name="item")
+    table = fr.TableConfig("item", 8, optimizer, storage_dtype=storage)
+    rows = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])({"item": item})["item"]
+    model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    for epochs in (2, 1):
+        model.fit({"item": ids}, labels, batch_size=4096, epochs=epochs, verbose=0)
+    told = [record.getMessage() for record in caplog.records if "hardly train" in record.getMessage()]
+    assert len(told) == warns
+    assert not told or "table 'item' hardly train: in its first epoch the median row moved by" in told[0]

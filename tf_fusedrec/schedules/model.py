@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
+from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, gradient_accumulation
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
@@ -59,6 +60,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 "Remedy: PipelinedModel(inputs, outputs, schedule=...) itself, or a subclass with a call method."
             )
         super().__init__(*args, **kwargs)
+        self._row_movement = RowMovement()
         self.schedule = schedule
 
     @property
@@ -209,6 +211,9 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         return EqualSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """As keras.Model.fit. It logs a warning once for each table whose rows hardly move (RowMovement)."""
+        if len(args) < 6 and isinstance(kwargs.get("callbacks"), (list, tuple, type(None))):  # no CallbackList
+            kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self._row_movement]
         try:
             with equal_lengths(self):
                 history = super().fit(*args, **kwargs)

@@ -78,10 +78,11 @@ class NativeTable(NativeContents):
             options[f"segment_{name}"] = [value or "none" for value in values] if name == "eviction" else values
         for name in SUMMED_FIELDS:
             options[name] = sum(getattr(table, name) for table in tables)
+        self._seeds = [table_seed(seed, table.name) for table in tables]
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
             dim=spec.dim,
-            seeds=[table_seed(seed, table.name) for table in tables],
+            seeds=self._seeds,
             segment_names=self.names,
             rule=rule.rule,
             hyperparameters=rule.hyperparameters,

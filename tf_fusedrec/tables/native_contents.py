@@ -26,6 +26,11 @@ def _counters(clock: int) -> list[int]:
     return [clock & ((1 << _VERSION_SHIFT) - 1), clock >> _VERSION_SHIFT]
 
 
+def _as_numbers(rows: np.ndarray) -> np.ndarray:
+    """The rows of records, where bfloat16 travels as its bits."""
+    return np.ascontiguousarray(rows).view(tf.bfloat16.as_numpy_dtype) if rows.dtype == np.uint16 else rows
+
+
 class NativeContents(StoredTable):
     """The part of NativeTable (native.py) that reads and changes rows as records. NativeTable makes the handle.
 
@@ -39,6 +44,7 @@ class NativeContents(StoredTable):
     """
 
     _handle: tf.Tensor  # <resource>[], of the HashTable
+    _seeds: list[int]  # of the initial rows, by table
 
     def __init__(self, tables: Sequence[TableConfig], rule: optimizers.Rule):
         spec = tables[0]
@@ -51,6 +57,7 @@ class NativeContents(StoredTable):
         self._dtype = tf.as_dtype(spec.dtype)
         self._storage = spec.storage_dtype or spec.dtype
         self._rule = rule
+        self._initializer = spec.initializer
         self._with_admission = {table.name for table in tables if table.admission_count > 1}
 
     @property
@@ -124,6 +131,22 @@ class NativeContents(StoredTable):
         order = np.argsort(mix64(ids)) if in_hash_order else slice(None)
         return ids[order], records[order]
 
+    def sample(self, name: str, most: int, *, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns up to `most` rows [n, D] of a table that were looked up since a `clock`, and their initial rows."""
+        segment = self.names.index(name)
+        ids, handles = (x.numpy() for x in ops.table_keys(self._handle, segment, since=_counters(since)))
+        chosen = np.random.default_rng(0).permutation(len(ids))[:most]
+        read = ops.table_read_records(self._handle, tf.constant(handles[chosen]))
+        rows = _as_numbers(np.asarray(memoryview(read)).view(self.record_dtype("rows"))[:, 0]["row"])
+        with tf.device("cpu"):
+            dtype = tf.as_dtype("float32" if self._storage == "mixed" else self._storage)
+            initial = ops.initial_rows(
+                tf.zeros([len(chosen), self._dim], dtype), tf.zeros([len(chosen)], tf.bool), tf.constant(ids[chosen]),
+                tf.constant([0, len(chosen)], tf.int64), seeds=[self._seeds[segment]],
+                distribution=self._initializer.distribution, a=self._initializer.a, b=self._initializer.b,
+            )  # fmt: skip
+        return rows.astype(np.float32), initial.numpy().astype(np.float32)
+
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
         segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
         if section == "candidates":
@@ -163,7 +186,4 @@ class NativeContents(StoredTable):
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, records = self.snapshot(name)
         order = np.argsort(ids)
-        rows = records["row"]
-        if rows.dtype == np.uint16:
-            rows = np.ascontiguousarray(rows).view(tf.bfloat16.as_numpy_dtype)
-        return ids[order], rows[order].astype(self._dtype.as_numpy_dtype)
+        return ids[order], _as_numbers(records["row"])[order].astype(self._dtype.as_numpy_dtype)

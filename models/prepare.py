@@ -122,6 +122,7 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
             for path in sorted(folder.iterdir())
             if path.is_file()
         ]
+        facts["ids"] = "by value"  # the rule of converters.text_log.ids_of
         facts["split"] = experiment.data.split
         if experiment.data.source in WINDOWED:
             facts["window"] = [experiment.data.held_out, *_window(experiment)]

@@ -52,7 +52,7 @@ from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
-from tf_fusedrec.data import check_features, read_items
+from tf_fusedrec.data import check_features, read_info, read_items
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -66,7 +66,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         embedding = make_embedding(experiment)
         read = columns(experiment.model, "train")
         check_features(read, features(experiment.model), made=made_features(experiment.model))
-        calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
+        calls = fit_calls(experiment, folder, _saved_input(experiment, folder, checkpoint) if resume else None)
 
         item_ids, popularity = read_items(folder)
         model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
@@ -80,6 +80,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
+        "id_kinds": read_info(folder).id_kinds,
     }
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
@@ -171,8 +172,8 @@ def _finish(
     print(f"{'saved model':<{width}}{saved_model} (another process agrees within {difference:.1e})", flush=True)
 
 
-def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, Any]:
-    """Returns the checkpoint's input position, or raises ValueError for a checkpoint of another model."""
+def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any]:
+    """Returns the checkpoint's input position, or raises ValueError for a checkpoint of another model or other ids."""
     saved = fr.checkpoint.read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
@@ -181,6 +182,12 @@ def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, 
                 f"--resume: {checkpoint} was trained with another {section!r}: {saved['experiment'][section]}, "
                 f"now {now[section]}. Use the same section, or another --output."
             )
+    kinds = read_info(folder).id_kinds
+    if saved.get("id_kinds", {}) != kinds:
+        raise ValueError(
+            f"--resume: {checkpoint} was trained with the kinds of ids {saved.get('id_kinds', {})}, but {folder} has "
+            f"{kinds}. Use the data.columns.kinds of that run, or another --output."
+        )
     return saved["input"]
 
 

@@ -63,6 +63,14 @@ def test_ragged_empty_and_traced():
     assert fr.hash_strings(tf.zeros([0, 3], tf.string)).shape == [0, 3]
 
 
+def test_integers_stay_themselves_in_a_graph():
+    texts = [["12", "12.0", "-9223372036854775808"], ["007", "9223372036854775808", ""]]
+    wanted = [[12, 12, -(2**63)], [*map(int, fr.hash_strings(texts[1][:2])), -1]]
+    symbol = keras.Input([3], dtype=tf.string)
+    model = keras.Model(symbol, fr.hash_strings(symbol, integers=True))
+    assert model(tf.constant(texts)).numpy().tolist() == wanted
+
+
 def of_python(strings):
     return [farmhash64(text.encode()) for text in strings]
 

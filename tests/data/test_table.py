@@ -1,5 +1,6 @@
 """Tables of events with foreign column names: rows by hand from CSV and Parquet, and every fault by file and row."""
 
+import decimal
 import pathlib
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from tests.data.shards import read_lists
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info
+from tf_fusedrec.data.bad_input import BadInput
 from tf_fusedrec.data.converters.events import Window
 from tf_fusedrec.data.converters.table import convert_table
+from tf_fusedrec.data.converters.table_files import TableFiles
 from tf_fusedrec.data.converters.table_map import column_map
 
 MAP = {
@@ -127,6 +130,21 @@ FAULTS = {
     "constant number": (everywhere("seconds", "3"), "a.csv, row 1, to .*: column 'seconds' has the same value .* 3.0"),
     "constant label": (everywhere("clicked", "1"), "a.csv, row 1, to .*: column 'clicked' has the same value every"),
     "constant id": (everywhere("brand", "5"), "a.csv, row 1, to .*: column 'brand' has the same value everywhere, 5"),
+    "a time that is a date": (
+        [[*row[:2], f"2024050110000{at}", *row[3:]] for at, row in enumerate(ROWS)],
+        r"a.csv, row 1: column 'seen_at' has 20240501100000, a date written as a number, want seconds",
+    ),
+    "one time that is a date": (
+        with_value(3, "seen_at", "20240501103000"),
+        r"a.csv, row 4: column 'seen_at' has '20240501103000', want a time: seconds since 1970, or text",
+    ),
+    "an id beyond int64": (with_value(2, "sku", str(2**63)), f"a.csv, row 3: column 'sku' has the id '{2**63}', want"),
+    "an id that lost digits": (with_value(2, "sku", "1e+16"), r"a.csv, row 3: column 'sku' has the id '1e\+16', want"),
+    "an id above 2^53 as a float": (
+        with_value(2, "sku", f"{2**53 + 2}.0"),
+        r"a.csv, row 3: column 'sku' has the id '9",
+    ),
+    "a tag beyond int64": (with_value(3, "tags", f"7|{2**64}"), "a.csv, row 4: column 'tags' has the id '184"),
     "decreasing times": (
         [ROWS[1], ROWS[0], *ROWS[2:]],
         r"a.csv, row 2: its column 'seen_at' has an earlier time than ",
@@ -143,6 +161,100 @@ def test_faults_are_named_by_file_and_row(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         convert(csv_file(tmp_path / "raw/a.csv", rows), tmp_path / "d")
     assert not (tmp_path / "d").exists()
+
+
+# The texts of ids, and the ids. Fingerprints are those of fr.hash_strings, which has an oracle of its own.
+TEXTS = {
+    "12": 12, "12.0": 12, "0": 0, "-5": -5, str(2**63 - 1): 2**63 - 1, str(-(2**63)): -(2**63),
+    **{text: code(text) for text in ("A7", "007", "-0", "+5", " 5", "1.5", "12.00", "12.0.0", "5 ", "\u0665")},
+}  # fmt: skip
+
+
+def table_of(path, *files, column="c", kinds=None):
+    """The files are lists of texts, which become CSV files with a second column, or Arrow arrays."""
+    path.mkdir()
+    for number, values in enumerate(files):
+        table = pa.table({column: values, "other": pa.array(range(len(values)))})
+        if isinstance(values, list):
+            pa.csv.write_csv(table, path / f"{number}.csv")
+        else:
+            pq.write_table(table, path / f"{number}.parquet")
+    return TableFiles(path, [column, "other"], BadInput("error"), kinds)
+
+
+def test_the_id_of_a_value_depends_on_no_other_row(tmp_path):
+    found, strings = table_of(tmp_path / "all", [*TEXTS]).ids("c")
+    assert found.tolist() == [*TEXTS.values()] == hash_strings([*TEXTS], integers=True).tolist()
+    assert strings[code("007")] == "007" and 12 not in strings
+    for number, (text, wanted) in enumerate(TEXTS.items()):
+        assert table_of(tmp_path / str(number), ["99", text]).ids("c")[0].tolist() == [99, wanted]
+    ids, _ = table_of(tmp_path / "lists", ["12.0|007", "", "A7"]).lists("c")
+    assert ids.values.tolist() == [12, code("007"), code("A7")] and ids.lengths().tolist() == [2, 0, 1]
+    as_string = table_of(tmp_path / "string", [*TEXTS], kinds={"c": "string"}).ids("c")[0]
+    assert as_string.tolist() == hash_strings([*TEXTS]).tolist()
+    assert table_of(tmp_path / "integer", ["12", "13.0"], kinds={"c": "integer"}).ids("c")[0].tolist() == [12, 13]
+    with pytest.raises(ValueError, match=r"1.csv, row 2: column 'c' has the id 'A7', want an integer. Correct the row"):
+        table_of(tmp_path / "no integer", ["12"], ["13", "A7"], kinds={"c": "integer"}).ids("c")
+
+
+PLAIN = ["12", "", "A7", None]
+ENCODINGS = {
+    **{str(kind): pa.array(PLAIN, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())},
+    "dictionary": pa.array(PLAIN).dictionary_encode(),
+    **{
+        str(kind): pa.array([text and text.encode() for text in PLAIN], kind)
+        for kind in (pa.binary(), pa.large_binary(), pa.binary_view())
+    },
+}
+
+
+@pytest.mark.parametrize("values", ENCODINGS.values(), ids=ENCODINGS)
+def test_every_encoding_of_text_has_the_same_ids(tmp_path, values):
+    table = table_of(tmp_path / "t", values)
+    assert table.ids("c")[0].tolist() == [12, -1, code("A7"), -1]
+    with pytest.raises(ValueError, match="0.parquet, row 2: column 'c' is empty, want a value"):
+        table.ids("c", required=True)
+    lists = (
+        pa.LargeListArray.from_arrays([0, 2, 4], values) if "view" not in str(values.type) else pa.array([PLAIN] * 2)
+    )
+    assert table_of(tmp_path / "l", lists).lists("c")[0].values.tolist()[:2] == [12, code("A7")]
+
+
+def test_files_of_other_types_have_the_same_ids(tmp_path):
+    files = [pa.array([12, 13]), pa.array([12.0, None, 1e15, 1.5]), pa.array(["A7", "12"]), pa.array([12], pa.uint64())]
+    wanted = [12, 13, 12, -1, 10**15, code("1.5"), code("A7"), 12, 12]
+    assert table_of(tmp_path / "t", *files).ids("c")[0].tolist() == wanted
+    decimals = pa.array([decimal.Decimal("12.00"), decimal.Decimal("1.50")])
+    assert table_of(tmp_path / "d", decimals).ids("c")[0].tolist() == [12, code("1.50")]
+
+
+NESTED = {
+    "list": (pa.array([[1], [2]]), "ids", "row 1: column 'c' has a list, want one id. Name it under columns.lists"),
+    "list of lists": (pa.array([[], [[1]]]), "lists", "row 2: column 'c' has a list of list<.*, want a list of ids"),
+    "list of structs": (
+        pa.array([[], [{"a": 1}]]),
+        "lists",
+        "row 2: column 'c' has a struct<a: int64>, want one value",
+    ),
+    "struct": (pa.array([None, {"a": 1}]), "ids", "row 2: column 'c' has a struct<a: int64>, want one value"),
+    "map": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "ids", "row 1: column 'c' has a map<.*, want"),
+    "uint64": (pa.array([1, 2**63], pa.uint64()), "ids", f"row 2: column 'c' has the id '{2**63}', want an int64"),
+    "no UTF-8": (pa.array([b"a", b"\xff"]), "ids", r"row 2: column 'c' has b'\\xff', want text in UTF-8"),
+    "infinite": (pa.array([1.0, np.inf]), "ids", "row 2: column 'c' has the id 'inf', want an int64 without rounding"),
+}
+
+
+@pytest.mark.parametrize(("values", "method", "message"), NESTED.values(), ids=NESTED)
+def test_values_that_are_no_ids_are_named_by_file_and_row(tmp_path, values, method, message):
+    with pytest.raises(ValueError, match=f"0.parquet, {message}"):
+        getattr(table_of(tmp_path / "t", values), method)("c")
+
+
+def test_a_large_file_may_have_newlines_in_quotes(tmp_path):
+    rows = [[f"{at}", f"a{at}\n{'z' * 80}"] for at in range(20_000)]  # more than a block of 1 MiB
+    (tmp_path / "a.csv").write_text("c,other\n" + "".join(f'{a},"{b}"\n' for a, b in rows), encoding="utf-8")
+    table = TableFiles(tmp_path, ["c", "other"], BadInput("error"))
+    assert table.ids("c")[0].tolist() == [*range(20_000)] and len(table.ids("other")[1]) == 20_000
 
 
 def test_faults_of_files(tmp_path):
@@ -186,6 +298,11 @@ def test_skipped_rows_are_logged_and_the_others_stay(tmp_path, caplog):
         ({"past": ["colour"]}, r"columns.past names 'colour', want one of the features \['brand', 'tag'\]"),
         ({"numbers": ["brand"]}, "the name 'brand' twice"),
         ({"features": {"item": "brand"}}, "the name 'item' twice in .* or it is one of"),
+        (
+            {"kinds": {"clicked": "string"}},
+            r"columns.kinds has clicked: string, want a column of ids, one of \['brand'",
+        ),
+        ({"kinds": {"sku": "text"}}, r"columns.kinds has sku: text, want .* one of \['integer', 'string'\]"),
         ({"order": "time"}, r"columns.order must be one of \['file', 'any'\], got 'time'"),
     ],
 )

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+import tf_fusedrec as fr
+from models import train
 from models.experiment import from_dict
 from models.experiment.data_config import DataConfig
 from models.prepare import prepare_data
@@ -43,6 +45,24 @@ def test_a_converted_folder_is_used_as_it_is(tmp_path):
     converted = prepare_data(movielens(raw), tmp_path / "data")
     assert prepare_data(movielens(converted), tmp_path / "unused") == converted
     assert not (tmp_path / "unused").exists()
+
+
+def test_a_run_goes_on_with_its_kinds_of_ids_alone(tmp_path, monkeypatch):
+    rows = [f"{user},A{at % 3},{1000 + at},{at % 2}" for user in (1, 2) for at in range(10)]
+    (tmp_path / "a.csv").write_text("u,sku,t,y\n" + "\n".join(rows) + "\n", encoding="utf-8")
+
+    def table(**kinds):
+        columns = {"user": "u", "item": "sku", "time": "t", "labels": {"click": "y"}, "kinds": kinds}
+        data = {"source": "table", "input": str(tmp_path / "a.csv"), "columns": columns}
+        return from_dict({"name": "x", "task": "ranking", "data": data, "model": {"kind": "grm"}})
+
+    first, other = (prepare_data(table(**kinds), tmp_path / "data") for kinds in ({"sku": "string"}, {}))
+    assert [read_info(folder).id_kinds for folder in (first, other)] == [{"item": "string"}, {}]
+    saved = {"experiment": table().to_dict(), "input": {"step": 3}, "id_kinds": {"item": "string"}}
+    monkeypatch.setattr(fr.checkpoint, "read_manifest", lambda checkpoint: {"extra": saved})
+    assert train._saved_input(table(), first, tmp_path / "checkpoint") == {"step": 3}
+    with pytest.raises(ValueError, match="was trained with the kinds of ids {'item': 'string'}, but .* has {}"):
+        train._saved_input(table(), other, tmp_path / "checkpoint")
 
 
 def test_synthetic_data_depend_on_sizes_and_seed(tmp_path):

@@ -22,10 +22,21 @@ import pyarrow as pa
 
 from tf_fusedrec._tf_compat import keras, tf
 
+# Texts that are integers: int64 as str() writes it. pandas writes such an integer with .0 if its column lacks a value.
+_UP_TO_INT64 = (  # numbers of 19 digits
+    "[1-8][0-9]{18}|9[0-1][0-9]{17}|92[0-1][0-9]{16}|922[0-2][0-9]{15}|9223[0-2][0-9]{14}|"
+    "92233[0-6][0-9]{13}|922337[0-1][0-9]{12}|92233720[0-2][0-9]{10}|922337203[0-5][0-9]{9}|"
+    "9223372036[0-7][0-9]{8}|92233720368[0-4][0-9]{7}|922337203685[0-3][0-9]{6}|"
+    "9223372036854[0-6][0-9]{5}|92233720368547[0-6][0-9]{4}|922337203685477[0-4][0-9]{3}|"
+    "9223372036854775[0-7][0-9]{2}|922337203685477580[0-6]|9223372036854775807"
+)
+INT64_TEXT = f"^(0|-?([1-9][0-9]{{0,17}}|{_UP_TO_INT64})|-9223372036854775808)$"
+FLOAT_TEXT = r"^(0|-?[1-9][0-9]*)\.0$"
+
 _Symbol = keras.src.engine.keras_tensor.KerasTensor  # of a functional model
 
 
-def hash_strings(strings: Any) -> Any:
+def hash_strings(strings: Any, integers: bool = False) -> Any:
     """Ids of strings, equal to the Parquet reader's fingerprints for a Column(dtype="string").
 
     The function works in tf.data, in a model and in an exported graph. It uses stock TensorFlow ops, so a server needs
@@ -35,6 +46,8 @@ def hash_strings(strings: Any) -> Any:
     Args:
       strings: <string>[...] of any shape: Tensor, RaggedTensor, SparseTensor, or an input of a functional Keras model;
         or a NumPy array, pandas Series, Arrow array, (nested) list of str or bytes, or one str.
+      integers: True gives the ids of data.source: table, where the text of an int64, such as "12" or "12.0", is that
+        integer, the empty text is -1, and every other text, such as "007", is its fingerprint.
 
     Returns:
       <int64>[...], of the same shape and kind for a TensorFlow argument, else a NumPy array.
@@ -43,24 +56,34 @@ def hash_strings(strings: Any) -> Any:
       ValueError: an element is not a string, such as a missing value (None, NaN, null).
     """
     if isinstance(strings, _Symbol):
-        return keras.layers.Lambda(hash_strings)(strings)
+        return keras.layers.Lambda(hash_strings, arguments={"integers": integers})(strings)
     if isinstance(strings, tf.RaggedTensor):
-        return strings.with_flat_values(hash_strings(strings.flat_values))
+        return strings.with_flat_values(hash_strings(strings.flat_values, integers))
     if isinstance(strings, tf.SparseTensor):
-        return strings.with_values(hash_strings(strings.values))
+        return strings.with_values(hash_strings(strings.values, integers))
     if tf.is_tensor(strings):
-        return _fingerprint(strings)
+        return _ids(strings, integers)
     if isinstance(strings, (pa.Array, pa.ChunkedArray)):
-        return _of_arrow(strings)
-    return _of_objects(np.asarray(strings, object))
+        return _of_arrow(strings, integers)
+    return _of_objects(np.asarray(strings, object), integers)
 
 
-def fingerprint_arrow(array: pa.Array) -> np.ndarray:
-    """Fingerprints <int64>[n] of an Arrow array of strings, plain or dictionary-encoded, without nulls."""
+def fingerprint_arrow(array: pa.Array, integers: bool = False) -> np.ndarray:
+    """Ids <int64>[n] of an Arrow array of strings, plain or dictionary-encoded, without nulls; see hash_strings."""
     # Each distinct string is hashed once.
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     # A NumPy array of str, unlike one of objects, pads every string to the longest.
-    return _of_objects(np.array(encoded.dictionary.to_pylist(), object))[encoded.indices.to_numpy()]
+    return _of_objects(np.array(encoded.dictionary.to_pylist(), object), integers)[encoded.indices.to_numpy()]
+
+
+def _ids(strings: tf.Tensor, integers: bool) -> tf.Tensor:
+    fingerprints = _fingerprint(strings)
+    if not integers:
+        return fingerprints
+    plain = tf.strings.regex_replace(strings, FLOAT_TEXT, r"\1", replace_global=False)
+    whole = tf.strings.regex_full_match(plain, INT64_TEXT)
+    numbers = tf.strings.to_number(tf.where(whole, plain, "-1"), tf.int64)
+    return tf.where(whole | (strings == ""), numbers, fingerprints)
 
 
 def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
@@ -70,21 +93,21 @@ def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64), tf.shape(strings))
 
 
-def _of_arrow(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def _of_arrow(array: pa.Array | pa.ChunkedArray, integers: bool) -> np.ndarray:
     values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if not array.null_count and not any(of_kind(values) for of_kind in kinds):
         raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
     if array.null_count:
         _refuse("null", int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
-    return fingerprint_arrow(pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array)
+    return fingerprint_arrow(pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array, integers)
 
 
-def _of_objects(values: np.ndarray) -> np.ndarray:
+def _of_objects(values: np.ndarray, integers: bool = False) -> np.ndarray:
     for i, value in enumerate(values.flat):
         if not isinstance(value, (str, bytes)):
             _refuse(repr(value), tuple(int(index) for index in np.unravel_index(i, values.shape)))
-    return _fingerprint(tf.constant(values, tf.string)).numpy() if values.size else np.empty(values.shape, np.int64)
+    return _ids(tf.constant(values, tf.string), integers).numpy() if values.size else np.empty(values.shape, np.int64)
 
 
 def _refuse(value: str, place: Any) -> None:

@@ -36,6 +36,7 @@ class DatasetInfo:
     users: int
     items: int  # rows of items.parquet
     columns: Mapping[str, Mapping[str, str]]  # split ("train", "test") -> column -> type, e.g. "list<int64>"
+    id_kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name of ids -> its kind in table_map.py
 
 
 def write_dataset(
@@ -51,12 +52,13 @@ def write_dataset(
     train_items: np.ndarray,
     item_strings: Mapping[int, str] | None = None,
     codes: Mapping[str, list] | None = None,
+    id_kinds: Mapping[str, str] | None = None,
 ) -> DatasetInfo:
     """Writes a data set into the folder `root`, which must be new or empty.
 
     Args:
       root: Folder to make.
-      task, source, split, users: See DatasetInfo.
+      task, source, split, users, id_kinds: See DatasetInfo.
       train, test: Rows of each split.
       item_ids: <int64>[I], the catalogue, without duplicates.
       train_items: <int64>[T], the item of every interaction of the training split, counted for items.parquet.
@@ -83,7 +85,7 @@ def write_dataset(
     _write_items(partial / "items.parquet", item_ids, train_items, item_strings)
     if codes:
         (partial / "codes.json").write_text(json.dumps(codes) + "\n", encoding="utf-8")
-    info = DatasetInfo(task, source, split, users, len(item_ids), columns)
+    info = DatasetInfo(task, source, split, users, len(item_ids), columns, dict(id_kinds or {}))
     (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
     if root.exists():
         root.rmdir()  # It is empty, as checked above.
@@ -104,7 +106,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error}). Convert the data again.") from error
-    if not isinstance(facts, dict) or sorted(facts) != sorted(known):
+    if not isinstance(facts, dict) or sorted({"id_kinds": {}, **facts}) != sorted(known):
         raise ValueError(f"{path}: must hold the fields {known}, got {list(facts)}. Convert the data again.")
     return DatasetInfo(**facts)
 
@@ -157,5 +159,5 @@ def _write_items(
     of_item[np.searchsorted(catalogue, seen)] = counts
     columns = {"item_id": pa.array(catalogue), "count": pa.array(of_item)}
     if strings is not None:
-        columns["string"] = pa.array([strings[item] for item in catalogue.tolist()], pa.string())
+        columns["string"] = pa.array([strings.get(item, str(item)) for item in catalogue.tolist()], pa.string())
     pq.write_table(pa.table(columns), path, write_page_checksum=True)

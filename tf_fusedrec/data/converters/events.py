@@ -69,6 +69,7 @@ def write_events(
     catalogue: np.ndarray | None = None,
     item_strings: Mapping[int, str] | None = None,
     codes: Mapping[str, list] | None = None,
+    id_kinds: Mapping[str, str] | None = None,
 ) -> DatasetInfo:
     """Writes the ranking layout of events into `output`.
 
@@ -85,7 +86,7 @@ def write_events(
       window: Sizes of rows and parts.
       catalogue: <int64>[I], all items without duplicates; None: the items of the events.
       item_strings: String of every item id that is a fingerprint; None for integer ids.
-      codes: See write_dataset.
+      codes, id_kinds: See write_dataset.
 
     Raises:
       ValueError: held_out is unknown; train or the held-out part has no event.
@@ -121,6 +122,7 @@ def write_events(
         train_items=events.item[kinds["train"]],
         item_strings=item_strings,
         codes=codes,
+        id_kinds=id_kinds,
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ like the notes of published extracts.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from pyarrow import csv
 from tf_fusedrec.data.converters.codes import numbered
 from tf_fusedrec.data.converters.interactions import by_user_and_time
 from tf_fusedrec.data.converters.past import hour_of_day, past_columns
-from tf_fusedrec.data.converters.text_log import ID, INTEGER, NUMBER, Log, header_of, read_log, readable_text
+from tf_fusedrec.data.converters.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, read_log, readable_text
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 
@@ -85,7 +84,7 @@ def convert_kuairand(
         train = _windows(begin, late)
     in_train = np.arange(end[-1]) < np.repeat(late, counts)
 
-    contextual, codes = _user_features(path.parent, users, strings.get("user_id"))
+    contextual, codes = _user_features(path.parent, users)
     context = {"user_id": users, **contextual}
     columns = _columns(log, binary, labels)
     parts = {
@@ -218,27 +217,26 @@ def _rows(
     return Rows(rows, len(user))
 
 
-def _user_features(
-    folder: pathlib.Path, users: np.ndarray, strings: Mapping[int, str] | None
-) -> tuple[dict[str, np.ndarray], dict[str, list]]:
+def _user_features(folder: pathlib.Path, users: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list]]:
     """Contextual columns <int64>[U], and <float32>[U] of numbers, of these users, and the values behind the codes.
 
     Args:
       folder: Folder of the log.
       users: <int64>[U], ids of the users.
-      strings: String of every user id that is a fingerprint; None for integer ids.
     """
     paths = [folder / name for name in USER_FEATURES if (folder / name).is_file()]
     if not paths:
         return {}, {}
     with readable_text(paths[0]):
-        table = csv.read_csv(paths[0])
+        ids_as_text = csv.ConvertOptions(column_types={"user_id": pa.string()})
+        table = csv.read_csv(paths[0], convert_options=ids_as_text)
     if "user_id" not in table.column_names:
         raise ValueError(
             f"{paths[0]}: column 'user_id' is missing; its columns are {table.column_names}. Name one of them user_id."
         )
-    row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
-    rows = np.array([row.get(user if strings is None else strings[user], -1) for user in users.tolist()])
+    listed, _ = ids_of(paths[0], "user_id", table["user_id"])
+    row = {user: number for number, user in enumerate(listed.tolist())}
+    rows = np.array([row.get(user, -1) for user in users.tolist()])
     contextual, numbers, codes = {}, {}, {}
     for name in table.column_names:
         if name == "user_id":

@@ -98,7 +98,8 @@ def _users(folder: pathlib.Path, users: np.ndarray, log: Log) -> tuple[dict[str,
         codes: dict[str, list] = {}
         for name in names:
             strings = listed.strings.get(name, {})
-            values = [strings.get(value, value) for value in listed.columns[name].tolist()]
+            codes_of = listed.columns[name].tolist()
+            values = [strings.get(value, str(value)) for value in codes_of] if strings else codes_of
             of_row, codes[name] = numbered(values)
             context[name] = of_row[rows]
         return context, codes

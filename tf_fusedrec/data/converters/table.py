@@ -27,8 +27,8 @@ def convert_table(
 ) -> DatasetInfo:
     """Writes the ranking layout of a table of events. events.py describes the rows, the split and the columns.
 
-    Ids that are text become fingerprints, a missing id is -1. A missing number is NaN. history_action has one bit for
-    each label, in the order of the map.
+    The id of a value depends on this value alone; table_map.py has the rule. A missing id is -1. A missing number is
+    NaN. history_action has one bit for each label, in the order of the map.
 
     Args:
       source: Folder of *.parquet or of *.csv(.gz) files, or one file.
@@ -47,7 +47,7 @@ def convert_table(
     path = pathlib.Path(source)
     if not path.exists():
         raise ValueError(f"input {str(source)!r} does not exist, want a folder of *.parquet or *.csv(.gz) files.")
-    table = TableFiles(path, columns.columns(), BadInput(bad_rows))
+    table = TableFiles(path, columns.columns(), BadInput(bad_rows), columns.kinds)
     user, user_strings = table.ids(columns.user, required=True)
     item, item_strings = table.ids(columns.item, required=True)
     raw = table.times(columns.time)
@@ -90,7 +90,8 @@ def convert_table(
         source=", ".join(said),
         held_out=held_out,
         window=window,
-        item_strings={one: item_strings[one] for one in np.unique(item[rows]).tolist()} if item_strings else None,
+        item_strings=item_strings or None,
+        id_kinds={name: columns.kinds[column] for name, column in columns.ids().items() if column in columns.kinds},
     )
 
 

@@ -1,7 +1,7 @@
 """Reads named columns of a folder of CSV or Parquet files, and knows the file and the row of each value.
 
 Columns become ids, numbers, labels, times or lists of ids. Rows with unusable values are refused, or skipped and
-logged (bad_input.py).
+logged (bad_input.py). The id of a value depends on this value alone, whatever the other rows, files and folders hold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import datetime
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from tf_fusedrec.data.bad_input import BadInput
-from tf_fusedrec.data.converters.text_log import ids_of
+from tf_fusedrec.data.converters.text_log import ids_of, integers_of
+from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT
 from tf_fusedrec.data.rows import Ragged, splits_of
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 MISSING = -1  # id of a missing value
 LIST_SEPARATOR = "|"
+# Texts that a program writes for a number: an integer of any size, or a float64 beyond 10^16.
+_NUMBER = r"^-?([1-9][0-9]*|[1-9](\.[0-9]+)?e\+[0-9]+|inf)$"
+_EXACT = 2**53  # the last float64 up to which all integers are exact
+_TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 
 class TableFiles:
@@ -34,17 +39,20 @@ class TableFiles:
       source: Folder, or one file.
       wanted: Names of the columns to read.
       bad: Handler of unusable rows.
+      kinds: Kind of ids by column, one of table_map.KINDS; see there.
 
     Raises:
       ValueError: there is no file, there are files of both kinds, or a file is unreadable or lacks a column.
     """
 
-    def __init__(self, source: pathlib.Path, wanted: Iterable[str], bad: BadInput) -> None:
+    def __init__(
+        self, source: pathlib.Path, wanted: Iterable[str], bad: BadInput, kinds: Mapping[str, str] | None = None
+    ) -> None:
         self.path = source
+        self._kinds = kinds or {}
         found = sorted(source.iterdir()) if source.is_dir() else [source]
         self.files = [path for path in found if path.name.endswith(ENDINGS)]
-        kinds = {path.suffix == ".parquet" for path in self.files}
-        if len(kinds) != 1:
+        if len({path.suffix == ".parquet" for path in self.files}) != 1:
             raise ValueError(
                 f"input {str(source)!r} has {[path.name for path in self.files]}, want files of one kind, "
                 "*.parquet or *.csv(.gz). Name a folder with these files alone."
@@ -52,8 +60,7 @@ class TableFiles:
         tables = [_read(path, list(dict.fromkeys(wanted))) for path in self.files]
         self._ends = np.cumsum([table.num_rows for table in tables]).tolist()
         self._columns = {
-            name: pa.chunked_array([chunk for table in tables for chunk in _alike(name, tables, table)])
-            for name in tables[0].column_names
+            name: _alike(name, self.files, [table[name] for table in tables]) for name in tables[0].column_names
         }
         self._bad = bad
         self.good = np.ones(self._ends[-1], bool)
@@ -88,14 +95,44 @@ class TableFiles:
     def ids(self, column: str, required: bool = False) -> tuple[np.ndarray, dict[int, str]]:
         """Ids <int64>[N] and the strings of fingerprints; MISSING where a value is missing and not required."""
         values = self._values(column, required)
-        known = values.drop_null()
-        if pa.types.is_floating(known.type) or pa.types.is_boolean(known.type):
-            known = known.cast(pa.string())
-        ids, strings = ids_of(self.path, column, known)
-        found = np.full(self.num_rows, MISSING, np.int64)
-        found[_known(values)] = ids
-        self._check_differs(column, found)
-        return found, strings
+        if _is_list(values.type):
+            full = _known(values)
+            raise ValueError(
+                f"{self.place(int(np.flatnonzero(full)[0]))}: column {column!r} has a list, want one id. Name it under "
+                "columns.lists."
+            )
+        known = _known(values)
+        found, strings = self._ids_of(column, values.filter(pa.array(known)), np.flatnonzero(known))
+        ids = np.full(self.num_rows, MISSING, np.int64)
+        ids[known] = found
+        self._check_differs(column, ids)
+        return ids, strings
+
+    def _ids_of(self, column: str, values: pa.ChunkedArray, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+        """Ids <int64>[n] of values without nulls, which stand in these rows <int64>[n], and their strings."""
+        kind = self._kinds.get(column)
+        if kind != "string" and (integers := integers_of(values)) is not None:
+            return integers, {}
+        texts = _texts(values)
+        if kind != "string":
+            whole = pc.match_substring_regex(texts, INT64_TEXT).to_numpy()
+            rounded = pc.match_substring_regex(texts, FLOAT_TEXT).to_numpy()
+            whole[rounded] = [abs(float(text)) <= _EXACT for text in texts.filter(pa.array(rounded)).to_pylist()]
+            number = rounded | pc.match_substring_regex(texts, _NUMBER).to_numpy()
+            usable = whole if kind == "integer" else whole | ~number
+            bad = np.zeros(self.num_rows, bool)
+            bad[rows[~usable]] = True
+            want = "an integer" if kind else "an int64 without rounding, or text that is no number"
+            self.refuse(
+                bad,
+                lambda row: (
+                    f"column {column!r} has the id {texts[int(np.flatnonzero((rows == row) & ~usable)[0])].as_py()!r}, "
+                    f"want {want}. Correct the row, or set columns.kinds to {{{column}: string}}."
+                ),
+            )
+            if not usable.all():
+                texts = pc.if_else(pa.array(usable), texts, "0")  # in skipped rows
+        return ids_of(self.path, column, texts, integers=kind != "string")
 
     def numbers(self, column: str) -> np.ndarray:
         """Numbers <float32>[N], NaN where a value is missing."""
@@ -124,36 +161,53 @@ class TableFiles:
         return np.where(self.good, found, 0).astype(np.float32)
 
     def times(self, column: str) -> np.ndarray:
-        """Times <int64>[N]: integers as they are, dates and text in microseconds since 1970."""
+        """Times <int64>[N]: integers as they are, dates and text in microseconds since 1970.
+
+        Raises:
+          ValueError: all integers are dates, such as 20231114 or 20231114221320, which no epoch means.
+        """
         values = self._values(column, required=True)
         for wanted in (pa.int64(), pa.timestamp("us")):
             if pa.types.is_temporal(values.type) and wanted == pa.int64():
                 continue
             with contextlib.suppress(pa.ArrowException):
-                whole = values.cast(wanted).cast(pa.int64())
-                return whole.fill_null(0).to_numpy()
+                whole = values.cast(wanted).cast(pa.int64()).fill_null(0).to_numpy()
+                if wanted == pa.int64() and _are_dates(whole[self.good]):
+                    row = int(np.flatnonzero(self.good)[0])
+                    raise ValueError(
+                        f"{self.place(row)}: column {column!r} has {whole[row]}, a date written as a number, want "
+                        "seconds since 1970, or text like 2024-05-01 12:30:00. Correct the column."
+                    )
+                return whole
         found = [_moment(value) for value in values.to_pylist()]
-        self._refuse_unread(column, values, found, "a time: an integer, or text like 2024-05-01 12:30:00")
+        self._refuse_unread(column, values, found, "a time: seconds since 1970, or text like 2024-05-01 12:30:00")
         return np.array([value or 0 for value in found], np.int64)
 
     def lists(self, column: str) -> tuple[Ragged, dict[int, str]]:
         """Several ids of each row, from lists or from text with LIST_SEPARATOR; missing is an empty list."""
         values = self._values(column, required=False)
-        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-            values = pc.split_pattern(values.cast(pa.string()).fill_null(""), LIST_SEPARATOR)
-        lists = [[one for one in row or () if one not in (None, "")] for row in values.to_pylist()]
-        flat = pa.chunked_array([pa.array([str(one) for row in lists for one in row], pa.string())])
-        ids, strings = ids_of(self.path, column, flat)
+        if not _is_list(values.type):
+            values = pc.split_pattern(_texts(values).fill_null(""), LIST_SEPARATOR)
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy()
+        row = np.repeat(np.arange(self.num_rows), lengths)
+        flat = _plain(column, pc.list_flatten(values), lambda at: self.place(int(row[at])))
+        if pa.types.is_nested(flat.type):
+            place = self.place(int(row[0]) if len(row) else 0)
+            raise ValueError(
+                f"{place}: column {column!r} has a list of {flat.type}, want a list of ids. Write lists of integers or "
+                "of text."
+            )
+        flat = _without_empty(flat)
+        full = _known(flat)
+        ids, strings = self._ids_of(column, flat.filter(pa.array(full)), row[full])
         if not len(ids):
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
             )
-        return Ragged(ids, splits_of(np.array([len(row) for row in lists], np.int64))), strings
+        return Ragged(ids, splits_of(np.bincount(row[full], minlength=self.num_rows))), strings
 
     def _values(self, column: str, required: bool) -> pa.ChunkedArray:
-        values = self._columns[column]
-        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-            values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+        values = _without_empty(self._columns[column])
         if values.null_count == self.num_rows:
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
@@ -196,14 +250,93 @@ def _read(path: pathlib.Path, wanted: Sequence[str]) -> pa.Table:
         if path.suffix == ".parquet":
             names = pq.read_schema(path).names
             _check_columns(path, names, wanted)
-            return pq.read_table(path, columns=list(wanted))
-        with pa.csv.open_csv(path) as reader:
-            _check_columns(path, reader.schema.names, wanted)
-        # Text first: a value that is no number is then found in its row.
-        text = pa.csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()))
-        return pa.csv.read_csv(path, convert_options=text)
+            table = pq.read_table(path, columns=list(wanted))
+        else:
+            lines = pa.csv.ParseOptions(newlines_in_values=True)
+            with pa.csv.open_csv(path, parse_options=lines) as reader:
+                _check_columns(path, reader.schema.names, wanted)
+            # Text first: a value that is no number is then found in its row.
+            text = pa.csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()))
+            table = pa.csv.read_csv(path, parse_options=lines, convert_options=text)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not readable ({error}). Check the file.") from error
+    columns = [_plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in table.column_names]
+    return pa.table(columns, names=table.column_names)
+
+
+def _plain(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> pa.ChunkedArray:
+    """A column as numbers, times, strings or lists, whatever encoding the file has.
+
+    Args:
+      name, column: Name of the column, and its values.
+      place: Function from the number of a value to its file and row.
+
+    Raises:
+      ValueError: a value is a struct or a map, or has bytes that are not UTF-8. The message names its row.
+    """
+    if isinstance(column, pa.Array):
+        column = pa.chunked_array([column])
+    if pa.types.is_run_end_encoded(column.type):
+        column = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_nested(column.type) and not _is_list(column.type):
+        row = int(np.flatnonzero([*_known(column), True])[0])
+        raise ValueError(
+            f"{place(row)}: column {name!r} has a {column.type}, want one value, or a list of ids. Write the "
+            "fields as columns of their own."
+        )
+    if str(column.type) in _TEXTS or pa.types.is_fixed_size_binary(column.type):
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowException:
+            bad = next(row for row, value in enumerate(column.to_pylist()) if not _is_utf8(value))
+        raise ValueError(
+            f"{place(bad)}: column {name!r} has {column[bad].as_py()!r}, want text in UTF-8. Write the bytes "
+            "as text, such as hexadecimal digits."
+        )
+    return column
+
+
+def _is_utf8(value: bytes | str | None) -> bool:
+    try:
+        return not isinstance(value, bytes) or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        of_kind(kind)
+        for of_kind in (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+            pa.types.is_large_list_view,
+        )
+    )
+
+
+def _without_empty(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values with nulls in place of empty text and of NaN."""
+    if pa.types.is_string(values.type):
+        return pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+    if pa.types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return values
+
+
+def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values as text, as a CSV file has them; integers in a float or decimal type as integers."""
+    if pa.types.is_decimal(values.type):
+        return pc.replace_substring_regex(values.cast(pa.string()), r"\.0+$", "")
+    if not pa.types.is_floating(values.type):
+        return values.cast(pa.string())
+    numbers = values.cast(pa.float64())
+    whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less_equal(pc.abs(numbers), float(_EXACT)))
+    integers = pc.if_else(whole, numbers, 0.0).cast(pa.int64())
+    return pc.if_else(whole, integers.cast(pa.string()), numbers.cast(pa.string()))
 
 
 def _check_columns(path: pathlib.Path, names: Sequence[str], wanted: Sequence[str]) -> None:
@@ -222,11 +355,32 @@ def _remedy_for_columns(path: pathlib.Path, names: Sequence[str]) -> str:
     return f"Its fields are parted by {separator!r}, want commas. Write the file with commas."
 
 
-def _alike(name: str, tables: Sequence[pa.Table], table: pa.Table) -> list[pa.Array]:
-    """The chunks of a column, as text where the files give it different types."""
-    column = table[name]
-    types = {one[name].type for one in tables}
-    return (column if len(types) == 1 else column.cast(pa.string())).chunks
+def _alike(name: str, files: Sequence[pathlib.Path], columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """The columns of all files as one, as text where the files give them different types."""
+    if len({column.type for column in columns}) > 1:
+        for path, column in zip(files, columns):
+            if _is_list(column.type):
+                other = next(one.type for one in columns if one.type != column.type)
+                raise ValueError(
+                    f"{path}, row 1: column {name!r} has the type {column.type}, and {other} in another file. Write "
+                    "all files with one type."
+                )
+        columns = [_texts(column) for column in columns]
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+
+
+def _are_dates(numbers: np.ndarray) -> bool:
+    """Whether all numbers are dates such as 20231114, also with hours, minutes, seconds and milliseconds."""
+    for below_day, parts in ((0, ()), (2, (24,)), (4, (60, 24)), (6, (60, 60, 24)), (9, (1000, 60, 60, 24))):
+        day, rest = np.divmod(numbers, 10**below_day)
+        year, month = day // 10000, day // 100 % 100
+        fits = (year >= 1900) & (year < 2200) & (month >= 1) & (month <= 12) & (day % 100 >= 1) & (day % 100 <= 31)
+        for limit in parts:
+            rest, value = np.divmod(rest, 1000 if limit == 1000 else 100)
+            fits &= value < limit
+        if len(numbers) and fits.all():
+            return True
+    return False
 
 
 def _known(values: pa.ChunkedArray) -> np.ndarray:
@@ -246,7 +400,7 @@ def _moment(value: object) -> int | None:
     """The integer, or the microseconds since 1970 of a text, 0 for a missing one, None for no time."""
     text = str(value or 0)
     with contextlib.suppress(ValueError):
-        return int(text)
+        return None if _are_dates(np.array([int(text)])) else int(text)
     with contextlib.suppress(ValueError):
         moment = datetime.datetime.fromisoformat(text)
         return round((moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)).timestamp() * 1e6)

@@ -11,6 +11,9 @@ lists: {tag: tags}                 several ids: a list, or text with | between t
 numbers: [price]                   numbers of the event, known before it
 outcomes: [seconds_watched]        numbers of the event, known after it: for the history alone
 past: [brand]                      features whose counts and label rates of the past become numbers
+kinds: {sku: string}               columns of ids. string: an id is the fingerprint of its text. integer: other text is
+                                   refused. Without a kind, 12 and 12.0 are the id 12 in every type of
+                                   column, and text that is no int64 (A7, 007) is its fingerprint.
 order: file                        file: a user's rows lie in one file, by time; any: rows are sorted
 """
 
@@ -21,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ORDERS = ("file", "any")
+KINDS = ("integer", "string")
 _RESERVED = ("item", "time", "action", "user_id", "hour")
 
 
@@ -29,7 +33,8 @@ class ColumnMap:
     """Columns of a table of events; see the head of this file.
 
     Raises:
-      ValueError: there is no label; a name is given twice or reserved; `past` names no feature; order is unknown.
+      ValueError: there is no label; a name is given twice or reserved; `past` names no feature, or `kinds` no column of
+        ids; a kind or order is unknown.
     """
 
     user: str
@@ -43,6 +48,7 @@ class ColumnMap:
     numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     past: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     order: str = "file"
 
     def __post_init__(self) -> None:
@@ -64,12 +70,24 @@ class ColumnMap:
                     f"columns.past names {name!r}, want one of the features {[*self.features, *self.lists]}."
                 )
 
+        ids = self.ids()
+        for column, kind in self.kinds.items():
+            if column not in ids.values() or kind not in KINDS:
+                raise ValueError(
+                    f"columns.kinds has {column}: {kind}, want a column of ids, one of {sorted(set(ids.values()))}, "
+                    f"and one of {list(KINDS)}."
+                )
+
+    def ids(self) -> dict[str, str]:
+        """Returns the column of the files behind each name of ids for the model."""
+        return {"user_id": self.user, "item": self.item, **self.context, **self.features, **self.lists}
+
     def columns(self) -> dict[str, str]:
         """Returns the role of each column of the files, in the words of messages."""
         roles = {self.user: "user", self.item: "item", self.time: "time"}
         for field in dataclasses.fields(self):
             values = getattr(self, field.name)
-            if isinstance(values, Mapping):
+            if isinstance(values, Mapping) and field.name != "kinds":
                 roles |= {column: f"{field.name} {name!r}" for name, column in values.items() if column not in roles}
         return roles
 

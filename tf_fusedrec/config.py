@@ -44,6 +44,7 @@ class TableConfig:
       dtype: dtype of the rows that the model gets and the exchange sends: "float32", "float16" or "bfloat16".
       unknown: Row of an unknown id in lookups that do not train (evaluation, prediction, exports). "initial": the row
         with which its training would begin. "zeros": zeros.
+      trainable: False freezes this table of a layer: its rows stay as they are, and unknown ids get no row.
 
     Storage of rows, with backend "native" only:
       storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
@@ -109,6 +110,7 @@ class TableConfig:
     hot_rows: int = 0
     external: str | None = None
     external_table: str | None = None
+    trainable: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str) or "/" in self.name:
@@ -122,6 +124,8 @@ class TableConfig:
             raise ValueError(
                 f"TableConfig.dtype must be one of {ROW_DTYPES}, got {self.dtype!r} for table {self.name!r}."
             )
+        if not isinstance(self.trainable, bool):
+            raise ValueError(f"TableConfig.trainable must be a bool, got {self.trainable!r} for table {self.name!r}.")
         if not isinstance(self.initializer, Initializer):
             raise ValueError(
                 f"TableConfig.initializer must be one of tf_fusedrec's (Normal, TruncatedNormal, Uniform, Constant, "

@@ -274,6 +274,29 @@ def test_calls_of_one_step_train_as_one_call(way):
             np.testing.assert_allclose(calls[field], one[field], rtol=1e-5, atol=1e-7, err_msg=field)
 
 
+@pytest.mark.parametrize("way", ["traced", "SemiAsync"])
+def test_one_table_of_a_layer_is_frozen(way):
+    tables = [table(name, optimizer=fr.optimizers.Adam(0.1), trainable=name != "frozen") for name in ("frozen", "item")]
+    features = [feature("a", "frozen", "mean"), feature("b", "item")]
+    emb = layer(*features, tables=tables)
+    assert [lookup.table.names for lookup in emb.lookups] == [["frozen"], ["item"]]
+    frozen = emb.lookups[0].table
+    frozen.restore("frozen", "rows", np.arange(4), frozen.new_records("frozen", 4))
+    batches = [{"a": np.array([[1, 2], [3, 9]]), "b": np.array([1, 9])}] * 2
+
+    def towers(emb, x, calls):
+        rows = emb(x)
+        return tf.reduce_sum((1.0 + rows["a"]) * rows["b"], 1)
+
+    WAYS[way](emb, towers, batches, 1)
+    ids, rows = emb.export_table("frozen")
+    np.testing.assert_array_equal(ids, np.arange(4))
+    np.testing.assert_array_equal(rows, np.zeros([4, 4]))
+    assert np.abs(emb.export_table("item")[1] - [initial("item", 4)(i) for i in (1, 9)]).min() > 0.05
+    assert "trainable=False" in emb.describe()
+    assert not layer(feature(), tables=[table(trainable=False)]).trainable_variables
+
+
 class TwoLayers(keras.Model):
     """Towers with layers of their own, which compute side by side, as tensorflow_recommenders has them."""
 

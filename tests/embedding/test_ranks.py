@@ -154,6 +154,19 @@ def all_to_alls_of_26_tables_with_26_limits():
     return _count_all_to_alls(emb, inputs)
 
 
+def remove_rows():
+    """Body: each rank removes another id. Returns the number of removed rows and the ids that this rank holds then."""
+    import tf_fusedrec as fr
+    from tf_fusedrec._tf_compat import tf
+
+    table = fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))
+    emb = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "item")], name="forgets")
+    emb({"f": tf.range(20)})
+    with pytest.raises(ValueError, match="ids to remove from table 'item' are <U1, and must be integers"):
+        emb.remove("item", ["7"])
+    return emb.remove("item", [3 * fr.collectives.rank(), 7, 99]), emb.export_table("item")[0]
+
+
 def fail_on_rank_1():
     """Body: rank 1 feeds ids of a float dtype while the others wait in a collective."""
     import tf_fusedrec as fr
@@ -193,6 +206,12 @@ def test_rows_after_training_do_not_depend_on_the_number_of_ranks(world_size, on
             np.testing.assert_allclose(rows, want_rows, rtol=2e-5, atol=2e-6, err_msg=f"{scenario} {table}")
         if scenario[0] == "all_ids_on_one_rank":
             assert [len(r[scenario]["item"][0]) > 0 for r in results] == [True] + [False] * (world_size - 1)
+
+
+def test_removed_ids_leave_all_ranks():
+    removed, held = zip(*run_ranks(remove_rows, 2))
+    assert removed == (3, 3)
+    np.testing.assert_array_equal(np.sort(np.concatenate(held)), sorted({*range(20)} - {0, 3, 7}))
 
 
 def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():

@@ -22,7 +22,7 @@ VALUES = {
     "unknown": "zeros", "storage_dtype": "bfloat16", "stochastic_rounding": True, "hot_after": 2, "max_rows": 50,
     "eviction": "lfu", "ttl": 9, "admission_count": 2, "max_candidates": 9, "frequency_decay_steps": 20,
     "record_tombstones": True, "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint",
-    "external_table": "other", "hot_rows": 40,
+    "external_table": "other", "hot_rows": 40, "trainable": False,
 }  # fmt: skip
 
 

@@ -71,6 +71,8 @@ def _group(lookup: GroupLookup) -> str:
 
 def _table(lookup: GroupLookup, config: TableConfig, rows: int) -> tuple[str, ...]:
     options = [f"{name}={getattr(config, name)!r}" for name in config.stores_natively]
+    if not config.trainable:
+        options.append("trainable=False")
     if config.external is not None:
         options = [f"external={config.external!r}"]
     read_by = [_feature(feature) for feature in lookup.group.features if feature.table == config.name]

@@ -74,7 +74,7 @@ class GroupLookup:
 
     def requests(self, features: Sequence[FlatFeature], call: int, *, training: bool) -> list[LookupRequest]:
         """The lookups of features of this group: one per output dtype, the table's own dtype first."""
-        trains = training and not self.group.external
+        trains = training and self.group.trains
         parts = {dtype: [f for f in features if self._output_dtype(f.config) == dtype] for dtype in self.output_dtypes}
         return [LookupRequest(self, dtype, part, call, trains) for dtype, part in parts.items() if part]
 

@@ -29,6 +29,11 @@ class Group:
         """True if the rows belong to another model. They are never trained and never saved."""
         return self.tables[0].external is not None
 
+    @property
+    def trains(self) -> bool:
+        """True if training changes the rows."""
+        return self.tables[0].trainable and not self.external
+
 
 def _optimizer_spec(optimizer: object, shared: bool) -> str:
     """A text that is equal for optimizers that train alike. A TF1 optimizer equals itself only."""
@@ -44,9 +49,10 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
-    described = ("name", "dim", "dtype", "initializer", "optimizer", *SUMMED_FIELDS, *LIMIT_FIELDS)
+    described = ("name", "dim", "dtype", "initializer", "optimizer", "trainable", *SUMMED_FIELDS, *LIMIT_FIELDS)
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
     values["unknown"] = table.unknown != "initial"
+    values["frozen"] = not table.trainable
     if shared:
         values["tier_folder"] = bool(table.tier_folder)
     # The group has the sum over its tables, so only its presence belongs to the spec.

@@ -147,9 +147,13 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         construction.check_output_dtypes(name, lookups)
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
-        # Without tables of the layer's own, the gradient would train nothing.
+        # Without a table that trains, the gradient would train nothing.
         self._anchor = self.add_weight(
-            name="anchor", shape=(), initializer="zeros", dtype=tf.float32, trainable=bool(self.lookups)
+            name="anchor",
+            shape=(),
+            initializer="zeros",
+            dtype=tf.float32,
+            trainable=any(lookup.group.trains for lookup in lookups),
         )
         # TensorFlow's and Keras' own savers find the tables through this attribute.
         backends = [lookup.table for lookup in self.lookups]
@@ -331,6 +335,37 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         if name not in tables:
             raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
         return tables[name].export(name)
+
+    def remove(self, table: str, ids: Any) -> int:
+        """Removes the rows of these ids, with slots and counters, from all ranks and replicas. Eager and collective.
+
+        Delta checkpoints and delta exports tell the removed ids. Earlier checkpoints and exports still hold their rows.
+        An id that comes again begins with its initial row. Rows that a schedule has looked up ahead cannot be trained
+        afterwards: call it outside of fit.
+
+        Args:
+          table: Name of the table.
+          ids: Integers of any shape. Ranks may name different ids; ids without a row have no effect.
+
+        Returns:
+          The number of removed rows on all ranks.
+
+        Raises:
+          ValueError: the layer has no such table of its own, or ids are not integers.
+        """
+        tables: dict[str, Any] = {name: lookup.table for lookup in self.lookups for name in lookup.table.names}
+        if table not in tables:
+            raise ValueError(f"{self.name!r} has no table {table!r} to remove rows from, only {sorted(tables)}.")
+        wanted = np.asarray(ids)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise ValueError(
+                f"ids to remove from table {table!r} are {wanted.dtype}, and must be integers. Remedy: ids as the "
+                "model gets them, such as tf_fusedrec.hash_strings of a name."
+            )
+        wanted = np.unique(collectives.all_gather(wanted.astype(np.int64).ravel()))
+        before = tables[table].size(table)
+        tables[table].remove(table, wanted)
+        return int(collectives.all_gather(np.array([before - tables[table].size(table)])).sum())
 
     def save_own_variables(self, store: Any) -> None:
         self._table_state.save_own_variables(store)

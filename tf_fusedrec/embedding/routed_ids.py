@@ -24,7 +24,7 @@ class LookupRequest(NamedTuple):
     output_dtype: str  # name of the dtype of the rows
     features: Sequence[FlatFeature]  # in the group's order
     call: int  # number of the layer's call in its graph: two calls must not share the names of their collectives
-    training: bool  # whether ids without a row get one; never for tables of another model
+    training: bool  # whether ids without a row get one; never for frozen tables and those of another model
 
 
 class Outgoing(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tf_fusedrec as fr
 from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
+from models.experiment.ranking_config import RankingConfig
 from models.experiment.schedule_choice import micro_batches_of
 from tf_fusedrec import tf
 from tf_fusedrec.data import (
@@ -21,6 +22,7 @@ from tf_fusedrec.data import (
     GrowingFolder,
     ParquetFolder,
     Partition,
+    StochasticLength,
     TokenBatches,
     check_same_files,
     cluster_samples,
@@ -124,9 +126,13 @@ def _folder(experiment: Experiment, path: pathlib.Path) -> ParquetFolder:
 def _batches(
     experiment: Experiment, folder: ParquetFolder, epochs: int, start: Mapping[str, Any] | None
 ) -> TokenBatches:
-    train = experiment.train
+    train, model = experiment.train, experiment.model
+    history, cut = "history_item" if isinstance(model, RankingConfig) else "item_id", None
+    if train.stochastic_length:
+        cut = StochasticLength(history, train.stochastic_length, model.max_history)
     return TokenBatches(
         folder,
+        stochastic_length=cut,
         length_columns=length_columns(experiment.model),
         extra_tokens=extra_tokens(experiment.model),
         target_tokens=train.target_tokens,

@@ -107,6 +107,7 @@ class TrainConfig:
     target_tokens: int = 4096  # tokens of one batch on one rank
     balance: str = "rank"  # or "global", which deals out the rows of all ranks' batches, longest first
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
+    stochastic_length: float = 0.0  # alpha of tf_fusedrec.data.StochasticLength, 1 < alpha <= 2; 0: whole histories
     schedule: str = "sync"  # or dual_buffer(lead=1), semi_async, frozen_window(M), nested(M, lead=1), pipelined(depth)
     cluster_samples: bool = False  # frozen_window(M), nested(M): orders a batch so that micro-batches share few ids
     accumulate_steps: int = 1  # batches whose mean gradient makes one update of the tables and of the dense weights
@@ -130,6 +131,10 @@ class TrainConfig:
         check_choice("train.balance", self.balance, SCOPES)
         check_at_least("train.accumulate_steps", self.accumulate_steps, 1)
         check_choice("train.precision", self.precision, PRECISIONS)
+        if self.stochastic_length and not 1 < self.stochastic_length <= 2:
+            raise ValueError(
+                f"train.stochastic_length must be > 1 and <= 2, or 0 for whole histories, got {self.stochastic_length}."
+            )
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         try:
@@ -200,6 +205,11 @@ class Experiment:
                     f"data.window is {self.data.window}, but model.max_exposures is {longest}, so a row would lose "
                     "exposures. Raise model.max_exposures, or lower data.window."
                 )
+        if self.train.stochastic_length and isinstance(self.model, RankingConfig) and self.model.item_lists:
+            raise ValueError(
+                f"train.stochastic_length is {self.train.stochastic_length}, but model.item_lists "
+                f"{list(self.model.item_lists)} have several ids of an event, which are not cut. Set one of them only."
+            )
         if self.train.progressive_steps and self.task != "ranking":
             raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)

@@ -8,7 +8,7 @@ import pytest
 from tests.data.shards import COLUMNS, expected_rows, read_lists, write_folder
 from tests.oracles.batching import batch_sizes_oracle
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches
+from tf_fusedrec.data import Column, Cost, ParquetFolder, StochasticLength, TokenBatches
 
 OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 12}
 
@@ -151,3 +151,52 @@ def test_arguments_are_checked(tmp_path, change, message):
     folder = ParquetFolder(write_folder(tmp_path / "d", [4], 4), COLUMNS)
     with pytest.raises(ValueError, match=message):
         TokenBatches(folder, **{**OPTIONS, **change})
+
+
+def test_stochastic_length_cuts_long_rows_with_the_published_probability(tmp_path):
+    """N = 16, alpha = 1.5: n = 8. A row of 10 stays whole with probability 16^1.5 / 10^2 = .64, one of 16 with .25."""
+    random = np.random.default_rng(1)
+    lengths = random.choice([3, 8, 10, 16], 4000)
+    items = [[1000 * user + at for at in range(n)] for user, n in enumerate(lengths)]
+    table = pa.table({"user": np.arange(4000), "item": items, "time": items, "other": items})
+    (tmp_path / "d").mkdir()
+    pq.write_table(table, tmp_path / "d/part-0.parquet", row_group_size=500)
+    columns = [
+        Column("user"), Column("item", ragged=True), Column("time", ragged=True, aligned_with="item"),
+        Column("other", ragged=True),
+    ]  # fmt: skip
+    rule, options = StochasticLength("item", 1.5, 16), {"length_columns": ["item"], "target_tokens": 500}
+
+    def epoch(number, world_size=1):
+        found = {}
+        for rank in range(world_size):
+            folder = ParquetFolder(tmp_path / "d", columns, rank=rank, world_size=world_size, shuffle_seed=3)
+            for batch in TokenBatches(folder, stochastic_length=rule, epochs=2, **options).dataset(number):
+                assert batch["time"].to_list() == batch["item"].to_list()
+                found.update(
+                    zip(batch["user"].numpy().tolist(), zip(batch["item"].to_list(), batch["other"].to_list()))
+                )
+        return found
+
+    first = epoch(0)
+    assert first == epoch(0) and sorted(first) == list(range(4000)) == sorted(epoch(1, 2))
+    again = epoch(1)
+    for n, whole in ((3, 1.0), (8, 1.0), (10, 0.64), (16, 0.25)):
+        users = np.flatnonzero(lengths == n)
+        of = [first[user][0] for user in users.tolist()]
+        assert {len(row) for row in of} == ({n} if whole == 1 else {8, n})
+        share = np.mean([len(row) == n for row in of])
+        assert abs(share - whole) <= 4 * np.sqrt(whole * (1 - whole) / len(users))  # four standard deviations
+        cut = [row for row in of if len(row) < n]
+        assert all(row == sorted(set(row)) for row in of)
+        if cut:  # every place of the row is as likely
+            places = np.bincount(np.concatenate(cut) % 1000, minlength=n) / len(cut)
+            assert np.abs(places - 8 / n).max() <= 5 * np.sqrt(8 / n * (1 - 8 / n) / len(cut))
+            assert any(first[user][0] != again[user][0] for user in users.tolist())
+    assert all(first[user][1] == items[user] for user in range(4000))
+    with pytest.raises(ValueError, match="alpha must be > 1 and <= 2, got 1.0"):
+        StochasticLength("item", 1.0, 16)
+    with pytest.raises(ValueError, match=r"one of the list columns \['item', 'time', 'other'\], got 'user'"):
+        TokenBatches(
+            ParquetFolder(tmp_path / "d", columns), stochastic_length=StochasticLength("user", 1.5, 4), **options
+        )

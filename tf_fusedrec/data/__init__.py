@@ -1,7 +1,7 @@
 """Input pipeline: Parquet shards -> a plan of every rank's batches -> read-ahead -> tf.data. See README.md here."""
 
 from tf_fusedrec.data.bad_input import POLICIES
-from tf_fusedrec.data.batching import Cost
+from tf_fusedrec.data.batching import Cost, StochasticLength
 from tf_fusedrec.data.clustering import cluster_samples
 from tf_fusedrec.data.columns import Column, check_features
 from tf_fusedrec.data.dataset import TokenBatches
@@ -21,6 +21,7 @@ __all__ = [
     "ParquetFolder",
     "Partition",
     "SCOPES",
+    "StochasticLength",
     "TokenBatches",
     "check_features",
     "check_same_files",

@@ -22,7 +22,48 @@ import heapq
 
 import numpy as np
 
+from tf_fusedrec.data.rows import Ragged
+
 _COST_UNITS = 1000  # units per token; weights are integers, so that sums are exact and equal on all ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticLength:
+    """Trains on random parts of long rows, drawn anew in every epoch, so that a row costs O(N^alpha) in attention.
+
+    Let n = N^(alpha / 2). A row of L > n values becomes n of them, in their order, with probability 1 - N^alpha / L^2.
+    Other rows stay whole. Evaluations and servers see whole rows.
+
+    Source: Zhai et al., Actions Speak Louder than Words (ICML 2024), Stochastic Length. The values are drawn uniformly.
+
+    Args:
+      column: List column of the history. Columns that are aligned with it keep the same values.
+      alpha: 1 < alpha <= 2. 2 leaves rows of up to N values whole.
+      max_length: N >= 1, length of the longest row.
+
+    Raises:
+      ValueError: An argument is out of its range.
+    """
+
+    column: str
+    alpha: float
+    max_length: int
+
+    def __post_init__(self) -> None:
+        if not 1 < self.alpha <= 2:
+            raise ValueError(f"StochasticLength.alpha must be > 1 and <= 2, got {self.alpha!r}.")
+        if self.max_length < 1:
+            raise ValueError(f"StochasticLength.max_length must be >= 1, got {self.max_length!r}.")
+
+    def places(self, rows: Ragged, random: np.random.Generator) -> np.ndarray:
+        """Draws the values that stay. Returns their places in rows.values, ascending <int64>[K]."""
+        lengths, count = rows.lengths(), int(self.max_length ** (self.alpha / 2))
+        whole = self.max_length**self.alpha / np.maximum(lengths, 1).astype(np.float64) ** 2
+        cut = (lengths > count) & (random.random(len(lengths)) >= whole)
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        order = np.lexsort([random.random(len(row)), row])  # the values of a row, shuffled
+        drawn = np.arange(len(row)) - rows.row_splits[row] < count
+        return np.sort(order[drawn | ~cut[row]])
 
 
 @dataclasses.dataclass(frozen=True)

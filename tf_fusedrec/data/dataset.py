@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.data import plan
-from tf_fusedrec.data.batching import Cost
+from tf_fusedrec.data.batching import Cost, StochasticLength
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.parquet import ParquetFolder
 from tf_fusedrec.data.rows import Ragged, Rows
@@ -30,6 +30,8 @@ class TokenBatches:
       scope: "rank" or "global", see plan.py. "global" balances best if batches have few rows, but every rank then reads
         the row groups of all ranks.
       cost: Cost to balance instead of tokens; a target of n tokens becomes the average cost of n tokens.
+      stochastic_length: Rule that cuts rows at random in every epoch. Tokens are counted and batches formed before the
+        cut. It draws by the folder's seed, the epoch and the batch.
       epochs: Number of epochs to read, >= 1.
       start: Position of an earlier job, on any number of ranks, to resume from; None begins with epoch 0.
 
@@ -55,6 +57,7 @@ class TokenBatches:
         extra_tokens: int = 0,
         scope: str = "rank",
         cost: Cost | None = None,
+        stochastic_length: StochasticLength | None = None,
         epochs: int = 1,
         start: Mapping[str, Any] | None = None,
     ) -> None:
@@ -65,7 +68,12 @@ class TokenBatches:
                 raise ValueError(f"{name} must be >= {least}, got {value}.")
         if scope not in plan.SCOPES:
             raise ValueError(f"scope must be one of {plan.SCOPES}, got {scope!r}.")
-        self._folder, self._scope = folder, scope
+        lists = [column.name for column in folder.columns if column.ragged]
+        if stochastic_length is not None and stochastic_length.column not in lists:
+            raise ValueError(
+                f"stochastic_length.column must be one of the list columns {lists}, got {stochastic_length.column!r}."
+            )
+        self._folder, self._scope, self._stochastic_length = folder, scope, stochastic_length
         tokens = folder.tokens(length_columns, extra_tokens)
         _meet_long_rows(folder, tokens, length_columns, target_tokens)
         self._weights, self._target = (cost or Cost()).weights(tokens, target_tokens)
@@ -101,12 +109,23 @@ class TokenBatches:
             for epoch, count in steps.items():
                 of_epoch = self._plan(epoch)
                 rank = self._folder.rank
-                positions = (of_epoch.batch(rank, step) for step in range(count))
-                yield from self._folder.read_positions(epoch, of_epoch.intervals(rank), positions)
+                positions, of_batch = itertools.tee(of_epoch.batch(rank, step) for step in range(count))
+                rows = self._folder.read_positions(epoch, of_epoch.intervals(rank), positions)
+                yield from (self._cut(batch, epoch, at) for batch, at in zip(rows, of_batch))
 
         dataset = _to_tensors(batches, self._folder.columns)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(steps.values())))
         return _without_tuning(dataset.prefetch(_PREFETCH))
+
+    def _cut(self, rows: Rows, epoch: int, positions: np.ndarray) -> Rows:
+        """Cuts a batch by stochastic_length. `positions` <int64>[B] name the batch, whatever rank reads it."""
+        rule = self._stochastic_length
+        if rule is None or not rows.num_rows:
+            return rows
+        random = np.random.default_rng([self._folder.seed or 0, epoch, int(positions[0])])
+        places = rule.places(rows.ragged(rule.column), random)
+        alike = [c.name for c in self._folder.columns if rule.column in (c.name, c.aligned_with)]
+        return Rows({**rows.columns, **{name: rows.ragged(name).pick(places) for name in alike}}, rows.num_rows)
 
     def position(self, epoch: int, step: int) -> dict[str, Any]:
         """Position of all ranks after `step` trained steps of an epoch, whatever has been read ahead.

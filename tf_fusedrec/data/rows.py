@@ -47,6 +47,10 @@ class Ragged:
         """The rows `order` <int64>[B'], in that order."""
         return self.gather(self.row_splits[order], self.lengths()[order])
 
+    def pick(self, at: np.ndarray) -> Ragged:
+        """The values at the ascending places `at` <int64>[K], in the same number of rows."""
+        return Ragged(self.values[at], np.searchsorted(at, self.row_splits))
+
     def keep_last(self, count: int) -> Ragged:
         """Each row's last `count` values; a shorter row stays whole."""
         lengths = self.lengths()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import re
 import signal
@@ -22,7 +23,6 @@ import numpy as np
 
 try:
     import prometheus_client  # noqa: F401
-    from tornado.httpserver import HTTPServer
     from tornado.netutil import bind_sockets
 except ImportError as missing:
     sys.exit(
@@ -33,7 +33,7 @@ except ImportError as missing:
 from models.serve import warmup
 from models.serve.deltas import Deltas
 from models.serve.loaded import Export, RequestError
-from models.serve.rest import Server
+from models.serve.rest import BoundedServer, Server
 
 STOP_SECONDS = 30.0
 
@@ -54,9 +54,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tier_folder", help="folder of a file for user states that leave the cache's memory")
     parser.add_argument("--tier_bytes", type=int, default=0, help="limit of that file")
     arguments = parser.parse_args()
-    if arguments.batch_requests < 1 or not arguments.batch_wait_ms >= 0:
+    if arguments.batch_requests < 1 or not 0 <= arguments.batch_wait_ms < math.inf:
         given = f"{arguments.batch_requests} and {arguments.batch_wait_ms}"
-        parser.error(f"--batch_requests and --batch_wait_ms are {given}, want at least 1 and 0.")
+        parser.error(f"--batch_requests and --batch_wait_ms are {given}, want at least 1 and 0, both finite.")
+    if not 0 <= arguments.port < 1 << 16:
+        parser.error(f"--port is {arguments.port}, want 0 to 65535.")
+    if not arguments.host:
+        parser.error("--host is empty, want an address: 0.0.0.0 listens at all addresses of this machine.")
     if not re.fullmatch("[^/:]+", arguments.model_name):
         parser.error(f"--model_name is {arguments.model_name!r}, want a name without '/' and ':'.")
     if (arguments.tier_folder is None) != (arguments.tier_bytes == 0):
@@ -73,7 +77,7 @@ def main() -> None:
     try:
         # Before the model, which may take minutes to load. Early requests wait.
         sockets = bind_sockets(arguments.port, arguments.host)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         sys.exit(
             f"error: port {arguments.port} of {arguments.host} cannot be used: {error}. Remedy: pass another --port or "
             "--host, or stop the program that has it."
@@ -127,7 +131,7 @@ async def _serve(server: Server, sockets: list, deltas: Deltas | None) -> int:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    http = HTTPServer(server.application())
+    http = BoundedServer(server.application())
     http.add_sockets(sockets)
     stop = threading.Event()
     following = threading.Thread(target=deltas.follow, args=[stop]) if deltas else None
@@ -145,7 +149,7 @@ async def _serve(server: Server, sockets: list, deltas: Deltas | None) -> int:
     if server.in_flight:
         return server.in_flight
     await http.close_all_connections()
-    server.threads.shutdown()
+    server.shut_down()
     if following:
         following.join()
     return 0

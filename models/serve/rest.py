@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import functools
+import multiprocessing
 import os
 import re
+import resource
+import signal
 import time
 import urllib.parse
 from http import HTTPStatus
 from typing import Any
 
-from tornado.web import Application, RequestHandler
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPConnection, HTTPMessageDelegate
+from tornado.iostream import IOStream, StreamClosedError
+from tornado.web import Application, RequestHandler, stream_request_body
 
 from models.serve import tensors
 from models.serve.batching import Batcher
@@ -24,6 +31,9 @@ from models.serve.loaded import Export, RequestError
 from models.serve.metrics import PATH, Metrics
 
 MOST_IN_FLIGHT = 1000  # A request beyond them gets 503 at once, because it would wait for all others.
+MOST_BODY_BYTES = 100 << 20  # A larger body gets 413.
+LARGE_BODY_BYTES = 1 << 20  # A larger body is parsed in another process: Python's parser would hold up all requests.
+SPARE_FILES = 32  # that the process may open besides those at its start and connections
 _PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:predict")
 _MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata)?")
 
@@ -44,6 +54,7 @@ class Server:
         self.stopping = False
         self.in_flight = 0  # requests whose answers have not left
         self.threads = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._parser: concurrent.futures.Executor | None = None  # made for the first large body
         self._batchers = {
             signature: Batcher(
                 functools.partial(export.call, signature), described, self.threads, batch_requests, batch_seconds,
@@ -60,6 +71,12 @@ class Server:
             paths, default_handler_class=_NotFound, default_handler_args=given, log_function=lambda handler: None
         )
 
+    def shut_down(self) -> None:
+        """Ends the threads and the process of this server."""
+        self.threads.shutdown()
+        if self._parser is not None:
+            self._parser.shutdown()
+
     async def predict(self, body: bytes) -> bytes:
         """Answers the body of a predict request.
 
@@ -72,7 +89,7 @@ class Server:
                 raise RequestError(503, "The server is stopping. Send the request to another one.")
             if self.in_flight > MOST_IN_FLIGHT:
                 raise RequestError(503, f"{MOST_IN_FLIGHT} requests are in flight. Send the request again later.")
-            request = tensors.parse(body, self.export.signatures)
+            request = await self._parse(body)
             signature = request.signature
             answer = tensors.response(await self._batchers[signature].answer(request.inputs), request.in_rows)
             self.metrics.latency.observe((time.perf_counter() - started) * 1e6)
@@ -82,6 +99,21 @@ class Server:
             raise
         finally:
             self.metrics.requests.labels(signature, status).inc()
+
+    async def _parse(self, body: bytes) -> tensors.Predict:
+        if len(body) <= LARGE_BODY_BYTES:
+            return tensors.parse(body, self.export.signatures)
+        if self._parser is None:
+            context = multiprocessing.get_context("spawn")
+            self._parser = concurrent.futures.ProcessPoolExecutor(1, context, _end_with_server)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._parser, tensors.parse, body, self.export.signatures)
+        except concurrent.futures.BrokenExecutor as error:
+            self._parser = None
+            raise RequestError(
+                503, "The process that parses large bodies has ended. Send the request again."
+            ) from error
 
     def status(self) -> dict[str, Any]:
         state = "UNLOADING" if self.stopping else "AVAILABLE"
@@ -93,14 +125,75 @@ class Server:
         return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": self.export.metadata()}}}
 
 
+def _end_with_server() -> None:
+    """In the parser's process: SIGINT, which a terminal sends to all, is the server's, and the process dies with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; queues of a pool do not notice a killed server
+
+
+class BoundedServer(HTTPServer):
+    """An HTTPServer that keeps some of the process's files free, and closes its longest idle connection for a new one.
+
+    Tornado accepts until no file is left. Then it logs a traceback for every connection that waits, and answers nobody.
+    """
+
+    def initialize(self, application: Application) -> None:
+        # Handlers drop what is too large, so that the client reads their answer.
+        super().initialize(application, max_body_size=1 << 62)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._most = max(most - len(os.listdir("/proc/self/fd")) - SPARE_FILES, 1)
+        self._idle: dict[IOStream, None] = {}  # in the order in which they became idle
+
+    def handle_stream(self, stream: IOStream, address: tuple) -> None:
+        if len(self._connections) >= self._most:
+            longest = next(iter(self._idle), stream)
+            self._idle.pop(longest, None)
+            longest.close()
+        if not stream.closed():
+            self._idle[stream] = None
+            super().handle_stream(stream, address)
+
+    def start_request(self, server_conn: Any, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Called when a connection begins to wait for a request."""
+        stream: IOStream = server_conn.stream
+        self._idle.pop(stream, None)
+        self._idle[stream] = None
+        delegate = super().start_request(server_conn, request_conn)
+        received = delegate.headers_received
+
+        def headers_received(*args: Any) -> Any:
+            self._idle.pop(stream, None)
+            return received(*args)
+
+        delegate.headers_received = headers_received
+        return delegate
+
+    def on_close(self, server_conn: Any) -> None:
+        self._idle.pop(server_conn.stream, None)
+        super().on_close(server_conn)
+
+
+@stream_request_body
 class _Json(RequestHandler):
-    """Answers with JSON, errors too."""
+    """Answers with JSON, errors too. Keeps the body, unless it is too large."""
 
     def initialize(self, server: Server) -> None:
-        self.server = server
+        self.server, self.body, self.body_bytes = server, bytearray(), 0
+
+    def data_received(self, chunk: bytes) -> None:
+        self.body_bytes += len(chunk)
+        if self.body_bytes > MOST_BODY_BYTES:
+            self.body.clear()
+        else:
+            self.body += chunk
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         self.finish({"error": str(kwargs["exc_info"][1]) or HTTPStatus(status_code).phrase})
+
+    def log_exception(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, StreamClosedError):  # Clients may go away.
+            super().log_exception(kind, error, trace)
 
 
 class _NotFound(_Json):
@@ -110,8 +203,8 @@ class _NotFound(_Json):
 
 
 class _Models(_Json):
-    async def prepare(self) -> None:
-        """Answers all methods here, because a wrong method is a malformed request."""
+    async def respond(self) -> None:
+        """Answers all methods, because a wrong method is a malformed request."""
         self.server.in_flight += 1
         try:
             try:
@@ -124,6 +217,8 @@ class _Models(_Json):
         finally:
             self.server.in_flight -= 1
 
+    get = post = put = delete = head = patch = options = respond
+
     async def _answer(self) -> bytes | dict[str, Any]:
         method, path = self.request.method, self.request.path
         form = {"GET": _MODEL, "POST": _PREDICT}.get(method or "")
@@ -133,7 +228,11 @@ class _Models(_Json):
         name, version = urllib.parse.unquote(found[1]), found[2]
         if method == "POST":
             self._check_model(name, version)
-            return await self.server.predict(self.request.body)
+            if self.body_bytes > MOST_BODY_BYTES:
+                raise RequestError(
+                    413, f"The body has {self.body_bytes} bytes, want at most {MOST_BODY_BYTES}. Send smaller batches."
+                )
+            return await self.server.predict(bytes(self.body))
         self._check_model(name, version, of_status=not found[3])
         return self.server.metadata() if found[3] else self.server.status()
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import parser
-from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 
 from models.serve.loaded import Export
-from models.serve.rest import Server
+from models.serve.rest import BoundedServer, Server
 
 
 class Client:
@@ -59,7 +58,7 @@ def served(export: Export, name: str = "default", seconds: float = 0.005) -> Ite
 
     def run() -> None:
         asyncio.set_event_loop(loop)
-        HTTPServer(server.application()).add_socket(socket)
+        BoundedServer(server.application()).add_socket(socket)
         loop.call_soon(begun.set)
         loop.run_forever()
 
@@ -71,5 +70,5 @@ def served(export: Export, name: str = "default", seconds: float = 0.005) -> Ite
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
-        server.threads.shutdown()
+        server.shut_down()
         socket.close()

@@ -9,6 +9,7 @@ code. The last two run with `import tf_fusedrec.tfra` or FusedEmbedding(backend=
   _tf_compat.py           keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
   _tf_compat.py           keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
   embedding/layer.py      keras.saving.register_keras_serializable  Keras can load FusedEmbedding.
+  metrics/streaming.py    keras.saving.register_keras_serializable  Keras can load the metrics.
   ops/_library.py         load                                      TensorFlow gets the custom ops.
   ops/collective_marks.py _functions.*                              C functions of that library get their types.
   ops/termination.py      _functions.*                              The same for its other C functions.

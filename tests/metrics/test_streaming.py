@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.oracles.metrics import auc_oracle, gauc_oracle
-from tf_fusedrec import metrics
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec import metrics, schedules
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics import streaming as streaming
 
@@ -119,6 +119,76 @@ def test_ranking_metrics_are_those_of_all_ranks_together():
     theirs = [metrics.hit_rate(ranks, 10), metrics.ndcg(ranks, 10), metrics.mrr(ranks)]
     assert [float(metric.result()) for metric in ours] == pytest.approx(theirs, rel=1e-12)
     assert [metric.name for metric in ours] == ["hr@10", "ndcg@10", "mrr"]
+
+
+# Labels and scores of 4 lists of 5 candidates, with ties. WEIGHTS are repeats of the lists.
+SCORES = np.array([[0.5, -1, 0.5, 2, 0], [1, 1, 1, 1, 1], [3, 2, 1, 0, -1], [0, 1, 2, 3, 4]], np.float32)
+TARGETS, REPEATS = np.array([2, 4, 0, 0]), np.array([1, 2, 0, 3])
+ONE_HOT = np.eye(5, dtype=np.int64)[TARGETS]
+
+
+def exactly(name, repeats):
+    """The metric over lists that are repeated, each time as a user of its own."""
+    order = np.repeat(np.arange(4), repeats)
+    labels, scores = ONE_HOT[order], SCORES[order].astype(np.float64)
+    if name in ("gauc", "impressions"):
+        users = np.repeat(np.arange(len(order)), 5)
+        return metrics.gauc(users, labels.ravel(), scores.ravel(), "none" if name == "gauc" else name)
+    if name in ("auc", "ne", "calibration"):
+        return getattr(metrics, "normalized_entropy" if name == "ne" else name)(labels.ravel(), scores.ravel())
+    own = np.take_along_axis(scores, TARGETS[order][:, None], 1)
+    ranks = 1 + np.sum((scores > own) | ((scores == own) & (np.arange(5) < TARGETS[order][:, None])), 1)
+    return {"hr": metrics.hit_rate(ranks, 2), "ndcg": metrics.ndcg(ranks, 3), "mrr": metrics.mrr(ranks)}[name]
+
+
+IN_COMPILE = {
+    "auc": streaming.AUC,
+    "ne": streaming.NormalizedEntropy,
+    "calibration": streaming.Calibration,
+    "gauc": streaming.GAUC,
+    "impressions": lambda: streaming.GAUC("impressions", name="by_impressions"),
+    "hr": lambda: streaming.HitRate(2),
+    "ndcg": lambda: streaming.NDCG(3),
+    "mrr": streaming.MRR,
+}
+
+
+@pytest.mark.parametrize("kind", [keras.Model, schedules.PipelinedModel])
+@pytest.mark.parametrize("form", ["one-hot", "column"])
+def test_every_metric_stands_in_compile(kind, form):
+    names = list(IN_COMPILE) if form == "one-hot" else ["hr", "ndcg", "mrr"]
+    made = {argument: [IN_COMPILE[name]() for name in names] for argument in ("metrics", "weighted_metrics")}
+    for argument, again in made.items():  # also after a round trip through Keras' configs
+        made[argument] = [keras.metrics.deserialize(keras.metrics.serialize(metric)) for metric in again]
+    symbol = keras.Input([5])
+    model = kind(symbol, keras.layers.Activation("linear")(symbol))
+    model.compile(loss="mse" if form == "one-hot" else keras.losses.SparseCategoricalCrossentropy(True), **made)
+    targets = ONE_HOT if form == "one-hot" else TARGETS
+    found = model.evaluate(SCORES, targets, sample_weight=REPEATS.astype(np.float32), batch_size=3, verbose=0)[1:]
+    wanted = [exactly(name, repeats) for repeats in (np.ones(4, int), REPEATS) for name in names]
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_lists_without_a_target_and_scores_that_are_nan():
+    rank = streaming.MRR()
+    rank.update_state([[0, 0], [0, 1]], [[1.0, 2.0], [3.0, 2.0]])
+    assert float(rank.result()) == 0.5
+    rank.update_state([0], [[np.nan, 1.0]])
+    assert float(rank.result()) == pytest.approx((1 / 2 + 1 / 3) / 2)
+    of_lists = streaming.GAUC()
+    ragged = [
+        tf.ragged.constant(rows) for rows in ([[1.0, 0.0], [], [0.0, 1.0, 0.0]], [[1.0, 0.0], [], [2.0, 1.0, 3.0]])
+    ]
+    of_lists.update_state(*ragged, sample_weight=[1.0, 1.0, 3.0])
+    assert float(of_lists.result()) == 0.25
+
+
+@pytest.mark.parametrize("name", ["gauc", "mrr"])
+def test_predictions_that_are_no_lists_are_refused(name):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=[IN_COMPILE[name]()])
+    with pytest.raises(ValueError, match=rf"metric '{name}' got predictions \(None, 1\).*Remedy: .*update_state\("):
+        model.fit(SCORES, TARGETS.astype(np.float32), verbose=0)
 
 
 def test_refusals():

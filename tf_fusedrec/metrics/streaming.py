@@ -3,6 +3,9 @@
 The mean over ranks of an AUC, or of any ratio, differs from its value on all data. `summed_over_ranks` sums the states
 of all ranks first. PipelinedModel does so for its metrics at the end of every epoch and evaluation. exact.py has exact
 offline forms, which hold all predictions. The metrics here hold a few numbers each. An undefined result is nan.
+
+All metrics stand in compile(metrics=...) and compile(weighted_metrics=...). There, GAUC and the metrics of ranks take
+lists of candidates: labels and scores [B, C] of B users or queries.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
     @abc.abstractmethod
     def value_of(self, *states: tf.Tensor) -> tf.Tensor:
         """Computes the metric <float64>[] from the states, in the order of __init__."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name}
 
     def result(self) -> tf.Tensor:
         """Returns the metric of this rank's data."""
@@ -105,6 +111,7 @@ def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]
             variable.assign(state)
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class AUC(SummedMetric):
     """Area under the ROC curve, from counts of logits in AUC_BINS bins of width 1/512.
 
@@ -129,13 +136,16 @@ class AUC(SummedMetric):
         return tf.reduce_sum(positives * (below + negatives / 2)) / pairs
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class GAUC(SummedMetric):
     """Mean AUC of the groups (users) that have both classes. The result is exact, and ties count one half.
 
     A group must be whole in one update, as in our ranking batches. A group in several updates counts several times.
     metrics.gauc documents the definition and `weight`.
 
-    update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order.
+    update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order. Without groups, labels and logits
+      are [G, n] or ragged [G, (n)], and each row is a group. A prediction of sample_weight 0 does not count. Other
+      weights, [G] or one per prediction, weigh the group by their mean ("none") or their sum ("impressions").
     """
 
     def __init__(self, weight: str = "none", name: str = "gauc"):
@@ -144,12 +154,20 @@ class GAUC(SummedMetric):
         super().__init__(name, area=(), weight=())
         self._by_impressions = weight == "impressions"
 
-    def update_state(self, y_true: Any, y_pred: Any, groups: Any) -> None:
-        labels, scores, _ = _flat(y_true, y_pred, None)
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "weight": "impressions" if self._by_impressions else "none"}
+
+    def update_state(self, y_true: Any, y_pred: Any, groups: Any = None, sample_weight: Any = None) -> None:
+        if groups is None:
+            groups = self._rows(y_pred)
+        labels, scores, weights = _flat(y_true, y_pred, sample_weight)
         groups = tf.reshape(groups, [-1])
+        if sample_weight is not None:
+            counted = tf.where(weights > 0)[:, 0]
+            labels, scores, weights, groups = (tf.gather(x, counted) for x in (labels, scores, weights, groups))
         order = tf.argsort(scores, stable=True)
         order = tf.gather(order, tf.argsort(tf.gather(groups, order), stable=True))
-        labels, scores, groups = (tf.gather(values, order) for values in (labels, scores, groups))
+        labels, scores, weights, groups = (tf.gather(values, order) for values in (labels, scores, weights, groups))
         group = _runs(groups[1:] != groups[:-1], groups)
         tie = _runs((groups[1:] != groups[:-1]) | (scores[1:] != scores[:-1]), groups)
         position = tf.range(1, tf.size(groups) + 1)
@@ -161,13 +179,28 @@ class GAUC(SummedMetric):
         positives = tf.math.segment_sum(labels, group)
         pairs = positives * (size - positives)
         area = tf.math.segment_sum(labels * rank, group) - positives * (positives + 1) / 2
-        weight = tf.where(pairs > 0, size if self._by_impressions else tf.ones_like(size), 0)
+        weight = tf.math.segment_sum(weights, group)
+        weight = tf.where(pairs > 0, weight if self._by_impressions else weight / size, 0)
         self._add(tf.reduce_sum(weight * tf.math.divide_no_nan(area, pairs)), tf.reduce_sum(weight))
+
+    def _rows(self, y_pred: Any) -> tf.Tensor:
+        """The row <int64>[n] of each prediction [G, n/G] or [G, (n)], as its group."""
+        if isinstance(y_pred, tf.RaggedTensor):
+            return tf.cast(y_pred.value_rowids(), tf.int64)
+        y_pred = tf.convert_to_tensor(y_pred)
+        if y_pred.shape.rank != 2 or y_pred.shape[1] == 1:
+            raise ValueError(
+                f"metric {self.name!r} got predictions {y_pred.shape} without groups, want a row for each "
+                "group, [G, n]. Remedy: such an output, or update_state(labels, logits, groups) in a train_step."
+            )
+        shape = tf.shape(y_pred, tf.int64)
+        return tf.repeat(tf.range(shape[0]), shape[1])
 
     def value_of(self, area: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         return area / weight
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class NormalizedEntropy(SummedMetric):
     """Normalized cross entropy, see metrics.normalized_entropy. Arguments: see AUC."""
 
@@ -185,6 +218,7 @@ class NormalizedEntropy(SummedMetric):
         return tf.where(rate_entropy > 0, entropy / weight / rate_entropy, np.nan)
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class Calibration(SummedMetric):
     """Sum of predicted probabilities divided by the number of positives: 1 is calibrated. Arguments: see AUC."""
 
@@ -202,7 +236,10 @@ class Calibration(SummedMetric):
 class _MeanOfRanks(SummedMetric):
     """Mean over users of a gain that depends on the target's rank.
 
-    update_state: ranks <int>[B], counted from 1, of metrics.rank_of_target (whole catalogue without seen items).
+    update_state: ranks <int>[B], counted from 1, of metrics.rank_of_target (whole catalogue without seen items). Or
+      scores <float>[B, C] as y_pred, and as y_true the column of each target, <int>[B] or [B, 1], or <number>[B, C]
+      with 1 at the target, 0 elsewhere; a row of zeros does not count. Candidates with equal scores rank by column.
+      sample_weight: None or <float>[B].
     """
 
     def __init__(self, name: str):
@@ -212,38 +249,70 @@ class _MeanOfRanks(SummedMetric):
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
         """Returns the gains <float64>[B] of ranks <float64>[B]."""
 
-    def update_state(self, ranks: Any) -> None:
-        ranks = tf.cast(ranks, tf.float64)
-        self._add(tf.reduce_sum(self.gain(ranks)), tf.size(ranks))
+    def update_state(self, y_true: Any, y_pred: Any = None, sample_weight: Any = None) -> None:
+        ranks = tf.convert_to_tensor(y_true)
+        known = tf.ones_like(ranks, tf.float64)
+        if y_pred is not None:
+            ranks, known = self._ranks(ranks, tf.convert_to_tensor(y_pred))
+        ranks, known, weights = _flat(ranks, known, sample_weight)
+        weights *= known
+        self._add(tf.reduce_sum(weights * self.gain(ranks)), tf.reduce_sum(weights))
+
+    def _ranks(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Ranks <int32>[B] among C candidates, C + 1 for a score of NaN, and whether there is a target <bool>[B]."""
+        if y_pred.shape.rank != 2 or y_pred.shape[1] == 1 or y_true.shape.rank not in (1, 2):
+            raise ValueError(
+                f"metric {self.name!r} got predictions {y_pred.shape} and targets {y_true.shape}, want the scores of "
+                "all candidates [B, C] and the column of each target [B]. Remedy: an output with these scores, or "
+                "update_state(ranks) with metrics.rank_of_target."
+            )
+        known = tf.ones_like(y_pred[:, 0], tf.bool)
+        if y_true.shape.rank == 2 and y_true.shape[1] != 1:
+            relevance = tf.cast(y_true, tf.float32)
+            y_true, known = tf.argmax(relevance, 1), tf.reduce_any(relevance > 0, 1)
+        target = tf.reshape(tf.cast(y_true, tf.int32), [-1, 1])
+        own = tf.gather(y_pred, target, batch_dims=1)
+        column = tf.range(tf.shape(y_pred)[1])
+        behind = (y_pred < own) | ((y_pred == own) & (column >= target))
+        return 1 + tf.reduce_sum(tf.cast(~behind, tf.int32), 1), known
 
     def value_of(self, gain: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
         return gain / users
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class HitRate(_MeanOfRanks):
-    """HR@K; see metrics.hit_rate. update_state: ranks <int>[B], from 1."""
+    """HR@K; see metrics.hit_rate."""
 
     def __init__(self, k: int, name: str | None = None):
         super().__init__(name or f"hr@{_checked(k)}")
         self._k = k
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "k": self._k}
+
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
         return tf.cast(ranks <= self._k, tf.float64)
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class NDCG(_MeanOfRanks):
-    """NDCG@K, one relevant item; see metrics.ndcg. update_state: ranks <int>[B], from 1."""
+    """NDCG@K, one relevant item; see metrics.ndcg."""
 
     def __init__(self, k: int, name: str | None = None):
         super().__init__(name or f"ndcg@{_checked(k)}")
         self._k = k
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "k": self._k}
+
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
         return tf.where(ranks <= self._k, np.log(2.0) / tf.math.log(ranks + 1), 0)
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class MRR(_MeanOfRanks):
-    """Mean reciprocal rank; see metrics.mrr. update_state: ranks <int>[B], from 1."""
+    """Mean reciprocal rank; see metrics.mrr."""
 
     def __init__(self, name: str = "mrr"):
         super().__init__(name)
@@ -253,9 +322,21 @@ class MRR(_MeanOfRanks):
 
 
 def _flat(labels: Any, logits: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Flattens all three to <float64>[n], with weights of 1 for None."""
-    labels, logits = (tf.reshape(tf.cast(values, tf.float64), [-1]) for values in (labels, logits))
-    return labels, logits, tf.ones_like(labels) if weights is None else tf.reshape(tf.cast(weights, tf.float64), [-1])
+    """Flattens all three to <float64>[n]. Weights of 1 take the place of None; weights [B] cover rows [B, ...]."""
+    if isinstance(labels, tf.RaggedTensor):
+        if isinstance(weights, tf.RaggedTensor):
+            weights = weights.flat_values
+        elif weights is not None:
+            weights = tf.gather(tf.reshape(weights, [-1]), labels.value_rowids())
+        labels, logits = labels.flat_values, logits.flat_values
+    labels, logits = (tf.cast(values, tf.float64) for values in (labels, logits))
+    weights = tf.ones_like(labels) if weights is None else tf.cast(weights, tf.float64)
+    inner = labels.shape.rank - weights.shape.rank
+    if inner > 0:
+        weights = tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones([inner], tf.int32)], 0))
+    if inner >= 0:
+        weights = tf.broadcast_to(weights, tf.shape(labels))
+    return tf.reshape(labels, [-1]), tf.reshape(logits, [-1]), tf.reshape(weights, [-1])
 
 
 def _runs(begins: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -185,7 +185,10 @@ class RankingModel(SequenceModel):
             items = self._frequent_or_rare(items)
         if role == "exposed" and config.item_dropout and training:
             # The row of unknown items is so trained on items of every kind, not on rare ones alone.
-            dropped = tf.random.uniform(tf.shape(items)) < config.item_dropout
+            # A schedule computes ids ahead of their step, and must draw the same again.
+            draw = self.step + self.steps_ahead + (self.micro_batch.number << 40)
+            seed = tf.stack([tf.constant(fr.rank(), tf.int64), draw])
+            dropped = tf.random.stateless_uniform(tf.shape(items), seed) < config.item_dropout
             items = tf.where(dropped, tf.constant(RARE, tf.int64), items)
         ids[f"{role}_item"] = events.with_values(items)
 

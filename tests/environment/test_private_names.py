@@ -21,6 +21,7 @@ PRIVATE = {
         "tf.__internal__.autograph.tf_convert",
     },
     "tf_fusedrec/data/fingerprint.py": {"keras.src.engine.keras_tensor.KerasTensor"},
+    "tf_fusedrec/ops/ancestors.py": {"tf.__internal__.FuncGraph"},
     "tf_fusedrec/ops/table_contents.py": {"tf.__internal__.eager_context.eager_mode"},
     "tf_fusedrec/schedules/feed.py": {"tf.__internal__.autograph"},
     "tf_fusedrec/tables/state.py": {

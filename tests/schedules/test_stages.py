@@ -1,11 +1,15 @@
-"""Training calls that differ from embedding_inputs are refused. Each context restores the steps of a call."""
+"""A plan runs what the ids depend on, and nothing else. Training calls that differ from it are refused."""
 
+import re
+
+import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec import tf
+from tests.schedules import clicks
+from tf_fusedrec import keras, tf
 from tf_fusedrec.embedding.call_steps import CallSteps
-from tf_fusedrec.schedules import EmbeddingCall, FrozenWindow, PipelinedModel
+from tf_fusedrec.schedules import DualBuffer, EmbeddingCall, FrozenWindow, PipelinedModel
 
 
 class Clicks(PipelinedModel):
@@ -38,6 +42,10 @@ def twice_as_many_ids(x):
     return [{name: tf.repeat(ids, 2) for name, ids in x.items()}]
 
 
+def other_ids(x):
+    return [{name: ids + 1 for name, ids in x.items()}]
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_planned_calls_take_the_rows_that_were_found_ahead(calls):
     train(lambda x: [x] * calls, calls)
@@ -48,9 +56,118 @@ def test_planned_calls_take_the_rows_that_were_found_ahead(calls):
     [
         (lambda x: [x, x], 1, ValueError, "1 calls of 'fused_embedding' were looked up ahead and never came"),
         (lambda x: [x], 2, ValueError, "more often in a training step, than was looked up ahead"),
+        (other_ids, 1, tf.errors.InvalidArgumentError, "called with other ids in a training step than"),
         (twice_as_many_ids, 1, tf.errors.InvalidArgumentError, "called with other ids in a training step than"),
     ],
 )
 def test_other_calls_are_refused(planned, calls, error, message):
     with pytest.raises(error, match=message):
         train(planned, calls)
+
+
+class Prefixed(PipelinedModel):
+    """Looks up the ids that `before`, a function of the model, its inputs and `training`, returns."""
+
+    def __init__(self, schedule, before):
+        super().__init__(schedule=schedule)
+        table = fr.TableConfig("item", 4, fr.optimizers.Adam(0.1))
+        self.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+        self.before, self.out = before, keras.layers.Dense(1)
+        self.norm, self.dense = keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(5)
+        self.words = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), [7, 5, 6], value_dtype=tf.int64)
+        self.table = tf.lookup.StaticHashTable(pairs, 0)
+        self.number = tf.Variable(3, trainable=False, dtype=tf.int64, name="number")
+        self.calls, self.kept = 0, []
+
+    def call(self, x, training=None):
+        rows = self.embedding({"item": self.before(self, x, training)}, training=training)["item"]
+        return self.out(tf.concat([rows, self.norm(x["dense"]), self.dense(x["dense"])], 1))
+
+    def trained(self, **compiled):
+        """Returns the state after three steps."""
+        keras.utils.set_random_seed(1)
+        self.compile(keras.optimizers.legacy.SGD(0.1), "mse", **compiled)
+        random, words = np.random.default_rng(2), np.array(list("abcd") * 3)
+        x = {"item": np.arange(12) % 5, "word": words, "dense": random.normal(3, 2, [12, 2]).astype(np.float32)}
+        data = tf.data.Dataset.from_tensor_slices((x, random.normal(size=12))).batch(4)
+        history = self.fit(data, verbose=0).history
+        dense = {f"weight {i}": weight.numpy() for i, weight in enumerate(self.weights)}
+        return {**clicks.records(self.embedding), **dense, **history}
+
+
+def effects(model, x, training):
+    normed = model.norm(x["dense"], training=training)
+    model.number.assign_add(1)
+    model.calls += 1
+    model.kept.append(normed)
+    model.masked = normed > 0
+    model.add_loss(tf.reduce_mean(normed**2))
+    model.add_metric(tf.reduce_mean(normed), name="normed")
+    with tf.control_dependencies([model.number.assign_add(10)]):
+        return tf.identity(x["item"])
+
+
+@pytest.mark.parametrize("schedule, eager", [(DualBuffer(), False), (DualBuffer(), True), (FrozenWindow(1), False)])
+def test_effects_before_a_lookup_come_once_a_step(schedule, eager):
+    model, reference = Prefixed(schedule, effects), Prefixed("sync", effects)
+    got, wanted = model.trained(run_eagerly=eager), reference.trained(run_eagerly=eager)
+    assert int(model.number) == 3 + 3 * 11 and got["normed"]
+    for what in wanted:
+        np.testing.assert_allclose(got[what], wanted[what], rtol=1e-6, err_msg=what)
+    assert (model.calls, len(model.kept)) == (reference.calls, len(reference.kept))
+
+
+def repeatable(model, x, training):
+    ids = tf.map_fn(lambda one: 2 * one, x["item"] + model.table.lookup(x["item"]) + model.words(x["word"]))
+    branch = tf.function(lambda: tf.cond(tf.reduce_sum(ids) > 0, lambda: model.number + 1, lambda: model.number - 1))
+    return ids + branch()
+
+
+def test_ids_may_depend_on_loops_lookup_tables_and_constant_variables():
+    got, wanted = (Prefixed(schedule, repeatable).trained() for schedule in (DualBuffer(), "sync"))
+    for what in wanted:
+        np.testing.assert_allclose(got[what], wanted[what], rtol=1e-6, err_msg=what)
+
+
+def random(model, x, training):
+    return x["item"] + tf.random.uniform(tf.shape(x["item"]), maxval=9, dtype=tf.int64)
+
+
+def python(model, x, training):
+    return tf.ensure_shape(tf.py_function(abs, [x["item"]], tf.int64), [None])
+
+
+def assigned(model, x, training):
+    with tf.control_dependencies([model.number.assign_add(1)]):
+        return x["item"] + model.number.read_value()
+
+
+def trained(model, x, training):
+    return tf.argmax(model.dense(x["dense"]), 1)
+
+
+@pytest.mark.parametrize(
+    "before, schedule, cause",
+    [
+        (random, FrozenWindow(1), "the operation RandomUniformInt (prefixed"),
+        (python, FrozenWindow(1), "the operation EagerPyFunc (prefixed"),
+        (assigned, FrozenWindow(1), "'number:0', which the model assigns"),
+        (trained, DualBuffer(), "kernel:0', which the model trains"),
+    ],
+)
+def test_ids_that_another_run_may_change_are_refused_by_name(before, schedule, cause):
+    model = Prefixed(schedule, before)
+    with pytest.raises(ValueError, match=f"computes the ids of 'fused_embedding' before.*{re.escape(cause)}.*Remedy: "):
+        model.trained()
+
+
+def test_a_random_layer_before_the_lookup_of_a_functional_model_is_refused_by_name():
+    ids = keras.Input([], dtype=tf.int64)
+    noise = keras.layers.Lambda(lambda v: v + tf.random.uniform(tf.shape(v), maxval=9, dtype=tf.int64), name="noise")
+    embedding = fr.FusedEmbedding([fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")])
+    outputs = keras.layers.Dense(1)(embedding({"f": noise(ids)})["f"])
+    model = PipelinedModel(ids, outputs, schedule=FrozenWindow(1))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"depend on the operation RandomUniformInt \(\w+/noise/random_uniform\)"):
+        model.train_on_batch(np.arange(4), np.zeros(4))

@@ -300,8 +300,12 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        flat, call = self.flat_features(inputs, weights, mask), self._next_call()
-        return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(flat)]
+        return self.requests_of(self.flat_features(inputs, weights, mask), training=training)
+
+    def requests_of(self, features: Mapping[str, FlatFeature], *, training: bool) -> list[list[LookupRequest]]:
+        """As `requests`, for inputs that `flat_features` has flattened."""
+        call = self._next_call()
+        return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(features)]
 
     def _by_group(self, flat: Mapping[str, FlatFeature]) -> list[tuple[GroupLookup, list[FlatFeature]]]:
         """The groups that have features among these, each with its features in its own order."""

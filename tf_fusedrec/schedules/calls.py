@@ -1,16 +1,24 @@
-"""Finds the lookups that a batch will make, before it computes."""
+"""Finds the lookups that a batch will make, before it computes.
+
+The model is traced into a scratch graph up to its lookups. The operations that compute the ids are copied into the
+step's graph (ops/ancestors.py). Nothing else of this trace runs, and nothing of it stays in the model's attributes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+from tf_fusedrec.embedding.inputs import FlatFeature
+from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful, written
+from tf_fusedrec.schedules.feed import unconverted
 
 
 class _Reached(BaseException):
-    """A call reached its FusedEmbedding with these (inputs, weights, mask).
+    """A call reached its FusedEmbedding in this graph, with these inputs, weights and mask.
 
     A BaseException, because Keras re-raises every Exception as a new one.
     """
@@ -78,18 +86,157 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
         )
 
     def stop(*arguments: Any) -> None:
-        raise _Reached(*arguments)
+        raise _Reached(tf.compat.v1.get_default_graph(), *arguments)
 
     try:
         with embeddings[0].replacing(answer=stop):
             model(x, training=True)
     except _Reached as reached:
-        call = EmbeddingCall(embeddings[0], *reached.args)
+        graph, *arguments = reached.args
     else:
         raise ValueError(f"{model.name!r} never calls its FusedEmbedding for a batch. {remedy}")
+    if graph is not tf.compat.v1.get_default_graph():
+        raise ValueError(f"{model.name!r} calls its FusedEmbedding inside of a loop or branch. {remedy}")
+    return [EmbeddingCall(embeddings[0], *arguments)]
+
+
+def features_ahead(model: Any, x: Any) -> list[tuple[FusedEmbedding, dict[str, FlatFeature]]]:
+    """The training calls that a step of inputs x will make: each layer, and its flat ids by feature.
+
+    Frozen layers are left out. The features hold what a lookup needs, and neither weights nor the form of the ids.
+
+    Raises:
+      ValueError: the lookups are unknown; ids depend on an operation with effects, such as a random number, or on a
+        variable that the step changes.
+    """
     if not tf.executing_eagerly():
-        here = tf.compat.v1.get_default_graph()
-        tensors = [leaf for leaf in tf.nest.flatten(call[1:], expand_composites=True) if tf.is_tensor(leaf)]
-        if any(tensor.graph is not here for tensor in tensors if hasattr(tensor, "graph")):
-            raise ValueError(f"{model.name!r} calls its FusedEmbedding inside of a loop or branch. {remedy}")
-    return [call]
+        return _features_ahead(model, x)
+    found: list[tuple[FusedEmbedding, dict[str, FlatFeature]]] = []
+
+    def trace() -> list[Any]:
+        found[:] = _features_ahead(model, x)
+        return [_tensors(features) for _, features in found]
+
+    tensors = tf.function(unconverted(trace))()
+    return [(layer, _with_tensors(features, mine)) for (layer, features), mine in zip(found, tensors)]
+
+
+def _features_ahead(model: Any, x: Any) -> list[tuple[FusedEmbedding, dict[str, FlatFeature]]]:
+    scratch, known = scratch_graph("lookups_ahead"), {id(one.handle) for one in model.variables}
+    with _attributes_kept(model, scratch), scratch.as_default():
+        calls = [call for call in model.embedding_inputs(x) if call.embedding.trainable]
+        of_calls = [call.embedding.flat_features(call.inputs, call.weights, call.mask) for call in calls]
+    for call, features in zip(calls, of_calls):
+        _check_repeatable(model, call.embedding, scratch, _tensors(features), known)
+    copies = iter(copied(scratch, [tensor for features in of_calls for tensor in _tensors(features)], "lookups_ahead"))
+    return [
+        (call.embedding, _with_tensors(features, [next(copies) for _ in _tensors(features)]))
+        for call, features in zip(calls, of_calls)
+    ]
+
+
+def _tensors(features: Mapping[str, FlatFeature]) -> list[tf.Tensor]:
+    """The tensors of some features that a lookup needs."""
+    pairs = [(feature.ids, feature.row_splits) for feature in features.values()]
+    return [tensor for pair in pairs for tensor in pair if tensor is not None]
+
+
+def _with_tensors(features: Mapping[str, FlatFeature], tensors: Sequence[tf.Tensor]) -> dict[str, FlatFeature]:
+    """The features with other tensors in the order of `_tensors`, without what only outputs need."""
+    left = iter(tensors)
+    changed = {}
+    for name, feature in features.items():
+        ids, row_splits = next(left), None if feature.row_splits is None else next(left)
+        changed[name] = feature._replace(ids=ids, row_splits=row_splits, form=ids, weights=None, places=None)
+    return changed
+
+
+def _check_repeatable(
+    model: Any, embedding: FusedEmbedding, scratch: Any, tensors: Sequence[tf.Tensor], known: Collection[int]
+) -> None:
+    """Raises ValueError unless the ids are the same when the batch computes, and computing them has no effect.
+
+    Args:
+      model, embedding: The model and its layer.
+      scratch: The graph that the model was traced into.
+      tensors: The flat ids.
+      known: Python ids of the handles of variables that the trace did not make. It initializes the others.
+    """
+    operations = ancestors(scratch, tensors)
+    names = {op.name for op in operations}
+    read = {id(outer) for outer, inner in scratch.captures if inner.dtype == tf.resource and inner.op.name in names}
+    variables = {id(one.handle): one.name for one in model.variables}
+    assigned = [handle for handle in written(scratch) if id(handle) in known or id(handle) not in variables]
+    trained = [one.handle for one in model.trainable_variables] if model.steps_ahead else []
+    causes = [f"the operation {kind} ({name})" for kind, name in stateful(scratch, operations)]
+    for what, handles in (("assigns", assigned), ("trains", trained)):
+        for handle in handles:
+            if id(handle) in read:
+                causes.append(f"{variables.get(id(handle), 'a resource')!r}, which the model {what}")
+    if causes:
+        raise ValueError(
+            f"schedule {model.schedule} computes the ids of {embedding.name!r} before the batch computes, so the step "
+            f"runs what they depend on twice. They depend on {causes[0]}. Remedy: compute it in the data set, or draw "
+            "random numbers by tf.random.stateless_uniform from a seed in the batch; or schedule='sync'."
+        )
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: Any, scratch: Any) -> Iterator[None]:
+    """Takes back what a trace into the scratch graph leaves in attributes of the model's layers.
+
+    Layers and variables that the trace makes stay. Numbers of a layer that is built get their value back, so that
+    counters of eager steps count once.
+    """
+    before = {id(layer): _Attributes.of(layer) for layer in model._flatten_layers()}
+    try:
+        yield
+    finally:
+        for layer in model._flatten_layers():
+            before.get(id(layer), _Attributes({}, {}, False)).restore(layer, scratch)
+        model._clear_losses()  # those of add_loss
+
+
+class _Attributes(NamedTuple):
+    """The attributes of a layer before it is traced."""
+
+    values: dict[str, Any]
+    contents: dict[str, Any]  # copies of lists and dicts
+    counts: bool  # whether its numbers get their values back
+
+    @classmethod
+    def of(cls, layer: Any) -> _Attributes:
+        values = dict(vars(layer))
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, list)}
+        contents = lists | {name: dict(value) for name, value in values.items() if isinstance(value, dict)}
+        return cls(values, contents, layer.built or isinstance(layer, keras.Model))
+
+    def restore(self, layer: Any, scratch: Any) -> None:
+        for name, value in list(vars(layer).items()):
+            old = self.values.get(name)
+            counted = self.counts and type(value) in (int, float) and type(old) in (int, float) and value != old
+            if name == "_callable_losses" and name in self.values:
+                value[:] = self.contents[name]
+            # Names with _self_ are TensorFlow's own lists of the other attributes.
+            if name.startswith("_self_") or not (counted or _holds(value, scratch)):
+                continue
+            if name not in self.values:
+                delattr(layer, name)
+            else:
+                # Keras could not save a list that was changed in place other than by `append`.
+                setattr(layer, name, self.contents.get(name, old) if value is old else old)
+
+
+def _holds(value: Any, graph: Any) -> bool:
+    """Whether a value is or contains a tensor of a graph or of a graph inside it."""
+    if isinstance(value, Mapping):
+        return any(_holds(item, graph) for item in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return any(_holds(item, graph) for item in value)
+    leaves = tf.nest.flatten(value, expand_composites=True) if tf.is_tensor(value) else [value]
+    return any(graph in _around(of_leaf) for leaf in leaves if (of_leaf := getattr(leaf, "graph", None)) is not None)
+
+
+def _around(graph: Any) -> list[Any]:
+    """A graph and the graphs around it."""
+    return [] if graph is None else [graph, *_around(getattr(graph, "outer_graph", None))]

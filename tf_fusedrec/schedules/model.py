@@ -275,9 +275,9 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         """The lookups that a training step of inputs x makes, in their order. A schedule makes them ahead.
 
         The default cuts a functional model at its lookups. It runs the call of another model until it reaches the one
-        FusedEmbedding, which the model must call once. The ops before the lookups must have no effects, and return the
-        same when the batch computes. Where they depend on the number of the training step, `steps_ahead` counts the
-        steps until then. Override this method for other models.
+        FusedEmbedding, which the model must call once. A schedule runs only the ops that the ids depend on. They must
+        return the same when the batch computes. Where they depend on the number of the training step, `steps_ahead`
+        counts the steps until then. Override this method for other models.
 
         Raises:
           ValueError: the lookups are unknown.

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding.lookup import Found, RowGradients, look_up
+from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest
-from tf_fusedrec.schedules.calls import EmbeddingCall, required_embeddings
+from tf_fusedrec.schedules.calls import features_ahead, required_embeddings
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 
 T = TypeVar("T")
@@ -55,13 +56,10 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
     for number, piece in enumerate(pieces):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
         with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
-            planned += [_planned(number, call) for call in model.embedding_inputs(x) if call.embedding.trainable]
+            for embedding, features in features_ahead(model, x):
+                groups = embedding.requests_of(features, training=True)
+                planned.append(Planned(number, embedding, [_training(group) for group in groups]))
     return planned
-
-
-def _planned(micro_batch: int, call: EmbeddingCall) -> Planned:
-    groups = call.embedding.requests(call.inputs, call.weights, call.mask, training=True)
-    return Planned(micro_batch, call.embedding, [_training(group) for group in groups])
 
 
 def _training(requests: Sequence[LookupRequest]) -> list[LookupRequest]:
@@ -146,12 +144,16 @@ class _Supply:
 
     def _checked(self, request: LookupRequest, found: Found) -> Found:
         """`found`, after a check that its rows belong to the ids of the request."""
-        same = tf.debugging.assert_equal(
-            tf.add_n([tf.size(feature.ids) for feature in request.features]),
-            tf.size(found.context.routed.fused.ids),
+        message = (
             f"{self.embedding.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
-            "embedding_inputs of the model must give the calls that a training step makes.",
+            "embedding_inputs of the model must give the calls that a training step makes, with the same ids. Ids that "
+            "depend on the number of the step take it as step + steps_ahead."
         )
+        ids, ahead = [feature.ids for feature in request.features], found.context.routed.fused.ids
+        same = tf.debugging.assert_equal(tf.add_n([tf.size(one) for one in ids]), tf.size(ahead), message)
+        # Nothing waits for this comparison, because its result must reach the host.
+        with placing_ids([request.lookup.table]), tf.control_dependencies([] if same is None else [same]):
+            tf.debugging.Assert(tf.reduce_all(tf.equal(tf.concat(ids, 0), ahead)), [message])
         return _behind(same, found)
 
 

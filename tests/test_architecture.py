@@ -4,6 +4,7 @@ import ast
 import fnmatch
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -109,6 +110,14 @@ def test_public_names_are_there():
     assert all(hasattr(fr, name) for name in fr.__all__)
     with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
         _ = fr.nothing
+
+
+def test_an_import_reaches_every_room():
+    rooms = [name for name in LEVEL if not name.startswith("_")]
+    used = "fr.losses.negatives, fr.losses.global_mean, fr.tfra.fuse, fr.metrics.streaming.AUC, fr.data.TokenBatches"
+    code = f"import tf_fusedrec as fr; [getattr(fr, room) for room in {rooms}]; {used}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
 
 
 def test_tensorflow_keras_and_horovod_have_one_door():

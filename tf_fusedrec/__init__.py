@@ -30,7 +30,7 @@ from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses leg
 import importlib
 from typing import Any
 
-from tf_fusedrec import checkpoint, schedules
+from tf_fusedrec import checkpoint, layers, optimizers, schedules
 from tf_fusedrec.checkpoint.external_rows import read_rows
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.data import hash_strings
@@ -68,6 +68,8 @@ __all__ = [
     "hash_strings",
     "init",
     "keras",
+    "layers",
+    "losses",
     "metrics",
     "optimizers",
     "plan",
@@ -77,7 +79,8 @@ __all__ = [
     "tf",
 ]
 
-_ON_DEMAND = ("callbacks", "data", "metrics")  # what not every program needs, data with its Parquet reader
+# Rooms that not every program needs. tfra is not in __all__, because it needs TFRA.
+_ON_DEMAND = ("callbacks", "data", "doctor", "losses", "metrics", "tfra")
 
 
 def __getattr__(name: str) -> Any:

@@ -47,6 +47,31 @@ def state_of(model):
     return [ids.tolist(), rows.tolist(), *(variable.numpy().tolist() for variable in model.trainable_variables)]
 
 
+@pytest.mark.parametrize("kind", [keras.Model, fr.schedules.PipelinedModel])
+def test_every_callback_fits_an_ordinary_model_by_its_defaults(tmp_path, kind):
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("item", "item")]
+    )
+    symbol = {"item": keras.Input([], dtype=tf.int64, name="item")}
+    model = kind(symbol, keras.layers.Dense(1)(embedding(symbol)["item"]))
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), "mse")
+    listeners = [
+        callbacks.Interrupt(),
+        callbacks.Checkpoint(tmp_path / "checkpoint"),
+        throughput := callbacks.Throughput(),
+        callbacks.Timeline(tmp_path / "timeline"),
+        callbacks.EmbeddingMetrics(embedding),
+        callbacks.ProgressiveMetrics(["click"]),
+        callbacks.TableLearningRate(embedding, lambda epoch, rate: rate),
+        callbacks.ReduceLROnPlateau(embedding),
+        callbacks.EarlyStopping(),
+    ]
+    assert {type(one).__name__ for one in listeners} == set(callbacks.__all__)
+    data = tf.data.Dataset.from_tensor_slices(({"item": np.arange(12)}, np.ones([12, 1]))).batch(2)
+    history = model.fit(data, validation_data=data, epochs=2, verbose=0, callbacks=listeners).history
+    assert min(history["batches_per_s"]) > 0 and list(throughput.rates) == ["batches_per_s"]
+
+
 # From the second epoch on the mean is worse; the largest, the smallest and rank 0's own become better in between.
 LOSSES = ([9.0, 8.0, 0.5, 0.4, 0.3], [1.0, 3.0, 20.0, 20.0, 20.0])
 

@@ -31,6 +31,16 @@ def programs(page: pathlib.Path) -> list[Program]:
     return [Program(*blocks) for blocks in found]
 
 
+def diffs(page: pathlib.Path) -> list[tuple[str, str]]:
+    """Returns the added lines, and all lines that are there after it, of each diff block of a page."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [block.splitlines() for block in re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
+    return [
+        ("\n".join(line[1:] for line in block if line[:1] == "+"), "\n".join(x[1:] for x in block if x[:1] != "-"))
+        for block in blocks
+    ]
+
+
 def commands(page: pathlib.Path) -> list[str]:
     """Returns the lines of a page's bash blocks, without their comments."""
     text = page.read_text(encoding="utf-8")

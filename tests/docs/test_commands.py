@@ -1,5 +1,6 @@
 """Every program of the documentation prints the output below it. Every command runs here or in a named test."""
 
+import ast
 import contextlib
 import io
 import json
@@ -17,7 +18,7 @@ from models.export import _RankingServer
 from models.serve import tensors
 from models.serve.batching import sizes_of
 from models.serve.loaded import Signature, Spec
-from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
+from tests.docs.commands import PAGES, ROOT, commands, diffs, modules_and_flags, programs
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 CONVERT = "python -m tf_fusedrec.data.convert"
@@ -216,6 +217,23 @@ ONLY_ON_GPUS = (
 )
 RUN_HERE = ("python -m tf_fusedrec.data.convert synthetic-", "python -m benchmarks.plots")
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if diffs(page)], ids=lambda page: page.stem)
+def test_the_diffs_of_a_page_import_what_they_call(page):
+    for added, after in diffs(page):
+        names = {}
+        for statement in ast.parse(after).body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                exec(ast.unparse(statement), names)
+        bound = {
+            node.id
+            for node in ast.walk(ast.parse(after))
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        for node in ast.walk(ast.parse(added)):
+            if isinstance(node, (ast.Attribute, ast.Name)) and ast.unparse(node).split(".")[0] not in bound:
+                eval(ast.unparse(node), names)
 
 
 def test_versions_for_gpus_are_pinned():

@@ -72,6 +72,13 @@ def test_throughput_leaves_out_the_first_step():
     assert clock.rates["samples_per_s"] == pytest.approx(36 / (16 / first + 20 / second))
 
 
+def test_throughput_counts_what_the_model_has():
+    history = fitted([callbacks.Throughput()], epochs=2).history
+    rates = [[history[f"{name}_per_s"][epoch] for name in ("batches", "samples")] for epoch in (0, 1)]
+    assert [samples / batches for batches, samples in rates] == pytest.approx([4, 4])
+    assert "tokens_per_s" not in history
+
+
 def test_throughput_names_the_metric_that_is_missing():
     with pytest.raises(ValueError, match="Throughput counts .*'words'.*, but the model has no metric 'words'"):
         fitted([callbacks.Throughput(counts=("words",))])

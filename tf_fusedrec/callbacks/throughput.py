@@ -18,15 +18,17 @@ class Throughput(keras.callbacks.Callback):
     The first step, which traces the graph, and the time between epochs do not count. `rates` covers the whole training.
 
     Args:
-      counts: Names of the model's metrics that count since the epoch began.
+      counts: Names of the model's metrics that count since the epoch began. None: "batches", which every model has,
+        and those of "samples" and "tokens" that the model has. All ranks must have the same.
 
     Raises:
       ValueError: in fit, the model lacks a metric of `counts`.
     """
 
-    def __init__(self, counts: Sequence[str] = ("samples", "tokens")):
+    def __init__(self, counts: Sequence[str] | None = None):
         super().__init__()
-        self._counts = tuple(counts)
+        self._counts = ("batches",) if counts is None else tuple(counts)
+        self._any = counts is None
         self._total = np.zeros(len(self._counts))
         self._seconds = 0.0
         self._warm = False
@@ -45,7 +47,11 @@ class Throughput(keras.callbacks.Callback):
         self._before = self._latest = np.zeros(len(self._counts))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        logs = logs or {}
+        logs = {"batches": batch + 1, **(logs or {})}
+        if self._any and not self._warm:
+            self._counts += tuple(name for name in ("samples", "tokens") if name in logs)
+            self._total = np.zeros(len(self._counts))
+            self._before = self._latest = np.zeros(len(self._counts))
         missing = [name for name in self._counts if name not in logs]
         if missing:
             raise ValueError(

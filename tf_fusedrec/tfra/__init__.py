@@ -1,8 +1,9 @@
 """Runs programs written for TFRA with Horovod: one changed import, fused layers, checkpoints in and out.
 
+    from tf_fusedrec import tfra
     from tf_fusedrec.tfra import dynamic_embedding as de  # HvdAllToAllEmbedding is FusedTfraEmbedding here
     model = build_model()                                 # unchanged
-    tf_fusedrec.tfra.fuse(model)                          # three all-to-alls per group and step, not per layer
+    tfra.fuse(model)                                      # three all-to-alls per group and step, not per layer
 
 Imports go down this list:
   dynamic_embedding.py (the import), fusing.py, importing.py, exporting.py

@@ -129,6 +129,8 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
 def trained_model(checkpoint: str | os.PathLike) -> Model:
     """Returns the model of a models.train checkpoint, with its rows. Collective.
 
+    A run with train.keep_best gives its best epoch, any other run its last save.
+
     Raises:
       ValueError: The folder has no checkpoint of models.train, or the checkpoint lacks weights of the model.
     """
@@ -138,8 +140,9 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
     items = max(extra["items"], 1)
     model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64), {})
     model(no_rows(columns(experiment.model, "train")))  # Creates the weights.
-    fr.checkpoint.load(checkpoint, model)
-    _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
+    save = "best" if "best" in extra else None
+    fr.checkpoint.load(checkpoint, model, save=save)
+    _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint, save))
     return model
 
 

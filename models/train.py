@@ -7,7 +7,8 @@ Flags: --config FILE · --data PATH (replaces data.input) · --set section.field
 --output DIR (default runs/<name>) · --resume (continues from the checkpoint in the output folder).
 With data.follow, the folder of training data may grow while the job reads it, partition by partition (fit_calls.py).
 The output folder gets data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare), and
-timeline/ with train.timeline_steps.
+timeline/ with train.timeline_steps. Results are written before the export. An export replaces that of an earlier run
+once it is whole and checked.
 
 Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume.
 """
@@ -22,7 +23,7 @@ import pathlib
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -39,7 +40,7 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.evaluate import evaluate, name_width, table
+from models.evaluate import Evaluation, evaluator, name_width, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.fit_calls import fit_calls
@@ -53,6 +54,34 @@ from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
 from tf_fusedrec.data import check_features, read_info, read_items
+
+
+class HeldOut(keras.callbacks.Callback):
+    """Puts a metric of the held-out split into the logs of every whole epoch. Collective.
+
+    Args:
+      evaluation: Function from the folder of the data to the evaluation of the model.
+      folder: Folder of the data.
+      metric: Name of one of the results.
+      interrupt: Callback that ends training; an interrupted epoch is not evaluated.
+    """
+
+    def __init__(
+        self,
+        evaluation: Callable[[pathlib.Path], Evaluation],
+        folder: pathlib.Path,
+        metric: str,
+        interrupt: callbacks.Interrupt,
+    ):
+        super().__init__()
+        self._evaluation, self._folder, self._metric, self._interrupt = evaluation, folder, metric, interrupt
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._interrupt.signal_name is None and logs is not None:
+            self.model.drain()
+            self.model.embedding.synchronize()
+            logs[self._metric] = self._evaluation(self._folder).results[self._metric]
+
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -74,8 +103,11 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
         model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
+        best: float | None = None
         if resume:
-            fr.checkpoint.load(checkpoint, model, model.optimizer)
+            loaded = fr.checkpoint.load(checkpoint, model, model.optimizer)
+            if (before := loaded.get("best", {})).get("monitor") == train.keep_best:
+                best = before["value"]
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
@@ -86,6 +118,9 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
     listeners: list[keras.callbacks.Callback] = [interrupt]
+    evaluate = evaluator(experiment, model)
+    if train.keep_best:
+        listeners.append(HeldOut(evaluate, folder, train.keep_best, interrupt))
     others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.progressive_steps and isinstance(model, RankingModel):
         model.progressive = ProgressiveMetrics(
@@ -106,8 +141,10 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
             resume = False
         saving = callbacks.Checkpoint(
-            checkpoint, call.steps, extra, first_step=call.step, input_position=call.position
+            checkpoint, call.steps, extra, first_step=call.step, input_position=call.position,
+            save_best=bool(train.keep_best), monitor=train.keep_best or "loss",
         )  # fmt: skip
+        saving.best = best
         model.fit(
             call.dataset,
             initial_epoch=call.epoch,
@@ -116,6 +153,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             callbacks=[*listeners, saving, *others],
             verbose=1 if _is_chief() else 0,
         )
+        best = saving.best
         if interrupt.signal_name is not None:
             break
     if interrupt.signal_name is not None:
@@ -124,14 +162,26 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         return EXIT_INTERRUPTED
     rates = throughput.rates
     rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
-    results, samples = evaluate(experiment, model, folder)
-    inputs, expected = expected_answer(experiment, model, folder)
-    if _is_chief():
-        shutil.rmtree(output / "saved_model", ignore_errors=True)  # An earlier run may have left one.
-    export(model, output / "saved_model")
+    if best is not None:
+        kept = fr.checkpoint.load(checkpoint, model, model.optimizer, save="best")["best"]
+        _say(f"best epoch: {kept['epoch'] + 1}, {train.keep_best}: {kept['value']:.4f}")
+    results, samples = evaluate(folder)
     if _is_chief():
         np.savez(output / "samples.npz", **samples)  # models.compare reads it.
-        _finish(output, results, rates, inputs, expected)
+        _report(output, results, rates)
+    inputs, expected = expected_answer(experiment, model, folder)
+    exported = output / "saved_model.new"
+    if _is_chief():
+        shutil.rmtree(exported, ignore_errors=True)  # A killed run may have left one.
+    export(model, exported)
+    if _is_chief():
+        difference = check_export(exported, inputs, expected)
+        _replace(exported, output / "saved_model")
+        _write_results(output, {"test": results, **rates, "served_difference": difference})
+        width = name_width(results)
+        print(f"{'checkpoint':<{width}}{checkpoint}")
+        print(f"{'saved model':<{width}}{output / 'saved_model'} (another process agrees within {difference:.1e})")
+        sys.stdout.flush()
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
 
@@ -146,30 +196,35 @@ def _without_traceback() -> Iterator[None]:
         raise
 
 
-def _finish(
-    output: pathlib.Path,
-    results: dict[str, float],
-    rates: dict[str, float],
-    inputs: dict[str, np.ndarray],
-    expected: dict[str, np.ndarray],
-) -> None:
-    """Checks the SavedModel and writes the results to TensorBoard, JSON and standard output. Rank 0 only."""
-    checkpoint, saved_model = output / "checkpoint", output / "saved_model"
-    difference = check_export(saved_model, inputs, expected)
+def _report(output: pathlib.Path, results: dict[str, float], rates: dict[str, float]) -> None:
+    """Writes the results to TensorBoard, JSON and standard output. Rank 0 only."""
     writer = tf.summary.create_file_writer(str(output / "tensorboard" / "test"))
     with writer.as_default(step=0):
         for name, value in results.items():
             tf.summary.scalar(f"test/{name}", value)
     writer.close()
-    with open(output / "results.json", "w", encoding="utf-8") as file:
-        json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
+    _write_results(output, {"test": results, **rates})
     width = name_width(results)
     print("\n" + table(results))
     for name, value in rates.items():
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
         print(f"{name.replace('_per_s', '/s'):<{width}}{shown:>10}")
-    print(f"{'checkpoint':<{width}}{checkpoint}")
-    print(f"{'saved model':<{width}}{saved_model} (another process agrees within {difference:.1e})", flush=True)
+    sys.stdout.flush()
+
+
+def _write_results(output: pathlib.Path, results: Mapping[str, Any]) -> None:
+    (output / "results.json.new").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    (output / "results.json.new").replace(output / "results.json")
+
+
+def _replace(new: pathlib.Path, path: pathlib.Path) -> None:
+    """Gives a folder its name by a rename. The folder of an earlier run goes last."""
+    old = path.with_name(f"{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any]:
@@ -201,11 +256,18 @@ def _say(line: str) -> None:
 
 
 def _resuming_command() -> str:
-    """Returns the command of this job with --resume."""
+    """Returns the command of this job with --resume, for a shell in this folder."""
     flags_given = [word for word in sys.argv[1:] if word.strip("-") != "resume"]
     size = fr.collectives.size()
-    launcher = ["horovodrun", "-np", str(size)] if size > 1 else []
-    return shlex.join([*launcher, "python", "-m", "models.train", *flags_given, "--resume"])
+    gloo = ["--gloo"] if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ else []
+    launcher = [_program("horovodrun"), "-np", str(size), *gloo] if size > 1 else []
+    return shlex.join([*launcher, _program(sys.executable), "-m", "models.train", *flags_given, "--resume"])
+
+
+def _program(name: str) -> str:
+    """Returns the path of a program beside this interpreter, which need not be in the PATH of a shell."""
+    path = pathlib.Path(sys.executable).parent / name
+    return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 
 
 def _define_flags() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import numbers
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,8 @@ STORAGE_DTYPES = (None, *ROW_DTYPES, "mixed")
 EVICTIONS = (None, "lru", "lfu")
 UNKNOWN = ("initial", "zeros")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+_INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_MOST_BYTES = 200  # Linux allows 255, and a writer appends up to 55.
 # The native table passes them to the op HashTable under their names (tables/native.py).
 NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
@@ -30,12 +34,32 @@ LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidate
 SUMMED_FIELDS = ("memory_budget", "hot_rows")
 
 
+def check_file_name(what: str, name: Any) -> None:
+    """Raises ValueError unless files and folders can be named after `name`, with what a writer appends."""
+    text = isinstance(name, str) and not any(letter in name for letter in "/\\\0") and name not in ("", ".", "..")
+    if not text or len(name.encode(errors="replace")) > _MOST_BYTES:
+        raise ValueError(
+            f"{what} must be a non-empty string without '/', '\\' and NUL, other than '.' and '..', of at most "
+            f"{_MOST_BYTES} bytes, because files have that name, got {name!r}."
+        )
+
+
+def check_input_name(what: str, name: Any) -> None:
+    """Raises ValueError unless the input of a SavedModel can have this name. TensorFlow fails or renames others."""
+    if not isinstance(name, str) or not _INPUT_NAME.fullmatch(name) or keyword.iskeyword(name) or name == "self":
+        raise ValueError(
+            f"{what} must be a non-empty string of the letters a to z and A to Z, digits and '_' that begins with a "
+            "letter and is no word of Python, such as 'class' or 'self', because inputs of exports have that name, got "
+            f"{name!r}. Rename it."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
 
     Attributes:
-      name: Name of the table in messages, checkpoints and the seed of initial rows. Unique.
+      name: Name of the table in messages, checkpoints and the seed of initial rows, of at most 200 bytes. Unique.
       dim: Columns of a row, D.
       optimizer: Description of the optimizer: a record of tf_fusedrec.optimizers, or a Keras optimizer with a
         counterpart there. Backend "tfra" takes any optimizer that TFRA's DynamicEmbeddingOptimizer accepts. Every
@@ -113,11 +137,7 @@ class TableConfig:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str) or "/" in self.name:
-            raise ValueError(
-                f"TableConfig.name must be a non-empty string without '/' (checkpoint files have that name), got "
-                f"{self.name!r}."
-            )
+        check_file_name("TableConfig.name", self.name)
         if not isinstance(self.dim, int) or self.dim <= 0:
             raise ValueError(f"TableConfig.dim must be an int > 0, got {self.dim!r} for table {self.name!r}.")
         if self.dtype not in ROW_DTYPES:
@@ -248,7 +268,7 @@ class FeatureConfig:
     """One input of FusedEmbedding.
 
     Attributes:
-      name: Key of the feature in the layer's inputs and outputs. Unique.
+      name: Key of the feature in the layer's inputs and outputs, a word of letters, digits and '_'. Unique.
       table: Name of the feature's table. Features may share a table.
       combiner: None keeps one row per id. "sum", "mean" and "sqrtn" pool the rows of a sample, with the optional
         weights of the call. "mean" divides by the sum of weights, "sqrtn" by the root of the sum of their squares.
@@ -268,8 +288,7 @@ class FeatureConfig:
     padding_id: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
-            raise ValueError(f"FeatureConfig.name must be a non-empty string, got {self.name!r}.")
+        check_input_name("FeatureConfig.name", self.name)
         if self.combiner not in COMBINERS:
             raise ValueError(
                 f"FeatureConfig.combiner must be one of {COMBINERS}, got {self.combiner!r} for feature {self.name!r}."

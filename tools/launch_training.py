@@ -72,7 +72,8 @@ def choose_config(data: str, config: str) -> str:
 
 
 def training_command(processes: int, data: str, config: str) -> list[str]:
-    command = [sys.executable, "-m", "models.train", "--config", config, *(["--data", data] if data else [])]
+    # With "=", because a name may begin with a dash.
+    command = [sys.executable, "-m", "models.train", f"--config={config}", *([f"--data={data}"] if data else [])]
     if processes == 1:
         return command
     # horovodrun lies beside this interpreter. Its cache in the home folder is for checks of remote hosts only.

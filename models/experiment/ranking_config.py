@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from models.experiment.yaml_records import check_at_least, check_choice, check_dropout
+from tf_fusedrec.config import check_input_name
 
 ROLES = ("history", "exposed")  # kinds of events
 HOUR = "hour"  # name in a cross of an event's hour of the day, which has no column
@@ -69,6 +70,7 @@ class RankingConfig:
                 raise ValueError(f"model.log1p names {name!r}, want one of the dense names {sorted(dense)}.")
         for name in self.crosses:
             self._check_cross(name)
+        self._check_inputs()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -117,6 +119,22 @@ class RankingConfig:
         """The table that each looked-up feature reads, by feature name."""
         roles = {name: name.partition("_")[2] for role in ROLES for name in self.columns_of(role)}
         return {**roles, "history_action": "action", **{name: name for name in self.contextual_features}}
+
+    def _check_inputs(self) -> None:
+        """Raises ValueError unless a server can have the columns as inputs, and each has its own name there."""
+        names = [*self.contextual_features, *self.contextual_dense]
+        names += [f"{name}_row_splits" for name in (*self.contextual_lists, *ROLES)]
+        for role in ROLES:
+            names += [*self.columns_of(role), *self.dense_columns(role), f"{role}_time"]
+            names += [f"{name}_count" for name in self.list_columns(role)]
+        names.append("history_action")
+        for name in names:
+            check_input_name("model: the name of a column", name)
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"model names two columns {name!r}. A list x of the user also has x_row_splits, and a list of an "
+                    "event x_count. Rename one."
+                )
 
     def _check_cross(self, name: str) -> None:
         of_events = ("item", HOUR, *self.item_features)

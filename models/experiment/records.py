@@ -23,7 +23,6 @@ from models.experiment.ranking_config import RankingConfig
 from models.experiment.schedule_choice import micro_batches_of
 from models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.experiment.yaml_records import (
-    UniqueKeys,
     check_at_least,
     check_choice,
     check_fraction,
@@ -31,8 +30,10 @@ from models.experiment.yaml_records import (
     make_record,
     override_field,
     plain,
+    read_yaml,
 )
 from tf_fusedrec import TableConfig, optimizers
+from tf_fusedrec.config import check_file_name
 from tf_fusedrec.data import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
 
@@ -118,6 +119,7 @@ class TrainConfig:
     progressive_steps: int = 0  # ranking: steps in a window of progressive AUC and NE; 0: no progressive metrics
     embedding_metrics: bool = False  # reports tables and exchanges after every epoch (EmbeddingMetrics)
     patience: int = 0  # epochs in a row without a smaller loss after which all ranks stop training; 0: no early stop
+    keep_best: str = ""  # metric of the evaluated split, such as ctr_auc or hr@10: its best epoch ends the job
     timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
@@ -212,6 +214,9 @@ class Experiment:
             )
         if self.train.progressive_steps and self.task != "ranking":
             raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
+        check_file_name("name", self.name)
+        if self.train.keep_best:
+            check_choice("train.keep_best", self.train.keep_best, self.metrics)
         check_at_least("seed", self.seed, 0)
         for table in self.tables:
             if isinstance(self.model, RetrievalConfig) and table.dim != self.model.dim:
@@ -219,6 +224,13 @@ class Experiment:
                     f"embedding.tables.{table.name}.dim is {table.dim}, but model.dim is {self.model.dim}, and a "
                     "retrieval model compares its vectors with the rows themselves. Set model.dim."
                 )
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the results of an evaluation that can choose the best epoch."""
+        if isinstance(self.model, RankingConfig):
+            return [f"{task}_{name}" for task in self.model.tasks for name in ("auc", "gauc", "ne")]
+        return [*(f"{name}@{cutoff}" for cutoff in self.evaluate.cutoffs for name in ("hr", "ndcg")), "mrr", "ne"]
 
     @property
     def tables(self) -> list[TableConfig]:
@@ -254,8 +266,8 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
         raise ValueError(f"--config must be a YAML file, but there is no file {os.fspath(path)!r}.")
     with open(path, encoding="utf-8") as file:
         try:
-            fields = yaml.load(file, UniqueKeys)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            fields = read_yaml(file)
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)} is not YAML: {error}") from error
     if not isinstance(fields, dict):
         got = "an empty file" if fields is None else type(fields).__name__

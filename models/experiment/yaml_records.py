@@ -5,24 +5,70 @@ module knows no field of records.py.
 """
 
 import dataclasses
+import itertools
+import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+_MOST_VALUES = 100_000
 
-class UniqueKeys(yaml.SafeLoader):
-    """A loader that refuses a key that occurs twice. PyYAML would take the last one without a word."""
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses what PyYAML takes in another sense than its author, or does not end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a name", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):
+            words = f"{node.value!r} is a number of base 60 or 8 in YAML; write it in base 10, or as text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+        return self.construct_yaml_int(node) if node.tag.endswith("int") else self.construct_yaml_float(node)
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+
+
+def read_yaml(text: str | IO[str]) -> Any:
+    """The value of a YAML document.
+
+    Raises:
+      yaml.YAMLError: The text is not YAML, has a key twice, a key that is no name or a number of base 8 or 60, or names
+        more than 100,000 values by aliases.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Returns the values that a node stands for, every alias written out."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MOST_VALUES  # of an alias to a node around it
+        inner = [] if isinstance(node, yaml.ScalarNode) else node.value
+        pairs = itertools.chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
+        sizes[id(node)] = 1 + sum(_check_size(each, sizes) for each in pairs)
+    if sizes[id(node)] > _MOST_VALUES:
+        words = f"its aliases stand for more than {_MOST_VALUES:,} values"
+        raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+    return sizes[id(node)]
 
 
 def override_field(fields: dict[str, Any], override: str) -> None:
@@ -37,8 +83,8 @@ def override_field(fields: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise ValueError(f"--set {override!r}: {section!r} is a field, not a section.")
     try:
-        target[field] = yaml.load(text, UniqueKeys)
-    except yaml.YAMLError as error:
+        target[field] = read_yaml(text)
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--set {override!r}: the value is not YAML: {error}") from error
 
 

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 import tf_fusedrec as fr
@@ -54,9 +56,9 @@ def test_names_of_groups_are_those_of_the_other_ranks():
 
 def test_features_follow_their_segments():
     tables = [table("b"), table("a")]
-    features = [fr.FeatureConfig(name=n, table=t) for n, t in [("1", "b"), ("2", "a"), ("3", "b"), ("4", "a")]]
+    features = [fr.FeatureConfig(f"f{n}", t) for n, t in zip("1234", "baba")]
     (group,) = group_tables(tables, features)
-    assert [f.name for f in group.features] == ["2", "4", "1", "3"]
+    assert [f.name for f in group.features] == ["f2", "f4", "f1", "f3"]
     assert group.segments == (0, 0, 1, 1)
 
 
@@ -83,7 +85,10 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
         ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
-        ({"name": ""}, "TableConfig.name must be a non-empty string"),
+        *[
+            ({"name": name}, "TableConfig.name must be a non-empty string without '/'.* of at most 200 bytes")
+            for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "x" * 201, "ö" * 101, 7)
+        ],
         ({"name": "a/b"}, "TableConfig.name must be .* without '/'.* got 'a/b'"),
     ],
 )
@@ -95,6 +100,9 @@ def test_wrong_table_configs_are_refused(change, words):
 def test_wrong_features_and_initializers_are_refused():
     with pytest.raises(ValueError, match="combiner must be one of .* got 'max' for feature 'f'"):
         fr.FeatureConfig(name="f", table="t", combiner="max")
+    for name in ("größe", "home-town", "a b", "a:b", "a[0]", "_a", "self", "class", "a.b", "a/b", "1a"):
+        with pytest.raises(ValueError, match=f"FeatureConfig.name must .* got {re.escape(repr(name))}. Rename it"):
+            fr.FeatureConfig(name, "t")
     with pytest.raises(ValueError, match="FeatureConfig.name must be a non-empty string"):
         fr.FeatureConfig(name="", table="t")
     with pytest.raises(ValueError, match="Uniform.minval must be below maxval"):

@@ -150,11 +150,11 @@ def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(tmp_path):
 
 
 def test_one_process_needs_no_horovodrun_and_several_do():
-    alone = launch_training.training_command(1, "folder", "a.yaml")
-    assert alone == [sys.executable, "-m", "models.train", "--config", "a.yaml", "--data", "folder"]
+    alone = launch_training.training_command(1, "-rf", "a.yaml")
+    assert alone == [sys.executable, "-m", "models.train", "--config=a.yaml", "--data=-rf"]
     launcher, *arguments = launch_training.training_command(2, "", "a.yaml")
     assert pathlib.Path(launcher).name == "horovodrun"
-    assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-2]]
+    assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-1]]
 
 
 def test_ctrl_c_reaches_a_process_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import time
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from models import evaluate
+from models import evaluate, train
 from models.experiment import from_dict
 from models.prepare import prepare_data
 from tests.models import experiments, job
@@ -35,7 +36,9 @@ def ops_of(saved_model):
 def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
     # Such large steps make the loss of an epoch exceed the previous one sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
-    arguments += ["--set", "train.timeline_steps=1"]
+    arguments += ["--set", "train.timeline_steps=1", "--set", "train.keep_best=mrr"]
+    (tmp_path / "run/saved_model").mkdir(parents=True)
+    (tmp_path / "run/saved_model/of_an_earlier_run").touch()
     if follows := fields is experiments.RANKING:  # a folder of partitions
         folder = experiments.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
         (folder / "train" / "_STOP").touch()
@@ -59,8 +62,14 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         losses = written["epoch_loss"]
         ended = next(i for i, loss in enumerate(losses) if i and loss >= min(losses[:i]))
         assert len(losses) == ended + 1 == saved(tmp_path)["epoch"] < 40
+        best = int(np.argmax(written["epoch_mrr"]))
+        assert f"best epoch: {best + 1}, mrr: {written['epoch_mrr'][best]:.4f}" in output
         assert f"Epoch {ended + 1}: early stopping" in output and not [tag for tag in written if "rows/" in tag]
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    if not follows:
+        np.testing.assert_allclose(results["test"]["mrr"], written["epoch_mrr"][best], rtol=1e-5)
+    assert not (tmp_path / "run/saved_model/of_an_earlier_run").exists()
+    assert not list((tmp_path / "run").glob("*.new")) and not list((tmp_path / "run").glob("*.old"))
     for name in metrics:
         assert 0.0 <= results["test"][name] <= 1.0
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
@@ -114,8 +123,12 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
         output = running.communicate(timeout=60)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
     assert re.search(
-        r"continue with: horovodrun -np 2 python -m models.train --config \S+ --output \S+ --resume", output
+        r"continue with: \S+/horovodrun -np 2 --gloo \S+/python -m models.train --config \S+ --output \S+ --resume",
+        output,
     )
+    words = shlex.split(re.search(r"continue with: (.* --resume)", output).group(1))
+    for program in (words[0], words[words.index("-m") - 1]):  # A shell need not have them in its PATH.
+        assert "/" in program and (job.ROOT / program).is_file()
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
@@ -135,6 +148,22 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert re.search("interrupted by (SIGTERM|another rank's signal); checkpoint: ", output)
     second = saved(tmp_path)
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
+
+
+def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkeypatch):
+    experiment = from_dict({**experiments.RANKING, "data": {**experiments.RANKING["data"], "users": 8}})
+    (tmp_path / "run/saved_model").mkdir(parents=True)
+    (tmp_path / "run/saved_model/of_an_earlier_run").touch()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train, "export", full)
+    with pytest.raises(OSError, match="No space left"):
+        train.run(experiment, prepare_data(experiment, tmp_path / "data"), tmp_path / "run", False)
+    assert (tmp_path / "run/saved_model/of_an_earlier_run").exists()
+    assert 0 <= json.loads((tmp_path / "run/results.json").read_text(encoding="utf-8"))["test"]["ctr_auc"] <= 1
+    assert (tmp_path / "run/samples.npz").exists()
 
 
 def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path):

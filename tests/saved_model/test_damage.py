@@ -152,14 +152,6 @@ def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
     refused(folders / "ours", delta, "delta.json.*table name .* cannot name a file")
 
 
-def test_a_table_that_no_file_can_be_named_after_is_not_exported(tmp_path):
-    embedding = fr.FusedEmbedding([fr.TableConfig("a\\b", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "a\\b")])
-    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
-    with pytest.raises(ValueError, match="cannot name a file. Remedy: a name without separators"):
-        fr.export(keras.Model(inputs, embedding(inputs)["x"]), tmp_path / "served")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "model/../../secret", "model//x", "model/link"])
 def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
     delta, secret = tmp_path / "in/delta", tmp_path / "in/secret"

@@ -148,6 +148,16 @@ def test_refusals(model, tmp_path):
     own = {"s": fr.Signature(lambda inputs: {"y": unborn(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
     with pytest.raises(ValueError, match="did not exist before the export"):
         fr.export(unborn, tmp_path / "served", signatures=own)
+    for name in ("home-town", "größe", "a b", "1a", "self", "_a"):
+        own = {"s": fr.Signature(lambda inputs: {"y": 1}, {name: tf.TensorSpec([None])})}
+        with pytest.raises(ValueError, match=f"the name of an input of signature 's' must .* got '{name}'. Rename it"):
+            fr.export(model, tmp_path / "served", signatures=own)
+    for name in ("", "name", "versions"):
+        with pytest.raises(ValueError, match=f"the name '{name}' of a signature is empty or an attribute"):
+            fr.export(model, tmp_path / "served", signatures={name: own["s"]._replace(inputs={})})
+    inputs = keras.Input([None], dtype=tf.int64, name="f", ragged=True), keras.Input([], name="f_row_splits")
+    with pytest.raises(ValueError, match="two inputs of 'splits' have the name 'f_row_splits' in a signature"):
+        fr.export(keras.Model(inputs, inputs[1], name="splits"), tmp_path / "served")
     table, feature = fr.TableConfig("twice", 2, fr.optimizers.SGD(0.1)), fr.FeatureConfig("x", "twice")
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
     rows = [fr.FusedEmbedding([table], [feature], name=name)(inputs)["x"] for name in ("one", "two")]

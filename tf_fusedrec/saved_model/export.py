@@ -27,7 +27,7 @@ from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
 from tf_fusedrec.saved_model.overlay import groups_of
 from tf_fusedrec.saved_model.row_formats import ROWS, encoded
 from tf_fusedrec.saved_model.serving import serving
-from tf_fusedrec.saved_model.signatures import Signature, default_signatures, taking_strings
+from tf_fusedrec.saved_model.signatures import Signature, check_names, default_signatures, taking_strings
 from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 from tf_fusedrec.saved_model.versions import UPDATES, Versions, layout_of, version_of
@@ -89,6 +89,7 @@ def export(
         )
     if signatures is None:
         signatures = default_signatures(model)
+    check_names(signatures)
     signatures = taking_strings(signatures, strings)
     holding = [name for name, signature in signatures.items() if signature.resources]
     if holding and ops == "stock":

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import KERAS_3, keras, of_keras_3, tf
+from tf_fusedrec.config import check_input_name
 from tf_fusedrec.data import hash_strings
+
+_ATTRIBUTES = ("dense_weights", "resources", "served_tables", "versions")
 
 
 class Signature(NamedTuple):
@@ -62,7 +65,13 @@ def _of_functional(model: keras.Model) -> Signature:
     symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
     specs: dict[str, tf.TensorSpec] = {}
     for name, symbol in symbols.items():
-        specs.update(_flat_specs(name, symbol.type_spec))
+        flat = _flat_specs(name, symbol.type_spec)
+        if doubled := sorted(set(flat) & set(specs)):
+            raise ValueError(
+                f"two inputs of {model.name!r} have the name {doubled[0]!r} in a signature. A ragged input x also has "
+                "x_row_splits, and a sparse one x_indices and x_dense_shape. Rename one keras.Input."
+            )
+        specs.update(flat)
 
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         values = {name: _pack(name, symbol.type_spec, inputs) for name, symbol in symbols.items()}
@@ -70,6 +79,19 @@ def _of_functional(model: keras.Model) -> Signature:
         return flat_outputs(model(given, training=False), model.output_names)
 
     return Signature(function, specs)
+
+
+def check_names(signatures: Mapping[str, Signature]) -> None:
+    """Raises ValueError if TensorFlow would refuse or change the name of a signature or of an input."""
+    for name, signature in signatures.items():
+        # The SavedModel's module has these attributes, and each signature as another one.
+        if not name or name in _ATTRIBUTES or hasattr(tf.Module, name):
+            raise ValueError(
+                f"the name {name!r} of a signature is empty or an attribute of the SavedModel's module. Remedy: "
+                "another name, such as 'serving_default'."
+            )
+        for given in signature.inputs:
+            check_input_name(f"the name of an input of signature {name!r}", given)
 
 
 def taking_strings(signatures: Mapping[str, Signature], names: Sequence[str]) -> dict[str, Signature]:

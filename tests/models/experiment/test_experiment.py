@@ -69,6 +69,15 @@ def test_overrides_are_yaml(tmp_path):
         ({"model": {"contextual": "user_id"}}, "model.contextual must be a list of str, got 'user_id'"),
         ({"model": {"contextual": ["a", 3]}}, r"model.contextual\[1\] must be str, got 3"),
         ({"model": {"contextual": ["a", "a"]}}, "model.contextual names a column twice"),
+        ({"model": {"contextual": ["größe"]}}, "model: the name of a column must .*, got 'größe'"),
+        ({"model": {"exposed_dense": ["home-town"]}}, "the name of a column must .*, got 'exposed_home-town'"),
+        (
+            {"model": {"contextual_lists": ["a"], "contextual": ["a_row_splits"]}},
+            "model names two columns 'a_row_splits'",
+        ),
+        ({"model": {"item_lists": ["a"], "item_features": ["a_count"]}}, "two columns 'history_a_count'"),
+        ({"train": {"keep_best": "auc"}}, r"train.keep_best must be one of \['ctr_auc', 'ctr_gauc', .*, got 'auc'"),
+        ({"name": "../../x"}, "name must be a non-empty string without '/'.*, got '../../x'"),
         ({"model": {"top_k": 9}}, "model.top_k must be 1 .. num_experts = 4, got 9"),
         ({"model": {"dropout": 1.0}}, "model.dropout must be 0 <= dropout < 1, got 1.0"),
         ({"model": {"dim": 0}}, "model.dim must be >= 1, got 0"),
@@ -253,6 +262,10 @@ def test_refusals_of_retrieval(model, message):
         experiment.from_dict(sections)
 
 
+# 10^9 values by nine aliases.
+BOMB = "[&a0 [x], " + ", ".join(f"&a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9)) + "]"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -263,6 +276,11 @@ def test_refusals_of_retrieval(model, message):
         ("name.x=1", "'name' is a field, not a section"),
         ("train.epochs=[", "the value is not YAML"),
         ("train={epochs: 1, epochs: 2}", "'epochs' occurs twice"),
+        ("train={[epochs]: 1}", "a key must be a name"),
+        ("train.epochs=010", "'010' is a number of base 60 or 8 in YAML; write it in base 10"),
+        ("train.epochs=1:30", "'1:30' is a number of base 60"),
+        ("data.columns=&a [*a]", "its aliases stand for more than 100,000 values"),
+        (f"model={BOMB}", "its aliases stand for more than 100,000 values"),
     ],
 )
 def test_bad_overrides_are_refused(tmp_path, override, message):

@@ -181,6 +181,28 @@ def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
         np.testing.assert_array_equal(rows, [want[i]["row"] for i in sorted(want)])
 
 
+def test_a_table_loads_under_another_name(saved):
+    directory, table = saved
+    other = DictTable("article", "user")
+    checkpoint.load(directory, model(0.0), names={"article": "item"}, layers=[embedding_of(other)])
+    of_item, of_article = contents([table]), contents([other])
+    assert of_article == {("rows", "article"): of_item["rows", "item"], ("rows", "user"): of_item["rows", "user"]}
+    for names, words in (
+        ({}, r"holds no table 'article'. It holds \['item', 'user'\].*names=\{'article': <its name there>\}"),
+        ({"article": "items"}, "holds no table 'items'"),
+        (
+            {"items": "item"},
+            r"names has \['items'\], want tables of model .*, which has \['article', 'user'\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            checkpoint.load(directory, model(0.0), names=names, layers=[embedding_of(other)], partial=bool(names))
+    assert contents([other]) == of_article
+    wide = DictTable("article", dim=5)
+    with pytest.raises(ValueError, match=r"Table 'article' \(saved as 'item'\) of checkpoint .* has another spec"):
+        checkpoint.load(directory, model(0.0), names={"article": "item"}, layers=[embedding_of(wide)])
+
+
 def test_read_tables_knows_bfloat16(tmp_path):
     class Bfloat16Table(DictTable):
         def spec(self, name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ def load(
     *,
     save: str | int | None = None,
     partial: bool = False,
+    names: Mapping[str, str] | None = None,
     layers: Sequence[FusedEmbedding] = (),
 ) -> Any:
     """Restores a checkpoint on any number of ranks and with any grouping of tables. Collective.
@@ -43,26 +44,34 @@ def load(
       model, optimizer, layers: See save.
       save: Name or number of a kept save (tf_fusedrec.checkpoint.saves), or "best"; None: the last one.
       partial: True if tables missing from the checkpoint begin empty; otherwise they are refused.
+      names: Name in the checkpoint of each table that has another name now, by this name. Ids that come later begin
+        with initial rows of the name now.
 
     Returns:
       The value `extra` of the save.
 
     Raises:
-      ValueError: `directory` holds no checkpoint or lacks this save; a table is missing or has another spec; dense
-        weights have other shapes; a file is missing, truncated, damaged, foreign or forged. The error names the file
-        and the field.
+      ValueError: `directory` holds no checkpoint or lacks this save; a table is missing or has another spec; `names`
+        names a table that the model lacks; dense weights have other shapes; a file is missing, truncated, damaged,
+        foreign or forged. The error names the file and the field.
       RuntimeError: another rank refused the checkpoint.
     """
     directory = pathlib.Path(directory)
     embeddings = saved_embeddings(model, layers)
     tables: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
+    names = dict(names or {})
+    known = [name for table in tables for name in table.names]
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"names has {unknown}, want tables of model {model.name!r}, which has {sorted(known)}.")
 
     def open_checkpoint() -> tuple[dict[str, Any], list[resharding.TableReader]]:
         manifest = read_manifest(directory, save)
         readers: list[resharding.TableReader] = []
         for layer in embeddings:
             of_layer, group = [lookup.table for lookup in layer.lookups], layer.layout.group
-            readers += resharding.open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial)
+            readers += resharding.open_tables(
+                directory, manifest["tables"], of_layer, group.index, group.size, partial, names
+            )
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, readers
 

@@ -113,12 +113,21 @@ class TableReader:
       described: Entry of the table in the manifest.
       table: Backend that takes the rows; None reads all rows of all sections.
       rank, ranks: Number of the reading rank, and of all reading ranks.
+      saved_name: Name of the table in the checkpoint; None: `name`.
     """
 
     def __init__(
-        self, directory: pathlib.Path, name: str, described: Mapping[str, Any], table: Any, rank: int, ranks: int
+        self,
+        directory: pathlib.Path,
+        name: str,
+        described: Mapping[str, Any],
+        table: Any,
+        rank: int,
+        ranks: int,
+        saved_name: str | None = None,
     ):
         self.name, self.described, self.table = name, described, table
+        self._saved_name = saved_name or name
         self._directory = directory
         self._first, self._last = 0, LAST_HASH
         self._mine: Callable[[np.ndarray], np.ndarray] | None = None
@@ -170,38 +179,59 @@ class TableReader:
             ranks = part["ranks"]
             writers = range(self._first * ranks >> 64, (self._last * ranks >> 64) + 1)
             for rank in writers if self.described["owner"] == "hash_range" else range(ranks):
-                path = self._directory / part["save"] / shard_name(self.name, section, rank)
-                files.append(ShardFile(path, Label(part["save"], self.name, section, rank, ranks)))
+                path = self._directory / part["save"] / shard_name(self._saved_name, section, rank)
+                files.append(ShardFile(path, Label(part["save"], self._saved_name, section, rank, ranks)))
         return files
 
 
-def check_tables(described: Mapping[str, Any], tables: Sequence[Any], directory: pathlib.Path, partial: bool) -> None:
+def check_tables(
+    described: Mapping[str, Any],
+    tables: Sequence[Any],
+    directory: pathlib.Path,
+    partial: bool,
+    names: Mapping[str, str],
+) -> None:
     """Raises ValueError if a table has another spec in the checkpoint, or is missing there without `partial`."""
     for table in tables:
         for name in table.names:
-            if name not in described:
-                if partial:
+            saved_name = names.get(name, name)
+            called = f"Table {name!r}" if saved_name == name else f"Table {name!r} (saved as {saved_name!r})"
+            if saved_name not in described:
+                if partial and name not in names:
                     continue
                 raise ValueError(
-                    f"Checkpoint {directory} holds no table {name!r}. It holds {sorted(described)}. To start with an "
-                    "empty table, load with partial=True."
+                    f"Checkpoint {directory} holds no table {saved_name!r}. It holds {sorted(described)}. To start "
+                    "with an empty table, load with partial=True; to load a table of another name, with "
+                    f"names={{{name!r}: <its name there>}}."
                 )
-            now, saved = json.loads(json.dumps(table.spec(name))), described[name]["spec"]
+            now, saved = json.loads(json.dumps(table.spec(name))), described[saved_name]["spec"]
             if now != saved:
                 raise ValueError(
-                    f"Table {name!r} of checkpoint {directory} has another spec. Saved: {saved}. Now: {now}. Use the "
+                    f"{called} of checkpoint {directory} has another spec. Saved: {saved}. Now: {now}. Use the "
                     "saved spec, or load the rows alone with tf_fusedrec.checkpoint.warm_start."
                 )
 
 
 def open_tables(
-    directory: pathlib.Path, described: Mapping[str, Any], tables: Sequence[Any], rank: int, ranks: int, partial: bool
+    directory: pathlib.Path,
+    described: Mapping[str, Any],
+    tables: Sequence[Any],
+    rank: int,
+    ranks: int,
+    partial: bool,
+    names: Mapping[str, str] | None = None,
 ) -> list[TableReader]:
-    """Opens one rank's readers of all tables. Makes every check that needs no rows."""
-    check_tables(described, tables, directory, partial)
+    """Opens one rank's readers of all tables. Makes every check that needs no rows.
+
+    Args:
+      names: Names in the checkpoint of tables with another name now, by this name.
+    """
+    names = names or {}
+    check_tables(described, tables, directory, partial, names)
+    saved_names = {name: names.get(name, name) for table in tables for name in table.names}
     return [
-        TableReader(directory, name, described[name], table, rank, ranks)
-        for table in tables for name in table.names if name in described
+        TableReader(directory, name, described[saved_names[name]], table, rank, ranks, saved_names[name])
+        for table in tables for name in table.names if saved_names[name] in described
     ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_refusals():
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_one_dtype_for_all_features_needs_one_lookup(backend):
-    """Every table supports one dtype. Several need sums of gradients, which TFRA's tables lack."""
+    """Every table supports one dtype. Several need answers in parts, which TFRA's tables lack."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
 

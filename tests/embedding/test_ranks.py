@@ -104,7 +104,11 @@ def train_all():
     """Body: trains every scenario, so one launch serves all."""
     cases = [(s, "sum", "native") for s in SCENARIOS]
     cases += [("uneven", "average", "native"), ("uneven", "average", "tfra"), ("any_int64", "sum", "tfra")]
-    cases += [("uneven", "average", "native", 2), ("a_rank_with_nothing", "sum", "native", 2)]
+    cases += [
+        ("uneven", "average", "native", 2),
+        ("uneven", "average", "tfra", 2),
+        ("a_rank_with_nothing", "sum", "native", 2),
+    ]
     return {case: _train(*case) for case in cases}
 
 

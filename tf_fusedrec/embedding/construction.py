@@ -127,8 +127,6 @@ def check_calls(
         if calls == 1 or not requests[0].training:
             continue
         called = f"FusedEmbedding {layer_name!r} was called {calls} times in one training step"
-        if not lookup.table.can_accumulate:
-            raise ValueError(f"{called}, and tables {lookup.table.names} cannot sum the gradients of several lookups.")
         most = lookup.table.most_lookups_per_update
         if most is not None and calls > most:
             raise ValueError(
@@ -144,12 +142,12 @@ def check_calls(
 
 
 def check_output_dtypes(layer_name: str, groups: Sequence[GroupLookup]) -> None:
-    """Raises ValueError unless tables can sum the gradients of the lookups of all output dtypes."""
+    """Raises ValueError unless one lookup of the tables can answer in all output dtypes."""
     for lookup in groups:
-        if len(lookup.output_dtypes) > 1 and not lookup.table.can_accumulate and not lookup.group.external:
+        if len(lookup.output_dtypes) > 1 and not lookup.table.splits_answers and not lookup.group.external:
             raise ValueError(
-                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several output dtypes "
-                "before an update. Remedy: one output_dtype for all features of a group; or backend='native'."
+                f"tables {lookup.table.names} of {layer_name!r} cannot answer several output dtypes in one lookup. "
+                "Remedy: one output_dtype for all features of a group; or backend='native'."
             )
 
 

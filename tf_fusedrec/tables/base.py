@@ -48,7 +48,7 @@ class Table(abc.ABC):
       left_out: By table, the number of rows that updates left unchanged, because a gradient was not finite.
       can_defer: True if lookups of later steps may come before the update of an earlier one.
       can_look_ahead: True if `look_ahead` and `refresh` work.
-      can_accumulate: True if the gradients of several lookups can make one update.
+      splits_answers: True if one lookup can answer several requests of a step.
       most_lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
       can_prefetch: True if `prefetch` has an effect, because rows may be on disk.
       moves_rows: True if a training lookup may move or evict rows of an earlier one.
@@ -63,7 +63,7 @@ class Table(abc.ABC):
     left_out: dict[str, int]
     can_defer = False
     can_look_ahead = False
-    can_accumulate = False
+    splits_answers = False
     most_lookups_per_update: int | None = None
     can_prefetch = False
     moves_rows = False
@@ -87,8 +87,7 @@ class Table(abc.ABC):
         """Trains the rows of training lookups by the sum of their gradients, as one update.
 
         Args:
-          parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received. More than one
-            part needs can_accumulate.
+          parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received.
           scale: Factor of all gradients.
           checks: Ops that run before rows change. If one fails, no row changes.
 

@@ -42,7 +42,7 @@ class NativeTable(NativeContents):
     id_bits = 64  # any int64 is an id
     can_defer = True
     can_look_ahead = True
-    can_accumulate = True
+    splits_answers = True
 
     def __init__(
         self,

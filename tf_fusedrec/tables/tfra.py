@@ -46,6 +46,18 @@ def _unique_name(name: str) -> str:
     return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
 
 
+def _joined(parts: Sequence[Found], sums: Sequence[tf.Tensor]) -> tuple[Found, tf.Tensor]:
+    """The rows of several lookups with the sums of their gradients [W, D], each row once."""
+    if len(parts) == 1:
+        return parts[0], sums[0]
+    keys, number = tf.unique(tf.concat([part.keys for part in parts], 0))
+    count, places = tf.size(keys), tf.range(tf.size(number))
+    first = tf.math.unsorted_segment_min(places, number, count)
+    fields = ("ids", "segments", "exists", "distinct", "slots")
+    once = {name: tf.gather(tf.concat([getattr(part, name) for part in parts], 0), first) for name in fields}
+    return parts[0]._replace(keys=keys, **once), tf.math.unsorted_segment_sum(tf.concat(sums, 0), number, count)
+
+
 class TfraTable(StoredTable):
     """The tables of one group in one `de.Variable`.
 
@@ -131,13 +143,15 @@ class TfraTable(StoredTable):
     def apply_gradients(
         self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
     ) -> None:
-        """Trains the rows of one lookup, and inserts the new ones."""
-        ((found, grads),) = parts
-        with tf.control_dependencies([*checks, grads]):
-            self._train(found, grads, scale)
+        """Trains the rows of the lookups, and inserts the new ones."""
+        with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
+            sums = [
+                ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
+                for found, grads in parts
+            ]
+            self._train(*_joined([found for found, _ in parts], sums), scale)
 
-    def _train(self, found: Found, grads: tf.Tensor, scale: float) -> None:
-        summed = ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
+    def _train(self, found: Found, summed: tf.Tensor, scale: float) -> None:
         summed *= tf.cast(scale, summed.dtype)
         self.variable.upsert(found.keys, self._trainer.train(found.distinct, found.slots, summed))
         if self._reverse is not None:

@@ -21,7 +21,8 @@ from tf_fusedrec.tables.hash_order import OWNERS
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
     """Sets rows of one table. Their optimizer slots start like the slots of new rows. Not collective.
 
-    Every rank keeps only the ids that it owns, so callers may pass all rows to all ranks. Rows of other ids stay.
+    In a callback of fit, all ranks must call it, because a schedule then begins its work on coming batches anew. Every
+    rank keeps only the ids that it owns, so callers may pass all rows to all ranks. Rows of other ids stay.
 
     Args:
       model: Model with a FusedEmbedding layer that has the table, or the layer itself.

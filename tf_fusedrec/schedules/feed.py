@@ -8,7 +8,7 @@ batch is read. That is at least one step before it computes, so no step waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
@@ -30,7 +30,8 @@ class Feed:
     """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 
     A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more. Batches have an unknown
-    number of samples, whatever the data set says. After an error the next call begins anew.
+    number of samples, whatever the data set says. After an error the next call begins anew. Where rows were loaded or
+    set between two calls, the schedule's work is begun anew on the batches that are read.
 
     Args:
       model: A PipelinedModel; later changes of its schedule have no effect here.
@@ -46,12 +47,14 @@ class Feed:
         self._states: dict[str, StepState] = {}  # by the structure of the data set's batches
         self._iterator: Any = None
         self._goes_on = False
+        self._replaced: list[int] = []  # of each table, when the schedule began its work
 
         def wrap(function: Callable) -> Callable:
             return tf.function(unconverted(function), reduce_retracing=True) if compiled else function
 
         self._start, self._step = wrap(self._start_reading), wrap(self._read_and_train)
         self._drains: dict[str, Callable] = {}
+        self._restarts: dict[str, Callable] = {}
         self._wrap = wrap
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
@@ -60,6 +63,9 @@ class Feed:
             self.drain()
             self.forget()
             self._goes_on = bool(self._start(iterator))
+            self._replaced = self._replacements()
+        elif self._goes_on and self._is_stale():
+            self._begin_anew()
         if not self._goes_on:
             self.drain()
             self.forget()
@@ -74,13 +80,23 @@ class Feed:
 
     def drain(self) -> None:
         """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
-        if type(self._schedule).drain is Schedule.drain:
+        if type(self._schedule).drain is Schedule.drain or self._is_stale():
             return
-        for key, step_state in self._states.items():
-            if step_state.full:
-                if key not in self._drains:
-                    self._drains[key] = self._wrap(lambda step_state=step_state: self._drain(step_state))
-                self._drains[key]()
+        self._change_states(self._drains, lambda _, state: self._schedule.drain(self._model, state))
+
+    def _begin_anew(self) -> None:
+        """Drops the schedule's work, gradients that wait included, and begins it on the batches that are read."""
+        self._change_states(
+            self._restarts, lambda reads, _: self._schedule.start(self._model, [read.data for read in reads])
+        )
+        self._replaced = self._replacements()
+
+    def _replacements(self) -> list[int]:
+        return [table.replaced for table in tables_in(self._model)]
+
+    def _is_stale(self) -> bool:
+        """Whether rows were loaded or set since the schedule looked some up and let gradients wait."""
+        return self._replaced != self._replacements()
 
     def forget(self) -> None:
         """Drops batches that were read ahead, and the schedule's work on them."""
@@ -107,9 +123,23 @@ class Feed:
             self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
         return logs, reads[1].goes_on
 
-    def _drain(self, step_state: StepState) -> None:
-        reads, state = step_state.take()
-        step_state.put((reads, self._schedule.drain(self._model, state)))
+    def _change_states(self, functions: dict[str, Callable], change: Callable[[Sequence[Read], Any], Any]) -> None:
+        """Replaces the schedule's state between two steps by `change` of the read batches and the state.
+
+        Args:
+          functions: The functions that a change has made before, by the structure of the batches.
+          change: The change, traced.
+        """
+
+        def run(step_state: StepState) -> None:
+            reads, state = step_state.take()
+            step_state.put((reads, change(reads, state)))
+
+        for key, step_state in self._states.items():
+            if step_state.full:
+                if key not in functions:
+                    functions[key] = self._wrap(lambda step_state=step_state: run(step_state))
+                functions[key]()
 
     def _read(self, iterator: Any, number: int) -> Read:
         with placing_ids(tables_in(self._model)):

@@ -54,6 +54,7 @@ class Table(abc.ABC):
       moves_rows: True if a training lookup may move or evict rows of an earlier one.
       takes_duplicates: True if a source may send an id twice.
       ids_on_host: True if ids travel in host memory, although rows and gradients travel between devices.
+      replaced: Number of calls of `clear` and `restore`, after which answers to earlier lookups are out of date.
     """
 
     names: list[str]
@@ -69,6 +70,7 @@ class Table(abc.ABC):
     moves_rows = False
     takes_duplicates = True
     ids_on_host = False
+    replaced = 0
 
     @abc.abstractmethod
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Answer:

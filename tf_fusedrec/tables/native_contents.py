@@ -51,6 +51,7 @@ class NativeContents(StoredTable):
         self.place = places.place_of(spec)
         self.names = [table.name for table in tables]
         self.clears = 0
+        self.replaced = 0
         self.records_tombstones = spec.record_tombstones
         self.left_out = {}
         self._dim = spec.dim
@@ -97,6 +98,7 @@ class NativeContents(StoredTable):
         """Removes all rows, candidates, tombstones, statistics and waiting gradients. Eager."""
         ops.table_clear(self._handle)
         self.clears += 1
+        self.replaced += 1
         self.left_out.clear()
 
     def sections_of(self, name: str) -> tuple[str, ...]:
@@ -149,6 +151,7 @@ class NativeContents(StoredTable):
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
         segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
+        self.replaced += 1
         if section == "candidates":
             counts = tf.constant(records["count"].astype(np.int64))
             ops.table_import_candidates(self._handle, segment, ids, counts)

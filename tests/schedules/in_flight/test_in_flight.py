@@ -81,6 +81,42 @@ def test_drains_make_the_updates_that_wait_and_change_nothing_else():
             np.testing.assert_array_equal(drained[what], plain[what], err_msg=what)
 
 
+class Reload(keras.callbacks.Callback):
+    """Loads an earlier state in the middle of an epoch, with batches and a gradient under way."""
+
+    def __init__(self, load):
+        super().__init__()
+        self.load = load
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            self.load(self.model)
+
+
+@pytest.mark.parametrize("schedule", [SemiAsync(), Pipelined(6)], ids=str)
+def test_a_load_in_the_middle_forgets_what_is_under_way(schedule, tmp_path):
+    """Training goes on as that of a model that was loaded before its first step."""
+    saved = clicks.make_model(clicks.make_embedding(), "sync")
+    saved.train_on_batch(*BATCHES[9])
+    fr.checkpoint.save(tmp_path, saved, saved.optimizer)
+
+    def load(model):
+        fr.checkpoint.load(tmp_path, model, model.optimizer)
+        fr.checkpoint.warm_start(model, "item", np.arange(12), np.ones([12, clicks.DIM], np.float32))
+
+    states = []
+    for first, callbacks in ((0, [Reload(load)]), (4, [])):
+        embedding = clicks.make_embedding()
+        model = clicks.make_model(embedding, schedule)
+        if first:
+            model.train_on_batch(*BATCHES[8])  # makes slots of the optimizer
+            load(model)
+        model.fit(_data().skip(first).take(8 - first), verbose=0, callbacks=callbacks)
+        states.append(clicks.state(model, embedding))
+    for what in states[1]:
+        np.testing.assert_array_equal(states[0][what], states[1][what], err_msg=what)
+
+
 def test_refusals_are_by_name():
     for depth in (0, 7, True, 2.5, "3"):
         with pytest.raises(ValueError, match="depth must be an int from 1 to 6"):

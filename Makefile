@@ -44,7 +44,7 @@ setup: ## Creates .venv, installs the requirements, builds Horovod, compiles the
 	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env
 
 runtime: ## Like setup, with no more than training on NP processes needs: no tools, and no Horovod for one process.
-	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env --train "$$NP"
+	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env --train="$$NP"
 
 train: runtime ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
 	@$(BIN)/python -m tools.launch_training --np="$$NP" --data="$$DATA" --config="$$CONFIG"
@@ -56,7 +56,7 @@ sanitize: setup ## Runs the C++ tests under AddressSanitizer, UndefinedBehaviorS
 	@$(BIN)/python -m tools.sanitizers
 
 soak: setup ## Looks for what no test has thought of, with fresh seeds [SECONDS=3600]; says how to see a violation again.
-	@$(BIN)/python -m tests.soak --seconds "$$SOAK_SECONDS"
+	@$(BIN)/python -m tests.soak --seconds="$$SOAK_SECONDS"
 
 coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchange by the tests of these rooms (long).
 	@mkdir -p build/coverage
@@ -74,7 +74,7 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal
 
 test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
-	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow "$$TENSORFLOW" --python "$$PYTHON"
+	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow="$$TENSORFLOW" --python="$$PYTHON"
 
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes on 2 cores.
 	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow)"

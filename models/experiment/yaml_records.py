@@ -6,6 +6,7 @@ module knows no field of records.py.
 
 import dataclasses
 import itertools
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise ValueError(f"{name} must be > 0, got {value}.")
 
 

@@ -172,6 +172,12 @@ def test_a_best_epoch_that_cannot_be_known_is_refused(options, words, tmp_path):
         fit(model(), [callbacks.Checkpoint(tmp_path / "c", layers=[embedding_of(table())], **options)], 1, 1)
 
 
+def test_a_stopped_epoch_without_an_evaluation_is_saved(tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", save_best=True, monitor="auc", layers=[embedding_of(table())])
+    fit(model(), [StopAfter(2), saves], 9, 3)
+    assert positions == [(0, 2)] and saves.best is None
+
+
 def test_a_negative_number_of_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="every_steps must be >= 0, got -1"):
         callbacks.Checkpoint(tmp_path, 5, {}, every_steps=-1, layers=[embedding_of(table())])

@@ -173,7 +173,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _is_best(self, epoch: int, logs: Mapping[str, Any] | None) -> bool:
         """Whether this epoch is better than all before, the same on all ranks. Collective."""
         value = mean_over_ranks(logs, self._monitor).get(self._monitor, math.nan)
-        if self._monitor not in (logs or {}) and math.isnan(value):
+        # An epoch that a signal has stopped may be without its evaluation.
+        if self._monitor not in (logs or {}) and math.isnan(value) and not self.model.stop_training:
             words = f"monitor {self._monitor!r} is not among the logs {sorted(logs or {})} of epoch {epoch + 1}"
             if not self._monitor.startswith("val_"):  # fit may validate in some epochs only
                 raise ValueError(f"{words}, which decide about the best epoch. Name one of them.")

@@ -5,6 +5,7 @@ import pytest
 
 from tests.tfra import models
 from tf_fusedrec import keras, tf
+from tf_fusedrec.data import hash_strings
 from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 from tf_fusedrec.tfra.model_checkpoint import save_model
@@ -150,8 +151,40 @@ def test_ids_that_a_group_has_no_room_for_are_refused():
     model = model_of("room")
     fuse(model)
     for bad in (-1, 1 << 61):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\['room0', 'room1'\] must lie in \[0, 2\^61\)"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"\['room0', 'room1'\] must lie in \[0, 2\^61\). Remedy"
+        ):
             model([tf.constant([[bad]], tf.int64), tf.constant([[1]], tf.int64)])
+
+
+def test_64_bit_hashes_keep_the_bits_that_a_group_has_room_for(caplog, tmp_path):
+    """The model trains as the same layers alone, which need no cut. Saves write no warning about the group."""
+    hashes = np.append(hash_strings(["ann", "bob", "cem", ""]), 2**63 - 25)[:, np.newaxis]
+    ended = {}
+    for fused in (False, True):
+        model = models.SumOfRows([models.layer_of(models.OURS, f"hash{fused}{n}") for n in range(2)])
+        for layer in model.embeddings:
+            layer.params.upsert(tf.constant(hashes[:, 0]), tf.reshape(tf.range(20.0), [5, 4]))
+        if fused:
+            fuse(model, hashed_ids=True)
+        step = models.training_step(model, models.legacy.SGD(0.125))
+        losses = [float(step([tf.constant(hashes), tf.constant(hashes[::-1])], tf.ones([5]))) for _ in range(3)]
+        order = np.argsort(hashes[:, 0] & (1 << 61) - 1 if fused else hashes[:, 0])
+        ids, rows = model.embeddings[0].export()
+        assert ids.tolist() == (hashes[order, 0] & (1 << 61) - 1 if fused else hashes[order, 0]).tolist()
+        ended[fused] = losses, rows[np.argsort(order)]
+    np.testing.assert_allclose(ended[True][0], ended[False][0], rtol=1e-6)
+    np.testing.assert_allclose(ended[True][1], ended[False][1], rtol=1e-6)
+    for name in ("params", "shadow", "optimizer_vars"):
+        with pytest.raises(
+            AttributeError, match=rf"no '{name}' since fuse\(\): .* group 'fused_2_layers.*layer.export"
+        ):
+            getattr(model.embeddings[0], name)
+    assert model.embeddings[0].owner.params.size() == 10
+    model.save(tmp_path / "saved")
+    assert "Skipping full serialization" not in caplog.text
+    inputs = [tf.constant(hashes), tf.constant(hashes[::-1])]
+    np.testing.assert_array_equal(tf.saved_model.load(str(tmp_path / "saved"))(inputs), model(inputs))
 
 
 def test_later_ids_travel_alone_and_calls_in_other_graphs_are_refused():

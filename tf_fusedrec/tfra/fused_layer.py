@@ -18,6 +18,8 @@ from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniform
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
 
 _UPSERT_ROWS = 1 << 16
+# What a layer loses to its group.
+_OF_THE_GROUP = ("shadow", "shadow_impl", "_current_ids", "_current_exists", "optimizer_vars", "params")
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec_tfra")
@@ -113,6 +115,16 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         shaped.set_shape([*ids.shape, self.embedding_size] if ids.shape.rank is not None else None)
         return shaped
 
+    def __getattr__(self, name: str) -> Any:  # of an attribute that the layer lacks
+        member = self.__dict__.get("member")
+        if name in _OF_THE_GROUP and member is not None and member.group is not self:
+            raise AttributeError(
+                f"layer {self.name!r} has no {name!r} since fuse(): its rows are in the {name!r} of group "
+                f"{member.group.name!r}, whose keys hold all of {member.group.layers}. Remedy: layer.export() for the "
+                f"rows of this layer, or layer.owner.{name} for the whole group."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def owner(self) -> FusedTfraEmbedding:
         """The layer that owns `params` and `shadow`: this layer, or its group after fuse()."""
@@ -139,6 +151,8 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
           ValueError: The layer holds a key outside the group's range.
         """
         keys, rows = self.params.export()
+        if group.hvd_variable.hashed_ids:
+            keys = group.hvd_variable.fitting(keys)
         bad = np.flatnonzero((keys.numpy() < 0) | (keys.numpy() >> group.hvd_variable.id_bits > 0))
         if len(bad):
             raise ValueError(
@@ -149,7 +163,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         for begin in range(0, keys.shape[0], _UPSERT_ROWS):
             group.params.upsert(keys[begin : begin + _UPSERT_ROWS], rows[begin : begin + _UPSERT_ROWS])
         forget_variable(self.params.name)
-        for variables in ("shadow", "shadow_impl", "_current_ids", "_current_exists", "optimizer_vars", "params"):
+        for variables in _OF_THE_GROUP:
             delattr(self, variables)
         self.hvd_variable = group.hvd_variable.for_segment(segment)
         self.member = Membership(group, segment, self.member.arguments)

@@ -20,22 +20,25 @@ from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
 class FusedGroup(FusedTfraEmbedding):
     """The layer that several layers share after fuse(): one variable, one shadow, one slot variable per slot.
 
-    Its keys merge an id with the number of its layer (tables/keys.py), so ids must lie in [0, 2^id_bits).
+    Its keys merge an id with the number of its layer (tables/keys.py), so ids must lie in [0, 2^id_bits), or are cut to
+    their lowest id_bits bits (hashed_ids of fuse).
 
     Attributes:
       layers: Names of the member layers, sorted.
     """
 
-    def __init__(self, names: Sequence[str], **arguments: Any):
+    def __init__(self, names: Sequence[str], hashed_ids: bool = False, **arguments: Any):
         self._names = tuple(names)
         super().__init__(**arguments)
+        self.hvd_variable.hashed_ids = hashed_ids
+        self.built = True  # Nobody calls the group, and Keras warns of layers that are not built when it saves.
 
     @property
     def layers(self) -> list[str]:
         return list(self._names)
 
 
-def fuse(model: keras.Model, *, leave: Collection[str] = ()) -> list[FusedGroup]:
+def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = False) -> list[FusedGroup]:
     """Fuses the FusedTfraEmbedding layers of a model. The model's code and its losses stay unchanged.
 
     Layers whose constructor arguments differ in name and init_capacity only become one group. Their ids travel in one
@@ -52,6 +55,10 @@ def fuse(model: keras.Model, *, leave: Collection[str] = ()) -> list[FusedGroup]
     Args:
       model: Keras model, built or not, with the layers at any depth.
       leave: Names of layers that stay outside any group.
+      hashed_ids: True if ids may be 64-bit hashes, such as those of fr.hash_strings. A group of m layers then takes the
+        lowest 63 - ceil(log2(m + 1)) bits of each id, which layer.export() returns as the id. Two of n hashes of a
+        layer fall together with odds of about n^2 / 2^62 in a group of 2 or 3 layers. False refuses larger and negative
+        ids in the first step.
 
     Returns:
       The groups of two or more layers, equal on every rank.
@@ -68,7 +75,7 @@ def fuse(model: keras.Model, *, leave: Collection[str] = ()) -> list[FusedGroup]
         if layer.name not in leave:
             _check_fusable(layer)
             by_spec.setdefault(_spec(layer), []).append(layer)
-    groups = [_make_group(members) for members in by_spec.values() if len(members) > 1]
+    groups = [_make_group(members, hashed_ids) for members in by_spec.values() if len(members) > 1]
     _look_up_ahead(model, [layer for layer in layers if layer.name not in leave])
     stop_fit_at_shortest(model)
     return groups
@@ -136,7 +143,7 @@ def _spec(layer: FusedTfraEmbedding) -> tuple:
     )  # fmt: skip
 
 
-def _make_group(members: Sequence[FusedTfraEmbedding]) -> FusedGroup:
+def _make_group(members: Sequence[FusedTfraEmbedding], hashed_ids: bool) -> FusedGroup:
     names = [layer.name for layer in members]
     first = members[0]
     digest = hashlib.blake2b("/".join(names).encode(), digest_size=4).hexdigest()
@@ -144,7 +151,9 @@ def _make_group(members: Sequence[FusedTfraEmbedding]) -> FusedGroup:
     arguments["init_capacity"] = sum(layer.params.init_size for layer in members)
     arguments["kv_creator"] = first.params.kv_creator
     arguments["name"] = f"fused_{len(members)}_layers_{digest}"
-    group = FusedGroup(names, with_unique=first.with_unique, mpi_size=first.hvd_variable._mpi_size, **arguments)
+    group = FusedGroup(
+        names, hashed_ids, with_unique=first.with_unique, mpi_size=first.hvd_variable._mpi_size, **arguments
+    )
     for segment, layer in enumerate(members):
         layer.join(group, segment)
     first.fused_group = group  # Keras and TensorFlow find the group's variables through this attribute.

@@ -61,6 +61,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
             )
         self._layers = list(layers)
         self._encoding = MergedBits(self._layers)
+        self.hashed_ids = False  # True: ids of a group lose the bits that its keys have no room for.
         self._segment = 0  # The segment of ids that come from upstream's functions.
         self._shared = SharedShadow(name, shadow)
         self._counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -86,12 +87,31 @@ class RowLookup(de.shadow_ops.HvdVariable):
         """Number of id bits: ids must lie in [0, 2^id_bits). 64 admits every key."""
         return min(self._encoding.id_bits, 63) if len(self._layers) > 1 else 64
 
+    def fitting(self, ids: tf.Tensor) -> tf.Tensor:
+        """The ids <key dtype>[n] of a group, checked, or their lowest bits if they are hashes; other ids as they are.
+
+        Raises:
+          InvalidArgumentError: ids that are no hashes lie outside [0, 2^id_bits).
+        """
+        if len(self._layers) == 1:
+            return ids
+        limit = tf.constant(1 << self.id_bits, tf.int64)
+        if self.hashed_ids:
+            return tf.bitwise.bitwise_and(ids, limit - 1)
+        message = (
+            f"ids of the fused layers {self._layers} must lie in [0, 2^{self.id_bits}). Remedy for 64-bit hashes: "
+            "fuse(model, hashed_ids=True). For other ids: fuse(model, leave=[...]) with the names of their layers."
+        )
+        checks = [tf.debugging.assert_non_negative(ids, message), tf.debugging.assert_less(ids, limit, message)]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(ids)
+
     def rows(self, lookups: Sequence[LookupIds]) -> list[tf.Tensor]:
         """Returns rows [n, D] of each lookup, by one exchange. All ranks pass the same layers in the same order.
 
         Raises:
           ValueError: The layer trains under the Keras policy mixed_float16.
-          InvalidArgumentError: A group's ids lie outside [0, 2^id_bits).
+          InvalidArgumentError: `fitting` refuses the ids.
         """
         training = de.ModelMode.CURRENT_SETTING == de.ModelMode.TRAIN
         if training and keras.mixed_precision.global_policy().name == "mixed_float16":
@@ -101,7 +121,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
             )
         by_segment = sorted(range(len(lookups)), key=lambda n: lookups[n].segment)
         sizes = [tf.size(lookups[n].ids) for n in by_segment]
-        flat = tf.concat([lookups[n].ids for n in by_segment], axis=0)
+        flat = self.fitting(tf.concat([lookups[n].ids for n in by_segment], axis=0))
         look_up = self._local_rows if self._mpi_size == 1 else self._exchanged_rows
         splits = self._segment_splits([lookups[n].segment for n in by_segment], sizes)
         parts = tf.split(look_up(flat, splits, training), sizes, num=len(sizes))
@@ -119,11 +139,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
     def _local_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
         """Looks up in this process, by operations of TensorFlow and TFRA only, so that exports need no other op."""
         if len(self._layers) > 1:
-            limit = tf.constant(1 << self._encoding.id_bits, tf.int64)
-            message = f"ids of the fused layers {self._layers} must lie in [0, 2^{self._encoding.id_bits})"
-            checks = [tf.debugging.assert_non_negative(ids, message), tf.debugging.assert_less(ids, limit, message)]
-            with tf.control_dependencies([check for check in checks if check is not None]):
-                ids = self._encoding.encode(ids, self._segments(splits))
+            ids = self._encoding.encode(ids, self._segments(splits))
         keys, index = tf.unique(ids)
         if not training:
             return tf.gather(self.shadow.params.lookup(keys), index)

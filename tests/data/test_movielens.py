@@ -12,6 +12,7 @@ from tests.support.shared import shared_path
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
 from tf_fusedrec.data.converters.movielens import convert_movielens
+from tf_fusedrec.data.converters.text_log import ID, read_log
 
 TRAIN = (
     Column("user_id"),
@@ -105,6 +106,15 @@ def test_a_custom_log_with_string_ids_and_without_ratings(tmp_path):
     table = pq.read_table(tmp_path / "out/items.parquet").to_pydict()
     assert dict(zip(table["string"], table["item_id"])) == {"A7": a7, "B01": b01, "007": zero}
     assert dict(zip(*(column.tolist() for column in read_items(tmp_path / "out")))) == {a7: 2, b01: 1, zero: 0}
+
+
+def test_an_id_of_a_log_depends_on_its_own_text(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("user,item\n1,7\n2, 8\n3,007\n4,A7\n5,9.0\n", encoding="utf-8")
+    log = read_log(path, {"user": ID, "item": ID})
+    zero, a7 = hash_strings(["007", "A7"]).tolist()
+    assert [values.tolist() for values in log.columns.values()] == [[1, 2, 3, 4, 5], [7, 8, zero, a7, 9]]
+    assert log.strings == {"item": {zero: "007", a7: "A7"}}
 
 
 def test_a_movies_file_of_string_ids_names_those_that_nobody_rated(tmp_path):

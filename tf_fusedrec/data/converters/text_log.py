@@ -86,7 +86,11 @@ def read_log(
     log = Log({}, {})
     for name, kind in kinds.items():
         if kind == ID:
-            log.columns[name], strings = ids_of(path, name, table[name])
+            ids = table[name]
+            if integers_of(ids) is None:  # Blanks around an integer do not count, as for INTEGER.
+                plain = pc.utf8_trim_whitespace(ids)
+                ids = pc.if_else(pc.match_substring_regex(plain, INT64_TEXT), plain, ids)
+            log.columns[name], strings = ids_of(path, name, ids)
             if strings:
                 log.strings[name] = strings
         else:

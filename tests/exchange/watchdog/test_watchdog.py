@@ -107,6 +107,8 @@ def batches():
             stop_this_process(12)
         yield {"f": np.full([2, 3], step)}, np.zeros([2, 1], np.float32)
 
+if rank == 1 and sys.argv[1] == "exits":
+    sys.exit(3)
 signature = ({"f": tf.TensorSpec([2, 3], tf.int64)}, tf.TensorSpec([2, 1]))
 model.fit(tf.data.Dataset.from_generator(batches, output_signature=signature), verbose=0)
 print("fit has ended", flush=True)
@@ -190,6 +192,13 @@ def test_the_cause_of_a_failing_rank_stands_last_on_every_rank(tmp_path):
     assert "Traceback" not in errors[0], "a traceback of Horovod's tells nothing"
 
 
+def test_a_rank_that_calls_sys_exit_is_named_on_every_rank(tmp_path):
+    codes, errors = run_program(tmp_path, "exits")
+    assert codes[1] == 3 and codes[0] not in (0, 3)
+    for text in errors:
+        assert text.strip().splitlines()[-1] == "tf_fusedrec: rank 1 failed first: its program called sys.exit(3)."
+
+
 def test_a_killed_rank_is_not_taken_for_a_failure_of_another_one(tmp_path):
     codes, errors = run_program(tmp_path, "dies")
     assert codes[0] == 1 and codes[1] == -signal.SIGKILL
@@ -211,7 +220,7 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
 
 
 HANGS = """
-import atexit, time
+import atexit, sys, time
 from tf_fusedrec.exchange.watchdog.ending import Ending
 from tf_fusedrec.exchange.watchdog.watchdog import Watchdog
 
@@ -224,14 +233,22 @@ class Board:
 atexit.register(time.sleep, 600)
 watchdog = Watchdog(0, 1, None, report_after_s=1, gives_up_after_s=1, members={})
 Ending(0, Board(), watchdog, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
-raise ValueError("the cause")
+try:
+    sys.exit(4)  # as argparse does
+except SystemExit:
+    pass
+class Nameless(ValueError):
+    def __str__(self):
+        raise RuntimeError("no text")
+raise Nameless()
 """
 
 
-def test_a_failing_rank_whose_exit_hangs_is_ended():
+def test_a_failing_rank_whose_exit_hangs_is_ended_and_an_exception_without_a_text_is_named():
     done = subprocess.run([sys.executable, "-c", HANGS], stderr=subprocess.PIPE, encoding="utf-8", timeout=100)
     assert done.returncode == -signal.SIGALRM
-    assert done.stderr.strip().splitlines()[-1] == "tf_fusedrec: rank 0 failed first: ValueError: the cause"
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "tf_fusedrec: rank 0 failed first: Nameless: its __str__ raises RuntimeError"
 
 
 def state(begun, waits=(), idle=None, ended=False):

@@ -17,7 +17,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from tf_fusedrec.exchange.watchdog.board import Board
 from tf_fusedrec.exchange.watchdog.summary import left_behind
@@ -60,10 +60,13 @@ class Ending:
         self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
         self._exit_within_s = exit_within_s
         self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
+        self._exit: list[Any] = []  # the argument of the sys.exit that ends the program
 
     def install(self) -> None:
         """Installs the handlers. Call it after hvd.init, so that Horovod's own exit handler runs after these."""
         sys.excepthook = self._on_exception
+        # Python tells its exit handlers no exit code.
+        sys.exit = self._on_sys_exit
         atexit.register(self._on_exit)
         self._watchdog.on_termination = self._on_termination
         watch_termination(self._rank, _TERMINATED_WITHIN_S)
@@ -87,11 +90,12 @@ class Ending:
         if not self._failed or issubclass(kind, KeyboardInterrupt):
             self._before(kind, value, trace)
             return
-        aborted = _HOROVOD_ABORT.search(str(value)) is not None
+        text = _text(value)
+        aborted = _HOROVOD_ABORT.search(text) is not None
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
             silence = self._silence() if aborted else ""
-            if _RANK_LOST.search(str(value)) and not silence:
+            if _RANK_LOST.search(text) and not silence:
                 first = self._board.report_failure(None, _LOST)
             else:
                 first = self._board.report_failure(self._rank, silence + cause_of(kind, value))
@@ -113,8 +117,17 @@ class Ending:
         limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
         return f"{named}; {limit}. " if named else ""
 
+    def _on_sys_exit(self, status: Any = None) -> NoReturn:
+        raise _Exit(status, self._exit)
+
     def _on_exit(self) -> None:
         if self._failed or os.getpid() != self._process:
+            return
+        if self._exit and self._exit[-1] not in (None, 0):
+            cause = f"its program called sys.exit({_text(self._exit[-1])})."
+            told = _told(self._board.report_failure(self._rank, cause))
+            print(f"tf_fusedrec: {told}", file=sys.stderr, flush=True)
+            self._limit_exit()
             return
         self._watchdog.ended = True
         began, pause, reported = time.monotonic(), 0.05, False
@@ -139,6 +152,30 @@ class Ending:
             pause = min(1.3 * pause, 1.0)
 
 
+class _Exit(SystemExit):
+    """Adds its argument to a list when it ends the program. A program that catches it goes on, and the list is empty.
+
+    Python drops the exception when it ends the main program, after the last frame of the program and before the exit
+    handlers. Whoever catches it does so in a frame.
+    """
+
+    def __init__(self, status: Any, ends: list[Any]):
+        super().__init__(status)
+        self._ends = ends
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            self._ends.append(self.code)
+
+
+def _text(value: Any) -> str:
+    """The text of an exception, also of one that has none."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"its __str__ raises {type(error).__name__}"
+
+
 def _told(first: Mapping[str, Any]) -> str:
     """The sentence about the first failure of a job, as the board holds it."""
     return first["cause"] if first["rank"] is None else f"rank {first['rank']} failed first: {first['cause']}"
@@ -146,6 +183,6 @@ def _told(first: Mapping[str, Any]) -> str:
 
 def cause_of(kind: type[BaseException], value: BaseException) -> str:
     """An exception in one line, without the lines that give its place."""
-    lines = [line.strip() for line in str(value).splitlines()]
+    lines = [line.strip() for line in _text(value).splitlines()]
     message = " ".join(line for line in lines if line and not line.startswith(_PLACES))
     return f"{kind.__name__}: {message}"[:_MAX_CAUSE]

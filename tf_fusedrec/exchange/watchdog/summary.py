@@ -83,8 +83,8 @@ def left_behind(summary: Mapping[str, Any]) -> str | None:
             return (
                 f"the program of rank {gone[0]} has ended after {wait['missing'][gone[0]]} calls of collective "
                 f"{wait['name']!r}, and other ranks wait in call {wait['call']}. Usually the ranks' data ended "
-                "at different steps. Remedy: tf_fusedrec.schedules.PipelinedModel instead of keras.Model, which "
-                "ends all ranks together, or the same steps_per_epoch on all ranks."
+                "at different steps, or the program raised SystemExit. Remedy: tf_fusedrec.schedules.PipelinedModel "
+                "instead of keras.Model, which ends all ranks together, or the same steps_per_epoch on all ranks."
             )
     return None
 

@@ -37,6 +37,8 @@ class CallSteps(NamedTuple):
     # Takes the requests and gradients of one group in all calls of a step; what it returns, <float32>[], is added to
     # the anchor's gradient.
     train: Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor] = train_now
+    # Changes the gradient <output dtype>[G, D] of the rows of each request, before `train`; None: it stays.
+    gradient: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
 class ReplaceableSteps:

@@ -221,7 +221,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
             construction.check_calls(self.name, self._config.value, groups, step.calls_by_group)
         outputs: dict[str, Any] = {}
         for requests, found in zip(groups, self.call_steps.look_up(groups)):
-            outputs.update(trained_rows(requests, found, step))
+            outputs.update(trained_rows(requests, found, step, self.call_steps.gradient))
         return {name: outputs[name] for name in inputs}
 
     def _training_step(self) -> TrainingStep:

@@ -19,6 +19,7 @@ from tf_fusedrec.embedding.outputs import restore_form
 from tf_fusedrec.embedding.routed_ids import LookupRequest
 
 Train = Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor]
+Change = Callable[[tf.Tensor], tf.Tensor]
 # TensorFlow's graphs for the gradients of a branch and of a loop's body.
 _GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 
@@ -76,7 +77,9 @@ class TrainingStep:
         recorded = recorded_by_tape(self._value)
         return not tf.executing_eagerly() if recorded is None else recorded
 
-    def trained(self, requests: Sequence[LookupRequest], found: Sequence[Found]) -> list[tf.Tensor]:
+    def trained(
+        self, requests: Sequence[LookupRequest], found: Sequence[Found], change: Change | None
+    ) -> list[tf.Tensor]:
         """The rows of the lookups of one group in a call, whose gradients train the group's tables."""
         first, self._places = self._places, self._places + len(requests)
         group = id(requests[0].lookup)
@@ -87,6 +90,7 @@ class TrainingStep:
             @tf.autograph.experimental.do_not_convert
             def backward(*grads: tf.Tensor) -> tf.Tensor:
                 parts = self._parts.setdefault(tf.compat.v1.get_default_graph(), [])
+                grads = grads if change is None else tuple(change(grad) for grad in grads)
                 for place, request, one, grad in zip(itertools.count(first), requests, found, grads):
                     parts.append(_Part(place, request, RowGradients(one.context, grad)))
                 return tf.zeros([])
@@ -97,7 +101,7 @@ class TrainingStep:
 
 
 def trained_rows(
-    requests: Sequence[LookupRequest], found: Sequence[Found], step: TrainingStep | None
+    requests: Sequence[LookupRequest], found: Sequence[Found], step: TrainingStep | None, change: Change | None
 ) -> dict[str, Any]:
     """Rows by feature, in the feature's form. Their gradient trains the group's tables.
 
@@ -105,9 +109,10 @@ def trained_rows(
       requests: The lookups of one group in a call, at least one.
       found: The rows of each request.
       step: The training step of the call; None: no lookup of the call trains.
+      change: CallSteps.gradient.
     """
     if step is not None and requests[0].training:
-        rows_of_all = step.trained(requests, found)
+        rows_of_all = step.trained(requests, found, change)
     else:
         rows_of_all = [tf.stop_gradient(one.rows) for one in found]
     outputs: dict[str, Any] = {}

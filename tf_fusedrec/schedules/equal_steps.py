@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,7 @@ class EqualSteps:
             batch = self._read(iterator)
             if not batch.goes_on:
                 break
-            with _kept_finite(self._model, batch.data):
-                answer = self._steps[key](batch.data)
+            answer = self._steps[key](batch.data)
             if self._put_together is concatenated:
                 answer = self._of_last_form(answer, iterator, int(num_samples(batch.data)))
             answers.append(answer)
@@ -91,22 +89,6 @@ def averaged(logs: Any) -> Any:
     mine = tf.constant([float(logs[name]) for name in names], tf.float64)
     total = collectives.all_reduce_sum(mine, name="fusedrec.logs").numpy() if names else []
     return {**logs, **{name: float(value) / collectives.size() for name, value in zip(names, total)}}
-
-
-@contextlib.contextmanager
-def _kept_finite(model: Any, data: Any) -> Iterator[None]:
-    """Restores metrics that are not finite after a batch of no samples, whose loss may be a mean over nothing."""
-    if int(num_samples(data)):
-        yield
-        return
-    before = {metric: [state.numpy() for state in metric.variables] for metric in model.metrics}
-    yield
-    for metric in model.metrics:
-        if not all(np.isfinite(state.numpy()).all() for state in metric.variables):
-            if metric not in before:  # the step has made it
-                metric.reset_state()
-            for state, value in zip(metric.variables, before.get(metric, [])):
-                state.assign(value)
 
 
 def concatenated(answers: list[Any]) -> Any:

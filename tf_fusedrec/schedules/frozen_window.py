@@ -20,6 +20,7 @@ Exchanges run in the order of need, and three things fix it:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +28,10 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.micro_batch import BatchWeight, MicroBatch, cut
+from tf_fusedrec.schedules.empty_batches import Guard
+from tf_fusedrec.schedules.micro_batch import BatchWeight, MicroBatch, cut, known_num_samples
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
@@ -53,8 +56,7 @@ class FrozenWindow(Schedule):
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
     Dense gradients are all-reduced once, behind the last gradients of rows.
 
-    A batch of fewer than M samples has micro-batches without samples, which weigh nothing. Layers and losses must take
-    them, as they must where a rank has no data. Keras' losses do; a user's own mean over nothing is not a number.
+    A batch of fewer than M samples has micro-batches without samples, which change nothing (empty_batches.py).
     The loss must depend on the rows of every micro-batch or of none.
 
     Args:
@@ -84,20 +86,22 @@ class FrozenWindow(Schedule):
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         _refuse_sums(model.loss if hasattr(model, "loss") else None)
         pieces = cut(data, self.micro_batches)
+        # `cut` refuses a known size below M. Ranks may know different sizes, and their all-reduces need equal names.
+        may_be_empty = known_num_samples(data) is None or collectives.size() > 1
         weights = model.loss_weights(pieces)
         batch = BatchWeight(tf.reduce_sum(weights))
         shares = tf.math.divide_no_nan(weights, batch.weight)
         parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
         if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
-            return _train(model, pieces, parts)
+            return _train(model, pieces, parts, may_be_empty)
         planned = stages.plan(model, pieces)
         contexts = fetch(route(*stages.waves(planned)))
         found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):
-            return _train(model, pieces, parts)
+            return _train(model, pieces, parts, may_be_empty)
 
 
-def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
+def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
     gate: tf.Operation | None = None
     waiting: list[RowGradients] = []
@@ -106,15 +110,22 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
         mine: list[RowGradients] = []
-        with model.working_on(part), stages.deferring(model, mine, gate):
+        with contextlib.ExitStack() as around:
+            around.enter_context(model.working_on(part))
+            around.enter_context(stages.deferring(model, mine, gate))
+            guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
                 if loss is None:
                     raise ValueError(f"{model.name!r} has no loss to train with. Remedy: compile(loss=...).")
                 loss = loss * tf.cast(part.share, loss.dtype)
-            dense.append(tape.gradient(loss, model.trainable_variables))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            if guard is not None:
+                gradients = [guard.gradient(*pair) for pair in zip(gradients, model.trainable_variables)]
+            dense.append(gradients)
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
+        logs = logs if guard is None else guard.logs(logs)
         losses.append(loss)
         waiting += mine
         gate = _done(loss, dense[-1], mine)

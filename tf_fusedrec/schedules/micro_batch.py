@@ -69,7 +69,17 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
 
 def num_samples(data: Any) -> tf.Tensor:
     """<int64>[], the number of samples of a batch or of a piece."""
-    return _samples(next(_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None))
+    return _samples(_first_tensor(data))
+
+
+def known_num_samples(data: Any) -> int | None:
+    """The same where it is known when a step is traced, else None."""
+    shape = _first_tensor(data).shape
+    return shape[0] if shape.rank else None
+
+
+def _first_tensor(data: Any) -> Any:
+    return next(_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None)
 
 
 def _tensor(leaf: Any) -> Any:

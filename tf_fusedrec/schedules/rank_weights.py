@@ -13,6 +13,7 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.schedules.empty_batches import guarded
 from tf_fusedrec.schedules.micro_batch import WHOLE, BatchWeight, num_samples
 
 _SUMS = (keras.losses.Reduction.SUM, keras.losses.Reduction.NONE)
@@ -29,6 +30,12 @@ class MeanOverSamples:
     name: str
     micro_batch = WHOLE
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for step in ("train_step", "test_step", "predict_step"):
+            if step in vars(cls):  # of the package or of a user
+                setattr(cls, step, guarded(vars(cls)[step]))
+
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
         loss = super().compute_loss(x, y, y_pred, sample_weight)  # type: ignore[misc]
         if collectives.size() == 1 or loss is None or self.__dict__.get("_evaluates") or are_sums(self):
@@ -41,6 +48,15 @@ class MeanOverSamples:
             batch.factor = _factor(self, batch.weight)
         return loss * tf.cast(batch.factor, loss.dtype)
 
+    @guarded
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)  # type: ignore[misc]
+
+    @guarded
+    def predict_step(self, data: Any) -> Any:
+        return super().predict_step(data)  # type: ignore[misc]
+
+    @guarded
     def test_step(self, data: Any) -> Any:
         self.__dict__["_evaluates"] = True  # metrics weigh batches by themselves
         try:

@@ -1,0 +1,200 @@
+"""A batch without samples changes nothing: ranks that have data in turns train as one process with all of it."""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+
+# Samples of each step, of one rank alone: step i is a batch of rank i % R. The last has fewer than micro-batches.
+SAMPLES = (5, 6, 4, 7, 5, 1)
+# By kind of model, its schedule's equal on one process.
+REFERENCES = {
+    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "frozen_window": "frozen_window",
+    "semi_async": "semi_async", "pipelined": "semi_async", "plain": "plain",
+}  # fmt: skip
+ON_THREE_RANKS = ("sync", "nested")  # the others on two
+
+
+class Means(keras.layers.Layer):
+    """Divides by the number of samples in a loss and a metric, and counts its calls in two kinds of variables."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.calls = self.add_weight("calls", [], initializer="zeros", trainable=False)
+        self.more_calls = tf.Variable(0)  # trainable, as TensorFlow makes variables
+
+    def call(self, inputs, training=None):
+        if training:
+            self.calls.assign_add(1.0)
+            self.more_calls.assign_add(1)
+        self.add_loss(0.1 * tf.reduce_mean(tf.square(inputs)))
+        self.add_metric(tf.reduce_mean(inputs), name="mean", aggregation="mean")
+        return inputs - tf.stop_gradient(tf.reduce_mean(inputs, axis=0))
+
+
+def make_model(kind):
+    import tf_fusedrec as fr
+    from tf_fusedrec import collectives, schedules
+
+    class OwnStep(schedules.PipelinedModel):
+        """Logs the loss of the batch, which is no metric."""
+
+        def __init__(self, inner, embedding, **kwargs):
+            super().__init__(**kwargs)
+            self.inner, self.embedding = inner, embedding
+
+        def call(self, x, training=None):
+            return self.inner(x, training=training)
+
+        def embedding_inputs(self, x):
+            return [schedules.EmbeddingCall(self.embedding, {name: x[name] for name in ("item", "past")})]
+
+        def get_layer(self, name):
+            return self.inner.get_layer(name)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    layouts = {
+        "dual_buffer": schedules.DualBuffer(), "semi_async": schedules.SemiAsync(), "nested": schedules.Nested(2),
+        "pipelined": schedules.Pipelined(6), "frozen_window": schedules.FrozenWindow(2),
+    }  # fmt: skip
+    keras.utils.set_random_seed(3)
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.1), initializer=fr.Uniform(-1, 1))],
+        [fr.FeatureConfig("item", "item"), fr.FeatureConfig("past", "item", combiner="mean")],
+        accumulate_steps=2 if kind == "plain" else 1,
+        name=f"embedding_{kind}",
+    )
+    inputs = {
+        "item": keras.Input([], dtype=tf.int64, name="item"),
+        "past": keras.Input([None], dtype=tf.int64, ragged=True, name="past"),
+        "numbers": keras.Input([4], name="numbers"),
+    }
+    rows = embedding({name: inputs[name] for name in ("item", "past")})
+    hidden = keras.layers.BatchNormalization(name="norm")(inputs["numbers"])
+    hidden = keras.layers.Concatenate()([hidden, *rows.values()])
+    hidden = keras.layers.GroupNormalization(groups=3)(keras.layers.LayerNormalization()(hidden))
+    hidden = Means(name="means")(hidden)
+    hidden = hidden + 0.0 * keras.layers.Dropout(0.5)(hidden)  # ranks draw other masks
+    hidden = keras.layers.Dense(6, activation="tanh", use_bias=False)(hidden)
+    outputs = keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden))
+    optimizer = collectives.distributed_optimizer(
+        keras.optimizers.AdamW(0.05, weight_decay=0.01), accumulate_steps=2 if kind == "plain" else 1
+    )
+    if kind == "plain":
+        model = schedules.weigh_by_samples(keras.Model(inputs, outputs))
+    elif kind == "semi_async":
+        model = OwnStep(keras.Model(inputs, outputs), embedding, schedule=layouts[kind])
+    else:
+        model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
+    if kind == "dual_buffer":
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, "mse", weighted_metrics=["mae", keras.metrics.MeanSquaredError("of_object")])
+    return model, embedding
+
+
+def step_data(step, samples=None):
+    """The batch of a step, or one of no samples in its form."""
+    random = np.random.default_rng(step)
+    size = SAMPLES[step]
+    lengths = random.integers(0, 4, size)
+    past = tf.RaggedTensor.from_row_lengths(tf.constant(random.integers(0, 12, lengths.sum())), lengths)
+    x = {
+        "item": tf.constant(random.integers(0, 12, size)),
+        "past": past,
+        "numbers": tf.constant(random.normal(3, 2, [size, 4]), tf.float32),
+    }
+    y = tf.constant(random.normal(size=[size, 1]), tf.float32)
+    return tf.nest.map_structure(lambda part: part[:samples], (x, y))
+
+
+def fit(kinds):
+    """Body: by kind, what a fit over SAMPLES leaves on this rank."""
+    from tf_fusedrec import collectives
+
+    rank, size, results = collectives.rank(), collectives.size(), {}
+
+    def batches():
+        for step in range(len(SAMPLES)):
+            yield step_data(step, None if step % size == rank else 0)
+
+    signature = (
+        {
+            "item": tf.TensorSpec([None], tf.int64),
+            "past": tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64),
+            "numbers": tf.TensorSpec([None, 4], tf.float32),
+        },
+        tf.TensorSpec([None, 1], tf.float32),
+    )
+    for kind in kinds:
+        model, embedding = make_model(kind)
+        data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+        moving, losses = [], []
+
+        def keep(_, logs, model=model, moving=moving, losses=losses):
+            moving.append(model.get_layer("norm").moving_mean.numpy())
+            losses.append(logs["loss"])
+
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=keep)]
+        history = model.fit(data, steps_per_epoch=len(SAMPLES), callbacks=callbacks, verbose=0).history
+        means = model.get_layer("means")
+        results[kind] = {
+            "weights": [weight.numpy() for weight in model.trainable_weights if weight.shape.rank],
+            "rows": embedding.export_table("item"),
+            "history": {name: values[0] for name, values in history.items()},
+            "losses": losses,
+            "moving": moving[-1],
+            "calls": [int(means.calls), int(means.more_calls)],
+            "scale": float(getattr(model.optimizer, "loss_scale", 0)),
+            "evaluated": model.evaluate(data, steps=len(SAMPLES), verbose=0) if kind == "sync" else [],
+            "finite": all(np.isfinite(weight.numpy()).all() for weight in model.weights),
+        }
+    return results
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """By number of ranks, the results of each rank."""
+    others = [kind for kind in REFERENCES if kind not in ON_THREE_RANKS]
+    kinds = {1: sorted(set(REFERENCES.values())), 2: others, 3: ON_THREE_RANKS}
+    return {ranks: run_ranks(fit, ranks, timeout_s=600, kinds=of_ranks) for ranks, of_ranks in kinds.items()}
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_ranks_that_have_data_in_turns_train_as_one_process(trained, kind):
+    of_ranks = [one[kind] for one in trained[3 if kind in ON_THREE_RANKS else 2]]
+    expected = trained[1][0][REFERENCES[kind]]
+    for of_rank in of_ranks:
+        # Sums of float32 in another order, through six steps of Adam; weights and rows are of the order of 1.
+        for weight, of_one in zip(of_rank["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(weight, of_one, atol=1e-4)
+        if kind not in ("plain", "pipelined"):  # Keras' logs are a rank's own; the reference has a step of its own
+            assert of_rank["history"] == pytest.approx(expected["history"], abs=1e-4)
+        assert of_rank["finite"] and np.isfinite(of_rank["losses"]).all() and np.isfinite(of_rank["evaluated"]).all()
+        assert of_rank["scale"] in (0, 2.0**15)  # Keras' initial scale, which no step has lowered
+    ids, rows = (np.concatenate([of_rank["rows"][i] for of_rank in of_ranks]) for i in range(2))
+    np.testing.assert_allclose(rows[np.argsort(ids)], expected["rows"][1][np.argsort(expected["rows"][0])], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_the_state_of_a_rank_follows_its_own_samples(trained, kind):
+    """A moving average and two counters, by NumPy. A micro-batch is a call of its own, if it has samples."""
+    of_ranks = [one[kind] for one in trained[3 if kind in ON_THREE_RANKS else 2]]
+    for of_job in ([trained[1][0][REFERENCES[kind]]], of_ranks):
+        for rank, of_rank in enumerate(of_job):
+            steps = range(rank, len(SAMPLES), len(of_job))
+            pieces = [min(2, SAMPLES[step]) if REFERENCES[kind] == "frozen_window" else 1 for step in steps]
+            assert of_rank["calls"] == [sum(pieces)] * 2
+            if sum(pieces) == len(steps):
+                moving = np.zeros(4)
+                for step in steps:
+                    moving = 0.99 * moving + 0.01 * step_data(step)[0]["numbers"].numpy().mean(0)
+                np.testing.assert_allclose(of_rank["moving"], moving, rtol=1e-5)

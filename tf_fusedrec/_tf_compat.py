@@ -156,10 +156,11 @@ def of_keras_3(value: object) -> bool:
     return any(kind.__module__.split(".")[0] == "keras" for kind in type(value).__mro__)
 
 
-def in_keras_3_call() -> bool:
-    """Whether a layer or model of Keras 3 calls. It does not see the weights of a legacy layer, so it trains none."""
+def keras_3_caller() -> Any:
+    """The layer or model of Keras 3 that calls; None outside. It does not see the weights of a legacy layer."""
     state = sys.modules.get("keras.src.backend.common.global_state")  # Keras 3 has no public name for its running call
-    return state is not None and state.get_global_attribute("current_call_ctx") is not None
+    context = None if state is None else state.get_global_attribute("current_call_ctx")
+    return None if context is None else context.entry_layer
 
 
 __all__ = [
@@ -168,9 +169,9 @@ __all__ = [
     "XSpace",
     "check_versions",
     "converted_as_here",
-    "in_keras_3_call",
     "in_xla_context",
     "keras",
+    "keras_3_caller",
     "of_keras_3",
     "recorded_by_tape",
     "tf",

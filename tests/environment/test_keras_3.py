@@ -72,6 +72,17 @@ def test_the_layer_inside_keras_3_is_refused(embedding):
         embedding({"item": keras_3.Input([], dtype="int64")})
 
 
+@pytest.mark.parametrize("kind", ["layer", "model"])
+def test_a_layer_of_keras_3_on_rows_of_a_functional_model_is_refused(embedding, kind):
+    rows = embedding({"item": fr.keras.Input([], dtype=tf.int64)})["item"]
+    part = keras_3_model() if kind == "model" else keras_3.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    with pytest.raises(
+        ValueError, match=f"layer '{part.name}' got a tensor of .*It is a {type(part).__name__}, {REMEDY}"
+    ):
+        part(rows)
+    assert fr.keras.layers.Dense(1)(tf.nn.relu(rows)).shape == (None, 1)  # the refused call has ended
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -83,12 +94,15 @@ def test_the_layer_inside_keras_3_is_refused(embedding):
 def test_what_compile_gets_of_keras_3_is_refused(embedding, given):
     with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
         legacy_model(embedding).compile(**{"optimizer": "sgd", "loss": "mse", **given})
+    plain = legacy_model(embedding)
+    with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
+        fr.keras.Model(plain.inputs, plain.outputs).compile(**{"optimizer": "sgd", "loss": "mse", **given})
 
 
-@pytest.mark.parametrize("held", [keras_3.layers.Dense(1), [keras_3.layers.Dense(1)]])
-def test_layers_of_keras_3_inside_a_model_are_refused(held):
+@pytest.mark.parametrize("held", [keras_3.layers.Dense(1), [keras_3.layers.Dense(1)], {"a": [keras_3.layers.Dense(1)]}])
+def test_layers_of_keras_3_inside_a_model_are_refused(embedding, held):
     model = fr.schedules.PipelinedModel()
-    model.head = held
+    model.embedding, model.head = embedding, held
     with pytest.raises(ValueError, match=f"attribute 'head' is or holds Dense, {REMEDY}"):
         model.compile("sgd", "mse")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import KERAS_3, in_keras_3_call, of_keras_3, tf
+from tf_fusedrec._tf_compat import KERAS_3, keras_3_caller, of_keras_3, tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.tables import Table
@@ -52,7 +52,7 @@ def flatten_inputs(
     Raises:
       ValueError: no dict, an unknown feature, a feature that `flatten` refuses, or a call inside Keras 3.
     """
-    if in_keras_3_call():
+    if keras_3_caller() is not None:
         raise ValueError(
             f"{layer_name!r} is called inside a layer or model of Keras 3, which would not train its rows. Remedy: a "
             "model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 model."

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import tf_fusedrec.schedules.keras_3  # noqa: F401  Lets `compile` of every model refuse parts of Keras 3.
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
@@ -19,7 +20,6 @@ from tf_fusedrec.schedules.equal_lengths import equal_lengths
 from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
-from tf_fusedrec.schedules.keras_3 import check_no_keras_3
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
 from tf_fusedrec.schedules.schedule import Schedule
@@ -86,7 +86,6 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of Keras 3; two
             FusedEmbeddings of one name.
         """
-        check_no_keras_3(self, args, kwargs)
         if kwargs.get("jit_compile"):
             raise ValueError(
                 f"Model {self.name!r} got jit_compile=True, but its lookups have no XLA kernels. Use "

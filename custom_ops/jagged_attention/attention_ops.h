@@ -24,14 +24,15 @@ inline absl::Status CheckBias(InferenceContext* c, int first) {
   return absl::OkStatus();
 }
 
-// Checks query_splits, the last input, and returns whether it is given.
+// Checks query_splits, the last input but dropout_seed, and returns whether it is given.
 inline absl::Status HasQuerySplits(InferenceContext* c, bool* has) {
-  int number;
+  int number, seeds = 0;
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->GetAttr("num_query_splits", &number));
+  c->GetAttr("num_dropout_seeds", &seeds).IgnoreError();  // not an attribute of all ops
   if (number > 1) return absl::InvalidArgumentError(absl::StrCat("query_splits must be one tensor, got ", number, "."));
   *has = number == 1;
-  return *has ? c->WithRank(c->input(c->num_inputs() - 1), 1, &unused) : absl::OkStatus();
+  return *has ? c->WithRank(c->input(c->num_inputs() - 1 - seeds), 1, &unused) : absl::OkStatus();
 }
 
 // Gives dimension d of two shapes the same size.
@@ -91,6 +92,12 @@ inline absl::Status CheckAttention(InferenceContext* c, int first, Tokens* token
   .Input("answers: int64")          \
   .Input("contextual_lengths: int64") \
   .Input("query_splits: num_query_splits * int64")
+
+// The last input of the ops that attend.
+#define FUSEDREC_DROPOUT_INPUT .Input("dropout_seed: num_dropout_seeds * int64")
+#define FUSEDREC_DROPOUT_ATTRS  \
+  .Attr("dropout: float = 0.0") \
+  .Attr("num_dropout_seeds: int >= 0 = 0")
 
 #define FUSEDREC_MASK_AND_BIAS_ATTRS       \
   .Attr("attention_window: int >= 0 = 0")  \

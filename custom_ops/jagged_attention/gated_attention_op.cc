@@ -31,11 +31,13 @@ REGISTER_OP("Fusedrec>GatedAttention")
     FUSEDREC_GATE_INPUTS
     FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
+    FUSEDREC_DROPOUT_INPUT
     .Output("out: T")
     .Output("attended: T")
     FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_GATE_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
+    FUSEDREC_DROPOUT_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
       TF_RETURN_IF_ERROR(CheckAttention(c, 3, &tokens));
@@ -61,6 +63,7 @@ REGISTER_OP("Fusedrec>GatedAttentionGrad")
     FUSEDREC_GATE_INPUTS
     FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
+    FUSEDREC_DROPOUT_INPUT
     .Output("gate_grads: T")
     .Output("norm_weight_grads: float")
     .Output("norm_bias_grads: float")
@@ -72,6 +75,7 @@ REGISTER_OP("Fusedrec>GatedAttentionGrad")
     FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_GATE_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
+    FUSEDREC_DROPOUT_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
       TF_RETURN_IF_ERROR(CheckAttention(c, 5, &tokens));

@@ -22,9 +22,11 @@ absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
 REGISTER_OP("Fusedrec>JaggedAttention")
     FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
+    FUSEDREC_DROPOUT_INPUT
     .Output("out: T")
     FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
+    FUSEDREC_DROPOUT_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
       TF_RETURN_IF_ERROR(CheckAttention(c, 0, &tokens));
@@ -49,6 +51,7 @@ asks: <int64>[Tq] seconds; ignored with time = 'none', as answers.
 answers: <int64>[T] seconds.
 contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.
 query_splits: none, or one <int64>[B+1]; row b has the queries query_splits[b] .. query_splits[b+1].
+dropout_seed: with `dropout`, one <int64>[]. A pair is hidden with this probability, by seed, row, head, key and query.
 out: <T>[Tq, H, Dv]; computed in float32, rounded once.
 )doc");
 
@@ -56,6 +59,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Input("grads: T")
     FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
+    FUSEDREC_DROPOUT_INPUT
     .Output("query_grads: T")
     .Output("key_grads: T")
     .Output("value_grads: T")
@@ -63,6 +67,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Output("time_grads: float")
     FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
+    FUSEDREC_DROPOUT_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
       ShapeHandle unused;

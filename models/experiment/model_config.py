@@ -25,6 +25,7 @@ class GRMConfig(RankingConfig):
     value_dim: int = 16
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
     group_norm: bool = False  # normalises context, history and exposed tokens by own weights before each block
+    attention_dropout: float = 0.0  # share of the attention's weights that a training step sets to 0
     causal_context: bool = False  # context tokens see only those before them, so a kept user state takes new events
     cross_layers: int = 0  # DCN-V2's, before the experts, of a target's output and the columns beside it; 0: none
     cross_rank: int = 0  # rank of a cross layer's matrix; 0: a full matrix
@@ -37,6 +38,7 @@ class GRMConfig(RankingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("model.kind", self.kind, ("grm",))
+        check_dropout("attention_dropout", self.attention_dropout)
         for name in ("num_blocks", "num_heads", "qk_dim", "value_dim", "num_experts", "expert_units", "head_units"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         check_at_least("model.time_buckets", self.time_buckets, 0)
@@ -120,6 +122,7 @@ class RetrievalConfig:
     qk_dim: int = 50
     value_dim: int = 50
     dropout: float = 0.2
+    attention_dropout: float = 0.0  # HSTU: share of the attention's weights that a training step sets to 0
     encoder: str = "hstu"  # one of ENCODERS
     ffn_multiple: int = 1  # hidden columns of FuXi's and SASRec's feed-forward network, in multiples of dim
     position_bias: bool = True  # HSTU: whether to have a bias by distance in the sequence
@@ -140,6 +143,9 @@ class RetrievalConfig:
             check_at_least(f"model.{name}", getattr(self, name), 1)
         check_at_least("model.time_buckets", self.time_buckets, 0)
         check_dropout("dropout", self.dropout)
+        check_dropout("attention_dropout", self.attention_dropout)
+        if self.attention_dropout and self.encoder != "hstu":
+            raise ValueError(f"model.attention_dropout is for the encoder 'hstu', got {self.encoder!r}. Set it to 0.")
         check_at_least("model.num_negatives", self.num_negatives, 1)
         check_choice("model.encoder", self.encoder, ENCODERS)
         check_choice("model.time_encoding", self.time_encoding, TIME_ENCODINGS)

@@ -42,9 +42,10 @@ def _block(config: GRMConfig | RetrievalConfig, name: str) -> Block:
         "time_buckets": config.time_buckets or 1,
     }
     if isinstance(config, GRMConfig):
-        return HSTU(form="mtgrboost", **common)
+        return HSTU(form="mtgrboost", attention_dropout=config.attention_dropout, **common)
     if config.encoder == "hstu":
-        return HSTU(form="research", position_bias=config.position_bias, **common)
+        common |= {"position_bias": config.position_bias, "attention_dropout": config.attention_dropout}
+        return HSTU(form="research", **common)
     return FuXi(form=config.encoder.removeprefix("fuxi_"), ffn_multiple=config.ffn_multiple, **common)
 
 

@@ -29,8 +29,9 @@ def biased(query, key, value, splits, position, weights, thresholds, asks, answe
         tape.watch(given)
         bias = ops.RelativeBias(position, time, ops.SequenceTimes(asks, answers))
         out = ops.jagged_attention(
-            query, key, value, splits, scale=0.1, bias=bias, attention_window=3 if first else 0, global_window=first
-        )
+            query, key, value, splits, scale=0.1, bias=bias, attention_window=3 if first else 0, global_window=first,
+            dropout=0.3, dropout_seed=2**40 + 7,
+        )  # fmt: skip
     return out, tape.gradient(out, given, grads)
 
 

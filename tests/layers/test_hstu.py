@@ -211,12 +211,19 @@ def test_new_weights_are_drawn_apart():
     assert abs(np.std(position) - 0.02) < 0.005  # 129 draws: standard error 0.0012
 
 
-def test_dropout_works_in_training_only():
+@pytest.mark.parametrize("rates", [{"dropout": 0.5}, {"attention_dropout": 0.5}])
+def test_dropout_works_in_training_only(rates):
     x, stamps = batch(ROW_LENGTHS["mixed"])
-    layer = HSTU(**SIZES, dropout=0.5)
+    layer = HSTU(**SIZES, **rates)
+    assert HSTU.from_config(layer.get_config()).get_config() == layer.get_config()
     still = layer(x, timestamps=stamps).values
     np.testing.assert_array_equal(layer(x, timestamps=stamps, training=False).values, still)
-    assert np.any(layer(x, timestamps=stamps, training=True).values != still)
+    drawn = [layer(x, timestamps=stamps, training=True).values for _ in range(2)]
+    assert np.any(drawn[0] != still) and np.any(drawn[0] != drawn[1])
+    tf.random.set_seed(3)
+    drawn[0] = layer(x, timestamps=stamps, training=True).values
+    tf.random.set_seed(3)
+    np.testing.assert_array_equal(layer(x, timestamps=stamps, training=True).values, drawn[0])
 
 
 def test_a_saved_model_answers_alike(tmp_path):

@@ -43,9 +43,26 @@ def _maps(begin, end, count, position_weights, kind, parameters, thresholds, ask
     return position, time
 
 
+def mixed(bits):
+    """lowbias32 (Wellons), of <uint64> arrays with numbers below 2^32."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D % 2**32
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B % 2**32
+    return bits ^ (bits >> 16)
+
+
+def kept_pairs(seed, dropout, row, heads, length):
+    """Returns the factors [H, length, length] by head, query and key: 1 / (1 - dropout), or 0 for hidden pairs."""
+    numbers = lambda *count: np.arange(max(count), dtype=np.uint64).reshape(count)  # noqa: E731
+    after = lambda bits, number: mixed((bits + number * 0x9E3779B9) % 2**32)  # noqa: E731
+    low, high = (np.full([1, 1, 1], word % 2**32, np.uint64) for word in (seed, seed >> 32))
+    of_head = after(after(mixed(low ^ mixed(high)), np.full([1, 1, 1], row, np.uint64)), numbers(heads, 1, 1))
+    bits = after(after(of_head, numbers(1, 1, length)), numbers(1, length, 1))
+    return (bits >> 1 >= int(float(np.float32(dropout)) * 2**31)) / (1 - dropout)
+
+
 def attention_oracle(
     query, key, value, row_splits, *, scale, alpha=1.0, num_targets=None, position_weights=None, kind=None,
-    parameters=None, thresholds=None, asks=None, answers=None, **masks,
+    parameters=None, thresholds=None, asks=None, answers=None, dropout=0.0, dropout_seed=0, **masks,
 ):  # fmt: skip
     """Returns [T, H, Dv]. scale is a number or [T]."""
     scale = tf.broadcast_to(tf.cast(scale, value.dtype), [value.shape[0]])
@@ -58,6 +75,8 @@ def attention_oracle(
                 score += part
         seen = tf.constant(visible_pairs(end - begin, count, **masks_of_row(masks, row)), q.dtype)
         weight = score * tf.sigmoid(score) * seen * scale[begin:end, None]
+        if dropout and end > begin:
+            weight *= tf.constant(kept_pairs(dropout_seed, dropout, row, q.shape[1], end - begin), q.dtype)
         outs.append(tf.einsum("hij,jhd->ihd", weight, v))
     return tf.concat(outs, axis=0)
 

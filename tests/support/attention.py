@@ -12,6 +12,7 @@ from tf_fusedrec._tf_compat import tf
 
 # Two equal thresholds leave bucket 1 empty, as in the published table. The largest does not fit 32 bits.
 THRESHOLDS = np.array([2, 2, 5, 40, 41, 300, 1000, 90_000, 2**33], np.int64)
+SEED = -(2**40) - 7  # of the dropout, negative and beyond 32 bits
 PARAMETERS = {"power": [0.8, 0.4], "exponential": [0.7, -8.0], "stretched": [0.9, -3.0, 0.3]}
 
 
@@ -33,6 +34,7 @@ class Case:
     time: str | None = None
     far: bool = False  # True if times are more than 2^31 seconds apart.
     one_time: bool = False  # True if the targets of a row ask at one time.
+    dropout: float = 0.0
     queries: tuple[int, ...] | None = None  # Per row, how many of its last tokens ask. None: all.
     seed: int = 0
 
@@ -129,6 +131,8 @@ class Arrays:
             return functions.bias_attention(weights["value"], self.case.splits, **given)
         tokens = [weights[name] for name in ("query", "key", "value")]
         scale = self.scale[self.case.asking]
+        if self.case.dropout:
+            given.update(dropout=self.case.dropout, dropout_seed=tf.constant(SEED, tf.int64))
         return functions.jagged_attention(*tokens, self.case.splits, scale=scale, alpha=0.7, **given)
 
     def oracle(self, weights, channels=False):
@@ -139,6 +143,7 @@ class Arrays:
         # The oracle lets every token ask. The other tokens ask with zeros, and their answers are dropped.
         query = tf.scatter_nd(asking[:, None], weights["query"], weights["key"].shape)
         tokens = query, weights["key"], weights["value"]
+        given.update(dropout=self.case.dropout, dropout_seed=SEED)
         return tf.gather(attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given), asking)
 
     def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:

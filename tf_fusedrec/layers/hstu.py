@@ -41,6 +41,8 @@ class HSTU(keras.layers.Layer):
       form: Published form, one of FORMS.
       max_sequence_length: N, at least the longest row; size of the position table.
       dropout: Dropout rate before the last projection.
+      attention_dropout: Share of the weights of the attention that a training step sets to 0. The published layers
+        declare it and do not use it.
       position_bias, time_encoding, time_buckets: Options of BiasWeights. The heads of a block share its weights.
       divisor: "max_length", "row_length" or "visible_keys". "max_length" is N, as published; the result does not
         depend on the row's length. "visible_keys" is the number of tokens that the query token sees.
@@ -88,6 +90,7 @@ class HSTU(keras.layers.Layer):
         concat: bool = False,
         group_norm: bool = False,
         gate_activation: str = "none",
+        attention_dropout: float = 0.0,
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
@@ -105,6 +108,8 @@ class HSTU(keras.layers.Layer):
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}.")
+        if not 0 <= attention_dropout < 1:
+            raise ValueError(f"attention_dropout must be >= 0 and < 1, got {attention_dropout}.")
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
         if form != "production" and (group_norm or gate_activation != "none"):
             raise ValueError(f'group_norm and gate_activation belong to form "production", got form {form!r}.')
@@ -127,6 +132,7 @@ class HSTU(keras.layers.Layer):
         self.concat = concat
         self.group_norm = group_norm
         self.gate_activation = gate_activation
+        self.attention_dropout = attention_dropout
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
@@ -177,8 +183,11 @@ class HSTU(keras.layers.Layer):
         bias = self.bias_weights(x.row_splits, timestamps, num_targets)
         gate, *heads = self._project(x.values)
         masks = self._masks(num_targets, contextual_length)
-        scale = self._scale(x.row_splits, masks)
-        gated = self._gated(gate, *heads, x.row_splits, scale=scale, bias=bias, **masks)
+        scale, dropout = self._scale(x.row_splits, masks), {}
+        if training and self.attention_dropout:
+            seed = tf.random.uniform([], tf.int64.min, tf.int64.max, tf.int64)
+            dropout = {"dropout": self.attention_dropout, "dropout_seed": seed}
+        gated = self._gated(gate, *heads, x.row_splits, scale=scale, bias=bias, **masks, **dropout)
         return x.with_values(self.output_stage([x.values, *gated], training=training))
 
     def extend(
@@ -274,7 +283,8 @@ class HSTU(keras.layers.Layer):
     def get_config(self):
         names = (
             "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
-            "divisor attention_window min_full_length global_window target_group_size concat group_norm gate_activation"
+            "divisor attention_window min_full_length global_window target_group_size concat group_norm "
+            "gate_activation attention_dropout"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
-from tf_fusedrec.ops.jagged_attention import ATTRIBUTES, RelativeBias, attention_inputs
+from tf_fusedrec.ops.jagged_attention import ATTRIBUTES, RelativeBias, attention_inputs, optional_inputs
 
 
 class OutputGate(NamedTuple):
@@ -40,6 +40,8 @@ def gated_attention(
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """jagged_attention, then gate and norm, in one op. No other op passes over [Tq, H, Dv].
 
@@ -65,7 +67,7 @@ def gated_attention(
     inputs = attention_inputs(
         query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
         contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
-        global_window=global_window, target_group_size=target_group_size,
+        global_window=global_window, target_group_size=target_group_size, dropout=dropout, dropout_seed=dropout_seed,
     )  # fmt: skip
     return library.fusedrec_gated_attention(
         gate=gate.gate,
@@ -80,12 +82,14 @@ def gated_attention(
 
 @tf.RegisterGradient("Fusedrec>GatedAttention")
 def _gated_attention_gradient(op, grads, _):
-    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha", "per_head", "gate_first", "epsilon")}
+    attributes = {
+        name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha", "dropout", "per_head", "gate_first", "epsilon")
+    }
     attributes["time"] = attributes["time"].decode()
-    inputs, query_splits = op.inputs[:15], list(op.inputs[15:])
-    found = library.fusedrec_gated_attention_grad(grads, op.outputs[1], *inputs, query_splits, **attributes)
+    inputs, lists = op.inputs[:15], optional_inputs(op, 15)
+    found = library.fusedrec_gated_attention_grad(grads, op.outputs[1], *inputs, *lists, **attributes)
     # Inputs: gate, norm_weight, norm_bias, then the inputs of JaggedAttention.
-    return [*found[:6], None, None, None, *found[6:], None, None, None, None, *(None for _ in query_splits)]
+    return [*found[:6], None, None, None, *found[6:], *(None for _ in op.inputs[11:])]
 
 
 tf.no_gradient("Fusedrec>GatedAttentionGrad")

@@ -62,6 +62,8 @@ def jagged_attention(
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
 
@@ -113,13 +115,16 @@ def jagged_attention(
       target_group_size: g >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
+      dropout: share of the pairs that are hidden at random, 0 <= dropout < 1. The sum of the others is divided by
+        1 - dropout.
+      dropout_seed: <int64>[]; given exactly with dropout. Seed, row, head, key and query alone decide about a pair.
 
     Returns:
       <type of value>[Tq, H, Dv].
 
     Raises:
-      ValueError: a length is negative, target_group_size is below 1, global_window comes without attention_window, or
-        bias is incomplete.
+      ValueError: dropout is out of range or comes without its seed, a length is negative, target_group_size is below 1,
+        global_window comes without attention_window, or bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
         N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or
@@ -131,17 +136,26 @@ def jagged_attention(
         **attention_inputs(
             query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
             contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
-            global_window=global_window, target_group_size=target_group_size,
+            global_window=global_window, target_group_size=target_group_size, dropout=dropout,
+            dropout_seed=dropout_seed,
         )
     )  # fmt: skip
 
 
 def attention_inputs(
-    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, **masks
-) -> dict[str, Any]:
+    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, *, dropout, dropout_seed,
+    **masks,
+) -> dict[str, Any]:  # fmt: skip
     """Returns inputs and attributes of the ops that attend, from the arguments of jagged_attention."""
-    tokens = {"query": query, "key": key, "value": value, "scale": tf.cast(scale, tf.float32), "alpha": alpha}
-    return {**tokens, **_rows(row_splits, **masks), **_bias(bias), "query_splits": _list_of(query_splits)}
+    if not 0 <= dropout < 1 or (dropout > 0) != (dropout_seed is not None):
+        raise ValueError(
+            "dropout must be >= 0 and < 1, with dropout_seed exactly where it is > 0, "
+            f"got {dropout} and {dropout_seed}."
+        )
+    scale = tf.cast(scale, tf.float32) / (1.0 - dropout)
+    tokens = {"query": query, "key": key, "value": value, "scale": scale, "alpha": alpha}
+    lists = {"query_splits": _list_of(query_splits), "dropout_seed": _list_of(dropout_seed)}
+    return {**tokens, **_rows(row_splits, **masks), **_bias(bias), **lists, "dropout": dropout}
 
 
 def bias_attention(
@@ -246,9 +260,9 @@ def _rows(
     }
 
 
-def _list_of(query_splits: tf.Tensor | None) -> list[tf.Tensor]:
-    """Returns the optional input in the form of the ops."""
-    return [] if query_splits is None else [tf.cast(query_splits, tf.int64)]
+def _list_of(optional: tf.Tensor | None) -> list[tf.Tensor]:
+    """Returns an optional input in the form of the ops."""
+    return [] if optional is None else [tf.cast(optional, tf.int64)]
 
 
 def _bias(bias: RelativeBias | None) -> dict[str, Any]:
@@ -280,13 +294,19 @@ ATTRIBUTES = (*WINDOWS, "target_group_size", "targets", "position", "time")
 
 @tf.RegisterGradient("Fusedrec>JaggedAttention")
 def _jagged_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha")}
+    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha", "dropout")}
     attributes["time"] = attributes["time"].decode()
-    inputs, query_splits = op.inputs[:12], list(op.inputs[12:])
-    found = library.fusedrec_jagged_attention_grad(grads, *inputs, query_splits, **attributes)
+    inputs, lists = op.inputs[:12], optional_inputs(op, 12)
+    found = library.fusedrec_jagged_attention_grad(grads, *inputs, *lists, **attributes)
     # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds, both times,
-    # contextual_lengths and perhaps query_splits.
-    return [*found[:3], None, None, None, *found[3:], None, None, None, None, *(None for _ in query_splits)]
+    # contextual_lengths and perhaps query_splits and dropout_seed.
+    return [*found[:3], None, None, None, *found[3:], *(None for _ in op.inputs[8:])]
+
+
+def optional_inputs(op: tf.Operation, first: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns the lists query_splits and dropout_seed, which are the inputs of an op from `first` on."""
+    middle = first + op.get_attr("num_query_splits")
+    return list(op.inputs[first:middle]), list(op.inputs[middle:])
 
 
 @tf.RegisterGradient("Fusedrec>JaggedBiasAttention")

@@ -5,6 +5,7 @@
 constexpr int64_t kLanes = kVectorBytes / 4;
 
 typedef int32_t IntVec __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t UintVec __attribute__((vector_size(kVectorBytes)));
 typedef float LooseVec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef int32_t LooseIntVec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 

@@ -176,7 +176,9 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
             const int64_t key = tile.key_begin - first, n = panel * heads + h;
           Multiply<false, false>(keys, lanes, p.qk_dim, held.KeyAt(h, key), held.key_stride,
                                  scratch.query + n * query_size + lane, kPanel, scratch.score + lane, kPanel);
-          FUSEDREC_TILE_CASES(SiluTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score);
+          SetHead(p, unit.row, unit.head_begin + h, &mask);
+          const bool masked = tile.masked || p.dropped > 0;
+          FUSEDREC_TILE_CASES(SiluTile, biased, masked, mask, tile, scratch.bias, scratch.score);
           Multiply<true, true>(p.value_dim, lanes, keys, held.ValueAt(h, key), held.value_stride, scratch.score + lane,
                                kPanel, scratch.result + n * result_size + lane, kPanel);
         }
@@ -254,7 +256,9 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
         Multiply<false, false>(keys, lanes, p.value_dim, held.ValueAt(h, tile.key_begin - unit.begin),
                                held.value_stride, scratch.grads + h * p.value_dim * kPanel + lane, kPanel,
                                scratch.weight_grads + lane, kPanel);
-        FUSEDREC_TILE_CASES(SiluGradTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score,
+        SetHead(p, unit.row, unit.head_begin + h, &mask);
+        const bool masked = tile.masked || p.dropped > 0;
+        FUSEDREC_TILE_CASES(SiluGradTile, biased, masked, mask, tile, scratch.bias, scratch.score,
                             scratch.weight_grads);
         Multiply<true, true>(p.qk_dim, lanes, keys, key, held.key_stride, scratch.weight_grads + lane, kPanel,
                              scratch.result + h * p.qk_dim * kPanel + lane, kPanel);

@@ -80,9 +80,22 @@ static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int6
 // No query before `end` sees keys from here on, because only context tokens see later tokens.
 static inline int64_t LastVisible(const RowMask& mask, int64_t end) { return mask.contextual ? mask.length : end; }
 
+// Dropout of pairs. lowbias32 by Chris Wellons mixes seed, row, head, key and query, one after the other.
+constexpr uint32_t kNextPair = 0x9e3779b9u;
+
+template <typename Bits>
+static inline Bits MixBits(Bits x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
 // The queries of a panel, one per lane.
 struct PanelMask {
   RowMask row;
+  uint32_t dropped = 0, head_bits = 0;
   int64_t begin, end;  // places of the queries
   int32_t numbers[kPanel] __attribute__((aligned(64)));
   int32_t places[kPanel] __attribute__((aligned(64)));
@@ -96,6 +109,14 @@ static inline void SetPanel(const RowMask& row, int64_t begin, int64_t end, Pane
     panel->places[lane] = static_cast<int32_t>(begin + lane);
     panel->numbers[lane] = row.Number(Lesser(begin + lane, end - 1));
   }
+}
+
+// Pairs that VisibleLanes tells of from now on are of this head.
+static inline void SetHead(const AttentionProblem& problem, int64_t row, int64_t head, PanelMask* panel) {
+  panel->dropped = problem.dropped;
+  if (problem.dropped == 0) return;
+  const uint32_t of_row = MixBits(problem.pair_seed + static_cast<uint32_t>(row) * kNextPair);
+  panel->head_bits = MixBits(of_row + static_cast<uint32_t>(head) * kNextPair);
 }
 
 // All ones where the queries of `lane` and the following see key j.
@@ -112,6 +133,11 @@ static inline IntVec VisibleLanes(const PanelMask& panel, int64_t lane, int64_t 
     const IntVec places = LoadInt(panel.places + lane);
     visible |= (places > SplatInt(static_cast<int32_t>(j))) &
                (places < SplatInt(static_cast<int32_t>(Lesser(panel.row.GroupEnd(j), INT32_MAX))));
+  }
+  if (panel.dropped > 0) {
+    const uint32_t of_key = MixBits(panel.head_bits + static_cast<uint32_t>(j) * kNextPair);
+    const UintVec pairs = MixBits((UintVec)LoadInt(panel.places + lane) * kNextPair + of_key);
+    visible &= (IntVec)(pairs >> 1) >= SplatInt(static_cast<int32_t>(panel.dropped));
   }
   return visible;
 }

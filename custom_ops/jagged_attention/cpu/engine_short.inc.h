@@ -43,6 +43,7 @@ struct ShortRow {
 
   // Vectors of the tile from here on see all of it.
   int64_t MaskedEnd(const Tile& tile) const {
+    if (mask.dropped > 0) return tile.lane_end;
     return !tile.masked ? tile.lane_begin : triangle ? Lesser(tile.key_end, tile.lane_end) : tile.lane_end;
   }
 
@@ -73,10 +74,11 @@ struct ShortRow {
 
 static void ForwardShort(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   const ShortScratch scratch(p, memory);
-  const ShortRow row(p, unit);
+  ShortRow row(p, unit);
   const int64_t qk_stride = p.heads * p.qk_dim, value_stride = p.heads * p.value_dim;
   row.Clear(scratch.score);
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
+    SetHead(p, unit.row, head, &row.mask);
     const int64_t qk_at = row.token * qk_stride + head * p.qk_dim;
     const int64_t value_at = row.token * value_stride + head * p.value_dim;
     const int64_t query_at = row.query_token * qk_stride + head * p.qk_dim;
@@ -123,11 +125,12 @@ static inline void SiluGradShort(const ShortRow& row, const Tile& tile, float al
 // As Backward; with s the scale and y, dx as there: dv = (s y)^T g, dq = (alpha dx) k, dk = (alpha dx)^T q.
 static void BackwardShort(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   const ShortScratch scratch(p, memory);
-  const ShortRow row(p, unit);
+  ShortRow row(p, unit);
   const int64_t qk_stride = p.heads * p.qk_dim, value_stride = p.heads * p.value_dim;
   const Factor scale = {1.0f, p.scale + row.query_token * p.scale_stride, p.scale_stride};
   row.Clear(scratch.weight_grads);
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
+    SetHead(p, unit.row, head, &row.mask);
     const int64_t qk_at = row.token * qk_stride + head * p.qk_dim;
     const int64_t value_at = row.token * value_stride + head * p.value_dim;
     const int64_t query_at = row.query_token * qk_stride + head * p.qk_dim;

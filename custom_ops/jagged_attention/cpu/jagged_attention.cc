@@ -19,6 +19,8 @@ AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
   problem.attention_window = rows.attention_window;
   problem.min_full_length = rows.min_full_length;
   problem.global_window = rows.global_window;
+  problem.dropped = rows.dropped;
+  problem.pair_seed = rows.pair_seed;
   problem.bias = bias;
   return problem;
 }

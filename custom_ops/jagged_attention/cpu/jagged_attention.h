@@ -57,6 +57,8 @@ struct JaggedRows {
   int64_t attention_window = 0;  // 0: no window
   int64_t min_full_length = 0;
   int64_t global_window = 0;
+  uint32_t dropped = 0;  // pairs hidden at random, of 2^31 (AttentionProblem)
+  uint32_t pair_seed = 0;
 
   absl::Span<const int64_t> queries() const { return query_splits.empty() ? row_splits : query_splits; }
 };

@@ -66,6 +66,10 @@ struct AttentionProblem {
   int64_t attention_window;
   int64_t min_full_length;
   int64_t global_window;
+  // Pairs hidden at random, a pure function of seed, row, head, key and query (engine_masks.inc.h): those with fewer than
+  // `dropped` of 2^31. 0: none.
+  uint32_t dropped;
+  uint32_t pair_seed;
   BiasTables bias;
 
   float* out;           // forward: [T, heads, value_dim]; channels: [T, heads, channels * value_dim]

@@ -71,6 +71,7 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at, bool
   const auto clamp = [](int64_t x) { return static_cast<int>(std::min<int64_t>(x, int64_t{1} << 30)); };
   problem.mask = {clamp(call.target_group_size), clamp(call.attention_window), clamp(call.min_full_length),
                   clamp(call.global_window)};
+  problem.dropout = {static_cast<unsigned>(call.dropped), static_cast<unsigned>(call.pair_seed)};
   problem.bias.position = call.max_length > 0 ? call.position_weights : nullptr;
   problem.bias.max_length = static_cast<int>(call.max_length);
   problem.bias.thresholds = reinterpret_cast<const long long*>(at.thresholds);

@@ -51,6 +51,23 @@ struct RowMask {
   }
 };
 
+// Dropout of pairs, as in engine_masks.inc.h.
+struct PairDropout {
+  unsigned dropped, seed;
+
+  static __device__ unsigned Mix(unsigned x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+  }
+  static __device__ unsigned Next(unsigned bits, unsigned number) { return Mix(bits + number * 0x9e3779b9u); }
+
+  __device__ unsigned OfHead(int row, int64_t head) const { return Next(Next(seed, row), static_cast<unsigned>(head)); }
+  __device__ bool Keeps(unsigned of_head, int query, int key) const {
+    return dropped == 0 || Next(Next(of_head, key), query) >> 1 >= dropped;
+  }
+};
+
 struct MaskOptions {
   int target_group_size, attention_window, min_full_length, global_window;
 };

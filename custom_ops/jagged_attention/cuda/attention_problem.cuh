@@ -24,6 +24,7 @@ struct Problem {
   int64_t scale_stride;
   const int64_t *row_splits, *num_targets, *contextual_lengths, *query_splits;  // the last three: null without
   MaskOptions mask;
+  PairDropout dropout;
   BiasTables bias;  // of device memory
   const int64_t *asks, *answers;
   T* out;

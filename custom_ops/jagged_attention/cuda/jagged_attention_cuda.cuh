@@ -16,8 +16,8 @@ __device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 // The scores of a tile become weights (SiLU of score and bias, 0 where hidden) and their derivatives.
 template <typename T, int D, bool kKeyRows>
 __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask,
-                             const TimeFunction& function, int r0, int r1, int c0, int c1, float (*scores)[4],
-                             float (*slopes)[4]) {
+                             const TimeFunction& function, unsigned of_head, int r0, int r1, int c0, int c1,
+                             float (*scores)[4], float (*slopes)[4]) {
   using S = Shape<T, D>;
   const BiasTables& bias = tiles.bias;
   const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
@@ -32,7 +32,7 @@ __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>&
       for (int e = 0; e < 2; ++e) {
         const int c = column_base + 8 * n + e, column = c0 + c;
         const int query = kKeyRows ? column : row, key = kKeyRows ? row : column;
-        const bool visible = row < r1 && column < c1 && mask.Visible(query, key);
+        const bool visible = row < r1 && column < c1 && mask.Visible(query, key) && problem.dropout.Keeps(of_head, query, key);
         float weight = 0.0f, slope = 0.0f;
         if (visible) {
           float score = problem.alpha * scores[n][2 * half + e];
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
     const int64_t first = problem.row_splits[item.row], query_first = problem.QueryStart(item.row);
     const int64_t head = i % problem.heads;
     const RowMask mask = problem.MaskOfRow(item.row);
+    const unsigned of_head = problem.dropout.OfHead(item.row, head);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     // Beginnings of the sequence and head in the tensors of keys and values, and of queries and outputs.
     const int64_t at_key = first * stride_qk + head * problem.qk_dim;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       float scores[S::kPairBlocks][4] = {}, slopes[S::kPairBlocks][4];
       MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_a + row_base * S::kStride, S::kStride,
                                                 tiles.column_a + column_base * S::kStride, S::kStride, scores);
-      Weigh<T, D, kKeyRows>(problem, tiles, mask, function, r0, r1, c0, c1, scores, slopes);
+      Weigh<T, D, kKeyRows>(problem, tiles, mask, function, of_head, r0, r1, c0, c1, scores, slopes);
       if (kPass == kForward) S::StorePairs(scores, nullptr, false, tiles.pair_a);
       if (kPass == kKeyGrads) S::StorePairs(scores, tiles.scale, true, tiles.pair_a);
       if (kPass != kForward) {

@@ -82,6 +82,7 @@ struct FusedrecAttention {
   void* gate_grads;  // with a gate
   float* norm_weight_grads;
   float* norm_bias_grads;
+  int64_t dropped, pair_seed;  // below 2^31 and 2^32: pairs hidden at random (AttentionProblem of the CPU)
 };
 }
 

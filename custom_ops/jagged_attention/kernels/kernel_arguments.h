@@ -96,6 +96,9 @@ class BiasAndRows {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("position", &position_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
+    if (ctx->HasAttr("dropout")) OP_REQUIRES_OK(ctx, ctx->GetAttr("dropout", &dropout_));
+    OP_REQUIRES(ctx, dropout_ >= 0 && dropout_ < 1,
+                absl::InvalidArgumentError(absl::StrCat("dropout must be >= 0 and < 1, got ", dropout_, ".")));
     const std::map<std::string, TimeMap> maps = {{"none", TimeMap::kNone},
                                                  {"buckets", TimeMap::kBuckets},
                                                  {"power", TimeMap::kPower},
@@ -130,6 +133,7 @@ class BiasAndRows {
       TF_RETURN_IF_ERROR(RequireSplits("query_splits", rows->query_splits, total));
       TF_RETURN_IF_ERROR(RequireQueries(rows->row_splits, rows->query_splits));
     }
+    if (dropout_ > 0) TF_RETURN_IF_ERROR(Dropout(ctx, rows));
     if (!targets_) return absl::OkStatus();
     TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));
     rows->num_targets = In<int64_t>(targets);
@@ -154,7 +158,27 @@ class BiasAndRows {
   }
 
  private:
+  absl::Status Dropout(tensorflow::OpKernelContext* ctx, JaggedRows* rows) const {
+    tensorflow::OpInputList seeds;
+    TF_RETURN_IF_ERROR(ctx->input_list("dropout_seed", &seeds));
+    if (seeds.size() != 1 || seeds[0].dims() != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("dropout_seed must be one <int64>[] with dropout = ", dropout_,
+                                                     ", got ", seeds.size(), " tensors",
+                                                     seeds.size() == 1 ? " that is no scalar." : "."));
+    }
+    const uint64_t seed = static_cast<uint64_t>(seeds[0].scalar<int64_t>()());
+    const auto mix = [](uint32_t x) {  // as MixBits of engine_masks.inc.h
+      x = (x ^ (x >> 16)) * 0x7feb352du;
+      x = (x ^ (x >> 15)) * 0x846ca68bu;
+      return x ^ (x >> 16);
+    };
+    rows->pair_seed = mix(static_cast<uint32_t>(seed) ^ mix(static_cast<uint32_t>(seed >> 32)));
+    rows->dropped = static_cast<uint32_t>(static_cast<double>(dropout_) * 2147483648.0);
+    return absl::OkStatus();
+  }
+
   JaggedRows rows_;
+  float dropout_ = 0;
   bool targets_ = false, position_ = false;
   TimeMap time_ = TimeMap::kNone;
 };

@@ -34,7 +34,7 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _NUMBERS), ("alpha", ctypes.c_double), ("epsilon", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_void_p) for name in _POINTERS), ("dropped", ctypes.c_int64), ("pair_seed", ctypes.c_int64),
     ]  # fmt: skip
 
 

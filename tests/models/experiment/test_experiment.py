@@ -151,6 +151,7 @@ def test_overrides_are_yaml(tmp_path):
         ({"train": {"patience": -1}}, "train.patience must be >= 0, got -1"),
         ({"train": {"epochs": 2, "patience": 2}}, "train.patience must be below train.epochs = 2, got 2"),
         ({"model": {"item_dropout": 0.1}}, "model.item_dropout 0.1 trains the row of unknown items, which needs"),
+        ({"model": {"attention_dropout": 1.0}}, "model.attention_dropout must be 0 <= attention_dropout < 1, got 1.0"),
         ({"train": {"stochastic_length": 1.0}}, "train.stochastic_length must be > 1 and <= 2, or 0 .*, got 1.0"),
         ({"model": {"history_dropout": 1.0}}, "model.history_dropout must be 0 <= history_dropout < 1, got 1.0"),
         ({"model": {"profiles": -1}}, "model.profiles must be >= 0, got -1"),

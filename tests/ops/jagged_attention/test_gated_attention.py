@@ -20,6 +20,7 @@ CASES = {
     "short": Case((5, 0, 63), 2, 16, 16, targets=3),
     "odd": Case((70, 9), 3, 5, 7, contextual_length=2, position=True, time="buckets"),
     "units": Case((1100, 3), 2, 4, 4),
+    "dropout": Case((70, 9), 2, 4, 6, dropout=0.3),
     "queries": Case((90, 600, 4), 2, 4, 6, queries=(0, 520, 4)),
 }
 

@@ -59,6 +59,39 @@ def test_biases(bias):
     assert_close(Case((90, 0, 33), **bias, targets=4))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((7, 0, 63), 2, 16, 16, dropout=0.3),  # short rows
+        Case((90, 0, 5), 2, dropout=0.5, position=True, time="buckets", targets=4, contextual_length=2),
+        Case((600, 3), 1, 4, 4, dropout=0.1, time="power", attention_window=90),
+        Case((90, 600, 4), 2, 4, 6, dropout=0.3, queries=(0, 520, 4)),
+    ],
+    ids=["short", "biased", "units", "queries"],
+)
+def test_dropout_hides_pairs_by_seed_row_head_key_and_query(case):
+    assert_close(case)
+
+
+def test_dropout_hides_the_share_that_is_asked_for():
+    """With equal scores and one value, an output is the share of the kept keys; its mean over seeds is the output."""
+    ones, splits = tf.ones([400, 3, 4]), tf.constant([0, 300, 400], tf.int64)
+    attend = lambda **more: ops.jagged_attention(ones, ones, ones, splits, scale=1.0, **more).numpy()[:, :, 0]  # noqa: E731
+    whole, found = attend(), []
+    for seed in range(20):
+        found.append(attend(dropout=0.25, dropout_seed=tf.constant(seed, tf.int64)))
+        np.testing.assert_array_equal(found[-1], attend(dropout=0.25, dropout_seed=tf.constant(seed, tf.int64)))
+    # One pair is 0 or 4/3 of itself, with deviation sqrt(1/3); five deviations of sums of independent pairs.
+    pairs = np.round(whole / whole[0]) * len(found)
+    assert np.all(np.abs(np.mean(found, axis=0) / whole - 1) < 5 * np.sqrt(1 / 3 / pairs))
+    total = np.sum(found) / np.sum(whole) / len(found)
+    assert abs(total - 1) < 5 * np.sqrt(1 / 3 / pairs.sum())
+    assert np.any(found[0][:, 0] != found[0][:, 1]) and np.any(found[0][:100] != found[0][300:])
+    for wrong in ({"dropout": 0.5}, {"dropout_seed": tf.constant(1, tf.int64)}, {"dropout": 1.0, "dropout_seed": 1}):
+        with pytest.raises(ValueError, match="dropout must be >= 0 and < 1, with dropout_seed exactly where it is > 0"):
+            attend(**wrong)
+
+
 @pytest.mark.parametrize("dims", [(25, 25), (50, 50), (1, 2), (64, 16), (8, 33)], ids=str)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_head_sizes(dims, heads):

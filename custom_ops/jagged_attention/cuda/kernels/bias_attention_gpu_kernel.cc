@@ -87,8 +87,8 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
 };
 
 #define FUSEDREC_REGISTER(T)                                                               \
-  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttention, JaggedBiasAttentionGpuOp<T>, T)         \
-  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttentionGrad, JaggedBiasAttentionGradGpuOp<T>, T)
+  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttention, JaggedBiasAttentionGpuOp<T>, T,)         \
+  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttentionGrad, JaggedBiasAttentionGradGpuOp<T>, T,)
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

@@ -94,8 +94,8 @@ class GatedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
 };
 
 #define FUSEDREC_REGISTER(T)                                                     \
-  FUSEDREC_REGISTER_ATTENTION(GatedAttention, GatedAttentionGpuOp<T>, T)         \
-  FUSEDREC_REGISTER_ATTENTION(GatedAttentionGrad, GatedAttentionGradGpuOp<T>, T)
+  FUSEDREC_REGISTER_ATTENTION(GatedAttention, GatedAttentionGpuOp<T>, T, .HostMemory("dropout_seed"))         \
+  FUSEDREC_REGISTER_ATTENTION(GatedAttentionGrad, GatedAttentionGradGpuOp<T>, T, .HostMemory("dropout_seed"))
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

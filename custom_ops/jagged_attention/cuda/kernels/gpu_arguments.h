@@ -35,6 +35,8 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
   call->attention_window = rows.attention_window;
   call->min_full_length = rows.min_full_length;
   call->global_window = rows.global_window;
+  call->dropped = rows.dropped;
+  call->pair_seed = rows.pair_seed;
   if (options.position()) {
     call->max_length = (static_cast<int64_t>(bias.position_weights.size()) + 1) / 2;
     call->position_weights = bias.position_weights.data();
@@ -77,8 +79,8 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
   return CudaStatus(name, launcher(&call, scratch.data(), StreamOf(ctx)));
 }
 
-// The launchers read these inputs on the host.
-#define FUSEDREC_REGISTER_ATTENTION(NAME, KERNEL, T)            \
+// The launchers read these inputs on the host. The last argument: .HostMemory of further inputs.
+#define FUSEDREC_REGISTER_ATTENTION(NAME, KERNEL, T, MORE)      \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>" #NAME)               \
                               .Device(DEVICE_GPU)               \
                               .TypeConstraint<T>("T")           \
@@ -86,7 +88,7 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
                               .HostMemory("num_targets")        \
                               .HostMemory("contextual_lengths") \
                               .HostMemory("query_splits")       \
-                              .HostMemory("thresholds"),        \
+                              .HostMemory("thresholds") MORE,   \
                           KERNEL);
 
 }  // namespace fusedrec

@@ -53,8 +53,8 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
 };
 
 #define FUSEDREC_REGISTER(T)                                                       \
-  FUSEDREC_REGISTER_ATTENTION(JaggedAttention, JaggedAttentionGpuOp<T>, T)         \
-  FUSEDREC_REGISTER_ATTENTION(JaggedAttentionGrad, JaggedAttentionGradGpuOp<T>, T)
+  FUSEDREC_REGISTER_ATTENTION(JaggedAttention, JaggedAttentionGpuOp<T>, T, .HostMemory("dropout_seed"))         \
+  FUSEDREC_REGISTER_ATTENTION(JaggedAttentionGrad, JaggedAttentionGradGpuOp<T>, T, .HostMemory("dropout_seed"))
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

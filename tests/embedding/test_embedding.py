@@ -208,11 +208,13 @@ def test_model_fit_in_a_functional_model():
 
 
 # Ways to train one step of two towers that share a table. Each calls towers(x, calls) of a layer and its batch.
-def _in_tape(emb, towers, batches, calls, wrap=lambda f: f):
+def _in_tape(emb, towers, batches, calls, wrap=lambda f: f, wrap_forward=lambda f: f):
+    forward = wrap_forward(lambda x: tf.reduce_mean(towers(emb, x, calls)))
+
     @wrap
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(towers(emb, x, calls))
+            loss = forward(x)
         tape.gradient(loss, emb.trainable_variables)
 
     for x in batches:
@@ -242,6 +244,7 @@ def _in_fit(emb, towers, batches, calls, functional=False, **options):
 WAYS = {
     "eager": _in_tape,
     "traced": functools.partial(_in_tape, wrap=tf.function),
+    "forward_traced": functools.partial(_in_tape, wrap_forward=tf.function),
     "subclass": _in_fit,
     "functional": functools.partial(_in_fit, functional=True),
     **{
@@ -268,6 +271,7 @@ def test_calls_of_one_step_train_as_one_call(way):
         WAYS[way](emb, towers, batches, calls)
     for groups in zip(*(emb.lookups for emb in layers.values())):
         (ids, one), (ids_of_calls, calls) = (group.table.snapshot(group.table.names[0]) for group in groups)
+        assert [int(group.table.optimizer.iterations) for group in groups] == [len(batches)] * 2
         np.testing.assert_array_equal(ids_of_calls, ids)
         for field in one.dtype.names[4:]:
             # A row's gradients of one call are added before those of the other: another order of few summands.

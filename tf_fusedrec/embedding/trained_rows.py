@@ -60,11 +60,17 @@ class TrainingStep:
                         "tf.while_loop that does not compute the gradient, and a branch cannot train them. Remedy: "
                         "call the FusedEmbedding outside of it."
                     )
-                total = anchor.gradient(value)
-                for numbers in by_group([part.request.lookup for part in parts]):
-                    of_group = [parts[i] for i in numbers]
-                    total += train([part.request for part in of_group], [part.gradients for part in of_group])
-                return total
+
+                def apply() -> tf.Tensor:
+                    total = anchor.gradient(value)
+                    for numbers in by_group([part.request.lookup for part in parts]):
+                        of_group = [parts[i] for i in numbers]
+                        total += train([part.request for part in of_group], [part.gradients for part in of_group])
+                    return total
+
+                # The gradient of a tf.function orders no ops, and drops those that its result does not need.
+                of_function = getattr(graph, "name", "").startswith("__backward_")
+                return tf.function(apply, autograph=False)() if of_function else apply()
 
             return tf.identity(value), update
 

@@ -36,11 +36,11 @@ SUMMED_FIELDS = ("memory_budget", "hot_rows")
 
 def check_file_name(what: str, name: Any) -> None:
     """Raises ValueError unless files and folders can be named after `name`, with what a writer appends."""
-    text = isinstance(name, str) and not any(letter in name for letter in "/\\\0") and name not in ("", ".", "..")
-    if not text or len(name.encode(errors="replace")) > _MOST_BYTES:
+    text = isinstance(name, str) and not any(letter in name for letter in "/\\") and name not in ("", ".", "..")
+    if not text or not name.isprintable() or len(name.encode()) > _MOST_BYTES:
         raise ValueError(
-            f"{what} must be a non-empty string without '/', '\\' and NUL, other than '.' and '..', of at most "
-            f"{_MOST_BYTES} bytes, because files have that name, got {name!r}."
+            f"{what} must be a non-empty string without '/', '\\' and control characters, other than '.' and '..', of "
+            f"at most {_MOST_BYTES} bytes, because files have that name, got {name!r}."
         )
 
 

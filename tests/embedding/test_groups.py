@@ -87,7 +87,7 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
         *[
             ({"name": name}, "TableConfig.name must be a non-empty string without '/'.* of at most 200 bytes")
-            for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "x" * 201, "ö" * 101, 7)
+            for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "x" * 201, "ö" * 101, 7)
         ],
         ({"name": "a/b"}, "TableConfig.name must be .* without '/'.* got 'a/b'"),
     ],

@@ -83,7 +83,7 @@ def write(folder: pathlib.Path, fields: dict[str, Any]) -> None:
 
 
 def shard_name(table: str, section: str, rank: int) -> str:
-    """File name of a shard. A table name may hold any character except '/' (config.py)."""
+    """File name of a shard. TableConfig refuses names that no file can have."""
     return f"{table}.{section}-{rank}.shard"
 
 

@@ -55,6 +55,8 @@ from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
 from tf_fusedrec.data import check_features, read_info, read_items
 
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
+
 
 class HeldOut(keras.callbacks.Callback):
     """Puts a metric of the held-out split into the logs of every whole epoch. Collective.
@@ -83,9 +85,6 @@ class HeldOut(keras.callbacks.Callback):
             logs[self._metric] = self._evaluation(self._folder).results[self._metric]
 
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
-
-
 def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
     """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
@@ -103,11 +102,10 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
         model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
-        best: float | None = None
+        best: dict[str, Any] | None = None
         if resume:
-            loaded = fr.checkpoint.load(checkpoint, model, model.optimizer)
-            if (before := loaded.get("best", {})).get("monitor") == train.keep_best:
-                best = before["value"]
+            best = fr.checkpoint.load(checkpoint, model, model.optimizer).get("best")
+            best = best if best is not None and best["monitor"] == train.keep_best else None
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),

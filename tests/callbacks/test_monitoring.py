@@ -108,7 +108,8 @@ def watched(folder):
     kept = saves.restore(model, save="best")
     best.append(state_of(model))
     return {
-        "history": history, "states": local.states, "best": best, "positions": (position, kept), "value": saves.best,
+        "history": history, "states": local.states, "best": best, "positions": (position, kept),
+        "value": saves.best["value"],
         "overflows": overflows_of_one_rank(rank),
     }  # fmt: skip
 

@@ -153,9 +153,11 @@ def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every,
     assert extra == {"epoch": 6, "step": 0, "best": {"monitor": "score", "value": sign * 0.9, "epoch": 1}}
     assert len(checkpoint.saves(tmp_path / "c")) <= 2 + 2 * (full_every > 1)  # and the full saves of two deltas
     again = callbacks.Checkpoint(tmp_path / "c", **options)
-    assert again.restore(first) == (6, 0) and again.best == sign * 0.9 and scores.state() == scores.states[5]
-    fit(first, [scores, again], 9, 2, initial_epoch=6)
-    assert again.best == sign * 0.95 and scores.state() == scores.states[7]
+    assert again.restore(first) == (6, 0) and again.best == extra["best"] and scores.state() == scores.states[5]
+    fit(first, [scores, again], 7, 2, initial_epoch=6)
+    assert again.best == extra["best"] and scores.state() == scores.states[1]
+    fit(first, [scores, again], 9, 2, initial_epoch=7)
+    assert again.best == {**extra["best"], "value": sign * 0.95, "epoch": 7} and scores.state() == scores.states[7]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Checkpoint(keras.callbacks.Callback):
       mode: "min", "max", or "auto" by the name, such as "max" for auc and "min" for loss.
 
     Attributes:
-      best: Value of `monitor` at the best save; None before the first. `restore` sets it.
+      best: {"monitor", "value", "epoch"} of the best save; None before the first. `restore` sets it.
 
     Raises:
       ValueError: an argument is out of range; mode "auto" does not know the metric; in fit, no rank logs `monitor`.
@@ -96,8 +96,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError(f"mode 'auto' does not know the metric {monitor!r}. Pass mode='min' or mode='max'.")
         self._monitor, self._higher = monitor, higher
         self._save_best, self._restore_best = save_best, restore_best
-        self.best: float | None = None
-        self._best_epoch = 0
+        self.best: dict[str, Any] | None = None
         self.directory = directory
         self._layers = list(layers)
         self._steps_per_epoch = steps_per_epoch
@@ -136,9 +135,8 @@ class Checkpoint(keras.callbacks.Callback):
             )
         extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
-        best = extra.get("best") or {}
-        if best.get("monitor") == self._monitor:
-            self.best, self._best_epoch = best["value"], best["epoch"]
+        best = extra.get("best")
+        self.best = best if best is not None and best["monitor"] == self._monitor else None
         return extra["epoch"], extra["step"]
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -179,10 +177,10 @@ class Checkpoint(keras.callbacks.Callback):
             if not self._monitor.startswith("val_"):  # fit may validate in some epochs only
                 raise ValueError(f"{words}, which decide about the best epoch. Name one of them.")
             getLogger(__name__).warning("%s, so it cannot be the best epoch.", words)
-        before = (-math.inf if self._higher else math.inf) if self.best is None else self.best
+        before = (-math.inf if self._higher else math.inf) if self.best is None else self.best["value"]
         better = value > before if self._higher else value < before
         if better:
-            self.best, self._best_epoch = value, epoch
+            self.best = {"monitor": self._monitor, "value": float(value), "epoch": epoch}
         return better
 
     def _save(self, *, whole: bool, best: bool = False) -> None:
@@ -190,7 +188,7 @@ class Checkpoint(keras.callbacks.Callback):
         if whole:
             position = {"epoch": self._epoch + 1, "step": 0}
         if self.best is not None:
-            position["best"] = {"monitor": self._monitor, "value": self.best, "epoch": self._best_epoch}
+            position["best"] = self.best
         if self._input_position is not None:
             # The position counts trained steps, because the input itself is read ahead.
             position["input"] = self._input_position(position["epoch"], position["step"])

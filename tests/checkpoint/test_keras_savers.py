@@ -110,6 +110,8 @@ def test_a_list_of_weights_has_the_tables(backend):
         for target in (clone, keras.models.clone_model(model)):  # with rows, and empty
             with pytest.raises(ValueError, match=words):
                 target.set_weights(other)
+    with pytest.raises(ValueError, match="weight list of length 2"):  # Keras' own words
+        model.set_weights(weights[1:])
     with fr.checkpoint.without_tables():
         model.set_weights([np.zeros_like(weight) for weight in weights])
     assert state(model, emb)[0] == want[0] and not any(np.any(w) for w in state(model, emb)[3])

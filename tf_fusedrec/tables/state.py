@@ -119,8 +119,13 @@ class TableState(tf.train.experimental.PythonState):
                 table.optimizer.restore_rates(rates)
 
     def weights_at(self, weights: Sequence[tf.Variable]) -> int | None:
-        """The place of the anchor in Keras' list of a model's weights."""
-        return next((at for at, weight in enumerate(weights) if weight is self._anchor), None)
+        """The place of the anchor in Keras' list of a model's weights; None if the model lacks it."""
+        at = 0
+        for weight in weights:
+            if weight is self._anchor:
+                return at
+            at += getattr(weight, "num_tensors", 1)  # a lookup table of Keras has several places
+        return None
 
     def in_weights(self) -> np.ndarray:
         """The anchor's number for a list of get_weights: 0, or -0 of tables with rows, with a copy of the rows.
@@ -387,8 +392,9 @@ def _get_weights(self: Any) -> list[np.ndarray]:
 
 def _set_weights(self: Any, weights: Sequence[Any]) -> None:
     """As of Keras; puts the rows of such a list back. Raises ValueError for a list that has lost them."""
-    states = [(state, state.weights_at(self.weights)) for state in states_of(self)]
-    rows = [(state, state.rows_in(weights[at])) for state, at in states if at is not None and at < len(weights)]
+    places = sum(getattr(weight, "num_tensors", 1) for weight in self.weights)
+    states = [(state, state.weights_at(self.weights)) for state in states_of(self) if len(weights) == places]
+    rows = [(state, state.rows_in(weights[at])) for state, at in states if at is not None]
     _keras_set(self, weights)
     for state, copy in rows:
         if copy is not None:

@@ -35,6 +35,7 @@ VALUES = {
     "record_tombstones": (True, {}),
     "memory_budget": (1 << 20, {"tier_folder": "rows"}),
     "tier_folder": ("rows", {"memory_budget": 1 << 20}),
+    "trainable": (False, {}),
     "host_rows": (True, {}),
     "hot_rows": (4096, {"host_rows": True}),
     "external": ("runs/other/checkpoint", {}),

@@ -38,7 +38,6 @@ PRIVATE = {
         "keras.src.saving.legacy.saving_utils.is_hdf5_filepath",
     },
     "tf_fusedrec/tfra/fusing.py": {"keras.src.engine.base_layer_utils.call_context"},
-    "tf_fusedrec/tfra/id_discovery.py": {"tf.__internal__.FuncGraph"},
     "benchmarks/harness/stage_times.py": {"tensorflow.python.framework.auto_control_deps.AutomaticControlDependencies"},
 }
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful
 from tf_fusedrec.tfra.fused_layer import STAND_IN, FusedTfraEmbedding
-
-# TensorFlow marks these operations as stateful, but two runs in one step return equal values.
-_REPEATABLE = {"ReadVariableOp", "ResourceGather", "LookupTableFindV2", "VarHandleOp", "HashTableV2", "Assert"}
 
 
 def discover_ids(
@@ -28,8 +26,7 @@ def discover_ids(
     Raises:
       ValueError: A layer is called in a graph nested inside the model's.
     """
-    graph = tf.compat.v1.get_default_graph()
-    scratch = tf.__internal__.FuncGraph("which_ids")
+    scratch = scratch_graph("which_ids")
     for layer in layers:
         layer.member.recorded = []
     try:
@@ -46,54 +43,12 @@ def discover_ids(
                 "A fused layer must be called in the model's own graph. Call it outside of these, or leave it alone: "
                 f"fuse(model, leave=[{layer.name!r}])."
             )
-    needed = [_ancestors(ids.op) for _, ids in calls]
-    known = [ids for (_, ids), ops in zip(calls, needed) if all(map(_repeatable, ops))]
-    names = {op.name for (_, ids), ops in zip(calls, needed) if ids in _IdentitySet(known) for op in ops}
-    copied = iter(_copy(scratch, graph, names, known))
-    return [(layer, next(copied) if ids in _IdentitySet(known) else None) for layer, ids in calls]
+    known = [_is_known(scratch, ids) for _, ids in calls]
+    copies = iter(copied(scratch, [ids for (_, ids), is_known in zip(calls, known) if is_known], "fused_ids"))
+    return [(layer, next(copies) if is_known else None) for (layer, _), is_known in zip(calls, known)]
 
 
-class _IdentitySet:
-    """A set of tensors by identity, because `==` compares tensors element by element."""
-
-    def __init__(self, tensors: Sequence[tf.Tensor]):
-        self._ids = {id(tensor) for tensor in tensors}
-
-    def __contains__(self, tensor: tf.Tensor) -> bool:
-        return id(tensor) in self._ids
-
-
-def _repeatable(op: tf.Operation) -> bool:
-    if op.name.rsplit("/", 1)[-1].startswith(STAND_IN):
-        return False
-    return op.type in _REPEATABLE or not op.op_def.is_stateful
-
-
-def _ancestors(op: tf.Operation) -> list[tf.Operation]:
-    """Returns `op` and every operation that it depends on."""
-    found, pending = {op.name: op}, [op]
-    while pending:
-        current = pending.pop()
-        for dependency in [*(tensor.op for tensor in current.inputs), *current.control_inputs]:
-            if dependency.name not in found:
-                found[dependency.name] = dependency
-                pending.append(dependency)
-    return list(found.values())
-
-
-def _copy(scratch: Any, graph: Any, names: set[str], wanted: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Copies the operations `names` from `scratch` into `graph` and returns the copies of the `wanted` tensors."""
-    if not wanted:
-        return []
-    pruned = scratch.as_graph_def()
-    nodes = [node for node in pruned.node if node.name in names]
-    del pruned.node[:]
-    pruned.node.extend(nodes)
-    captured = {inside.name: outside for outside, inside in scratch.captures if inside.op.name in names}
-    capture = getattr(graph, "capture", lambda tensor: tensor)
-    return tf.graph_util.import_graph_def(
-        pruned,
-        input_map={name: capture(tensor) for name, tensor in captured.items()},
-        return_elements=[tensor.name for tensor in wanted],
-        name="fused_ids",
-    )
+def _is_known(scratch: Any, ids: tf.Tensor) -> bool:
+    operations = ancestors(scratch, [ids])
+    stands_in = any(op.name.rsplit("/", 1)[-1].startswith(STAND_IN) for op in operations)
+    return not stands_in and not any(stateful(scratch, operations))

@@ -349,6 +349,23 @@ def test_a_tower_that_the_loss_leaves_out_is_not_trained():
         tape.gradient(losses[1], emb.trainable_variables)
 
 
+def test_calls_of_one_step_keep_rows_that_may_leave():
+    tables = [table(max_rows=4, eviction="lru", initializer=fr.Constant(1.0))]
+    layers = [layer(feature(), tables=tables, lookups_per_update=n) for n in (1, 2)]
+
+    def step(emb, *calls):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(emb({"f": tf.constant(ids)})["f"]) for ids in calls)
+        tape.gradient(loss, emb.trainable_variables)
+
+    with pytest.raises(ValueError, match="called 2 times in one training step, .*Remedy: .*lookups_per_update=2"):
+        step(layers[0], [1], [2])
+    step(layers[1], [7, 8])
+    step(layers[1], [1, 2], [2, 3, 4])
+    ids, rows = layers[1].export_table("item")
+    assert ids.tolist() == [1, 2, 3, 4] and rows[:, 0].tolist() == [0.5, 0.0, 0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("inside", "words"),
     [

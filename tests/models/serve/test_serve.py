@@ -244,7 +244,7 @@ def test_inputs_become_tensors_without_a_leak(exported):
         np.testing.assert_array_equal(tensor.numpy(), array)
 
     def pages():
-        return int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        return int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
 
     given = [arrays[0], arrays[4], arrays[-3]]
     for count in (500, 10_000):

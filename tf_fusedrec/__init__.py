@@ -4,11 +4,13 @@ An import changes the process by the statements of this list alone; tests/test_a
 code. The last two run with `import tf_fusedrec.tfra` or FusedEmbedding(backend="tfra").
 
   __init__.py             external.read_with                        Tables get the reader of other models' rows.
+  __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
   _tf_compat.py           _choose_legacy_keras                      os.environ gets TF_USE_LEGACY_KERAS=1.
   _tf_compat.py           _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
   _tf_compat.py           keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
   _tf_compat.py           keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
   embedding/layer.py      keras.saving.register_keras_serializable  Keras can load FusedEmbedding.
+  layers/*.py             keras.saving.register_keras_serializable  Keras can load SyncBatchNormalization.
   metrics/streaming.py    keras.saving.register_keras_serializable  Keras can load the metrics.
   ops/_library.py         load                                      TensorFlow gets the custom ops.
   ops/collective_marks.py _functions.*                              C functions of that library get their types.
@@ -42,6 +44,7 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from tf_fusedrec.layers import sync_batch_normalization
 from tf_fusedrec.saved_model import Signature, apply_delta, export
 from tf_fusedrec.schedules.planning import Cluster, plan
 from tf_fusedrec.tables import external
@@ -49,6 +52,7 @@ from tf_fusedrec.tables import external
 __version__ = "0.1.0"
 
 external.read_with(read_rows)  # tables know no checkpoints
+sync_batch_normalization.reduce_by(collectives.all_reduce_sum)  # layers know no collectives
 
 __all__ = [
     "Cluster",

@@ -19,6 +19,7 @@ from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.model_state import average_state
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ class Checkpointer:
     as a delta needs it. Deltas grow until the next full save. The first save is full.
 
     The last `keep` saves and the best one stay loadable by `load(..., save=...)`. A save is refused if a weight, a row
-    or a slot is not finite, or if a trainable dense weight differs between ranks. The background thread checks the
-    copies before the save replaces the previous one.
+    or a slot is not finite, or if a dense weight or other state of the model differs between ranks. The background
+    thread checks the copies before the save replaces the previous one.
 
     Args:
       directory: Folder of the checkpoint, on a file system that all ranks see. It may hold a checkpoint already; no
@@ -126,6 +127,8 @@ class Checkpointer:
         begin = time.perf_counter()
         if hasattr(self._model, "drain"):  # A schedule may still hold gradients that the tables lack.
             self._model.drain()
+        if isinstance(self._model, keras.Model):
+            average_state(self._model)
         full = self._full if self._saves % self._full_every and self._no_table_cleared() else None
         self._saves += 1
         rank = collectives.rank()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.exchange import model_state, weight_equality
 from tf_fusedrec.tables.state import without_tables
 
 PREFIX = "dense"
@@ -18,8 +19,9 @@ PREFIX = "dense"
 class Weights(NamedTuple):
     """Copies of dense weights, [(name, value)]."""
 
-    trained: list[tuple[str, np.ndarray]]  # trainable weights, which must be equal on all ranks
-    others: list[tuple[str, np.ndarray]]  # moving averages and optimizer state
+    equal: list[tuple[str, np.ndarray]]  # weights and state of the model, which must be equal on all ranks
+    others: list[tuple[str, np.ndarray]]  # metrics and optimizer state
+    vocabularies: Sequence[weight_equality.Digest] = ()  # which must be equal on all ranks
 
 
 NO_WEIGHTS = Weights([], [])
@@ -37,11 +39,13 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
-    """Copies the trainable weights of a model, and with `everything` the rest of its state too."""
-    trainable = model.trainable_variables if getattr(model, "built", True) else []
-    trained = {id(variable) for variable in trainable}
-    others = [v for v in _variables(model, optimizer) if id(v) not in trained] if everything else []
-    return Weights(*([(variable.name, variable.numpy()) for variable in kind] for kind in (trainable, others)))
+    """Copies what all ranks hold alike, and with `everything` the rest of the model's and the optimizer's state."""
+    built = getattr(model, "built", True)
+    equal = [*weight_equality.dense_weights(model), *weight_equality.state(model)] if built else []
+    compared = {id(variable) for variable in equal}
+    others = [v for v in _variables(model, optimizer) if id(v) not in compared] if everything else []
+    copied = [[(variable.name, variable.numpy()) for variable in kind] for kind in (equal, others)]
+    return Weights(copied[0], copied[1], model_state.vocabularies(model))
 
 
 def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:

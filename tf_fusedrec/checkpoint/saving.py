@@ -146,13 +146,13 @@ def write_shard(
       plan: Plan of the save.
       tables: Copies of the tables.
       rank: Number of this rank.
-      weights: Dense weights. The report has digests of the trained ones, which must be equal on all ranks.
+      weights: Dense weights. The report has digests of those that must be equal on all ranks.
 
     Raises:
       OSError: a write failed, for example on a full disk.
     """
     folder = directory / (plan.save + folders.PARTIAL)
-    described, non_finite = {}, [validation.non_finite_weight([*weights.trained, *weights.others])]
+    described, non_finite = {}, [validation.non_finite_weight([*weights.equal, *weights.others])]
     for copy in tables:
         for section, (ids, records) in copy.sections.items():
             label = shard_file.Label(plan.save, copy.name, section, copy.hash_range, plan.ranks)
@@ -162,7 +162,7 @@ def write_shard(
     disk.sync_folder(folder)
     report = {
         "tables": described,
-        "dense": weight_equality.digests(weights.trained),
+        "dense": [*weight_equality.digests(weights.equal), *weights.vocabularies],
         "not_finite": [found for found in non_finite if found],
     }
     disk.write_durably(folder / f"shard-{rank}.json", json.dumps(report))

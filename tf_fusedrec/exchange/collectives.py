@@ -264,27 +264,32 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
             variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
 
 
-def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
+def equal_start(variables: Sequence[tf.Variable], steps: int, others: Sequence[weight_equality.Digest] = ()) -> bool:
     """Gives all ranks rank 0's values if no rank has trained yet, and else checks that they are equal. Collective.
 
     Eager. Rank 0's logger "tf_fusedrec.exchange.collectives" reports a broadcast at INFO.
 
     Args:
-      variables: Dense weights and variables of their optimizer, in the same order on all ranks.
+      variables: Weights, state and variables of the optimizer, in the same order on all ranks.
       steps: Number of steps that the optimizer has made on this rank; 0 at a first start.
+      others: Digests of what no broadcast can make equal.
+
+    Returns:
+      Whether ranks have got values of rank 0.
 
     Raises:
       RuntimeError: ranks differ that have trained or loaded a checkpoint, or ranks hold different models.
     """
     if _hvd is None:
-        return
-    told = all_gather_object((steps, weight_equality.digests(weight_equality.values_of(variables))))
+        return False
+    told = all_gather_object((steps, [*weight_equality.digests(weight_equality.values_of(variables)), *others]))
     differs = weight_equality.difference_at_start(*zip(*told))
     if differs is None:
-        return
+        return False
     broadcast_variables(variables)
     if rank() == 0:
         _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
+    return True
 
 
 def distributed_optimizer(
@@ -296,8 +301,9 @@ def distributed_optimizer(
     differ in size, use a PipelinedModel, schedules.weigh_by_samples(model) or losses.global_mean.
 
     Rank 0 broadcasts its weights while the first step is traced, before the step runs. An eager loop has no trace, so
-    its first gradients belong to each rank's own weights. Frozen weights that `apply_gradients` never sees need
-    broadcast_variables. Weights that have been trained are compared instead, see equal_start.
+    its first gradients belong to each rank's own weights. Frozen weights and constants that the trace of the first step
+    does not read before `apply_gradients` need broadcast_variables. Weights that have been trained are compared
+    instead, see equal_start.
 
     Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
 

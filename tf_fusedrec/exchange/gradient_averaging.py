@@ -18,7 +18,7 @@ Pairs = Iterable[tuple[Any, tf.Variable]]
 def averaging(
     optimizer: keras.optimizers.Optimizer,
     average: Callable[[Any], Any],
-    met: Callable[[Sequence[tf.Variable], int], None],
+    met: Callable[[Sequence[tf.Variable], int], Any],
 ) -> keras.optimizers.Optimizer:
     """Returns a new optimizer of the same class and configuration that averages gradients before it applies them.
 
@@ -41,7 +41,8 @@ def averaging(
         return kind.from_config({**optimizer.get_config(), "inner_optimizer": inner})
     # The name and module stay, so that a saved optimizer loads without this class.
     methods = {"__module__": kind.__module__, "_average": staticmethod(average), "_met": staticmethod(met)}
-    return type(kind.__name__, (_Averaging, kind), methods).from_config(optimizer.get_config())
+    made: Any = type(kind.__name__, (_Averaging, kind), methods)
+    return made.from_config(optimizer.get_config())
 
 
 def _check_not_of_horovod(kind: type) -> None:
@@ -56,11 +57,12 @@ class _Averaging:
     """The mixin of an optimizer's class."""
 
     _average: Callable[[Any], Any]
-    _met: Callable[[Sequence[tf.Variable], int], None]
+    _met: Callable[[Sequence[tf.Variable], int], Any]
+    _known: set[Any]  # references of the variables that `_met` was called with
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.__dict__["_known"] = set()  # references of the variables that `_met` was called with
+        self.__dict__["_known"] = set()  # out of sight of Keras' tracking
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -82,7 +84,9 @@ class _Averaging:
         return self.aggregate_gradients(grads_and_vars)
 
     def _meet(self, variables: Sequence[tf.Variable]) -> None:
-        new = [variable for variable in variables if variable.ref() not in self._known]
+        # The traced step has read the weights of frozen layers, constants and moving statistics as well.
+        both = {variable.ref(): variable for variable in (*variables, *_read_by_step())}
+        new = [variable for reference, variable in both.items() if reference not in self._known]
         if not new:
             return
         # Keras makes weights outside of the traced graph, so they have values before the first step runs.
@@ -93,3 +97,22 @@ class _Averaging:
             own = [variable for variable in self.variables() if variable.ref() not in self._known]  # type: ignore[attr-defined]
             self._met([*new, *own], steps)
             self._known.update(variable.ref() for variable in new)
+
+
+def _read_by_step() -> list[tf.Variable]:
+    """Floating variables that the step in this trace has read so far, in an order that is the same on all ranks."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or not hasattr(graph, "_watched_variables"):
+        return []
+    while hasattr(graph.outer_graph, "_watched_variables"):
+        graph = graph.outer_graph
+    order = {id(outside): number for number, (outside, _) in enumerate(graph.captures)}
+    read = [
+        variable
+        for variable in graph._watched_variables
+        # TFRA's variables have the rows of a batch, which differ by rank.
+        if not type(variable).__module__.startswith("tensorflow_recommenders_addons")
+        and variable.dtype.is_floating
+        and id(variable.handle) in order
+    ]
+    return sorted(read, key=lambda variable: order[id(variable.handle)])

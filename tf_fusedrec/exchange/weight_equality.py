@@ -20,12 +20,14 @@ class Digest(NamedTuple):
 
 
 def dense_weights(model: keras.Model) -> list[tf.Variable]:
-    """The weights of a model that all ranks hold alike: its trainable weights, whether frozen or not.
-
-    Each rank has its own moving statistics of batch normalization, metrics, random states and step counters. Rows of a
-    FusedEmbedding are no weights.
-    """
+    """The trainable weights of a model, whether frozen or not. Rows of a FusedEmbedding are no weights."""
     return [weight for weight in model.weights if weight.trainable]
+
+
+def state(model: keras.Model) -> list[tf.Variable]:
+    """The weights of a model that no gradient trains: moving statistics, constants, counters. Metrics are no state."""
+    of_metrics = {variable.ref() for metric in model.metrics for variable in metric.variables}
+    return [weight for weight in model.weights if not weight.trainable and weight.ref() not in of_metrics]
 
 
 def values_of(variables: Iterable[tf.Variable]) -> Iterator[tuple[str, np.ndarray]]:

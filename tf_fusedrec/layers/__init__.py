@@ -17,6 +17,7 @@ from tf_fusedrec.layers.position_time import PositionTimeEmbedding
 from tf_fusedrec.layers.positions import PositionEmbedding
 from tf_fusedrec.layers.relative_bias import bucket_thresholds
 from tf_fusedrec.layers.sasrec import SASRec
+from tf_fusedrec.layers.sync_batch_normalization import SyncBatchNormalization
 from tf_fusedrec.layers.visible_keys import visible_keys
 from tf_fusedrec.ops import (
     BucketTable,
@@ -43,6 +44,7 @@ __all__ = [
     "RelativeBias",
     "SASRec",
     "SequenceTimes",
+    "SyncBatchNormalization",
     "TimeFunction",
     "bias_attention",
     "bucket_thresholds",

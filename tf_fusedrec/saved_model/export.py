@@ -19,6 +19,7 @@ from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange.model_state import average_state, check_equal
 from tf_fusedrec.layers.kernels import FUSED, STOCK
 from tf_fusedrec.saved_model import applying, delta, gathered_rows
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
@@ -75,7 +76,7 @@ def export(
         name; a table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead
         of their values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is
         damaged, not a full export, or has other ops, tables or rows.
-      RuntimeError: another rank failed.
+      RuntimeError: another rank failed, or ranks hold different models.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
@@ -117,6 +118,10 @@ def export(
         for name, (_, config) in tables.items()
     }
     described = {"format": FORMAT[ops], "ops": ops, "tables": of_tables}
+    if hasattr(model, "drain"):
+        model.drain()
+    average_state(model)
+    check_equal(model, "at the export", state=True)
     partial = path.with_name(on_rank_0(begin))
     for layer in embeddings_of(model):
         layer.synchronize()

@@ -1,6 +1,7 @@
 """Schedules of a PipelinedModel, one file each. A schedule decides when the exchanges of a training step run.
 planning/ chooses one for a cluster."""
 
+from tf_fusedrec.exchange.model_state import average_state
 from tf_fusedrec.schedules.calls import EmbeddingCall
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
@@ -26,6 +27,7 @@ __all__ = [
     "Schedule",
     "SemiAsync",
     "Sync",
+    "average_state",
     "cut",
     "register",
     "weigh_by_samples",

@@ -23,11 +23,12 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.layers import SyncBatchNormalization
 from tf_fusedrec.schedules.micro_batch import num_samples
 
 _OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 # Their state follows from weights or from the samples of all ranks, so all ranks change it alike in every step.
-_ALIKE_ON_ALL_RANKS = (FusedEmbedding, keras.layers.SpectralNormalization)
+_ALIKE_ON_ALL_RANKS = (FusedEmbedding, keras.layers.SpectralNormalization, SyncBatchNormalization)
 
 
 class Guard:

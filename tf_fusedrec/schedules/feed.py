@@ -8,6 +8,7 @@ batch is read. That is at least one step before it computes, so no step waits fo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,12 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding import tables_in
 from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.model_state import check_equal
+from tf_fusedrec.schedules.micro_batch import num_samples
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.step_state import StepState
+
+_LOG = logging.getLogger(__name__)
 
 
 class Read(NamedTuple):
@@ -48,6 +53,10 @@ class Feed:
         self._iterator: Any = None
         self._goes_on = False
         self._replaced: list[int] = []  # of each table, when the schedule began its work
+        self._made = self._told = 0  # steps, as many as on every other rank, and those before the call of `trained`
+        with tf.init_scope(), tf.device("/CPU:0"):
+            # Samples of this rank, and its steps with samples, since `trained` was called.
+            self._trained = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="trained")
 
         def wrap(function: Callable) -> Callable:
             return tf.function(unconverted(function), reduce_retracing=True) if compiled else function
@@ -62,8 +71,11 @@ class Feed:
         if iterator is not iterator_before:
             self.drain()
             self.forget()
-            self._goes_on = bool(self._start(iterator))
+            goes_on, content = self._start(iterator)
+            self._goes_on = bool(goes_on)
             self._replaced = self._replacements()
+            if content is not None and self._made == 0:
+                warn_of_equal_data(int(content))
         elif self._goes_on and self._is_stale():
             self._begin_anew()
         if not self._goes_on:
@@ -73,10 +85,25 @@ class Feed:
         for _ in range(self._model.steps_at_once):
             logs, goes_on = self._step(iterator)
             self._goes_on = bool(goes_on)
+            self._made += 1
+            if self._made & (self._made - 1) == 0:  # 1, 2, 4, ...: an optimizer may begin with a learning rate of 0
+                check_equal(self._model, f"after step {self._made}", state=False)
             if not self._goes_on:
                 break
         self._iterator = iterator
         return logs
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether ranks have made steps since the last call of `trained`; the same on all ranks."""
+        return self._made > self._told
+
+    def trained(self) -> tuple[int, int]:
+        """Samples that this rank has trained since the last call, and its steps with samples. Eager."""
+        self._told = self._made
+        samples, steps = self._trained.numpy()
+        self._trained.assign([0, 0])
+        return int(samples), int(steps)
 
     def drain(self) -> None:
         """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
@@ -104,14 +131,15 @@ class Feed:
         for step_state in self._states.values():
             step_state.clear()
 
-    def _start_reading(self, iterator: Any) -> tf.Tensor:
+    def _start_reading(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
         state = self._schedule.start(self._model, [read.data for read in reads])
         key = repr(iterator.element_spec)
         if key not in self._states:
             self._states[key] = StepState((reads, state))
         self._states[key].put((reads, state))
-        return reads[0].goes_on
+        content = content_of([read.data for read in reads]) if collectives.size() > 1 else None
+        return reads[0].goes_on, content
 
     def _read_and_train(self, iterator: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         step_state = self._states[repr(iterator.element_spec)]
@@ -119,6 +147,9 @@ class Feed:
         reads = [*reads, self._read(iterator, 0)]
         logs, state = self._schedule.step(self._model, [read.data for read in reads], state)
         step_state.put((reads[1:], state))
+        if collectives.size() > 1:
+            samples = num_samples(reads[0].data)
+            self._trained.assign_add(tf.stack([samples, tf.cast(samples > 0, tf.int64)]))
         with tf.control_dependencies(tf.nest.flatten(logs)):
             self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
         return logs, reads[1].goes_on
@@ -144,6 +175,29 @@ class Feed:
     def _read(self, iterator: Any, number: int) -> Read:
         with placing_ids(tables_in(self._model)):
             return read(iterator, f"{self._model.name}.has_data.{number}")
+
+
+def content_of(batches: list[Any]) -> tf.Tensor:
+    """<int64>[], a fingerprint of the batches; 0 if they have no samples."""
+    leaves = tf.nest.flatten(batches, expand_composites=True)
+    with tf.device("/CPU:0"):
+        text = tf.strings.join([tf.io.serialize_tensor(leaf) for leaf in leaves if leaf is not None])
+        return tf.where(num_samples(batches[0]) > 0, tf.strings.to_hash_bucket_fast(text, 2**63 - 1), 0)
+
+
+def warn_of_equal_data(content: int) -> None:
+    """Warns if two ranks begin with equal batches. Collective.
+
+    Args:
+      content: content_of this rank's first batches.
+    """
+    contents = collectives.all_gather_object(content)
+    twins = [rank for rank, other in enumerate(contents) if other and contents.count(other) > 1]
+    if twins and collectives.rank() == 0:
+        _LOG.warning(
+            "ranks %s begin with equal batches, so they train the same samples. Remedy: "
+            "dataset.shard(fr.size(), fr.rank()) before shuffle and batch, or files of its own for each rank.", twins
+        )  # fmt: skip
 
 
 def unconverted(function: Callable) -> Callable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.exchange import collectives, gradient_accumulation, weight_equality
+from tf_fusedrec.exchange import collectives, gradient_accumulation, model_state, weight_equality
 
 
 def make_optimizer_slots(model: keras.Model) -> None:
@@ -25,12 +25,14 @@ def make_optimizer_slots(model: keras.Model) -> None:
 
 
 def start_equal(model: keras.Model) -> None:
-    """Calls collectives.equal_start for the model's dense weights and its optimizer's slots. Collective.
+    """Calls collectives.equal_start for the model's weights, its state and its optimizer's slots. Collective.
 
     collectives.distributed_optimizer does so for weights that the first step makes.
     """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and model.built:
-        collectives.equal_start(
-            [*weight_equality.dense_weights(model), *optimizer.variables()], int(optimizer.iterations)
-        )
+        weights = [*weight_equality.dense_weights(model), *weight_equality.state(model)]
+        others = model_state.vocabularies(model)
+        if collectives.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), others):
+            model_state.finish_adapting(model)
+            model.test_function = model.predict_function = None  # they may have traced the constants

@@ -13,6 +13,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, gradient_accumulation
+from tf_fusedrec.exchange.model_state import average_state
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
@@ -137,6 +138,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         check_names(self)
         self._accumulate_gradients()  # of layers that were made after compile
         make_optimizer_slots(self)
+        self._average_state()  # of a fit that ended in an error
         start_equal(self)
         if self._runs_alone() and not self.schedule.looks_ahead:
             return super().make_train_function(force)
@@ -147,14 +149,25 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def drain(self) -> None:
         """Finishes the schedule's updates that must be made before weights or tables are read. Collective.
 
-        It also makes replicas equal whose mean is late (Topology.average_late). Evaluation, predictions, saves,
-        checkpoints and the end of fit call it. Training may go on afterwards.
+        It also makes replicas equal whose mean is late (Topology.average_late), and averages moving statistics over
+        ranks (schedules.average_state). Evaluation, predictions, checkpoints, exports and the end of fit call it.
+        Training may go on afterwards.
         """
+        self._drain_tables()
+        self._average_state()
+
+    def _drain_tables(self) -> None:
         if isinstance(self.train_function, Feed):
             self.train_function.drain()
         for embedding in embeddings_of(self):
             if embedding.layout.averages_late:
                 embedding.synchronize()
+
+    def _average_state(self) -> None:
+        """Averages what the steps since the last call have changed. Ranks make equal numbers of steps."""
+        feed = self.train_function
+        if collectives.size() > 1 and isinstance(feed, Feed) and feed.has_trained:
+            average_state(self, *feed.trained())
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
         """Returns the function that evaluate calls with an iterator for every step, equally often on all ranks."""
@@ -245,11 +258,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         gradient_accumulation.forget(getattr(self, "optimizer", None))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        self.drain()
+        self._drain_tables()  # Rank 0 alone may save. Moving statistics are averaged at the end of an epoch.
         super().save(*args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        self.drain()
+        self._drain_tables()
         super().save_weights(*args, **kwargs)
 
     def get_metrics_result(self) -> dict[str, Any]:
@@ -266,6 +279,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         """
         if collectives.size() == 1:
             return super()._validate_and_get_metrics_result(logs)
+        self._average_state()
         with summed_over_ranks(self.metrics):
             of_all = super()._validate_and_get_metrics_result(logs)
         return averaged(logs) if of_all is logs else of_all

@@ -62,6 +62,12 @@ def check_masks(kernels):
         compare(kernels, 0 if seed >= 4 else 2, case)
 
 
+def check_pairs_that_dropout_hides(kernels):
+    for number in range(3):
+        case = random_case([70, 0, 9], 2, 8, 12, seed=number, targets=[3, 0, 2], bias=number == 1)
+        compare(kernels, number, {**case, "dropped": 2**31 // 3, "pair_seed": 2**32 - 5 - number})
+
+
 def check_tiles_outside_a_semi_local_mask_are_not_computed(kernels):
     """Keys that no query sees are NaN: any product with them would show in the result."""
     case = random_case([300], 1, 32, 32, attention_window=20, global_window=10)

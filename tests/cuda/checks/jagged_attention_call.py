@@ -87,7 +87,7 @@ def prepare(kernels, op, type_, case, grads=None):
         alpha=case.get("alpha", 1.0), target_group_size=masks.get("target_group_size", 1),
         attention_window=masks.get("attention_window", 0), min_full_length=masks.get("min_full_length", 0),
         global_window=masks.get("global_window", 0),
-        time_function=case.get("time_function", 0),
+        time_function=case.get("time_function", 0), dropped=case.get("dropped", 0), pair_seed=case.get("pair_seed", 0),
     )  # fmt: skip
     wanted, number = {}, to_bits(type_, np.zeros(0)).dtype
     if case.get("position_weights") is not None:

@@ -19,7 +19,24 @@ def _sequences(case):
     for b, (begin, end) in enumerate(zip(splits[:-1], splits[1:])):
         count = 0 if targets is None else targets[b]
         seen = visible_pairs(end - begin, count, **masks_of_row(case.get("masks", {}), b))
+        if case.get("dropped") and end > begin:
+            seen = seen * _kept(case, b, end - begin)
         yield slice(begin, end), count, seen
+
+
+def _kept(case, row, length):
+    """Returns <bool>[H, length, length] by head, query and key, False for pairs that dropout hides."""
+
+    def after(bits, number):
+        bits = (bits + number * 0x9E3779B9) % 2**32
+        bits = (bits ^ (bits >> 16)) * 0x7FEB352D % 2**32
+        bits = (bits ^ (bits >> 15)) * 0x846CA68B % 2**32
+        return bits ^ (bits >> 16)
+
+    numbers = np.arange(length, dtype=np.uint64)
+    of_row = after(np.full([1, 1, 1], case["pair_seed"], np.uint64), np.full([1, 1, 1], row, np.uint64))
+    of_head = after(of_row, np.arange(case["value"].shape[1], dtype=np.uint64).reshape(-1, 1, 1))
+    return after(after(of_head, numbers.reshape(1, 1, -1)), numbers.reshape(1, -1, 1)) >> 1 >= case["dropped"]
 
 
 def _position(case, rows, targets):

@@ -84,7 +84,8 @@ def make_model(kind):
     hidden = keras.layers.GroupNormalization(groups=3)(keras.layers.LayerNormalization()(hidden))
     hidden = Means(name="means")(hidden)
     hidden = hidden + 0.0 * keras.layers.Dropout(0.5)(hidden)  # ranks draw other masks
-    hidden = keras.layers.Dense(6, activation="tanh", use_bias=False)(hidden)
+    # Its state follows from weights, and it assigns weights: a step without samples is a step like any other.
+    hidden = keras.layers.SpectralNormalization(keras.layers.Dense(6, activation="tanh", use_bias=False))(hidden)
     outputs = keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden))
     optimizer = collectives.distributed_optimizer(
         keras.optimizers.AdamW(0.05, weight_decay=0.01), accumulate_steps=2 if kind == "plain" else 1

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda_api.h"
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "xla/stream_executor/stream.h"
 
@@ -32,14 +33,6 @@ inline absl::Status CudaStatus(const char* launcher, int answer) {
 // Memory for one op. TensorFlow reuses it only for work that is enqueued later.
 inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
   return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
-}
-
-// The limit of positions in 32 bits.
-inline absl::Status RequireSize(const char* name, int64_t size) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
-  if (size <= kMost) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " must be at most ", kMost, " on a GPU, got ", size,
-                                                 ". Use smaller batches."));
 }
 
 // How launchers name the type of a tensor (number.cuh).

@@ -35,6 +35,14 @@ FUSEDREC_HOST_DEVICE inline uint64_t TableHash(int64_t id) {
   return Mix64(static_cast<uint64_t>(id) ^ kTableSalt);
 }
 
+// The part of one received id in the fingerprint of a message, which is the sum of them in any order. `position`: among the
+// ids of the message.
+FUSEDREC_HOST_DEVICE inline uint64_t FingerprintOf(int64_t segment, int64_t id, int64_t position) {
+  constexpr uint64_t kSegmentSalt = 0x9fb21c651e98df25ULL;  // odd
+  const uint64_t key = static_cast<uint64_t>(id) + static_cast<uint64_t>(segment) * kSegmentSalt;
+  return TableHash(static_cast<int64_t>(key)) * static_cast<uint64_t>(2 * position + 1);
+}
+
 // Maps a hash to [0, n) by its range: floor(hash * n / 2^64). Contiguous ranges of the hash belong to one owner.
 FUSEDREC_HOST_DEVICE inline uint32_t RangeOf(uint64_t hash, uint32_t n) {
 #if defined(__CUDA_ARCH__)

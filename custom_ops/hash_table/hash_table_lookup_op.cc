@@ -24,7 +24,7 @@ static absl::Status AheadShapes(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
   TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
-  return c->WithRank(c->input(5), 1, &unused);               // mark [2]
+  return c->WithRank(c->input(5), 1, &unused);               // mark [3]
 }
 
 REGISTER_OP("Fusedrec>TableLookup")
@@ -70,7 +70,7 @@ REGISTER_OP("Fusedrec>TableLookAhead")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(RowsShape(c));
       c->set_output(1, c->UnknownShapeOfRank(1));
-      c->set_output(2, c->Vector(2));
+      c->set_output(2, c->Vector(3));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -81,7 +81,7 @@ message: <int64>[V + R * S], see TableLookup.
 received_splits: <int32>[R].
 rows: <T>[P, D] row of each id that has one, see TableLookup; the others hold anything.
 handles: <int64>[V] row of each received id; -1 where it has none.
-mark: <int64>[2] state of the table at the look-ahead.
+mark: <int64>[3] state of the table at the look-ahead, and a fingerprint of the message.
 dim: D of the table.
 
 On a GPU `message` is in host memory. The table holds the rows that were read: `rows` and `handles` are empty, and `mark`
@@ -116,7 +116,7 @@ message: <int64>[V + R * S], see TableLookup; that of the look-ahead.
 received_splits: <int32>[R], that of the look-ahead.
 rows_ahead: <T>[>= V, D] of the look-ahead; given on as `rows` without a copy where nobody else holds it.
 handles_ahead: <int64>[V] of the look-ahead.
-mark: <int64>[2] of the look-ahead.
+mark: <int64>[3] of the look-ahead.
 rows: <T>[P, D], see TableLookup.
 handles: <int64>[W], see TableLookup.
 inverse: <int32>[V], see TableLookup.
@@ -167,7 +167,7 @@ message: <int64>[V + R * S], see TableLookup.
 received_splits: <int32>[R].
 rows_ahead: <T>[>= V, D] of a look-ahead of this message, or [0, D] without one.
 handles_ahead: <int64>[V] of the look-ahead, or [0].
-mark: <int64>[2] of the look-ahead, or any.
+mark: <int64>[3] of the look-ahead, or any.
 rows: <T>[P, D], see TableLookup.
 dim: D of the table.
 )doc");

@@ -12,6 +12,9 @@ namespace fusedrec {
 
 enum class Eviction { kNone, kLru, kLfu };
 
+// A handle holds the clock of its lookup in the 31 bits above the row; a handle below 0 names no row.
+constexpr int64_t kMostClock = (int64_t{1} << 31) - 1;
+
 // The high bits of TableHash(id) choose the shard of a row.
 constexpr int kShardBits = 6, kShards = 1 << kShardBits;
 FUSEDREC_HOST_DEVICE inline int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }

@@ -37,6 +37,12 @@ inline absl::Status RequirePools(const TableSpec& spec) {
       "hot_after moves rows between a 16-bit and a float32 pool: it needs storage 'float32' and no memory budget.");
 }
 
+inline absl::Status ClockEnds() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the table's clock is at ", kMostClock, ", the last lookup that it can count. The table is what it was. Remedy: a new ",
+      "table with the rows of this one, whose clock begins at 0 (checkpoint.warm_start)."));
+}
+
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
 struct Message {
   absl::Span<const int64_t> entries;        // [V + R * S]

@@ -33,7 +33,7 @@ class RankPartitionOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireRank("unique_ids", ids, 1));
     OP_REQUIRES_OK(ctx, RequireRank("unique_splits", splits, 1));
     OP_REQUIRES_OK(ctx, RequireSplits("unique_splits", In<int64_t>(splits), ids.NumElements()));
-    if (id_bits_ < 63) OP_REQUIRES_OK(ctx, RequireIdsFit(In<int64_t>(ids), In<int64_t>(splits)));
+    if (id_bits_ < 64) OP_REQUIRES_OK(ctx, RequireIdsFit(In<int64_t>(ids), In<int64_t>(splits)));
 
     const int64_t num_ids = ids.NumElements();
     const int64_t segments = splits.NumElements() - 1;
@@ -88,6 +88,7 @@ class UnpackMessageOp : public OpKernel {
     const Tensor& splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, RequireRank("message", message, 1));
     OP_REQUIRES_OK(ctx, RequireRank("received_splits", splits, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of the message", message.NumElements()));
     OP_REQUIRES_OK(ctx, CheckMessage(In<int64_t>(message), In<int32_t>(splits), num_segments_));
 
     const int64_t num_ids = message.NumElements() - splits.NumElements() * num_segments_;

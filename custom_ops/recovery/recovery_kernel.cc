@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "recovery/bags.h"
 #include "recovery/pooled.h"
 #include "recovery/recovery.h"
@@ -50,6 +51,7 @@ class RecoverOp : public OpKernel {
     const Tensor& index = ctx->input(1);
     OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows.dim_size(0)));
 
     const int64_t dim = rows.dim_size(1);
@@ -77,6 +79,7 @@ class RecoverGradOp : public OpKernel {
     const Tensor& index = ctx->input(1);
     OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     int64_t rows = 0, out_rows = 0;
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(2), pad_, &rows, &out_rows));
     OP_REQUIRES(ctx, grads.dim_size(0) >= index.NumElements(),
@@ -107,6 +110,7 @@ class PooledRecoverOp : public OpKernel {
     const Tensor &rows = ctx->input(0), &index = ctx->input(1), &scale = ctx->input(3);
     OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows.dim_size(0)));
     OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements()));
     Tensor* out;
@@ -131,6 +135,7 @@ class PooledRecoverPartsOp : public OpKernel {
     int64_t rows;
     OP_REQUIRES_OK(ctx, RequireParts(parts, &rows));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements(), parts.size() + 1));
     const int64_t bags = scale.NumElements(), dim = parts[0].dim_size(1);
@@ -156,6 +161,8 @@ class PooledRecoverGradOp : public OpKernel {
     const Tensor &grads = ctx->input(0), &index = ctx->input(1), &scale = ctx->input(3);
     OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of bag_scale", scale.NumElements()));
     OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements()));
     OP_REQUIRES(ctx, grads.dim_size(0) == scale.NumElements(),
                 absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", scale.NumElements(),

@@ -13,6 +13,7 @@ RULES = {name: n for n, name in enumerate(_NAMES)}
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
+DOUBLED, CLOCK_ENDS, MORE = -8, -9, -10
 
 
 class Allocator(ctypes.Structure):
@@ -126,7 +127,8 @@ class Step(ctypes.Structure):
 class Message(ctypes.Structure):
     """FusedrecMessage."""
 
-    _fields_ = [("entries", ctypes.c_void_p), ("received_splits", ctypes.c_void_p), ("ranks", ctypes.c_int64)]
+    _fields_ = [("entries", ctypes.c_void_p), ("received_splits", ctypes.c_void_p), ("ranks", ctypes.c_int64),
+                ("fingerprint", ctypes.c_uint64)]  # fmt: skip
 
 
 class Refused(Exception):
@@ -272,7 +274,7 @@ class DeviceTable:
         """Returns (ids [n], records [n, record_bytes]), in the order of rows."""
         most = int(self.size()[0][segment])
         ids, handles = self.memory.empty([most], np.int64), self.memory.empty([most], np.int64)
-        count = self._count("keys", segment, *since, ids, handles)
+        count = self._count("keys", segment, *since, most, ids, handles)
         records = self.read_records(self.memory.get(handles)[:count])
         return self.memory.get(ids)[:count], records
 

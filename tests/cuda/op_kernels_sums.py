@@ -13,6 +13,7 @@ from tests.cuda.op_kernels_table import (
     DIM,
     PROGRAMS,
     Side,
+    accumulate,
     batch_of,
     compare_found,
     compare_tables,
@@ -28,11 +29,6 @@ from tf_fusedrec._tf_compat import tf
 OPTIONS = [{**PROGRAMS[n], "max_rows": 0, "ttl": ttl} for n, ttl in ((0, 2), (1, 1), (2, 3))]
 OPTIONS[0]["max_rows"] = 160
 OPTIONS[1].update(segment_max_rows=[0, 0], segment_ttl=[1, 0])
-
-
-def accumulate(table, handles, inverse, grads, begin):
-    found = ops.TableRows(grads, handles, inverse)
-    return ops.table_accumulate_gradients(table, found, grads, scale=0.5, begin=begin)
 
 
 def apply_accumulated(table, rate, step):

@@ -6,6 +6,8 @@ received, and rules round every operation apart on both (update_rule.h).
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 
 from tests.cuda.op_kernels import refused, run_op, same
@@ -52,6 +54,11 @@ class Side:
 def apply_gradients(table, handles, inverse, grads, rate, step):
     found = ops.TableRows(grads, handles, inverse)
     return ops.table_apply_gradients(table, found, grads, scale=0.5, learning_rate=rate, step=step)
+
+
+def accumulate(table, handles, inverse, grads, begin):
+    found = ops.TableRows(grads, handles, inverse)
+    return ops.table_accumulate_gradients(table, found, grads, scale=0.5, begin=begin)
 
 
 def refresh(table, message, splits, dtype):
@@ -247,6 +254,58 @@ def run_refusals():
     )
 
 
+def run_alike():
+    """Calls at the edge of the contract change both tables alike, or are refused alike."""
+    options = {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN}
+    sides = [Side("alike", on_device, options) for on_device in (False, True)]
+    wrong, stale, full = (
+        tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError
+    )  # fmt: skip
+    message, splits, _ = pack([[[5, 6, 5, 7], [8]]])
+    grads, rate, step = np.ones([5, DIM], np.float32), np.float32(0.5).reshape(()), np.array(2, np.int64)
+    for side in sides:
+        call = lambda op, *of: side.call(op, *of, dtype=tf.float32)  # noqa: B023, E731
+        train = lambda *of: side.call(apply_gradients, *of, rate, step)  # noqa: B023, E731
+        found = call(look_up, message, splits)
+        train(found.handles, found.inverse, grads)
+        train(found.handles, found.inverse[:1], grads[:1])  # rows of other parts of the lookup stay as they are
+        train(found.handles, found.inverse[:0], grads[:0])
+        twice = np.concatenate([found.handles, found.handles[2:3]])
+        refused(wrong, "must be distinct, got", lambda: train(twice, found.inverse, grads))  # noqa: B023
+        begin = np.array(True)
+        refused(wrong, "must be distinct, got", lambda: side.call(accumulate, twice, found.inverse, grads, begin))  # noqa: B023
+        train(np.append(found.handles, [-1, -1]), found.inverse, grads)
+        ids, records = records_of(side, 0)
+        side.call(ops.table_import, 0, ids[:0], records[:0])
+        train(found.handles, found.inverse, grads)
+        refused(wrong, "must be distinct, got 7 twice", lambda: side.call(ops.table_import, 0, ids * 0 + 7, records))  # noqa: B023
+        side.call(ops.table_import, 0, ids, records)
+        refused(stale, "have been evicted", lambda: train(found.handles, found.inverse, grads))  # noqa: B023
+        empty = call(look_up, message[:0], splits[:0])
+        assert empty.handles.size == empty.inverse.size == 0 and not empty.rows.any()
+        ends = np.array([2**31 - 1, 9])
+        refused(wrong, "clock must lie in", lambda: side.call(ops.table_set_clock, ends + 1))  # noqa: B023
+        side.call(ops.table_set_clock, ends)
+        refused(full, "the last lookup that it can count", lambda: call(look_up, message, splits))  # noqa: B023
+    compare_tables(sides)
+
+
+def run_keys_beside_lookups():
+    """Lookups make rows between the size of a table and the list of its keys."""
+    side = Side("keys", True, {"rule": "sgd", "hyperparameters": [0.0]})
+    ids = iter(range(10**6))
+    grow = lambda: side.call(look_up, *pack([[[next(ids) for _ in range(50)], []]])[:2], dtype=tf.float32)  # noqa: E731
+    grow()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        lookups = [pool.submit(grow) for _ in range(60)]
+        while not all(lookup.done() for lookup in lookups):
+            keys, handles = side.call(keys_since, np.array(0), np.array([0, 0]))
+            assert len(keys) == len(handles) == len({*keys.tolist()})
+        for lookup in lookups:
+            lookup.result()
+    assert side.call(ops.table_size)[0] == 50 * 61
+
+
 def run():
     for number, options in enumerate(PROGRAMS):
         done = run_program(number, options, steps=2 if number >= LONG else 4)
@@ -254,3 +313,5 @@ def run():
             run_upkeep(*done, number, options)
         print(f"program {number} of {options['rule']} agrees", flush=True)
     run_refusals()
+    run_alike()
+    run_keys_beside_lookups()

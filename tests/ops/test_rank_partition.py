@@ -74,6 +74,9 @@ def test_id_that_does_not_fit_is_refused_by_its_table():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"id 8 of segment 0 .*key_encoding='hash'"):
         partition([7, 8], [0, 2], 2, "tfra", id_bits=3)
     partition([7, 0], [0, 2], 2, "tfra", id_bits=3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id -1 of segment 0 does not fit the 63 bits"):
+        partition([7, -1], [0, 2], 2, "tfra", id_bits=63)
+    partition([7, -1], [0, 2], 2, "tfra", id_bits=64)
 
 
 def test_wrong_splits_are_refused():

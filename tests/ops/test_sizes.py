@@ -84,6 +84,27 @@ def test_sizes_beyond_any_memory_are_refused_at_once(op, traced):
         assert str(size) in text, text
 
 
+def test_positions_beyond_32_bits_are_refused():
+    try:
+        memory = tf.raw_ops.Empty(shape=[2**16, 2**15], dtype=tf.int64)  # which nobody touches
+    except tf.errors.ResourceExhaustedError:
+        pytest.skip("no 16 GiB of address space here")
+    ids, index = tf.reshape(memory, [-1]), tf.reshape(tf.bitcast(memory, tf.int32), [-1])  # 2^31 and 2^32 numbers
+    splits, bags, scale = tf.constant([2**30, 2**30]), _size([0, 2**32]), tf.ones([1])
+    found = ops.TableRows(ROWS, IDS, INDEX)
+    with new_table() as table:
+        for name, call in (
+            ("the message must be at most 2147483647, got 2147483648",
+             lambda: ops.table_lookup(table.handle, ids, splits, dim=4)),
+            ("the message must be at most", lambda: ops.unpack_message(ids, splits, num_segments=1)),
+            ("handles must be at most", lambda: table.apply(found._replace(handles=ids), ROWS)),
+            ("inverse must be at most", lambda: table.apply(found._replace(inverse=index), ROWS)),
+            ("index must be at most", lambda: ops.recover_grad(ROWS, index, _size(3))),
+            ("index must be at most", lambda: ops.pooled_recover_grad(ROWS[:1], index, bags, scale, _size(3))),
+        ):  # fmt: skip
+            _refuses(f"the size of {name}", call)
+
+
 def test_the_largest_sizes_that_are_sensible_work():
     assert _fuse(1000).segment_splits.shape == [1001]
     assert _partition(2000).send_splits.shape == [2000]

@@ -3,6 +3,7 @@
 A key is (segment, id). Updates are plain gradient descent in float32, with sums in the order of arrival.
 """
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -76,7 +77,20 @@ class TableOracle:
         return [self.rows[s][i].numbers if i in self.rows[s] else self.initial((s, i)) for s, i in received]
 
     def lookup(self, received):
-        """Looks up rows for training."""
+        """Looks up rows for training. Exhausted: nothing changes, but for rows that expire at this lookup."""
+        if not any(self.max_rows):
+            return self._look_up(received)
+        rows = [{i: dataclasses.replace(row) for i, row in of.items()} for of in self.rows]
+        before = rows, *([copy.copy(one) for one in of] for of in (self.candidates, self.gone, self.counters))
+        try:
+            return self._look_up(received)
+        except Exhausted:
+            self.rows, self.candidates, self.gone, self.counters = before
+            self._expire()
+            self.clock -= 1
+            raise
+
+    def _look_up(self, received):
         self.clock += 1
         self._decay()
         self._expire()

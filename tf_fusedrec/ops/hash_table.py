@@ -26,12 +26,12 @@ class RowsAhead(NamedTuple):
 
     rows: tf.Tensor  # <T>[P, D], row of each id that has one, in the order received
     handles: tf.Tensor  # <int64>[V], row of each received id; -1 where it has none
-    mark: tf.Tensor  # <int64>[2], state of the table at the look-ahead
+    mark: tf.Tensor  # <int64>[3], state of the table at the look-ahead, and a fingerprint of the message
 
     @classmethod
     def none(cls, dim: int, dtype: tf.DType) -> RowsAhead:
         """The result where nothing was read. table_peek and a table with all rows on a device take it."""
-        return cls(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
+        return cls(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([3], tf.int64))
 
 
 def hash_table(
@@ -84,8 +84,8 @@ def table_lookup(
 
     Raises:
       InvalidArgumentError: A header does not agree with its block. The message names the source rank.
-      ResourceExhaustedError: There is no memory for new rows, or max_rows is smaller than a batch. The table stays
-        readable.
+      ResourceExhaustedError: There is no memory for new rows, max_rows is smaller than a batch, or the clock is at
+        2^31 - 1. The table is what it was: clock, counts and rows, but for rows whose time to live is over.
     """
     return TableRows(
         *library.fusedrec_table_lookup(
@@ -123,7 +123,7 @@ def table_refresh(
       TableRows, equal to the result of table_lookup. The table changes as under table_lookup.
 
     Raises:
-      InvalidArgumentError: The look-ahead had another message. Other errors as for table_lookup.
+      InvalidArgumentError: The look-ahead had another message, or another table. Other errors as for table_lookup.
     """
     return TableRows(
         *library.fusedrec_table_refresh(
@@ -207,7 +207,8 @@ def table_apply_gradients(
 ) -> tf.Tensor:
     """Sums gradients of equal rows over their sources, in the order received, and applies the optimizer in place.
 
-    A row whose sum holds a number that is not finite stays as it is, and so do its slots.
+    A row whose sum holds a number that is not finite stays as it is, and so do its slots. A row that `found.inverse`
+    does not name has no gradient. It stays as it is, too.
 
     Args:
       table: <resource>[].
@@ -222,8 +223,9 @@ def table_apply_gradients(
       are finite and whose sum is not also stays as it is, but has no place here.
 
     Raises:
-      InvalidArgumentError: Shapes disagree, or handles are not of one lookup of this table.
-      FailedPreconditionError: A later lookup evicted or moved rows of that lookup. Nothing is updated.
+      InvalidArgumentError: Shapes disagree, or handles are not of one lookup of this table, each once.
+      FailedPreconditionError: A later lookup evicted or moved rows of that lookup, or an import came. Nothing is
+        updated.
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale,

@@ -1,11 +1,20 @@
 #include "hash_table/cpu/hash_table.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
 
 namespace fusedrec {
+namespace {
+
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> made{0};
+  return Mix64(made.fetch_add(1) + 1);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optimizer optimizer) {
   if (spec.dim <= 0 || spec.seeds.empty()) {
@@ -29,7 +38,8 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
 }
 
 HashTable::HashTable(TableSpec spec, Optimizer optimizer)
-    : rows_(std::move(spec), std::move(optimizer)),
+    : number_(NextNumber()),
+      rows_(std::move(spec), std::move(optimizer)),
       tier_(&rows_),
       evictor_(&rows_),
       demoter_(&rows_),

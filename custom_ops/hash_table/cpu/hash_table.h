@@ -49,6 +49,7 @@
 #include "hash_table/cpu/parts/demoter.h"
 #include "hash_table/cpu/parts/evictor.h"
 #include "hash_table/cpu/parts/file_tier.h"
+#include "hash_table/cpu/parts/message_runs.h"
 #include "hash_table/cpu/parts/replicas.h"
 #include "hash_table/cpu/parts/row_records.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
@@ -85,6 +86,11 @@ class HashTable {
   void LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                  absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const;
 
+  // Tells look-aheads of other messages and of other tables apart.
+  uint64_t FingerprintOf(const Message& message, const ParallelFor& parallel_for) const {
+    return number_ + fusedrec::FingerprintOf(message, segments(), parallel_for);
+  }
+
   // Inference form: inserts and touches nothing. An id without a row has its initial value.
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
 
@@ -98,6 +104,9 @@ class HashTable {
   bool IsHandle(int64_t handle) const;
   // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
   bool IsStale(uint32_t clock) const { return rows_.pins().IsStale(clock); }
+  // Returns whether handles with this sum of hashes are all handles of the lookup of this clock, each once. It is known for
+  // the latest lookups.
+  bool AreHandlesOf(uint32_t clock, uint64_t sum) const { return rows_.pins().lookups().HandlesOf(clock) == sum; }
   // Returns whether gradients wait for ApplyAccumulated.
   bool HasWaiting() const { return rows_.pins().waiting_since() != 0; }
 
@@ -163,6 +172,7 @@ class HashTable {
   void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Reading& reading) const;
   void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
+  const uint64_t number_;  // a hash of the number of tables that this process made before
   ShardedRows rows_;
   FileTier tier_;
   Evictor evictor_;

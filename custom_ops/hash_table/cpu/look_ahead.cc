@@ -67,10 +67,10 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
         }
         if (const int64_t k = i - 2 * kAhead; k >= 0) {
           const int64_t position = run.position + k;
-          char* out = static_cast<char*>(rows.data) + position * row_bytes;
           const uint32_t handle = handles[k % (2 * kAhead)];
           if (!reading.seen.empty()) reading.seen[position] = handle == kAbsent ? kNoRow : int64_t{handle};
           if (rows.data == nullptr) continue;
+          char* const out = static_cast<char*>(rows.data) + position * row_bytes;
           const bool has_row =
               handle != kAbsent && !(expires && evictor_.HasExpired(run.segment, *rows_.Header(handle), *reading.coming));
           if (has_row) {

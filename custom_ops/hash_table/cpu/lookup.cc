@@ -1,5 +1,6 @@
 // The training lookup; hash_table.h explains its steps.
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -20,6 +21,7 @@ class HashTable::TrainingLookup {
  public:
   TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowSink& out, const Ahead* ahead)
       : table_(table),
+        running_(running),
         rows_(&table->rows_),
         spec_(table->spec()),
         clock_(running.clock()),
@@ -32,27 +34,40 @@ class HashTable::TrainingLookup {
                    std::vector<int64_t>* handles);
 
  private:
+  // What admission says of an id without a row.
+  struct Judged {
+    SegmentId key;
+    bool is_admitted;
+  };
   // The work on one shard.
   struct Visit {
     Shard* shard;
     int64_t begin, end;              // places of this shard's items
     std::vector<int64_t> handles;    // by number inside this shard
+    uint64_t sum = 0;                // of their hashes
     std::vector<ReceivedId> fresh;   // without a row
     std::vector<ReceivedId> moving;  // whose row must move to pool 0 first
-    std::vector<int64_t> num_fresh;  // ids of `fresh` by segment; distinct ones where the table has a limit
+    std::vector<int64_t> num_fresh;  // with limits: distinct ids of `fresh`, by segment
+    std::vector<SegmentId> made;     // got a row
+    std::vector<Judged> judged;      // by admission
   };
 
   void VisitKnown(Visit* visit);
-  void Admit(Visit* visit);
+  void Judge(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits);
+  absl::Status MakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle);
   absl::Status VisitNew(Visit* visit);
-  bool Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write = true);
+  void CountJudged(Visit* visit);
+  void Undo(Visit* visit);
+  absl::Status Change(const ParallelFor& parallel_for, int64_t cost_of_shard, std::vector<Visit>* visits);
+  void Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write = true);
   void WriteRow(const ReceivedId& item, int pool, const char* row) const {
     const int64_t offset = static_cast<int64_t>(item.position) * spec_.dim * BytesOf(out_.storage);
     rows_->format(pool).CopyRow(row, out_.storage, static_cast<char*>(out_.data) + offset);
   }
 
   HashTable* const table_;
+  const RunningLookups::Lookup& running_;
   ShardedRows* const rows_;
   const TableSpec& spec_;
   const uint32_t clock_;
@@ -62,14 +77,14 @@ class HashTable::TrainingLookup {
   const Ahead* const ahead_;  // null: there was none
 };
 
-// Writes the row of an id to the lookup's result if `write` asks for it. Returns whether this lookup sees the row for the
-// first time.
-bool HashTable::TrainingLookup::Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row,
+// Writes the row of an id to the lookup's result if `write` asks for it.
+void HashTable::TrainingLookup::Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row,
                                       bool write) {
   RowHeader* header = RowFormat::Header(row);
-  const bool first = header->last != clock_;
-  if (first) {
+  if (header->last != clock_) {  // this lookup sees the row for the first time
     Shard* shard = visit->shard;
+    scratch_->before[visit->begin + visit->handles.size()] = {header->last, header->count, item.segment};
+    ++shard->statistics[item.segment].hits;
     const int64_t num_rows = shard->keys[item.segment].size();
     rows_->change_log().Touch(&shard->changes, item.segment, item.id, header->last, num_rows);
     const uint32_t count = rows_->limits(item.segment).CountAt(header->count, header->last, clock_);
@@ -77,10 +92,10 @@ bool HashTable::TrainingLookup::Touch(Visit* visit, const ReceivedId& item, int6
     header->number = static_cast<uint32_t>(visit->handles.size());
     header->count = count + (count != 0xffffffff);
     visit->handles.push_back(handle);
+    visit->sum += Mix64(handle);
   }
   scratch_->number[place] = static_cast<int32_t>(header->number);
   if (write && out_.data != nullptr) WriteRow(item, RowStore::PoolOf(handle), row);
-  return first;
 }
 
 void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
@@ -126,20 +141,14 @@ void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
       }
     }
     const bool is_written = seen(items[k]) != kNoRow && RowFormat::Header(row)->updated <= ahead->version;
-    const bool first = Touch(visit, items[k], visit->begin + k, handle, row, !is_written);
-    if (first) ++visit->shard->statistics[items[k].segment].hits;
+    Touch(visit, items[k], visit->begin + k, handle, row, !is_written);
   }
-  if (visit->fresh.empty()) return;
-  visit->num_fresh.assign(rows_->segments(), 0);
-  if (rows_->has_max_rows() || tiered || rows_->has_admission()) {
-    Admit(visit);
-  } else {
-    for (const ReceivedId& item : visit->fresh) ++visit->num_fresh[item.segment];
-  }
+  if (!visit->fresh.empty() && (rows_->has_max_rows() || tiered || rows_->has_admission())) Judge(visit);
 }
 
 // With limits: sorts and counts the ids without a row. Ids that have not come often enough get their initial row.
-void HashTable::TrainingLookup::Admit(Visit* visit) {
+void HashTable::TrainingLookup::Judge(Visit* visit) {
+  visit->num_fresh.assign(rows_->segments(), 0);
   std::vector<ReceivedId>& fresh = visit->fresh;
   const auto before = [](const ReceivedId& a, const ReceivedId& b) {
     return std::tie(a.segment, a.id, a.position) < std::tie(b.segment, b.id, b.position);
@@ -151,12 +160,14 @@ void HashTable::TrainingLookup::Admit(Visit* visit) {
   for (size_t begin = 0, end; begin < fresh.size(); begin = end) {
     const ReceivedId item = fresh[begin];
     for (end = begin; end < fresh.size() && fresh[end].id == item.id && fresh[end].segment == item.segment;) ++end;
-    if (rows_->limits(item.segment).admission_count <= 1 || visit->shard->candidates[item.segment].Admit(item.id)) {
+    const bool is_judged = rows_->limits(item.segment).admission_count > 1;
+    const bool is_admitted = !is_judged || visit->shard->candidates[item.segment].Admits(item.id);
+    if (is_judged) visit->judged.push_back({{item.segment, item.id}, is_admitted});
+    if (is_admitted) {
       ++visit->num_fresh[item.segment];
       for (size_t i = begin; i < end; ++i) fresh[kept++] = fresh[i];
       continue;
     }
-    ++visit->shard->statistics[item.segment].refused;
     const int32_t number = static_cast<int32_t>(visit->handles.size());
     visit->handles.push_back(kNoRow);
     rows_->WriteInitial(item.segment, item.id, pool, initial.data());
@@ -180,27 +191,34 @@ absl::Status HashTable::TrainingLookup::MakeRoom(const std::vector<Visit>& visit
   waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
 
   std::lock_guard<std::mutex> lock(rows_->room_mutex());
-  int64_t into_memory = waiting.size();
-  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    into_memory += fresh[segment];
-    const absl::Status room = table_->evictor_.MakeRoom(segment, fresh[segment], waiting);
-    if (!room.ok()) return room;
+  const int64_t into_memory = std::accumulate(fresh.begin(), fresh.end(), static_cast<int64_t>(waiting.size()));
+  absl::Status room = table_->tier_.RequireRoom(into_memory);
+  // No row leaves before there is room in every segment.
+  for (const bool evicts : {false, true}) {
+    for (int64_t segment = 0; segment < rows_->segments() && room.ok(); ++segment) {
+      room = table_->evictor_.MakeRoom(segment, fresh[segment], waiting, evicts);
+    }
   }
-  return table_->tier_.MakeRoom(into_memory);
+  return room.ok() ? table_->tier_.MakeRoom(into_memory) : room;
+}
+
+absl::Status HashTable::TrainingLookup::MakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle) {
+  Shard* shard = visit->shard;
+  absl::Status made = shard->keys[item.segment].Reserve(1, &shard->retired);
+  if (made.ok()) made = rows_->MakeRow(shard, item.segment, item.id, rows_->new_pool(), handle);
+  if (!made.ok()) return made;
+  visit->made.push_back({item.segment, item.id});
+  --shard->statistics[item.segment].hits;  // which its touch counts
+  return made;
 }
 
 absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
   Shard* shard = visit->shard;
   std::lock_guard<std::mutex> lock(shard->mutex);
-  for (int64_t segment = 0; segment < static_cast<int64_t>(visit->num_fresh.size()); ++segment) {
-    if (visit->num_fresh[segment] == 0) continue;
-    const absl::Status reserved = shard->keys[segment].Reserve(visit->num_fresh[segment], &shard->retired);
-    if (!reserved.ok()) return reserved;
-  }
   for (const ReceivedId& item : visit->fresh) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     if (handle == kAbsent) {
-      const absl::Status made = rows_->MakeRow(shard, item.segment, item.id, rows_->new_pool(), &handle);
+      const absl::Status made = MakeRow(visit, item, &handle);
       if (!made.ok()) return made;
     }
     Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
@@ -210,17 +228,73 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     absl::Status moved;
     if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
-      moved = shard->keys[item.segment].Reserve(1, &shard->retired);
-      if (moved.ok()) moved = rows_->MakeRow(shard, item.segment, item.id, rows_->new_pool(), &handle);
+      moved = MakeRow(visit, item, &handle);
     } else if (RowStore::PoolOf(handle) == 1 && (table_->tier_.is_on() || !pins_.Hold(*rows_->Header(handle)))) {
       // Another lookup may have taken the handle of a 16-bit row since this one chose to move the row.
       moved = rows_->MoveRow(shard, item.segment, item.id, 0, &handle);
     }
     if (!moved.ok()) return moved;
-    const int64_t place = scratch_->place[item.position];
-    if (Touch(visit, item, place, handle, rows_->Row(handle))) ++shard->statistics[item.segment].hits;
+    Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
   }
   return absl::OkStatus();
+}
+
+void HashTable::TrainingLookup::CountJudged(Visit* visit) {
+  Shard* shard = visit->shard;
+  std::lock_guard<std::mutex> lock(shard->mutex);
+  for (const Judged& id : visit->judged) {
+    AdmissionFilter& candidates = shard->candidates[id.key.segment];
+    if (id.is_admitted) {
+      candidates.Forget(id.key.id);
+    } else {
+      candidates.Count(id.key.id);
+      ++shard->statistics[id.key.segment].refused;
+    }
+  }
+}
+
+// Gives the rows of a shard the counts that they had before this lookup, which has failed. Rows that another lookup has
+// touched since stay as they are.
+void HashTable::TrainingLookup::Undo(Visit* visit) {
+  Shard* shard = visit->shard;
+  std::lock_guard<std::mutex> lock(shard->mutex);
+  for (size_t n = 0; n < visit->handles.size(); ++n) {
+    if (visit->handles[n] == kNoRow) continue;
+    const RowBefore& before = scratch_->before[visit->begin + n];
+    RowHeader* header = rows_->Header(static_cast<uint32_t>(visit->handles[n]));
+    --shard->statistics[before.segment].hits;
+    if (header->last != clock_) continue;
+    header->last = before.last;
+    header->count = before.count;
+  }
+  for (const SegmentId& key : visit->made) {
+    ++shard->statistics[key.segment].hits;
+    KeyIndex& keys = shard->keys[key.segment];
+    const uint32_t handle = keys.Find(key.id, TableHash(key.id));
+    if (handle == kAbsent || rows_->Header(handle)->last != 0) continue;
+    keys.Remove(key.id, TableHash(key.id));
+    rows_->GiveBack(shard, handle);
+    --shard->statistics[key.segment].inserts;
+  }
+}
+
+// Makes and moves rows, once all ids of the message have been looked up.
+absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, int64_t cost_of_shard,
+                                               std::vector<Visit>* visits) {
+  const absl::Status room = MakeRoom(*visits);
+  if (!room.ok()) return room;
+  rows_->NextVersion();
+  std::vector<absl::Status> failed(kShards);
+  parallel_for(kShards, cost_of_shard / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      Visit* visit = &(*visits)[s];
+      if (!visit->fresh.empty() || !visit->moving.empty()) failed[s] = VisitNew(visit);
+    }
+  });
+  for (const absl::Status& status : failed) {
+    if (!status.ok()) return status;
+  }
+  return table_->demoter_.DemoteCold(clock_);
 }
 
 absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for,
@@ -240,26 +314,25 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
       if (visits[s].begin < visits[s].end) VisitKnown(&visits[s]);
     }
   });
-  const absl::Status room = MakeRoom(visits);
-  if (!room.ok()) return room;
-
-  std::vector<absl::Status> failed(kShards);
-  parallel_for(kShards, cost_of_shard / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      if (!visits[s].fresh.empty() || !visits[s].moving.empty()) failed[s] = VisitNew(&visits[s]);
-    }
-  });
-  for (const absl::Status& status : failed) {
-    if (!status.ok()) return status;
+  const absl::Status changed = Change(parallel_for, cost_of_shard, &visits);
+  if (!changed.ok()) {
+    for (Visit& visit : visits) Undo(&visit);
+    return changed;
+  }
+  for (Visit& visit : visits) {
+    if (!visit.judged.empty()) CountJudged(&visit);
   }
   rows_->HalveCandidates();
 
   handles->clear();
+  uint64_t sum = 0;
   for (const Visit& visit : visits) {
     const int32_t base = static_cast<int32_t>(handles->size());
     for (int64_t place = visit.begin; place < visit.end; ++place) scratch_->number[place] += base;
     handles->insert(handles->end(), visit.handles.begin(), visit.handles.end());
+    sum += visit.sum;
   }
+  running_.NoteHandles(sum);
   parallel_for(message.num_ids, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) inverse[i] = scratch_->number[scratch_->place[i]];
   });
@@ -269,13 +342,15 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                                absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock,
                                const Ahead* ahead) {
-  const RunningLookups::Lookup running(&rows_.pins().lookups());
+  RunningLookups::Lookup running(&rows_.pins().lookups());
   if (clock != nullptr) *clock = running.clock();
-  rows_.NextVersion();
-  evictor_.EvictExpired(running.clock());
-  const absl::Status done = TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
-  if (!done.ok()) return done;
-  return demoter_.DemoteCold(running.clock());
+  absl::Status done = running.clock() > kMostClock ? ClockEnds() : absl::OkStatus();
+  if (done.ok()) {
+    evictor_.EvictExpired(running.clock());
+    done = TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
+  }
+  if (!done.ok()) running.GiveClockBack();
+  return done;
 }
 
 }  // namespace fusedrec

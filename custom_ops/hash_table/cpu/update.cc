@@ -71,7 +71,8 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
         if (handles[next] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[next]));
         sums.Prefetch(next);
       }
-      if (handles[i] < 0) continue;  // refused by admission: there is nothing to train yet
+      // Refused by admission, so that there is nothing to train yet, or of another part of the lookup.
+      if (handles[i] < 0 || sums.IsEmpty(i)) continue;
       sums.Sum(i, grad.data());
       if (!AllFinite(grad.data(), spec().dim)) {
         found.Add(i);

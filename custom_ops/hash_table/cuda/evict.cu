@@ -149,15 +149,15 @@ void FusedrecDeviceTable::ForgetTombstones() {
   for (Segment& segment : segments_) segment.left.clear();
 }
 
-int FusedrecDeviceTable::Keys(int64_t segment, int64_t lookups, int64_t version, int64_t* ids, int64_t* handles,
-                              int64_t* count, void* stream) const {
+int FusedrecDeviceTable::Keys(int64_t segment, int64_t lookups, int64_t version, int64_t most, int64_t* ids,
+                              int64_t* handles, int64_t* count, void* stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
   std::vector<int64_t> counts;
-  const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
+  const auto to = [&](unsigned long long*) { return Export{ids, handles, most}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(lookups),
                            static_cast<uint32_t>(version)};
   FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(rows_.next), &counts, stream));
   *count = counts[0];
-  return kCudaSuccess;
+  return *count <= most ? kCudaSuccess : kDeviceMore;
 }

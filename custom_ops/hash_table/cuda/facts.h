@@ -13,6 +13,7 @@ namespace device_table {
 struct HandleFacts {
   unsigned oldest, newest;     // smallest clock, and smallest complement of a clock; all bits set: no handle has a row
   unsigned handles_are_sound;  // 0: one names a row that never was
+  unsigned handles_are_distinct;  // 0: a row comes twice, in an update
   unsigned inverse_is_sound;   // 0: a number is no handle's
   unsigned grads_are_finite;   // 0: a number is not
   unsigned all_have_sums;      // 0: the row of a handle has no sum (sums.cuh)

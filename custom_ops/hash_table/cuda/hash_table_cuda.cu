@@ -66,9 +66,9 @@ int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, c
   return table->SetCandidates(segment, ids, counts, count, stream);
 }
 
-int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version, int64_t* ids,
-                        int64_t* handles, int64_t* count, void* stream) {
-  return table->Keys(segment, lookups, version, ids, handles, count, stream);
+int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version, int64_t most,
+                        int64_t* ids, int64_t* handles, int64_t* count, void* stream) {
+  return table->Keys(segment, lookups, version, most, ids, handles, count, stream);
 }
 
 int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
@@ -83,8 +83,7 @@ int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, co
   std::vector<int64_t> counts(table->segments(), 0);
   if (segment < 0 || segment >= table->segments() || count < 0) return fusedrec::kCudaInvalidValue;
   counts[segment] = count;
-  int64_t written;
-  return table->WriteRecords(counts, ids, records, &written, stream);
+  return table->WriteRecords(counts, ids, records, stream);
 }
 
 int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream) {

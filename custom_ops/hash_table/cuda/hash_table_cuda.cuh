@@ -35,6 +35,21 @@ __global__ void __launch_bounds__(kThreads)
   if (r == sources - 1 && Lane() == 0) run_begin[sources * segments] = source_begin[sources] - sources * segments;
 }
 
+// The sum of FingerprintOf over the ids.
+__global__ void __launch_bounds__(kThreads) FingerprintKernel(MessageView message, Counts* counts) {
+  if (counts->bad != 0) return;
+  int64_t low, high;
+  message.Bounds(&low, &high);
+  const int64_t n = GlobalThread();
+  unsigned long long part = 0;
+  if (n < message.num_ids) {
+    const int64_t run = message.RunOf(low, high, n);
+    part = FingerprintOf(run % message.segments, message.Id(n, run), n);
+  }
+  part = WarpSum(part);
+  if (Lane() == 0) atomicAdd(&counts->fingerprint, part);
+}
+
 // The slot in which a new id settles: open addressing, the smallest position of the id stays (as in segment_unique).
 __device__ inline uint32_t Settle(const MessageView& message, int64_t id, int64_t segment, uint32_t n, uint64_t hash,
                                   uint32_t num_slots, uint32_t* slots) {

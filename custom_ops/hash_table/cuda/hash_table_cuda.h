@@ -45,9 +45,12 @@ constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leav
 constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
 constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
 constexpr int kDeviceBadInverse = -4;  // names a row beyond the handles
-constexpr int kDeviceAbsent = -5;      // an id that the buffer does not know (buffer_cuda.h)
+constexpr int kDeviceAbsent = -5;      // an id that the buffer does not know (buffer_cuda.h), or another message
 constexpr int kDeviceNotWritten = -6;  // rows of the batch before are still to be written back
 constexpr int kDeviceWaiting = -7;     // rows may not be removed, because gradients wait for their update
+constexpr int kDeviceDoubled = -8;     // a handle of an update, or an id of an import or a merge, comes twice
+constexpr int kDeviceClockEnds = -9;   // the table has had kMostClock lookups
+constexpr int kDeviceMore = -10;       // there is more than the caller has room for
 
 }  // namespace fusedrec
 
@@ -96,6 +99,8 @@ struct FusedrecMessage {
   const int64_t* entries;          // device, [sum of received_splits]
   const int32_t* received_splits;  // host, [ranks], each at least the number of segments
   int64_t ranks;
+  // Of the ids (common/hash.h), for a lookup of a batch buffer (buffer_cuda.h); 0: not compared.
+  uint64_t fingerprint = 0;
 };
 
 FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
@@ -132,8 +137,9 @@ FUSEDREC_CUDA_API int fusedrec_table_peek(FusedrecDeviceTable* table, const Fuse
 //   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
 //                 slots stay as they are
 //   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
-// Waits once for the facts of handles and inverse, and once more where a gradient is not finite. After kDeviceStale,
-// kDeviceBadHandle, kDeviceBadInverse and kDeviceOutOfMemory nothing has changed.
+// A row without a gradient stays as it is. Waits once for the facts of handles and inverse, and once more where a gradient
+// is not finite. After kDeviceStale, kDeviceBadHandle, kDeviceDoubled, kDeviceBadInverse and kDeviceOutOfMemory nothing has
+// changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
                                            float scale, const fusedrec::StepInput* step, int32_t* left_out,
@@ -173,15 +179,17 @@ FUSEDREC_CUDA_API int fusedrec_table_set_candidates(FusedrecDeviceTable* table, 
 
 // Checkpoints, in the format of row_records.h.
 // Ids of a segment whose rows changed after the update `version`, or were touched after the training lookup `lookups`
-// (both 0: all), in the order of rows, and their rows: [*count], device, out, with room for the segment's size. Waits.
+// (both 0: all), in the order of rows, and their rows: device, out, with room for `most`. *count, host, out: how many there
+// are. kDeviceMore: more than `most`; lookups may have added some since the caller asked for the size. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version,
-                                          int64_t* ids, int64_t* handles, int64_t* count, void* stream);
+                                          int64_t most, int64_t* ids, int64_t* handles, int64_t* count, void* stream);
 FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
 // records [count * record_bytes], device, of rows that fusedrec_table_keys gave; kDeviceBadHandle where there was never
 // such a row. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count,
                                                   char* records, void* stream);
-// Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
+// Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Handles of earlier lookups end,
+// because their gradients are of other rows. kDeviceDoubled: nothing has changed. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                                    int64_t count, const char* records, void* stream);
 // Replicas that are averaged, as replicas.h has them; only with `averaged`, else kCudaInvalidValue. All of them wait.

@@ -35,7 +35,7 @@ struct LookupScratch {
 
 int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* received, void* stream) const {
   const int64_t segments = segments_.size(), ranks = message.ranks, runs = ranks * segments;
-  if (ranks < 1 || runs > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (ranks < 0 || runs > kDeviceTableMaxIds) return kCudaInvalidValue;
   std::vector<int64_t> source_begin(ranks + 1, 0);
   for (int64_t r = 0; r < ranks; ++r) {
     if (message.received_splits[r] < segments) return kCudaInvalidValue;
@@ -64,6 +64,11 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->memory.data(), 0, counters, stream));
   FUSEDREC_LAUNCH(RunsKernel, BlocksFor(ranks, kWarps), kThreads, 0, stream, message.entries, begins, ranks, segments,
                   run_begin, received->counts);
+  received->fingerprint = message.fingerprint;
+  if (message.fingerprint != 0 && num_ids > 0) {
+    FUSEDREC_LAUNCH(FingerprintKernel, BlocksFor(num_ids, kThreads), kThreads, 0, stream, received->view,
+                    received->counts);
+  }
   return LastError();
 }
 
@@ -97,6 +102,10 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   const int64_t fresh_rows = counted[1];
   const Moves moves{counted[3], counted[4], counted[5]};
   if (counted[2] != 0) return kCudaInvalidValue;
+  if (received.fingerprint != 0 && static_cast<uint64_t>(counted[kFingerprintWord]) != received.fingerprint) {
+    return kDeviceAbsent;
+  }
+  if (!is_lookup && counted[0] != view.num_ids) return kDeviceDoubled;
   const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + segments());
   if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
   const int64_t* const refused = &counted[32 + 2 * segments()];
@@ -141,6 +150,7 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
   const int64_t num_ids = received.view.num_ids;
   if ((rows != nullptr && out_rows < num_ids) || storage < 0 || storage > 2) return kCudaInvalidValue;
+  if (clock_ >= kMostClock) return kDeviceClockEnds;
   const uint32_t clock = clock_ + 1, version = version_ + 1;
   if (ExpiresAt(clock)) {
     Counts counts;  // a message that does not fit changes nothing

@@ -80,7 +80,9 @@ struct Counts {
   // Of a mixed table (mixed.cuh): known rows to promote and to demote, new rows of the hot pool; ranks of rows that move
   // up, that move down, and of new rows in the hot pool and in the cold one.
   unsigned long long promoted, demoted, fresh_hot, ranks[4];
+  unsigned long long fingerprint;  // of the message, where it is compared
 };
+constexpr int kFingerprintWord = sizeof(Counts) / sizeof(unsigned long long) - 1;
 
 }  // namespace device_table
 }  // namespace fusedrec

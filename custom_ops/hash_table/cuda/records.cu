@@ -16,7 +16,7 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   if (count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
   HandleFacts facts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, nullptr, &facts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, nullptr, kNoAttempt, &facts, stream));
   FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
                   nullptr, count, records);
   return LastError();
@@ -56,10 +56,9 @@ int FusedrecDeviceTable::ReceiveGrouped(const int64_t* ids, const int64_t* split
 }
 
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
-                                      int64_t* written, void* stream) {
+                                      void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t segments = segments_.size(), count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  *written = 0;
   if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
   std::vector<int64_t> splits(segments + 1, 0);
@@ -67,9 +66,10 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   Imported imported;
   FUSEDREC_RETURN_IF_CUDA_ERROR(ReceiveGrouped(ids, splits.data(), &imported, stream));
   imported.received.records = records;
+  int64_t written;
   const Memory scratch = AdmitMemory(count, false);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported.received, clock_, version_, false, scratch, imported.inverse,
-                                      imported.handles, written, stream));
+                                      imported.handles, &written, stream));
   unsigned* const last = imported.last;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(last, 0, sizeof(unsigned), stream));
   FUSEDREC_LAUNCH(WriteRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(),
@@ -79,6 +79,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&latest, last, 1, stream));
   // A lookup's clock must be ahead of the clocks in all rows.
   clock_ = std::max(clock_, latest);
+  moved_at_ = int64_t{clock_} + options_.window;  // gradients of earlier lookups are of the values before
   return kCudaSuccess;
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "common/loop_blocks.cuh"
+#include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cuda/select_pass.cuh"
 #include "hash_table/cuda/table.h"
 
@@ -142,6 +143,12 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
   if (!options_.averaged || !SplitsAreSound(in.left_splits, segments(), num_left) ||
       !SplitsAreSound(in.id_splits, segments(), count) || num_left > kDeviceTableMaxIds || count > kDeviceTableMaxIds) {
     return kCudaInvalidValue;
+  }
+  std::vector<int64_t> ids(count);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(ids.data(), in.ids, count, stream));
+  for (int64_t s = 0; s < segments(); ++s) {
+    const int64_t begin = in.id_splits[s];
+    if (FirstRepeat(ids.data() + begin, in.id_splits[s + 1] - begin) >= 0) return kDeviceDoubled;
   }
   // All memory, before a row changes.
   Imported imported;

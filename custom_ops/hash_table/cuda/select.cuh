@@ -88,8 +88,10 @@ struct TakeOut {
 };
 struct Export {
   int64_t *ids, *handles;
+  int64_t most;  // places in each
 
   __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
+    if (rank >= most) return;
     ids[rank] = meta->id;
     handles[rank] = row;
   }

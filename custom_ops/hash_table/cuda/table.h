@@ -52,6 +52,7 @@ struct Received {
   // counted before.
   unsigned long long *new_of, *hits_of, *refused_of, *uncounted_of;
   const char* records = nullptr;  // device; of an import
+  uint64_t fingerprint = 0;       // that the message must have; 0: any
 };
 
 }  // namespace device_table
@@ -80,8 +81,8 @@ struct FusedrecDeviceTable {
   void ForgetTombstones();
   int Candidates(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
   int SetCandidates(int64_t segment, const int64_t* ids, const int64_t* counts, int64_t count, void* stream);
-  int Keys(int64_t segment, int64_t lookups, int64_t version, int64_t* ids, int64_t* handles, int64_t* count,
-           void* stream) const;
+  int Keys(int64_t segment, int64_t lookups, int64_t version, int64_t most, int64_t* ids, int64_t* handles,
+           int64_t* count, void* stream) const;
   int64_t segments() const { return segments_.size(); }
   int64_t full_segment() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -89,9 +90,8 @@ struct FusedrecDeviceTable {
   }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
-  // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
-  int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, int64_t* written,
-                   void* stream);
+  // Distinct ids grouped by segment, counts [segments] of them.
+  int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, void* stream);
   void SetClock(int64_t clock, int64_t version);
   // Replicas that are averaged.
   int64_t width() const;  // numbers of a row and its slots
@@ -257,9 +257,10 @@ struct FusedrecDeviceTable {
   int FindGrouped(const int64_t* ids, const int64_t* splits, Grouped* grouped, void* stream) const;
   int UploadSegments(void* stream);
   // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
-  // those of one lookup, `grads`, and the sums that sum_of_row gives (null: none).
+  // those of one lookup, each once, `grads`, and the sums that sum_of_row gives (null: none). attempt: a new one, which
+  // touches the rows; kNoAttempt without an inverse.
   int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
-                   const fusedrec::device_table::Numbers& grads, const uint32_t* sum_of_row,
+                   const fusedrec::device_table::Numbers& grads, const uint32_t* sum_of_row, uint32_t attempt,
                    fusedrec::device_table::HandleFacts* facts, void* stream) const;
   // Returns whether every row has a place in sum_of_row.
   bool SumsCoverRows() const;
@@ -305,7 +306,9 @@ struct FusedrecDeviceTable {
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
   Waiting waiting_;
-  uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from the touches of the next
+  // Lookups and updates begun: tells the touches of a failed lookup from the touches of the next. An update touches its
+  // rows, too, so that it meets a row that comes twice.
+  uint32_t attempt_ = 0;
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

@@ -108,23 +108,31 @@ absl::Status LookAhead(OpKernelContext* ctx, HashTable* table) {
   TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
   TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
   TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({message.num_ids}), &handles));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({3}), &mark));
   int64_t* state = mark->flat<int64_t>().data();
   table->LookAhead(message, CpuPool(ctx), rows, Out<int64_t>(handles), &state[0], &state[1]);
+  state[2] = static_cast<int64_t>(table->FingerprintOf(message, CpuPool(ctx)));
   return absl::OkStatus();
 }
 
 // Reads inputs 3 to 5, a look-ahead of the same message, and gives its rows on as output 0.
 template <typename T>
-absl::Status TakeAhead(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows_out, Ahead* ahead) {
+absl::Status TakeAhead(OpKernelContext* ctx, const HashTable& table, const Message& message, RowSink* rows_out,
+                       Ahead* ahead) {
   const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
+  const int64_t num_ids = message.num_ids;
   TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
   TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
-  if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != num_ids || rows.dim_size(0) < num_ids ||
+  if (mark.dims() != 1 || mark.dim_size(0) != 3 || handles.NumElements() != num_ids || rows.dim_size(0) < num_ids ||
       rows.dim_size(1) != table.spec().dim) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
         rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(), "."));
+  }
+  if (static_cast<uint64_t>(mark.flat<int64_t>()(2)) != table.FingerprintOf(message, CpuPool(ctx))) {
+    return absl::InvalidArgumentError(
+        "message must be that of the look-ahead, of the same table, got other ids or another order. The table is what it "
+        "was. Take a look-ahead and its lookup from one message.");
   }
   for (const int64_t handle : In<int64_t>(handles)) {
     if (table.IsHandle(handle)) continue;
@@ -145,7 +153,7 @@ absl::Status Refresh(OpKernelContext* ctx, HashTable* table) {
   RowSink rows;
   Ahead ahead;
   TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message.num_ids, &rows, &ahead));
+  TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message, &rows, &ahead));
   return LookUpInto(ctx, table, message, rows, &ahead);
 }
 
@@ -157,7 +165,7 @@ absl::Status Peek(OpKernelContext* ctx, HashTable* table) {
   TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
   const bool has_ahead = ctx->input(3).NumElements() > 0 || ctx->input(4).NumElements() > 0;
   if (has_ahead) {
-    TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message.num_ids, &rows, &ahead));
+    TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message, &rows, &ahead));
   } else {
     TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
   }

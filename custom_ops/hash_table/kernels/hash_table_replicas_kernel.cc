@@ -56,6 +56,11 @@ absl::Status Merge(OpKernelContext* ctx, HashTable* table) {
   TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, table->segments(), 3, "ids"));
   TF_RETURN_IF_ERROR(RequireNumbers(ids, numbers, headers, table->format(0).numbers()));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 7, "step", &step));
+  const absl::Span<const int64_t> splits = In<int64_t>(ctx->input(4));
+  for (int64_t s = 0; s < table->segments(); ++s) {
+    const absl::Span<const int64_t> of_segment = In<int64_t>(ids).subspan(splits[s], splits[s + 1] - splits[s]);
+    TF_RETURN_IF_ERROR(RequireDistinct("ids", of_segment, "one row of each id."));
+  }
   return table->replicas().Merge(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), In<int64_t>(ids),
                                  In<int64_t>(ctx->input(4)), numbers.flat<float>().data(), In<int64_t>(headers),
                                  static_cast<uint32_t>(step));

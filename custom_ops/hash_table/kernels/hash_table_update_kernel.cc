@@ -15,6 +15,8 @@ namespace {
 // Checks inputs 1 to 4: handles, inverse, grads, scale. Gives the clock of the handles' lookup, 0 where none has a row.
 absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32_t* clock) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2);
+  TF_RETURN_IF_ERROR(RequireSize("the size of handles", handles.NumElements()));
+  TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
   TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, table.spec().dim));
   const int64_t rows = handles.NumElements();
   for (const int32_t number : In<int32_t>(inverse)) {
@@ -24,6 +26,7 @@ absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32
     }
   }
   uint32_t first = 0;
+  uint64_t sum = 0;
   for (const int64_t handle : In<int64_t>(handles)) {
     if (handle == kNoRow) continue;
     if (handle < 0 || !table.IsHandle(handle & 0xffffffff)) {
@@ -35,6 +38,14 @@ absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32
                                                      " and some of lookup ", of_handle, "."));
     }
     first = of_handle;
+    sum += Mix64(static_cast<uint32_t>(handle));
+  }
+  if (!table.AreHandlesOf(first, sum)) {  // only some of that lookup's, or some twice
+    std::vector<int64_t> named;
+    for (const int64_t handle : In<int64_t>(handles)) {
+      if (handle != kNoRow) named.push_back(handle);
+    }
+    TF_RETURN_IF_ERROR(RequireDistinct("handles", named, "handles and inverse of one TableLookup."));
   }
   *clock = first;
   if (first == 0 || !table.IsStale(first)) return absl::OkStatus();

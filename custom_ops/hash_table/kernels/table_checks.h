@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -79,21 +80,38 @@ inline absl::Status ReadMoment(const char* name, const tensorflow::Tensor& clock
         absl::StrCat(name, " must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
   }
   const absl::Span<const int64_t> numbers = In<int64_t>(clock);
-  for (const int64_t number : numbers) {
-    TF_RETURN_IF_ERROR(RequireIn(name, number, 0, kMostClock, "that of TableClock."));
-  }
+  TF_RETURN_IF_ERROR(RequireIn(name, numbers[0], 0, kMostClock, "that of TableClock."));
+  TF_RETURN_IF_ERROR(RequireIn(name, numbers[1], 0, kMostVersion, "that of TableClock."));
   *moment = {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1])};
   return absl::OkStatus();
 }
 
-// Ids and records of an import.
+// Two writers of one row would leave parts of both.
+inline absl::Status RequireDistinct(const char* name, absl::Span<const int64_t> ids, const char* remedy) {
+  const int64_t repeat = FirstRepeat(ids.data(), ids.size());
+  if (repeat < 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " must be distinct, got ", ids[repeat],
+                                                 " twice. Nothing has changed. Remedy: ", remedy));
+}
+
+// Ids and records of an import, in host memory.
 inline absl::Status RequireRecords(const tensorflow::Tensor& ids, const tensorflow::Tensor& records, int64_t bytes) {
   TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
   TF_RETURN_IF_ERROR(RequireRank("records", records, 2));
-  if (records.dim_size(0) == ids.NumElements() && records.dim_size(1) == bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ", bytes, "], got ",
-                                                 records.shape().DebugString(),
-                                                 ". They must come from a table of the same spec."));
+  if (records.dim_size(0) != ids.NumElements() || records.dim_size(1) != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ", bytes,
+                                                   "], got ", records.shape().DebugString(),
+                                                   ". They must come from a table of the same spec."));
+  }
+  TF_RETURN_IF_ERROR(RequireSize("the size of ids", ids.NumElements()));
+  TF_RETURN_IF_ERROR(RequireDistinct("ids", In<int64_t>(ids), "one record of each id."));
+  const uint8_t* const first = records.flat<uint8_t>().data();
+  for (int64_t i = 0; i < ids.NumElements(); ++i) {
+    uint32_t last;  // begins a record (row_records.h)
+    std::memcpy(&last, first + i * bytes, sizeof(last));
+    TF_RETURN_IF_ERROR(RequireIn("the clock in a record", last, 0, kMostClock, "a record of TableReadRecords."));
+  }
+  return absl::OkStatus();
 }
 
 // For ops of replicas that are averaged.

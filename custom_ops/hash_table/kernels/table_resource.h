@@ -68,6 +68,7 @@ inline absl::Status ReadMessage(tensorflow::OpKernelContext* ctx, const HashTabl
   const tensorflow::Tensor &entries = ctx->input(1), &splits = ctx->input(2);
   TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
   TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
+  TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
   *message = {In<int64_t>(entries), In<int32_t>(splits), 0};
   TF_RETURN_IF_ERROR(CheckMessage(message->entries, message->source_splits, table.segments()));
   message->num_ids = entries.NumElements() - splits.NumElements() * table.segments();

@@ -51,15 +51,18 @@ Packed Step(int64_t step) {
 int64_t FillUp(HashTable* table, const std::string& words) {
   int64_t step = 0;
   absl::Status status;
+  uint32_t clock = 0;
   for (; status.ok(); ++step) {
     CHECK(step < 5000, "there is no end");
+    clock = table->clock();
     status = LookUp(table, Step(step)).status;
   }
   --step;
+  CHECK_EQ(table->clock(), clock, "a lookup that fails is none");
   CHECK(absl::IsResourceExhausted(status), "", status.ToString());
   CHECK(absl::StrContains(status.message(), words), "", status.ToString());
   CHECK(step >= 100, "only ", step, " steps had room");
-  CHECK(table->size(0) >= step * kStep && table->size(0) < (step + 1) * kStep);
+  CHECK_EQ(table->size(0), step * kStep);
   std::vector<float> initial(kDim);
   for (int64_t old = 0; old < step; ++old) {
     const std::vector<float> rows = FindRows(*table, Step(old));
@@ -135,10 +138,36 @@ int AddressSpaceEndsAtADemotion() {
   CHECK(absl::StrContains(status.message(), "gave the embedding table no more memory"), "", status.ToString());
   CHECK_EQ(table->rows_in_pool(0), kStep);
   CHECK(FindRows(*table, Step(0)) == wanted);
+  CHECK_EQ(table->clock(), 0u, "the lookup has left no trace");
+  CHECK_EQ(RecordsById(*table, 0).at(0).last, 0u);
+  CHECK_EQ(RecordsById(*table, 0).at(0).count, 0u);
+  CHECK_EQ(table->Statistics(0).hits, 0);
   SetLimit(RLIMIT_AS, -1);
   MustLookUp(table.get(), one);
   CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "all but the row of this lookup have returned");
   CHECK(FindRows(*table, Step(0)) == wanted);
+  return 0;
+}
+
+// Records that go to the other pool, which has no memory: the rows stay in theirs.
+int AddressSpaceEndsAtAnImport() {
+  TableSpec spec = Spec();
+  spec.hot_after = 2;
+  const std::unique_ptr<HashTable> table = MakeTable(spec);
+  MustLookUp(table.get(), Step(0));
+  const std::vector<float> wanted = FindRows(*table, Step(0));
+  std::vector<char> records(kStep * table->records().bytes());  // counters of 0: float32
+  Ids ids;
+  for (int64_t id = 0; id < kStep; ++id) ids.push_back(id);
+  SetLimit(RLIMIT_AS, AddressSpace() + 4 * kMegabyte);
+  const absl::Status status = table->records().Write(0, ids, records.data(), SerialFor);
+  CHECK(absl::IsResourceExhausted(status), "", status.ToString());
+  CHECK_EQ(table->size(0), kStep);
+  CHECK(FindRows(*table, Step(0)) == wanted);
+  SetLimit(RLIMIT_AS, -1);
+  CHECK_OK(table->records().Write(0, ids, records.data(), SerialFor));
+  CHECK_EQ(table->rows_in_pool(0), kStep);
+  CHECK_EQ(table->rows_in_pool(1), int64_t{0});
   return 0;
 }
 
@@ -209,6 +238,7 @@ int main() {
   using namespace fusedrec;
   InAChild("address space ends", AddressSpaceEnds);
   InAChild("address space ends at a demotion", AddressSpaceEndsAtADemotion);
+  InAChild("address space ends at an import", AddressSpaceEndsAtAnImport);
   InAChild("the file's size ends", FileSizeEnds);
   InAChild("the disk ends", DiskEnds);
   InAChild("more than the machine has", MoreThanTheMachineHas);

@@ -98,7 +98,12 @@ void Equal(const TableSpec& spec, int64_t range, const Disturb& disturb) {
   const std::unique_ptr<HashTable> table = adam(), plain = adam();
   std::mt19937 random(5);
   Packed now(RandomBatch(&random, range));
+  std::vector<int64_t> handles(now.received().size());
+  int64_t version, moves;
+  // Handles alone, as a table with rows on a device asks for them.
+  table->LookAhead(now.message(), SerialFor, {}, absl::MakeSpan(handles), &version, &moves);
   Seen seen = See(*table, now);
+  CHECK(handles == seen.handles);
   int64_t changed = 0;
   for (int64_t step = 1; step <= kSteps; ++step) {
     const std::vector<float> before = seen.rows;

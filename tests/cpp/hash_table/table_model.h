@@ -43,37 +43,16 @@ class TableModel {
     return known == segments_[key.segment].end() ? Initial(key) : known->second.numbers;
   }
 
-  // False when max_rows cannot hold the batch. Ids that admission refuses have no row afterwards.
+  // False when max_rows cannot hold the batch: nothing changes, but for rows that expire. Ids that admission refuses have
+  // no row afterwards.
   bool LookUp(const Packed& packed) {
+    const TableModel before = *this;
+    if (TryLookUp(packed)) return true;
+    *this = before;
     ++clock_;
-    Decay();
     Expire();
-    std::set<Received> fresh;
-    for (const Received& key : std::set<Received>(packed.received().begin(), packed.received().end())) {
-      if (segments_[key.segment].count(key.id) != 0) {
-        ++statistics_[key.segment].hits;
-        Touch(key);
-      } else if (Admitted(key)) {
-        fresh.insert(key);
-      } else {
-        ++statistics_[key.segment].refused;
-      }
-    }
-    for (size_t s = 0; s < segments_.size(); ++s) {
-      const int64_t wanted = std::count_if(fresh.begin(), fresh.end(),
-                                           [s](const Received& key) { return key.segment == static_cast<int64_t>(s); });
-      const int64_t max_rows = limits_[s].max_rows;
-      const int64_t excess = static_cast<int64_t>(segments_[s].size()) + wanted - max_rows;
-      if (max_rows > 0 && excess > 0 && Evict(s, excess + max_rows / 16) < excess) return false;
-    }
-    for (const Received& key : fresh) {
-      segments_[key.segment][key.id].numbers = Initial(key);
-      gone_[key.segment].erase(key.id);
-      ++statistics_[key.segment].inserts;
-      Touch(key);
-    }
-    HalveCandidates();
-    return true;
+    --clock_;
+    return false;
   }
 
   // Plain gradient descent: gradients [V, D] of a batch that was looked up before.
@@ -130,6 +109,38 @@ class TableModel {
   }
 
  private:
+  bool TryLookUp(const Packed& packed) {
+    ++clock_;
+    Decay();
+    Expire();
+    std::set<Received> fresh;
+    for (const Received& key : std::set<Received>(packed.received().begin(), packed.received().end())) {
+      if (segments_[key.segment].count(key.id) != 0) {
+        ++statistics_[key.segment].hits;
+        Touch(key);
+      } else if (Admitted(key)) {
+        fresh.insert(key);
+      } else {
+        ++statistics_[key.segment].refused;
+      }
+    }
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t wanted = std::count_if(fresh.begin(), fresh.end(),
+                                           [s](const Received& key) { return key.segment == static_cast<int64_t>(s); });
+      const int64_t max_rows = limits_[s].max_rows;
+      const int64_t excess = static_cast<int64_t>(segments_[s].size()) + wanted - max_rows;
+      if (max_rows > 0 && excess > 0 && Evict(s, excess + max_rows / 16) < excess) return false;
+    }
+    for (const Received& key : fresh) {
+      segments_[key.segment][key.id].numbers = Initial(key);
+      gone_[key.segment].erase(key.id);
+      ++statistics_[key.segment].inserts;
+      Touch(key);
+    }
+    HalveCandidates();
+    return true;
+  }
+
   void Touch(const Received& key) {
     Row& row = segments_[key.segment].at(key.id);
     row.last = clock_;

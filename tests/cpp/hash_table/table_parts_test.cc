@@ -23,14 +23,16 @@ std::map<int64_t, uint32_t> CountsOf(const AdmissionFilter& filter) {
 
 void AnIdIsAdmittedAtTheThreshold() {
   AdmissionFilter filter(3, 0.0);
-  CHECK(!filter.Admit(7));
-  CHECK(!filter.Admit(7));
-  CHECK(!filter.Admit(-1));
-  CHECK(filter.Admit(7));
+  for (const int64_t id : {7, 7, -1}) {
+    CHECK(!filter.Admits(id));
+    filter.Count(id);
+  }
+  CHECK(filter.Admits(7));
+  CHECK(CountsOf(filter) == (std::map<int64_t, uint32_t>{{-1, 1}, {7, 2}}), "a question counts nothing");
+  filter.Forget(7);
   CHECK(CountsOf(filter) == (std::map<int64_t, uint32_t>{{-1, 1}}), "an admitted id has no count");
   CHECK_OK(filter.Set(-1, 2));
-  CHECK(filter.Admit(-1));
-  CHECK_EQ(filter.size(), 0);
+  CHECK(filter.Admits(-1));
 }
 
 void HalvingForgetsTheIdsThatCameOnce() {
@@ -40,7 +42,8 @@ void HalvingForgetsTheIdsThatCameOnce() {
   CHECK_OK(filter.Set(3, 9));
   filter.Halve();
   CHECK(CountsOf(filter) == (std::map<int64_t, uint32_t>{{2, 1}, {3, 4}}));
-  CHECK(!filter.Admit(4));
+  CHECK(!filter.Admits(4));
+  filter.Count(4);
   filter.Halve();
   CHECK(CountsOf(filter) == (std::map<int64_t, uint32_t>{{3, 2}}));
   filter.Clear();
@@ -179,6 +182,8 @@ void TheLowestRowsOfTheSegmentsAreTaken() {
 }  // namespace fusedrec
 
 int main() {
+  static_assert((uint32_t{1} << 31 | (fusedrec::RowPool::kMaxRows - 1)) != fusedrec::kAbsent,
+                "the handle of the last row of pool 1");
   fusedrec::AnIdIsAdmittedAtTheThreshold();
   fusedrec::HalvingForgetsTheIdsThatCameOnce();
   fusedrec::ALogCoversWhatWasTouchedSinceItBegan();

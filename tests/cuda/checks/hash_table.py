@@ -230,11 +230,11 @@ def check_what_does_not_fit_is_refused(kernels):
     step = Step(1.0, 1)
     for name, *arguments in (
         ("table_apply", None, 1, None, most + 1, None, 0, 1.0, step, None, count),
-        ("table_apply", None, 2, None, 1, None, 0, 1.0, step, None, count),
+        ("table_apply", None, most + 1, None, 1, None, 0, 1.0, step, None, count),
         ("table_apply", None, -1, None, 1, None, 0, 1.0, step, None, count),
         ("table_remove", 0, None, most + 1, count), ("table_remove", 0, None, -1, count),
         ("table_remove", 3, None, 1, count), ("table_evict", 3, 1, count),
-        ("table_keys", 3, 0, 0, None, None, count), ("table_read_records", None, most + 1, None),
+        ("table_keys", 3, 0, 0, 0, None, None, count), ("table_read_records", None, most + 1, None),
         ("table_read_records", None, -1, None), ("table_write_records", 0, None, most + 1, None),
         ("table_write_records", 3, None, 1, None), ("table_write_records", 0, None, -1, None),
     ):  # fmt: skip

@@ -6,6 +6,8 @@ programs compare the traffic over the bus with a count by hand.
 
 from __future__ import annotations
 
+import os
+import pathlib
 import tempfile
 
 import numpy as np
@@ -151,7 +153,21 @@ def run_untrained():
     compare_tables(sides)
 
 
+def resident_bytes():
+    return int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def run_a_pool_that_nobody_fills():
+    """The host's memory for a pool grows with the rows in it, not with its size."""
+    before, slots = resident_bytes(), 1 << 24
+    side = Side("large pool", True, {**SGD, "hot_rows": slots})
+    side.call(look_up, *pack([[[1, 2], [3]]])[:2], dtype=tf.float32)
+    side.call(look_up, *pack([[[2], [3]]])[:2], dtype=tf.float32)
+    assert resident_bytes() - before < 16 * slots, "bytes for slots without rows"
+
+
 def run():
+    run_a_pool_that_nobody_fills()
     run_untrained()
     run_traffic()
     print("the traffic of hot rows is as counted", flush=True)

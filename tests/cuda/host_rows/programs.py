@@ -172,7 +172,11 @@ def run_refusals():
     seen = see(message)
     assert seen.rows.shape == (0, DIM) and seen.handles.shape == (0,) and seen.mark[0] > 0
     refused(wrong, "mark must be of", lambda: from_seen(message, splits, (*seen[:2], seen.mark[:1])))
-    others = ((message[:-1] - [0, 1, 0, 0], splits - 1), (message + [0, 0, 0, 0, 1], splits))
+    others = (
+        (message[:-1] - [0, 1, 0, 0], splits - 1),
+        (message + [0, 0, 0, 0, 1], splits),
+        (message[[0, 1, 3, 2, 4]], splits),  # the device has all of these rows
+    )
     for other in others:
         seen = see(message)
         refused(wrong, "message must be that of the look-ahead", lambda: from_seen(*other, seen))  # noqa: B023

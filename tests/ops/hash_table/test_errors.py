@@ -87,6 +87,68 @@ def test_updates(table, wrong, words):
     np.testing.assert_array_equal(table.find([[[1, 2], []]]), before)
 
 
+OTHERS = {
+    "other_ids": [[[1, 2], [5]]],
+    "another_order": [[[2, 1], [4]]],
+    "other_segments": [[[1], [2, 4]]],
+    "other_sources": [[[1, 4], []], [[2], []]],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_look_ahead_of_another_message(table, other):
+    table.train([[[1, 2], [4, 5]]], np.ones([4, 4], np.float32))
+    message, splits, _ = pack([[[1, 2], [4]]])
+    ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
+    before = table.statistics()
+    for op in (ops.table_refresh, ops.table_peek):
+        with pytest.raises(Invalid, match="message must be that of the look-ahead, .* got other ids or another order"):
+            op(table.handle, *pack(other)[:2], ahead, dim=4)
+    assert table.statistics() == before
+    rows = ops.table_peek(table.handle, message, splits, ahead, dim=4)[:3]
+    np.testing.assert_array_equal(rows, table.find([[[1, 2], [4]]]))
+
+
+def test_a_look_ahead_of_another_table(table):
+    message, splits, _ = pack([[[1, 2], [4]]])
+    with new_table(2) as other:
+        for one in (table, other):
+            one.lookup([[[1, 2], [4]]])
+        ahead = ops.table_look_ahead(other.handle, message, splits, dim=4)
+        with pytest.raises(Invalid, match="message must be that of the look-ahead, of the same table"):
+            ops.table_refresh(table.handle, message, splits, ahead, dim=4)
+
+
+def test_doubled_handles(table):
+    """Two threads would write one row."""
+    found = table.lookup([[[1, 2, 1], []]])
+    before, grads = table.find([[[1, 2], []]]), tf.ones([3, 4])
+    doubled = found._replace(handles=tf.gather(found.handles, [0, 1, 1]))
+    words = f"handles must be distinct, got {found.handles[1]} twice. Nothing has changed"
+    with pytest.raises(Invalid, match=words):
+        table.apply(doubled, grads)
+    with pytest.raises(Invalid, match=words):
+        ops.table_accumulate_gradients(table.handle, doubled, grads, scale=1.0)
+    np.testing.assert_array_equal(table.find([[[1, 2], []]]), before)
+    refused = found._replace(handles=tf.concat([found.handles, [-1, -1]], 0))
+    table.apply(refused, grads)  # no row has two writers
+    np.testing.assert_allclose(table.find([[[1, 2], []]]), before - [[2.0], [1.0]], rtol=1e-6)
+
+
+def test_some_handles_of_a_lookup(table):
+    """Rows without a gradient stay as they are, whatever the rule."""
+    with new_table(rule="adam", hyperparameters=[0.0, 0.1, 0.001, 1e-7]) as table:
+        table.train([[[1, 2]]], np.ones([2, 4], np.float32))
+        before, found = table.records(wide=("m", "v"))[1].copy(), table.lookup([[[1, 2]]])
+        table.apply(found._replace(inverse=found.inverse[:1]), tf.ones([1, 4]), step=2)
+        table.apply(found._replace(inverse=found.inverse[:0]), tf.ones([0, 4]), step=3)
+        after = table.records(wide=("m", "v"))[1]
+        changed = (before["m"] != after["m"]).any(-1)
+        assert changed.sum() == 1 and (before["row"] != after["row"]).any(-1).tolist() == changed.tolist()
+        first = found._replace(handles=found.handles[:1], inverse=found.inverse[:1] * 0)
+        table.apply(first, tf.ones([1, 4]), step=4)
+
+
 def test_handles_of_two_lookups(table):
     one, other = table.lookup([[[1], []]]), table.lookup([[[2], []]])
     mixed = one._replace(handles=tf.concat([one.handles, other.handles], 0))
@@ -149,6 +211,15 @@ def test_upkeep(table):
             lambda: ops.table_import(handle, 0, ids, tf.zeros([1, 32], tf.uint8)),
             r"records must have shape \[2, 32\], got \[1,32\]",
         ),
+        (
+            lambda: ops.table_import(handle, 0, [7, 8, 7], tf.zeros([3, 32], tf.uint8)),
+            "ids must be distinct, got 7 twice",
+        ),
+        (
+            lambda: ops.table_import(handle, 0, ids, np.full([2, 32], 255, np.uint8)),
+            r"the clock in a record must lie in \[0, 2147483647\], got 4294967295",
+        ),
+        (lambda: ops.table_set_clock(handle, [2**31, 0]), r"clock must lie in \[0, 2147483647\], got 2147483648"),
         (lambda: ops.table_remove(handle, 0, [ids]), "ids must have rank 1"),
         (lambda: ops.table_evict(handle, 0, -1), "count must be >= 0, got -1"),
         (lambda: ops.table_import_candidates(handle, 0, [ids], [ids]), "ids must have rank 1"),
@@ -209,9 +280,55 @@ def test_max_rows_smaller_than_a_batch(names):
         with pytest.raises(Exhausted, match=f"max_rows of {which} is 3, but a batch needs 1 rows more while"):
             table.lookup([[[1, 2, 3, 4], []]])
         np.testing.assert_array_equal(table.find([[[1, 2, 5], []]]), before)
-    words = "and eviction is 'none'. What the table holds stays readable"
+    words = "and eviction is 'none'. The table is what it was"
     with new_table(max_rows=3) as table, pytest.raises(Exhausted, match=words):
         table.lookup([[[1, 2, 3, 4]]])
+
+
+FULL = {
+    "no_eviction": {"max_rows": 2, "admission_count": 2},
+    "another_segment_evicts": {"segment_max_rows": [2, 2], "segment_eviction": ["lru", "none"], "admission_count": 2},
+    "a_budget": {"memory_budget": 4 * 32, "admission_count": 2},
+    "a_budget_and_eviction": {"memory_budget": 4 * 32, "max_rows": 3, "eviction": "lfu", "admission_count": 2},
+}
+
+
+@pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
+def test_a_lookup_that_fails_leaves_no_trace(spec, tmp_path):
+    spec = {**spec, "tier_folder": str(tmp_path), "record_tombstones": True}
+    with new_table(2, **spec) as table, new_table(2, **spec) as other:
+        state = lambda one: [  # noqa: E731
+            *(x.tobytes() for s in (0, 1) for x in one.records(s)),
+            *(x.numpy().tolist() for s in (0, 1) for x in ops.table_candidates(one.handle, s)),
+            *(ops.table_tombstones(one.handle, s).numpy().tolist() for s in (0, 1)),
+            ops.table_clock(one.handle).numpy().tolist(), one.statistics(),
+        ]  # fmt: skip
+        batches = [[[[1, 3], [5]]], [[[1, 2], [5, 6]]], [[[2], [6]]], [[[1], [5, 7]]]]
+        for batch in batches:
+            for one in (table, other):
+                found = one.lookup(batch)
+        before = state(table)
+        for _ in range(3):  # ids that are known, new, counted, and admitted
+            with pytest.raises(Exhausted, match="max_rows of|memory_budget holds"):
+                table.lookup([[[1, 3, 4, 1], [5, 6, 7, 8]]])
+            assert state(table) == before
+        table.apply(found, tf.ones([3, 4]))
+        other.apply(found, tf.ones([3, 4]))
+        for one in (table, other):
+            ops.table_remove(one.handle, 0, [1])
+            one.lookup([[[3, 2], [5]]])
+        assert state(table) == state(other)
+
+
+def test_the_clock_ends(table):
+    most = 2**31 - 1
+    ops.table_set_clock(table.handle, [most - 1, 5])
+    before = table.find([[[1], []]])
+    table.train([[[1], []]], np.ones([1, 4], np.float32))
+    np.testing.assert_allclose(table.find([[[1], []]]), before - 1, rtol=1e-6)
+    with pytest.raises(Exhausted, match=f"the table's clock is at {most}, the last lookup that it can count"):
+        table.lookup([[[1], []]])
+    assert ops.table_clock(table.handle).numpy()[0] == most
 
 
 def test_a_memory_budget_smaller_than_a_batch(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.oracles.hash_table import Row, TableOracle, pack, table_hash
 from tests.support.hash_tables import new_table
-from tf_fusedrec import ops
+from tf_fusedrec import ops, tf
 
 DIM, SEGMENTS, STEPS = 4, 2, 30
 POLICIES = {
@@ -31,6 +31,16 @@ def _merge(table, left, ids, numbers, headers, step=1):
         arguments[name] = np.array([i for part in parts for i in part], np.int64)
         arguments[splits] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     ops.table_merge(table.handle, **arguments, step=np.array(step))
+
+
+def test_an_id_comes_once_in_an_average():
+    numbers, headers = np.ones([3, 4]), [_header(1, 1)] * 3
+    with new_table(2, averaged=True) as table:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="ids must be distinct, got 7 twice"):
+            _merge(table, [[], []], [[5], [7, 7]], numbers, headers)
+        assert table.statistics() == [[0] * 6] * 2
+        _merge(table, [[], []], [[7], [5, 7]], numbers, headers)  # rows of two tables
+        assert [keys for keys, *_ in table.statistics()] == [1, 2]
 
 
 def test_a_row_whose_gradients_are_under_way_survives_an_older_average():

@@ -233,6 +233,18 @@ def test_a_part_without_rows_leaves_the_waiting_gradients_pinned():
         table.lookup([[[2]]])
 
 
+def test_memory_of_keys_does_not_count_copies():
+    ids = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 3000).tolist()
+    key_bytes = lambda table: int(ops.table_statistics(table.handle).bytes[0])  # noqa: E731
+    with new_table() as table, new_table() as once:
+        table.lookup([[ids]] * 64)
+        once.lookup([[ids]])
+        assert key_bytes(table) == key_bytes(once)
+        for _ in range(2):
+            table.restore(*table.records())
+        assert key_bytes(table) == key_bytes(once)
+
+
 def test_statistics_of_bytes():
     """Counts bytes of keys, and of rows in chunks of at most 16 MB. New rows use the room of removed rows."""
     with new_table(dim=16) as table:

@@ -7,19 +7,35 @@
 
 namespace fusedrec {
 
-absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting) {
+namespace {
+
+// Whether a row is none of those that a lookup is about to move into memory.
+auto IsNoneOf(const WaitingIds& waiting) {
+  return [&waiting](int64_t segment, int64_t id, uint32_t handle) {
+    return RowStore::PoolOf(handle) == 0 || !std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id));
+  };
+}
+
+}  // namespace
+
+absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting, bool evicts) {
   const Limits& limits = rows_->limits(segment);
   if (limits.max_rows == 0) return absl::OkStatus();
   const int64_t excess = rows_->size(segment) + new_ids - limits.max_rows;
   if (excess <= 0) return absl::OkStatus();
-  const int64_t gone = EvictWorst(segment, excess + limits.max_rows / 16, waiting);
+  int64_t gone = 0;
+  if (evicts) {
+    gone = EvictWorst(segment, excess + limits.max_rows / 16, waiting);
+  } else if (limits.eviction != Eviction::kNone) {
+    gone = CountThatMayGo(rows_, segment, segment, excess, IsNoneOf(waiting));
+  }
   if (gone >= excess) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "max_rows of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
       " rows more while the rows of the last ", rows_->spec().window,
       " lookups, and rows whose gradients wait, may not leave",
       limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
-      ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+      ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
 }
 
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
@@ -27,10 +43,6 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
   if (limits.eviction == Eviction::kNone) return 0;
   const bool by_time = limits.eviction == Eviction::kLru;
   const uint32_t clock = rows_->pins().clock();
-  const auto may_go = [&](int64_t, int64_t id, uint32_t handle) {
-    return RowStore::PoolOf(handle) == 0 ||
-           !std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id));
-  };
   const auto score = [=](const RowHeader& header) {
     if (by_time) return uint64_t{header.last};
     return uint64_t{limits.CountAt(header.count, header.last, clock)} << 32 | header.last;
@@ -40,7 +52,7 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
     ++shard->statistics[segment].evictions;
     return absl::OkStatus();
   };
-  return *TakeLowest(rows_, segment, segment, count, may_go, score, take);
+  return *TakeLowest(rows_, segment, segment, count, IsNoneOf(waiting), score, take);
 }
 
 void Evictor::EvictExpired(uint32_t clock) {

@@ -23,8 +23,9 @@ class Evictor {
   explicit Evictor(ShardedRows* rows) : rows_(rows) {}
 
   // The caller of these two methods holds the room mutex.
-  // Makes room for new ids of a segment under max_rows. Fails when not enough rows may leave.
-  absl::Status MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting);
+  // Makes room for new ids of a segment under max_rows, or with `evicts` false only looks for it. Fails when not enough rows
+  // may leave.
+  absl::Status MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting, bool evicts);
   // Evicts the `count` rows that the policy ranks lowest; none without a policy. Returns how many left.
   int64_t EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting = {});
 

@@ -9,28 +9,45 @@
 #include "hash_table/cpu/parts/victims.h"
 
 namespace fusedrec {
+namespace {
+
+bool IsInMemory(int64_t, int64_t, uint32_t handle) { return RowStore::PoolOf(handle) == 0; }
+
+}  // namespace
 
 int64_t FileTier::memory_rows() const {
   return std::max<int64_t>(rows_->spec().memory_budget / rows_->format(0).stride(), 1);
 }
 
-absl::Status FileTier::MakeRoom(int64_t new_rows) {
-  if (!is_on()) return absl::OkStatus();
-  const int64_t excess = rows_->store().size(0) + new_rows - memory_rows();
+int64_t FileTier::ExcessWith(int64_t new_rows) const {
+  return is_on() ? rows_->store().size(0) + new_rows - memory_rows() : 0;
+}
+
+absl::Status FileTier::Full(int64_t lacking) const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "memory_budget holds ", memory_rows(), " rows, but a batch needs ", lacking, " more while the rows of the ",
+      "last ", rows_->spec().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
+      "memory_budget, or smaller batches."));
+}
+
+absl::Status FileTier::RequireRoom(int64_t new_rows) const {
+  const int64_t excess = ExcessWith(new_rows);
   if (excess <= 0) return absl::OkStatus();
-  const auto may_go = [](int64_t, int64_t, uint32_t handle) { return RowStore::PoolOf(handle) == 0; };
+  const int64_t can_go = CountThatMayGo(rows_, 0, rows_->segments() - 1, excess, IsInMemory);
+  return can_go >= excess ? absl::OkStatus() : Full(excess - can_go);
+}
+
+absl::Status FileTier::MakeRoom(int64_t new_rows) {
+  const int64_t excess = ExcessWith(new_rows);
+  if (excess <= 0) return absl::OkStatus();
   const auto score = [](const RowHeader& header) { return header.last; };
   const auto take = [&](Shard* shard, int64_t segment, int64_t id, uint32_t handle) {
     return rows_->MoveRow(shard, segment, id, 1, &handle);
   };
   const int64_t more = memory_rows() / 16;  // so that not every step has to scan
-  const auto gone = TakeLowest(rows_, 0, rows_->segments() - 1, excess + more, may_go, score, take);
+  const auto gone = TakeLowest(rows_, 0, rows_->segments() - 1, excess + more, IsInMemory, score, take);
   if (!gone.ok()) return gone.status();
-  if (*gone >= excess) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "memory_budget holds ", memory_rows(), " rows, but a batch needs ", excess - *gone, " more while the rows of the ",
-      "last ", rows_->spec().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
-      "memory_budget, or smaller batches."));
+  return *gone >= excess ? absl::OkStatus() : Full(excess - *gone);
 }
 
 void FileTier::Prefetch(const Message& message) const {

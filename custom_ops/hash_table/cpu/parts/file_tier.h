@@ -19,7 +19,10 @@ class FileTier {
   bool is_on() const { return rows_->spec().memory_budget > 0; }
   // Pool of a row that comes from a checkpoint or a replica: memory as long as it has room.
   int PoolWithRoom() const { return is_on() && rows_->store().size(0) >= memory_rows() ? 1 : 0; }
-  // Makes room in memory for so many rows. Fails when not enough rows may go to the file. The caller holds the room mutex.
+  // The caller of these two methods holds the room mutex.
+  // Fails when not enough rows may go to the file, or leave, for so many rows in memory.
+  absl::Status RequireRoom(int64_t new_rows) const;
+  // Makes room in memory for so many rows. Fails as RequireRoom does, or when the file cannot grow.
   absl::Status MakeRoom(int64_t new_rows);
   // Asks the disk for the rows of these ids that lie in the file; returns at once.
   void Prefetch(const Message& message) const;
@@ -27,6 +30,8 @@ class FileTier {
  private:
   // Rows that the memory budget holds.
   int64_t memory_rows() const;
+  int64_t ExcessWith(int64_t new_rows) const;
+  absl::Status Full(int64_t lacking) const;
 
   ShardedRows* const rows_;
 };

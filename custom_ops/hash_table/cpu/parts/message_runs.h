@@ -3,9 +3,12 @@
 #define FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
+#include "common/hash.h"
+#include "common/parallel.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {
@@ -32,6 +35,24 @@ inline std::vector<MessageRun> RunsOf(const Message& message, int64_t segments, 
     entry += size;
   }
   return runs;
+}
+
+// A number that tells messages apart by their ids, the segments of these and their order. Rows and handles of a look-ahead
+// are given by position, so they serve no other message.
+inline uint64_t FingerprintOf(const Message& message, int64_t segments, const ParallelFor& parallel_for) {
+  constexpr int64_t kPiece = 16 * 1024, kCyclesOfId = 4;
+  const std::vector<MessageRun> runs = RunsOf(message, segments, kPiece);
+  const int64_t mean = runs.empty() ? 1 : message.num_ids / static_cast<int64_t>(runs.size()) + 1;
+  std::atomic<uint64_t> all{0};
+  parallel_for(runs.size(), kCyclesOfId * mean, [&](int64_t begin, int64_t end) {
+    uint64_t sum = 0;
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t* ids = &message.entries[runs[r].entry];
+      for (int64_t i = 0; i < runs[r].count; ++i) sum += FingerprintOf(runs[r].segment, ids[i], runs[r].position + i);
+    }
+    all.fetch_add(sum, std::memory_order_relaxed);
+  });
+  return all.load();
 }
 
 }  // namespace fusedrec

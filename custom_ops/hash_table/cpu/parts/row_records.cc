@@ -96,15 +96,19 @@ absl::Status RowRecords::WriteOne(Shard* shard, int64_t segment, int64_t id, con
   rows_->pins().lookups().AdvanceTo(counters.last);
   const bool second = tier_->is_on() ? tier_->PoolWithRoom() == 1 : rows_->store().HasPool(1) && counters.pool == 1;
   const int pool = second ? 1 : 0;
-  uint32_t handle = shard->keys[segment].Find(id, TableHash(id));
-  if (handle != kAbsent && RowStore::PoolOf(handle) != pool) {
-    rows_->GiveBack(shard, shard->keys[segment].Remove(id, TableHash(id)));
-    handle = kAbsent;
-  }
-  if (handle == kAbsent) {
-    const absl::Status taken = rows_->TakeRow(shard, pool, &handle);
+  KeyIndex& keys = shard->keys[segment];
+  const uint32_t old = keys.Find(id, TableHash(id));
+  uint32_t handle = old;
+  if (old == kAbsent || RowStore::PoolOf(old) != pool) {  // the new place first: without memory the old row stays
+    absl::Status taken = old == kAbsent ? keys.Reserve(1, &shard->retired) : absl::OkStatus();
+    if (taken.ok()) taken = rows_->TakeRow(shard, pool, &handle);
     if (!taken.ok()) return taken;
-    shard->keys[segment].Insert(id, TableHash(id), handle);
+  }
+  if (old == kAbsent) {
+    keys.Insert(id, TableHash(id), handle);
+  } else if (handle != old) {
+    keys.Replace(id, TableHash(id), handle);
+    rows_->GiveBack(shard, old);
   }
   rows_->change_log().Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
   *rows_->Header(handle) = {counters.last, 0, counters.count, counters.updated};
@@ -114,13 +118,13 @@ absl::Status RowRecords::WriteOne(Shard* shard, int64_t segment, int64_t id, con
 
 absl::Status RowRecords::Write(int64_t segment, absl::Span<const int64_t> ids, const char* records,
                             const ParallelFor& parallel_for) {
-  rows_->pins().NoteMoveOfAny();  // a row may come back into another pool
+  if (ids.empty()) return absl::OkStatus();
+  rows_->pins().NoteMoveOfAny();  // a row may come back into another pool, and gradients are of the values before
   rows_->EndLookAheads();         // and with another value, of an older version
   const int64_t size = bytes();
   std::vector<absl::Status> failed(kShards);
   const auto write = [&](Shard* shard, const std::vector<int64_t>& places) {
     absl::Status& done = failed[shard - rows_->shards().data()];
-    done = shard->keys[segment].Reserve(places.size(), &shard->retired);
     for (size_t n = 0; n < places.size() && done.ok(); ++n) {
       done = WriteOne(shard, segment, ids[places[n]], records + places[n] * size);
     }

@@ -62,6 +62,23 @@ absl::StatusOr<int64_t> TakeLowest(ShardedRows* rows, int64_t first, int64_t las
   return gone;
 }
 
+// Returns how many rows of segments [first, last] TakeLowest could take now, or some number >= `most`.
+template <typename MayGo>
+int64_t CountThatMayGo(ShardedRows* rows, int64_t first, int64_t last, int64_t most, const MayGo& may_go) {
+  const Pins pins = rows->pins().Current();
+  int64_t count = 0;
+  for (int s = 0; s < kShards && count < most; ++s) {
+    const Shard& shard = rows->shards()[s];
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t segment = first; segment <= last; ++segment) {
+      rows->ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
+        count += !pins.Hold(header) && may_go(segment, id, handle);
+      });
+    }
+  }
+  return count;
+}
+
 }  // namespace fusedrec
 
 #endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_VICTIMS_H_

@@ -7,23 +7,24 @@
 
 namespace fusedrec {
 
-bool AdmissionFilter::Admit(int64_t id) {
+bool AdmissionFilter::Admits(int64_t id) const {
+  const uint32_t seen = counts_.Find(id, TableHash(id));
+  return seen != kAbsent && seen + int64_t{1} >= threshold_;
+}
+
+void AdmissionFilter::Count(int64_t id) {
   const uint64_t hash = TableHash(id);
   const uint32_t seen = counts_.Find(id, hash);
   if (seen != kAbsent) {
-    const bool admitted = seen + int64_t{1} >= threshold_;
-    if (admitted) {
-      counts_.Remove(id, hash);
-    } else {
-      counts_.Replace(id, hash, seen + 1);
-    }
-    return admitted;
+    counts_.Replace(id, hash, seen + 1);
+    return;
   }
   // Without memory for one more count, the id is new again next time. That is no reason to stop the training.
   KeyIndex::Retired retired;
   if (counts_.Reserve(1, &retired).ok()) counts_.Insert(id, hash, 1);
-  return false;
 }
+
+void AdmissionFilter::Forget(int64_t id) { counts_.Remove(id, TableHash(id)); }
 
 void AdmissionFilter::Halve() {
   std::vector<std::pair<int64_t, uint32_t>> all;

@@ -17,8 +17,11 @@ class AdmissionFilter {
   // stagger: of the KeyIndex.
   AdmissionFilter(int64_t threshold, double stagger) : threshold_(threshold), counts_(stagger) {}
 
-  // Counts one lookup of an id without a row. Returns whether the id has come often enough; its count is then dropped.
-  bool Admit(int64_t id);
+  // Returns whether an id without a row has come often enough with this lookup. The lookup then counts or forgets it, when
+  // it can no longer fail.
+  bool Admits(int64_t id) const;
+  void Count(int64_t id);
+  void Forget(int64_t id);
   // Sets the count of an id. Fails when there is no memory.
   absl::Status Set(int64_t id, uint32_t count);
   // Halves all counts and forgets the ids that came once, as TinyLFU ages its counters.

@@ -33,6 +33,7 @@ class PinnedRows {
   explicit PinnedRows(int64_t window) : window_(window) {}
 
   RunningLookups& lookups() { return lookups_; }
+  const RunningLookups& lookups() const { return lookups_; }
   uint32_t clock() const { return lookups_.clock(); }
   Pins Current() const {
     RunningLookups::Now now = lookups_.now();

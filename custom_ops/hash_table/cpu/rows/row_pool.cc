@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<RowPool>> RowPool::Make(const RowFormat& format, 
 RowPool::RowPool(const RowFormat& format, int file) : format_(format), file_(file) {
   for (chunk_bits_ = 10; (size_t{2} << chunk_bits_) * format.stride() <= kChunkBytes;) ++chunk_bits_;
   chunk_mask_ = (uint32_t{1} << chunk_bits_) - 1;
-  chunks_ = std::vector<std::atomic<char*>>(kMaxRows >> chunk_bits_);
+  chunks_ = std::vector<std::atomic<char*>>((kMaxRows >> chunk_bits_) + 1);
 }
 
 RowPool::~RowPool() {
@@ -42,7 +42,7 @@ absl::Status RowPool::TakeBlock(uint32_t* first) {
     return absl::ResourceExhaustedError(absl::StrCat("the embedding table holds ", kMaxRows,
                                                      " rows, the most of one rank. Use more ranks, or max_rows."));
   }
-  const size_t last_chunk = (kMaxRows >> chunk_bits_) - 1, chunk = next >> chunk_bits_;
+  const size_t last_chunk = kMaxRows >> chunk_bits_, chunk = next >> chunk_bits_;
   while (pages_.size() <= std::min(chunk + 1, last_chunk)) {
     const absl::Status mapped = MapChunk(pages_.size());
     if (!mapped.ok()) return mapped;

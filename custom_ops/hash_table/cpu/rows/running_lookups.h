@@ -3,6 +3,7 @@
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -18,17 +19,24 @@ struct ReceivedId {
   uint32_t segment;
 };
 
+// Counts of a row before a lookup, which a failure brings back.
+struct RowBefore {
+  uint32_t last, count, segment;
+};
+
 // Memory of one lookup. The next lookup uses it again, because the system clears all memory that it gives out.
 struct LookupScratch {
   std::vector<ReceivedId> items;  // all ids, by shard; as long as the longest batch so far
   std::vector<int32_t> place;     // of the i-th received id among the items
   std::vector<int32_t> number;    // of each item's row
+  std::vector<RowBefore> before;  // of each distinct row, by number, from the first item of its shard on
 
   void MakeRoomFor(size_t n) {
     if (n <= items.size()) return;
     items.resize(n);
     place.resize(n);
     number.resize(n);
+    before.resize(n);
   }
 };
 
@@ -45,6 +53,7 @@ class RunningLookups {
     explicit Lookup(RunningLookups* all) : all_(all) {
       std::lock_guard<std::mutex> lock(all_->mutex_);
       clock_ = all_->clock_.fetch_add(1) + 1;
+      begun_ = ++all_->begun_;
       all_->running_.push_back(clock_);
       std::vector<std::unique_ptr<LookupScratch>>& idle = all_->idle_;
       if (idle.empty()) idle.push_back(std::make_unique<LookupScratch>());
@@ -59,15 +68,33 @@ class RunningLookups {
     }
     Lookup(const Lookup&) = delete;
     Lookup& operator=(const Lookup&) = delete;
+    // After a failure. The clock stays where another lookup has begun since: a row may have this one's clock.
+    void GiveClockBack() {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      uint32_t now = clock_;
+      if (begun_ == all_->begun_) all_->clock_.compare_exchange_strong(now, clock_ - 1);
+    }
+    // At the end. sum: of the hashes of the handles.
+    void NoteHandles(uint64_t sum) const {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      all_->handles_[clock_ % kRemembered] = {clock_, sum};
+    }
     uint32_t clock() const { return clock_; }
     LookupScratch* scratch() const { return scratch_.get(); }
 
    private:
     RunningLookups* all_;
     uint32_t clock_;
+    int64_t begun_;
     std::unique_ptr<LookupScratch> scratch_;
   };
 
+  // The sum of the hashes of the handles of this lookup; 0 where it is forgotten, or has no handle.
+  uint64_t HandlesOf(uint32_t clock) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto& [of, sum] = handles_[clock % kRemembered];
+    return of == clock ? sum : 0;
+  }
   uint32_t clock() const { return clock_.load(); }
   Now now() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -81,9 +108,13 @@ class RunningLookups {
   }
 
  private:
+  static constexpr int kRemembered = 32;
+
   std::atomic<uint32_t> clock_{0};
   mutable std::mutex mutex_;  // guards the members below
   std::vector<uint32_t> running_;
+  int64_t begun_ = 0;  // lookups
+  std::array<std::pair<uint32_t, uint64_t>, kRemembered> handles_{};  // clock and sum of the latest lookups
   std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
 };
 

@@ -64,9 +64,8 @@ FusedrecDeviceBuffer::~FusedrecDeviceBuffer() {
 
 int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
   if (arrived.count == 0) return kCudaSuccess;
-  int64_t written;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->WriteRecords(arrived.counts, arrived.ids, arrived.records, &written, stream));
-  return written == arrived.count ? kCudaSuccess : kCudaInvalidValue;
+  const int answer = other()->WriteRecords(arrived.counts, arrived.ids, arrived.records, stream);
+  return answer == kDeviceDoubled ? kCudaInvalidValue : answer;
 }
 
 int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared,

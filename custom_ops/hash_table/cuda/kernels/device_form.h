@@ -101,6 +101,12 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
       return absl::InvalidArgumentError(
           "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. Nothing "
           "has changed.");
+    case kDeviceDoubled:
+      return absl::InvalidArgumentError(
+          "handles of an update, and ids of a merge, must be distinct, got one twice. The table is what it was. Take handles "
+          "from one TableLookup, and name each id once.");
+    case kDeviceClockEnds:
+      return ClockEnds();
     case kDeviceBadInverse:
       return absl::InvalidArgumentError(
           "inverse must lie in [0, number of handles). Nothing was updated. Take handles and inverse from one "

@@ -93,14 +93,15 @@ absl::Status Keys(OpKernelContext* ctx, const DeviceTableResource& resource) {
   Moment since;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
   TF_RETURN_IF_ERROR(ReadMoment("since", ctx->input(2), &since));
-  const int64_t size = SizesOf(resource, &totals)[segment];
+  int64_t most = SizesOf(resource, &totals)[segment];
   Tensor ids, handles;
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &ids));
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &handles));
-  TF_RETURN_IF_ERROR(resource.StatusOf(
-      fusedrec_table_keys(resource.table(), segment, since.lookups, since.version, Out<int64_t>(&ids).data(),
-                          Out<int64_t>(&handles).data(), &count, StreamOf(ctx)),
-      "a list of keys"));
+  for (int answer = kDeviceMore; answer == kDeviceMore; most = count) {
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most}), &ids));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most}), &handles));
+    answer = fusedrec_table_keys(resource.table(), segment, since.lookups, since.version, most,
+                                 Out<int64_t>(&ids).data(), Out<int64_t>(&handles).data(), &count, StreamOf(ctx));
+    if (answer != kDeviceMore) TF_RETURN_IF_ERROR(resource.StatusOf(answer, "a list of keys"));
+  }
   TF_RETURN_IF_ERROR(GiveFrom(ctx, 0, ids, count));
   return GiveFrom(ctx, 1, handles, count);
 }

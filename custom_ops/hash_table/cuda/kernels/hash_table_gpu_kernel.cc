@@ -108,9 +108,9 @@ absl::Status LookUp(OpKernelContext* ctx, const DeviceTableResource& resource) {
 template <typename T>
 absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) {
   const Tensor& mark = ctx->input(5);
-  if (mark.shape() != TensorShape({2})) {
+  if (mark.shape() != TensorShape({3})) {
     return absl::InvalidArgumentError(
-        absl::StrCat("mark must be of a TableLookAhead, of shape [2], got ", mark.shape().DebugString(), "."));
+        absl::StrCat("mark must be of a TableLookAhead, of shape [3], got ", mark.shape().DebugString(), "."));
   }
   return LookUpFrom<T>(ctx, resource, mark.flat<int64_t>()(0));
 }
@@ -125,13 +125,13 @@ absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource
   TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({0, resource.spec().dim}), &rows));
   TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({0}), &handles));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({3}), &mark));
   if (resource.host_rows() != nullptr) {
     const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx), true};
     TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &look_ahead));
   }
+  mark->flat<int64_t>().setZero();
   mark->flat<int64_t>()(0) = look_ahead;
-  mark->flat<int64_t>()(1) = 0;
   return absl::OkStatus();
 }
 

@@ -10,9 +10,11 @@
 namespace fusedrec {
 namespace {
 
-constexpr char kOtherMessage[] =
-    "message must be that of the look-ahead, got another one. No row was changed. Take a look-ahead and its lookup from "
-    "one message.";
+// counted: what has happened by then.
+absl::Status OtherMessage(const char* counted) {
+  return absl::InvalidArgumentError(absl::StrCat("message must be that of the look-ahead, got another one. ", counted,
+                                                 " Take a look-ahead and its lookup from one message."));
+}
 
 }  // namespace
 
@@ -55,6 +57,7 @@ absl::Status HostRows::ReadAhead(const Call& call) {
   absl::Status done = Receive(call, &seen);
   if (!done.ok()) return done;
   table_->LookAhead(seen.message(), call.parallel_for, {}, absl::MakeSpan(seen.handles), &seen.version, &seen.moves);
+  seen.fingerprint = FingerprintOf(seen.message(), table_->segments(), call.parallel_for);
   seen.GroupBySegment(table_->segments());
   seen_ = std::move(seen);
 
@@ -86,7 +89,7 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   absl::Status done = DropLeft(call.parallel_for, call.stream);
   if (done.ok() && (look_ahead == 0 || look_ahead != seen_.look_ahead)) done = ReadAhead(call);
   if (!done.ok()) return done;
-  if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
+  if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return OtherMessage("The table is what it was.");
 
   // The rows of the batch that ends are all there.
   HotRows::Plan plan;
@@ -120,9 +123,14 @@ absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t stor
   is_trained_ = false;
   FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
   fusedrec_table_set_clock(active, clock, version);
-  const int answer = fusedrec_table_lookup(active, &call.message, storage, rows, out_rows, inverse, handles, num_rows,
+  FusedrecMessage compared = call.message;
+  compared.fingerprint = seen.fingerprint;
+  const int answer = fusedrec_table_lookup(active, &compared, storage, rows, out_rows, inverse, handles, num_rows,
                                            call.stream);
-  if (answer == kDeviceAbsent) return absl::InvalidArgumentError(kOtherMessage);
+  // The host cannot compare ids on the device without a wait, so it learns of them from the device's lookup.
+  if (answer == kDeviceAbsent) {
+    return OtherMessage("No row has another value, but the ids of the look-ahead count as looked up.");
+  }
   clock_ = clock + 1;
   trainable_ = answer == 0;
   return StatusOf(answer);

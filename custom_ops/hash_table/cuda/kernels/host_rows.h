@@ -25,8 +25,7 @@
 // row comes back and is skipped. An id never leaves and returns inside one lookup, so no row that the device refreshes for
 // t + 1 belongs to an earlier id.
 //
-// A lookup may fail after it has evicted rows of batch t, or it lets a call evict them by hand. Batch t is then stale in
-// host memory. Its gradients are refused, as in any table. The lookup after that first takes back the rows that are left
+// A lookup may fail for want of device memory after it has evicted rows of batch t. Batch t is then stale in host memory. Its gradients are refused, as in any table. The lookup after that first takes back the rows that are left
 // and drops the batch on the device. It would else refresh the new row of an id from the old one.
 //
 // Every other change of rows in host memory (imports, removals by hand) takes back the rows on the device and drops them

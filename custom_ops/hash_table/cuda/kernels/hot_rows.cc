@@ -21,8 +21,12 @@ int64_t HotRows::Find(const SegmentId& key, const RowHeader& header) const {
 }
 
 int64_t HotRows::Choose(uint32_t count, const HashTable& table, int64_t* unused) {
-  const int64_t capacity = slots_.size();
-  if (used_ + *unused < capacity) return used_ + (*unused)++;
+  const int64_t capacity = capacity_;
+  if (used_ + *unused < capacity) {
+    const int64_t slot = used_ + (*unused)++;
+    if (slot >= static_cast<int64_t>(slots_.size())) slots_.resize(slot + 1);
+    return slot;
+  }
   int64_t lowest = kNoRow;
   uint32_t its_count = 0;
   for (int64_t i = 0; i < std::min(kSample, capacity); ++i) {
@@ -115,7 +119,7 @@ void HotRows::Clear() {
     KeyIndex::Retired retired;
     index.Clear(&retired);
   }
-  std::fill(slots_.begin(), slots_.end(), Slot());
+  slots_.clear();
   used_ = hand_ = 0;
 }
 

@@ -53,9 +53,9 @@ class HotRows {
     FusedrecPoolMoves Moves();
   };
 
-  HotRows(int64_t capacity, int64_t segments) : slots_(capacity), index_(segments) {}
+  HotRows(int64_t capacity, int64_t segments) : capacity_(capacity), index_(segments) {}
 
-  bool is_on() const { return !slots_.empty(); }
+  bool is_on() const { return capacity_ > 0; }
   // The slot with the row of this header, or kNoRow.
   int64_t Find(const SegmentId& key, const RowHeader& header) const;
   // Plans the end of a batch, which has been trained or not. The pool changes when the device has moved the rows: Commit.
@@ -74,7 +74,8 @@ class HotRows {
   // A slot for a row of this count, or kNoRow. *unused: slots that nobody has had, and this plan gives.
   int64_t Choose(uint32_t count, const HashTable& table, int64_t* unused);
 
-  std::vector<Slot> slots_;
+  const int64_t capacity_;
+  std::vector<Slot> slots_;  // of the slots that were ever given: memory follows use
   std::vector<KeyIndex> index_;  // by segment: id -> slot
   int64_t used_ = 0;             // slots that have rows: the first ones
   int64_t hand_ = 0;

@@ -39,6 +39,7 @@ struct NextBatch {
   std::vector<int32_t> splits;
   std::vector<int64_t> handles;    // [V]  rows as the look-ahead found them, kNoRow for none
   int64_t version = 0, moves = 0;  // of the table then
+  uint64_t fingerprint = 0;        // of the message
   std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
   Told told;
   Hot hot;

@@ -48,7 +48,7 @@ int FusedrecDeviceTable::Accumulate(const int64_t* handles, int64_t num_rows, co
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
   const bool rows_are_numbered = !begin && waiting_.count > 0 && SumsCoverRows();
   const uint32_t* const known = rows_are_numbered ? ViewOf(waiting_.sum_of_row, {}, {}).sum_of_row : nullptr;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, known, &facts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, known, ++attempt_, &facts, stream));
   if (int64_t{facts.oldest} + options_.window <= moved_at_) return kDeviceStale;
   // All memory, before anything changes.
   const int64_t kept = begin ? 0 : waiting_.count, more = facts.all_have_sums == 0 ? num_rows : 0;

@@ -13,7 +13,8 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
                                int32_t* left_out, int64_t* num_left_out, void* stream) {
   *num_left_out = 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > num_ids || num_ids > kDeviceTableMaxIds || step.step < 1) {
+  if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > kDeviceTableMaxIds || num_ids < 0 ||
+      num_ids > kDeviceTableMaxIds || step.step < 1) {
     return kCudaInvalidValue;
   }
   if (num_rows == 0) {
@@ -25,9 +26,11 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   HandleFacts facts;
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, nullptr, &facts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, nullptr, ++attempt_, &facts,
+                                             stream));
   if (int64_t{facts.oldest} + options_.window <= moved_at_) return kDeviceStale;
   ++version_;
+  if (num_ids == 0) return kCudaSuccess;
   const UpdateScratch at(memory.data(), num_ids, num_rows);
   const int32_t* const order = at.Sort(inverse, num_ids, num_rows, stream);
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
@@ -45,15 +48,15 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
 
 int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse,
                                       int64_t num_ids, const Numbers& grads, const uint32_t* sum_of_row,
-                                      HandleFacts* known, void* stream) const {
+                                      uint32_t attempt, HandleFacts* known, void* stream) const {
   const Memory memory(allocator_, sizeof(HandleFacts));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   auto* const facts = reinterpret_cast<HandleFacts*>(memory.data());
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(facts, 0xff, sizeof(HandleFacts), stream));
   const int64_t most = std::max({num_handles, num_ids, grads.count});
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(BlocksFor(most, kHandleThreads), kHandleBlocks));
-  FUSEDREC_LAUNCH(HandleFactsKernel, blocks, kHandleThreads, 0, stream, handles, num_handles, inverse, num_ids,
-                  rows_.next, grads, sum_of_row, facts);
+  FUSEDREC_LAUNCH(HandleFactsKernel, blocks, kHandleThreads, 0, stream, View(), handles, num_handles, inverse, num_ids,
+                  rows_.next, grads, sum_of_row, attempt, facts);
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
   if (known->handles_are_sound == 0) return kDeviceBadHandle;
@@ -62,5 +65,6 @@ int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handle
   if (inverse != nullptr && names_rows && (known->oldest != ~known->newest || known->oldest == 0 || known->oldest > clock_)) {
     return kDeviceBadHandle;
   }
+  if (known->handles_are_distinct == 0) return kDeviceDoubled;
   return known->inverse_is_sound == 0 ? kDeviceBadInverse : kCudaSuccess;
 }

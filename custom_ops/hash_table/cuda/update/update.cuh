@@ -142,6 +142,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   const RowColumns columns{at.layout, at.data, version};
   grads.begin = begin == nullptr ? static_cast<int32_t>(u) : begin[u];
   grads.end = begin == nullptr ? grads.begin + 1 : begin[u + 1];
+  if (grads.begin == grads.end) return;  // of another part of the lookup
   bool is_finite = true;
   for (int d = lane; d < grads.dim; d += kRowLanes) is_finite = is_finite && IsFinite(grads.Sum(d));
   if (!__all_sync(mask, is_finite)) {

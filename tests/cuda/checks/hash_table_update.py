@@ -58,6 +58,7 @@ def check_rules(kernels):
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
         numbers = {"initial_accumulator_value": start, **numbers}
         table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, **numbers)
+        options = {**({"initial_accumulator_value": start} if start else {}), **options}
         oracle = OptimizerOracle(np.full(dim, 0.25), "sgd" if rule == "momentum" else rule, **options)
         for step in (1, 2):
             message, splits, received = pack(batch_of(random, 3, 12, 9))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 
@@ -34,7 +35,6 @@ class Means(keras.layers.Layer):
 
 
 def make_model(kind):
-    import tf_fusedrec as fr
     from tf_fusedrec import collectives, schedules
 
     class OwnStep(schedules.PipelinedModel):
@@ -199,3 +199,12 @@ def test_the_state_of_a_rank_follows_its_own_samples(trained, kind):
                 for step in steps:
                     moving = 0.99 * moving + 0.01 * step_data(step)[0]["numbers"].numpy().mean(0)
                 np.testing.assert_allclose(of_rank["moving"], moving, rtol=1e-5)
+
+
+def test_a_synchronised_normalization_without_samples_on_any_rank_keeps_its_statistics():
+    layer = fr.layers.SyncBatchNormalization()
+    layer(tf.constant([[1.0, 5.0], [3.0, 9.0]]), training=True)
+    before = layer.get_weights()
+    assert np.all(before[2] > 0)
+    layer(tf.zeros([0, 2]), training=True)
+    np.testing.assert_array_equal(layer.get_weights(), before)

@@ -54,8 +54,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         mean = tf.math.divide_no_nan(total, count)
         variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
         if not keep_dims:
-            mean, variance = tf.squeeze(mean, reduction_axes), tf.squeeze(variance, reduction_axes)
-        return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+            count, mean, variance = (tf.squeeze(one, reduction_axes) for one in (count, mean, variance))
+        # Micro-batches of one number may have no samples on any rank. Then the moving statistics stay.
+        kept = (tf.cast(one, x.dtype) for one in (self.moving_mean, self.moving_variance))
+        return tuple(tf.where(count > 0, tf.cast(one, x.dtype), moving) for one, moving in zip((mean, variance), kept))
 
     def get_config(self) -> dict[str, Any]:
         return {name: value for name, value in super().get_config().items() if name != "synchronized"}

@@ -64,6 +64,11 @@ class SequenceModel(PipelinedModel, abc.ABC):
     def metrics(self) -> list[keras.metrics.Metric]:
         return [self._loss, self._samples, self._tokens, self._gflops]
 
+    @property
+    def alike_on_all_ranks(self) -> list[tf.Variable]:
+        """Variables that a batch without samples changes like any other, because all ranks weigh the loss alike."""
+        return [self.step, *self._loss.variables]
+
     def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
         # A step at the end of the data has no batch and must not count.
         with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):

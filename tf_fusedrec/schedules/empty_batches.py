@@ -170,7 +170,11 @@ def guarded(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _variables(model: Any) -> list[tf.Variable]:
-    """The model's variables, but for those that all ranks change alike in every step."""
+    """The model's variables, but for those that all ranks change alike in every step.
+
+    A model names its own ones in `alike_on_all_ranks`: a counter of steps, or a mean that weighs the loss of all ranks.
+    """
+    alike = {variable.ref() for variable in getattr(model, "alike_on_all_ranks", ())}
     weights = [
         weight
         for layer in model._flatten_layers()
@@ -182,7 +186,7 @@ def _variables(model: Any) -> list[tf.Variable]:
     of_compile = tf.nest.flatten([list(vars(one).values()) for one in containers if one is not None])
     metrics = [*model.metrics, *(one for one in of_compile if isinstance(one, keras.metrics.Metric))]
     variables = [*weights, *(variable for metric in metrics for variable in metric.variables)]
-    return list({variable.ref(): variable for variable in variables}.values())
+    return list({variable.ref(): variable for variable in variables if variable.ref() not in alike}.values())
 
 
 def _is_state(variable: tf.Variable) -> bool:

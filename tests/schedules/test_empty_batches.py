@@ -23,7 +23,7 @@ class Means(keras.layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.calls = self.add_weight("calls", [], initializer="zeros", trainable=False)
-        self.more_calls = tf.Variable(0)  # trainable, as TensorFlow makes variables
+        self.more_calls = tf.Variable(0, trainable=False)
 
     def call(self, inputs, training=None):
         if training:
@@ -138,22 +138,23 @@ def fit(kinds):
     for kind in kinds:
         model, embedding = make_model(kind)
         data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-        moving, losses = [], []
+        moving, calls, losses = [], [], []  # after each step, because ranks share their state at the end of the epoch
 
-        def keep(_, logs, model=model, moving=moving, losses=losses):
+        def keep(_, logs, model=model, moving=moving, calls=calls, losses=losses):
             moving.append(model.get_layer("norm").moving_mean.numpy())
+            means = model.get_layer("means")
+            calls.append([int(means.calls), int(means.more_calls)])
             losses.append(logs["loss"])
 
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=keep)]
         history = model.fit(data, steps_per_epoch=len(SAMPLES), callbacks=callbacks, verbose=0).history
-        means = model.get_layer("means")
         results[kind] = {
             "weights": [weight.numpy() for weight in model.trainable_weights if weight.shape.rank],
             "rows": embedding.export_table("item"),
             "history": {name: values[0] for name, values in history.items()},
             "losses": losses,
             "moving": moving[-1],
-            "calls": [int(means.calls), int(means.more_calls)],
+            "calls": calls[-1],
             "scale": float(getattr(model.optimizer, "loss_scale", 0)),
             "evaluated": model.evaluate(data, steps=len(SAMPLES), verbose=0) if kind == "sync" else [],
             "finite": all(np.isfinite(weight.numpy()).all() for weight in model.weights),

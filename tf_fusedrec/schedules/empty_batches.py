@@ -47,7 +47,6 @@ class Guard:
         self._model = model
         self._has_samples = num_samples(data) > 0
         self._before: dict[Any, tf.Tensor] = {}  # values of variables, by reference
-        self._untrained: set[Any] = set()  # references of variables without a gradient
         self._replaced = contextlib.ExitStack()
         self._anchors = {weight.ref() for embedding in embeddings_of(model) for weight in embedding.weights}
 
@@ -65,11 +64,7 @@ class Guard:
         self._replaced.close()
         if kind is not None:
             return
-        state = [
-            variable
-            for variable in _variables(self._model)
-            if variable.ref() in self._before and (_is_state(variable) or variable.ref() in self._untrained)
-        ]
+        state = [variable for variable in _variables(self._model) if variable.ref() in self._before]
 
         def give_back() -> tf.Tensor:
             for variable in state:
@@ -81,8 +76,6 @@ class Guard:
 
     def gradient(self, gradient: Any, weight: tf.Variable) -> Any:
         """The gradient of a weight, zero where the batch has no samples. An anchor's gradient follows from no batch."""
-        if gradient is None:
-            self._untrained.add(weight.ref())
         if gradient is None or weight.ref() in self._anchors:
             return gradient
         # Horovod and the timeline take the name of the tensor for the all-reduce.
@@ -170,7 +163,7 @@ def guarded(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _variables(model: Any) -> list[tf.Variable]:
-    """The model's variables, but for those that all ranks change alike in every step.
+    """The variables that no optimizer trains, but for those that all ranks change alike in every step.
 
     A model names its own ones in `alike_on_all_ranks`: a counter of steps, or a mean that weighs the loss of all ranks.
     """
@@ -180,6 +173,7 @@ def _variables(model: Any) -> list[tf.Variable]:
         for layer in model._flatten_layers()
         if not isinstance(layer, _ALIKE_ON_ALL_RANKS)
         for weight in [*layer._trainable_weights, *layer._non_trainable_weights]
+        if not weight.trainable  # all ranks hold the others alike, and compare them
     ]
     # model.metrics lacks those of `compile` before the first step.
     containers = [getattr(model, name, None) for name in ("compiled_loss", "compiled_metrics")]
@@ -187,10 +181,6 @@ def _variables(model: Any) -> list[tf.Variable]:
     metrics = [*model.metrics, *(one for one in of_compile if isinstance(one, keras.metrics.Metric))]
     variables = [*weights, *(variable for metric in metrics for variable in metric.variables)]
     return list({variable.ref(): variable for variable in variables if variable.ref() not in alike}.values())
-
-
-def _is_state(variable: tf.Variable) -> bool:
-    return not variable.trainable or not (variable.dtype.is_floating or variable.dtype.is_complex)
 
 
 def _optimizers(model: Any) -> list[Any]:

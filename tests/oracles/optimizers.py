@@ -49,7 +49,7 @@ def _root(start, v, scale, epsilon, inside):
     return math.sqrt(scaled + epsilon) if inside else math.sqrt(scaled) + epsilon
 
 
-def _adagrad(w, g, slots, lr, t, initial_accumulator_value=1e-6, epsilon=1e-7, epsilon_inside=False, moment_scale=1.0):
+def _adagrad(w, g, slots, lr, t, initial_accumulator_value=0.1, epsilon=1e-7, epsilon_inside=False, moment_scale=1.0):
     v = slots.setdefault("accumulator", np.full(len(w), float(initial_accumulator_value)))
     for d in range(len(w)):
         v[d] += g[d] ** 2
@@ -95,7 +95,7 @@ def _adamw(w, g, slots, lr, t, weight_decay=0.004, **adam):
 
 def _ftrl(
     w, g, slots, lr, t,
-    learning_rate_power=-0.5, initial_accumulator_value=1e-6, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0,
+    learning_rate_power=-0.5, initial_accumulator_value=0.1, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0,
 ):  # fmt: skip
     """McMahan et al., Algorithm 1, where sigma = (n'^p - n^p) / lr, w_i = 0 if |z_i| <= l1, and lr is their alpha."""
     n = slots.setdefault("accumulator", np.full(len(w), float(initial_accumulator_value)))

@@ -18,13 +18,13 @@ class Adagrad(Rule):
     Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
 
     Args:
-      initial_accumulator_value: v0, initial v of a new row. Keras' default, 0.1, is far above g^2 of a loss that is a
-        mean over the batch, and rows hardly train.
+      initial_accumulator_value: v0, initial v of a new row. The default, Keras' own, is far above g^2 of a loss that is
+        a mean over a large batch, and rows hardly train: pass 1e-6 there.
       epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
       moment_scale: c > 0. The step of w uses v0 + (v - v0) / c instead of v. See RowWiseAdagrad.
     """
 
-    initial_accumulator_value: float = 1e-6
+    initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
     epsilon_inside: bool = False
     clipnorm: float = 0.0

@@ -19,11 +19,11 @@ class Ftrl(Rule):
     Args:
       learning_rate_power: p <= 0. 0 keeps the learning rate constant. -0.5 computes faster than other values, because
         it needs no power function.
-      initial_accumulator_value: Initial n of a new row. Keras has 0.1; see Adagrad.
+      initial_accumulator_value: Initial n of a new row; see Adagrad.
     """
 
     learning_rate_power: float = -0.5
-    initial_accumulator_value: float = 1e-6
+    initial_accumulator_value: float = 0.1
     l1: float = 0.0
     l2: float = 0.0
     l2_shrinkage: float = 0.0

@@ -78,7 +78,19 @@ class Export:
             raise ValueError(
                 f"export {os.fspath(path)!r} cannot be loaded: {reason(str(error))}. Remedy: copy it again."
             ) from error
+        self._check_finite()
         self.signatures = {name: self._signature(self._definitions[name]) for name in self._loaded.signatures}
+
+    def _check_finite(self) -> None:
+        """Raises ValueError for a weight or a row that is not finite, which exports of earlier versions may have."""
+        tf, loaded = self._tf, self._loaded
+        held = [getattr(loaded, "dense_weights", ()), getattr(getattr(loaded, "served_tables", None), "_tables", ())]
+        for variable in tf.nest.flatten([list(map(list, part)) if at else list(part) for at, part in enumerate(held)]):
+            if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
+                raise ValueError(
+                    f"export {os.fspath(self.path)!r} has numbers in {variable.name!r} that are not finite. Remedy: "
+                    "the export of an earlier checkpoint."
+                )
 
     def call(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs of a signature, by name. Strings are bytes in arrays of objects.

@@ -29,6 +29,7 @@ from tests.support.only_tensorflow import make_environment
 from tests.support.prediction_log import message_class
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
+from tf_fusedrec.saved_model import applying
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The same rows and weights, in sums of other lengths.
@@ -399,6 +400,13 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
     shutil.copytree(stock.folder / "1", tmp_path / "damaged")
     (tmp_path / "damaged/saved_model.pb").write_bytes(b"\xff")
     assert "cannot be loaded" in main(monkeypatch, *here, tmp_path / "damaged")
+    for at, key in enumerate(("dense_weights/1", "served_tables/_tables/0/2")):
+        shutil.copytree(stock.folder / "1", tmp_path / f"nan{at}")
+        tensors = applying.read_bundle(tmp_path / f"nan{at}")
+        tensors[f"{key}/.ATTRIBUTES/VARIABLE_VALUE"].flat[0] = np.nan
+        applying.write_bundle(tmp_path / f"nan{at}", tensors)
+        said = main(monkeypatch, *here, tmp_path / f"nan{at}")
+        assert f"nan{at}' has numbers in" in said and "not finite. Remedy" in said
     description = tmp_path / "damaged/assets.extra/tables.json"
     described = json.loads(description.read_text(encoding="utf-8"))
     description.write_text(json.dumps({**described, "ops": "ours"}), encoding="utf-8")

@@ -6,9 +6,8 @@ The command starts 2 processes of one thread each (MTGRBoost, section 6, figure 
 on different inputs.
 - "source" removes the duplicates of a batch before its ids travel. Without it every occurrence of an id travels, with a
   row and a gradient of its own.
-- "owner" searches and reads the row of equal ids once, sums their gradients and applies the optimizer once. Without it
-  the table searches and reads a row for every received id, as a look-ahead does, and updates it as often, one gradient
-  after another.
+- "owner" searches and reads the row of equal ids once. Without it the table searches and reads a row for every received
+  id, as a look-ahead does. An update takes a row once, so it groups the equal rows first.
 All rows exist before, because a look-ahead makes none; an update takes the number of the lookup that made them. A check
 comes first: under SGD with exact sums all four must train the same rows. The timed rule is row-wise Adagrad.
 """
@@ -58,7 +57,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
       lookup: Number of an earlier lookup, that a step without `at_owner` needs.
 
     Returns:
-      step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[3]: ids sent by a rank, rows updated by it, and the
+      step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[3]: ids sent by a rank, rows read by it, and the
       number of the lookup.
     """
 
@@ -79,8 +78,8 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
         arrived = all_to_all.return_gradients(route, summed, layout, None)
         table.apply_gradients([(found, arrived)], 1.0)
-        updated = tf.size(found.handles, out_type=tf.int64)
-        return rows, tf.stack([route.num_unique, updated, tf.reduce_max(found.handles) // _NUMBER])
+        read = tf.size(found.handles if at_owner else found.inverse, out_type=tf.int64)
+        return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])
 
     return step
 
@@ -94,8 +93,8 @@ def _lookup(table: NativeTable, route: all_to_all.Route) -> ops.TableRows:
 def _lookup_of_each(table: NativeTable, route: all_to_all.Route, lookup: int) -> ops.TableRows:
     """Finds a row for every received id, however often the id is there."""
     found = table.look_ahead(route.message, route.message_splits)
-    handles = found.handles + lookup * _NUMBER
-    return ops.TableRows(found.rows, handles, tf.range(tf.size(handles)))
+    handles, inverse = tf.unique(found.handles + lookup * _NUMBER)
+    return ops.TableRows(found.rows, handles, inverse)
 
 
 def _make_rows(table: NativeTable, name: str, batches: Sequence[tf.Tensor], dim: int) -> int:
@@ -150,14 +149,14 @@ def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     records = []
     for mode in MODES:
         slowest = collectives.all_gather(np.array(seconds[mode])[np.newaxis]).max(axis=0)
-        sent, updated, _ = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
+        sent, read, _ = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
         ms = 1e3 * harness.timing(slowest).median_s
         records.append(
             {
                 "dim": dim,
                 "dedup": mode,
                 "ids sent per rank": round(sent),
-                "rows updated per rank": round(updated),
+                "rows read per rank": round(read),
                 "MB per all-to-all of rows": 4 * dim * sent / 1e6,
                 "ms/step": ms,
                 "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms,

@@ -150,7 +150,7 @@ def test_dedup_none_source_owner_and_both_train_the_same_rows(small_batches):
     table_dedup._check(dim=3)
 
 
-def test_dedup_counts_ids_sent_and_rows_updated(small_batches):
+def test_dedup_counts_ids_sent_and_rows_read(small_batches):
     ids = table_dedup.batch_of(0, 0)
     distinct = len(np.unique(ids))
     for mode, want in {"none": (300, 300), "source": (distinct, distinct), "owner": (300, distinct)}.items():
@@ -158,8 +158,8 @@ def test_dedup_counts_ids_sent_and_rows_updated(small_batches):
         at_source, at_owner = table_dedup.MODES[mode]
         lookup = table_dedup._make_rows(native, f"count.{mode}.made", [tf.constant(ids)], 3)
         step = table_dedup.make_step(native, f"count.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
-        _, (sent, updated, _) = step(tf.constant(ids), tf.zeros([300, 3]))
-        assert (int(sent), int(updated)) == want
+        _, (sent, read, _) = step(tf.constant(ids), tf.zeros([300, 3]))
+        assert (int(sent), int(read)) == want
 
 
 def test_dedup_that_loses_gradients_is_found(small_batches, monkeypatch):

@@ -297,13 +297,13 @@ def test_early_stopping_where_nobody_has_measured():
 @pytest.mark.parametrize(
     ("optimizer", "warns"),
     [
-        (fr.optimizers.Adagrad(0.1, 0.1), True),  # Keras' default
-        (fr.optimizers.Adagrad(0.1), False),
-        (fr.optimizers.Ftrl(0.1), False),
+        (fr.optimizers.Adagrad(0.1), True),
+        (fr.optimizers.Adagrad(0.1, 1e-6), False),
+        (fr.optimizers.Ftrl(0.1, initial_accumulator_value=1e-6), False),
         (fr.optimizers.RowWiseAdagrad(0.1), False),
         (fr.optimizers.RMSprop(0.001), False),
     ],
-    ids=["keras", "adagrad", "ftrl", "rowwise", "rmsprop"],
+    ids=["default", "adagrad", "ftrl", "rowwise", "rmsprop"],
 )
 def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, warns, storage, caplog):
     random = np.random.default_rng(1)

@@ -19,6 +19,7 @@ from tf_fusedrec.exchange import all_to_all
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
+_COPY = "Remedy: copy the export again."
 _RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a server does not need.
 
 
@@ -127,6 +128,11 @@ class _Table(tf.saved_model.experimental.TrackableResource):
             rows, checksum = read
             block_bytes = tf.reshape(tf.io.decode_raw(block, tf.uint8), [-1, record_bytes])
             ids = tf.bitcast(block_bytes[:, : applying.ID_BYTES], tf.int64)
+            # A damaged id may equal another one, which the import would refuse without a word on the file.
+            words = ["rows file ", path, f" of table {self._name} is damaged: its ids do not ascend. {_COPY}"]
+            ascending = tf.debugging.Assert(tf.reduce_all(ids[1:] > ids[:-1]), [tf.strings.join(words)])
+            with tf.control_dependencies([ascending]):
+                ids = tf.identity(ids)
             counters = tf.zeros([tf.size(ids), _RECORD_HEADER_BYTES], tf.uint8)
             records = tf.concat([counters, block_bytes[:, applying.ID_BYTES :]], axis=1)
             ops.table_import(self.resource_handle, 0, ids, records)
@@ -135,6 +141,6 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         start = tf.constant(0, tf.int64), applying.first_checksum(self._name, row_bytes)
         rows, checksum = records.reduce(start, insert)
         damaged = f" of table {self._name} is damaged: the checksum of its "
-        wanted = " rows differs from its header. Remedy: copy the export again."
+        wanted = f" rows differs from its header. {_COPY}"
         message = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), wanted])
         tf.debugging.Assert(tf.reduce_all(header == applying.header_of(rows, checksum)), [message])

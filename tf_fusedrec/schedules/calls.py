@@ -122,7 +122,7 @@ def features_ahead(model: Any, x: Any) -> list[tuple[FusedEmbedding, dict[str, F
 
 
 def _features_ahead(model: Any, x: Any) -> list[tuple[FusedEmbedding, dict[str, FlatFeature]]]:
-    scratch, known = scratch_graph("lookups_ahead"), {id(one.handle) for one in model.variables}
+    scratch, known = scratch_graph("lookups_ahead"), {id(one.handle) for one in _weights(model)}
     with _attributes_kept(model, scratch), scratch.as_default():
         calls = [call for call in model.embedding_inputs(x) if call.embedding.trainable]
         of_calls = [call.embedding.flat_features(call.inputs, call.weights, call.mask) for call in calls]
@@ -151,6 +151,15 @@ def _with_tensors(features: Mapping[str, FlatFeature], tensors: Sequence[tf.Tens
     return changed
 
 
+def _weights(model: Any, *, trained: bool = False) -> list[tf.Variable]:
+    """The weights that the model's layers have. Keras' properties refuse a model with layers that have none yet."""
+    if trained:
+        return [one for layer in model._flatten_layers() if layer.trainable for one in layer._trainable_weights]
+    return [
+        one for layer in model._flatten_layers() for one in [*layer._trainable_weights, *layer._non_trainable_weights]
+    ]
+
+
 def _check_repeatable(
     model: Any, embedding: FusedEmbedding, scratch: Any, tensors: Sequence[tf.Tensor], known: Collection[int]
 ) -> None:
@@ -165,9 +174,9 @@ def _check_repeatable(
     operations = ancestors(scratch, tensors)
     names = {op.name for op in operations}
     read = {id(outer) for outer, inner in scratch.captures if inner.dtype == tf.resource and inner.op.name in names}
-    variables = {id(one.handle): one.name for one in model.variables}
+    variables = {id(one.handle): one.name for one in _weights(model)}
     assigned = [handle for handle in written(scratch) if id(handle) in known or id(handle) not in variables]
-    trained = [one.handle for one in model.trainable_variables] if model.steps_ahead else []
+    trained = [one.handle for one in _weights(model, trained=True)] if model.steps_ahead else []
     causes = [f"the operation {kind} ({name})" for kind, name in stateful(scratch, operations)]
     for what, handles in (("assigns", assigned), ("trains", trained)):
         for handle in handles:

@@ -36,8 +36,8 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
 
     save = benchmark.callbacks.Checkpoint._save
 
-    def save_and_stop(self):
-        save(self)
+    def save_and_stop(self, **given):
+        save(self, **given)
         self.on_train_end()  # the file is written in the background
         raise KeyboardInterrupt
 

@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "slots do not get the rows of the batch that ends", "hash_table", POOL,
         "(rows, slots, moves.kept,", "(rows, slots, FAULT ? 0 : moves.kept,", "outlive",
-        "rows of a lookup with hot rows",
+        "Refused: -9",
     ),
     Mutant(
         "a slot is read after another row has come into it", "hash_table", POOL,
@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "rows go back before they are gathered", "hash_table", COPIES,
         "FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -3",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -9",
     ),
     Mutant(
         "a batch begins before its rows are there", "hash_table", ADVANCE,

@@ -110,12 +110,13 @@ def test_custom_signatures(model, tmp_path):
 
 def test_ids_may_come_as_strings(model, tmp_path):
     """Flat values of a ragged input and a dense one; the hash is of stock operations."""
-    fr.export(model, tmp_path / "served", strings=["history", "user"])
+    fr.export(model, tmp_path / "served", strings={"history": False, "user": True})
     inputs = click_model.batch(0)
-    words = {"history": [f"w{i}" for i in range(len(inputs["history"].values))], "user": ["", *"abcde"]}
+    words = {"history": [f"w{i}" for i in range(len(inputs["history"].values))], "user": ["", "7", "7.0", *"abc"]}
     sent = {**click_model.served(inputs), **{name: tf.constant(of) for name, of in words.items()}}
     got = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](**sent)
-    ids = {name: tf.constant(fr.hash_strings(of)) for name, of in words.items()}
+    ids = {name: tf.constant(fr.hash_strings(of, integers=name == "user")) for name, of in words.items()}
+    assert ids["user"][1] == ids["user"][2] == 7
     expected = model({**inputs, "history": inputs["history"].with_values(ids["history"]), "user": ids["user"]})
     for name, value in got.items():
         np.testing.assert_allclose(value, expected[name], **CLOSE)

@@ -43,7 +43,7 @@ def export(
     ops: str = "stock",
     *,
     signatures: Mapping[str, Signature] | None = None,
-    strings: Sequence[str] = (),
+    strings: Sequence[str] | Mapping[str, bool] = (),
     rows: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
@@ -63,7 +63,8 @@ def export(
         "ours" needs a server that has imported tf_fusedrec; tables are hash tables, and attention is jagged.
       signatures: Signatures by name; None: `model.serving_signatures()`, or "serving_default" with the inputs and
         outputs of a functional model.
-      strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings.
+      strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings. A mapping gives
+        the argument `integers` of hash_strings by name: True for ids of data.source: table.
       rows: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16": relative
         error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest absolute value
         / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their table.

@@ -94,13 +94,20 @@ def check_names(signatures: Mapping[str, Signature]) -> None:
             check_input_name(f"the name of an input of signature {name!r}", given)
 
 
-def taking_strings(signatures: Mapping[str, Signature], names: Sequence[str]) -> dict[str, Signature]:
+def taking_strings(
+    signatures: Mapping[str, Signature], names: Sequence[str] | Mapping[str, bool]
+) -> dict[str, Signature]:
     """Signatures whose inputs `names` take strings, <string> in place of <int64>, and hash them by hash_strings.
+
+    Args:
+      signatures: Signatures by name.
+      names: Names of inputs; or by name, the argument `integers` of hash_strings.
 
     Raises:
       ValueError: No signature has such an input, or one has it with another dtype.
     """
-    for name in names:
+    integers = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, False)
+    for name in integers:
         dtypes = [one.inputs[name].dtype for one in signatures.values() if name in one.inputs]
         if set(dtypes) != {tf.int64}:
             known = sorted({known for one in signatures.values() for known in one.inputs})
@@ -110,11 +117,12 @@ def taking_strings(signatures: Mapping[str, Signature], names: Sequence[str]) ->
             )
 
     def of_strings(signature: Signature) -> Signature:
-        mine = [name for name in names if name in signature.inputs]
+        mine = [name for name in integers if name in signature.inputs]
         specs = {name: tf.TensorSpec(signature.inputs[name].shape, tf.string) for name in mine}
 
         def function(inputs: dict[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-            return signature.function({**inputs, **{name: hash_strings(inputs[name]) for name in mine}})
+            hashed = {name: hash_strings(inputs[name], integers[name]) for name in mine}
+            return signature.function({**inputs, **hashed})
 
         return signature._replace(function=function, inputs={**signature.inputs, **specs})
 

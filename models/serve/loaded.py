@@ -83,9 +83,13 @@ class Export:
 
     def _check_finite(self) -> None:
         """Raises ValueError for a weight or a row that is not finite, which exports of earlier versions may have."""
-        tf, loaded = self._tf, self._loaded
-        held = [getattr(loaded, "dense_weights", ()), getattr(getattr(loaded, "served_tables", None), "_tables", ())]
-        for variable in tf.nest.flatten([list(map(list, part)) if at else list(part) for at, part in enumerate(held)]):
+        tf = self._tf
+        variables = list(getattr(self._loaded, "dense_weights", ()))
+        if self.ops == "stock":  # Others have their rows in hash tables.
+            tables = self._loaded.served_tables._tables
+            groups = tables.values() if isinstance(tables, Mapping) else tables  # by name in format 2
+            variables += [variable for group in groups for variable in group]
+        for variable in variables:
             if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
                 raise ValueError(
                     f"export {os.fspath(self.path)!r} has numbers in {variable.name!r} that are not finite. Remedy: "

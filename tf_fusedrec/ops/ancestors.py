@@ -1,8 +1,8 @@
 """Copies the operations that some tensors are computed from out of a scratch graph, and no others.
 
-A model is traced into the scratch graph to see what it will look up. Of all that it does there, such as updates of
-moving averages, losses and random numbers, only these operations ever run. Control inputs are left out: they order
-effects, which belong to the trace that trains.
+A model is traced into the scratch graph to see what it will look up. Only these operations ever run. Updates of moving
+averages, losses and random numbers of that trace do not. Control inputs are left out: they order effects, which belong
+to the trace that trains.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniform
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
 
 _UPSERT_ROWS = 1 << 16
-# What a layer loses to its group.
+# Attributes that a layer loses to its group.
 _OF_THE_GROUP = ("shadow", "shadow_impl", "_current_ids", "_current_exists", "optimizer_vars", "params")
 
 

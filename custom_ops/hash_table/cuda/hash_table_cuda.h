@@ -99,7 +99,7 @@ struct FusedrecMessage {
   const int64_t* entries;          // device, [sum of received_splits]
   const int32_t* received_splits;  // host, [ranks], each at least the number of segments
   int64_t ranks;
-  // Of the ids (common/hash.h), for a lookup of a batch buffer (buffer_cuda.h); 0: not compared.
+  // Fingerprint of the ids (common/hash.h), for a lookup of a batch buffer (buffer_cuda.h); 0: not compared.
   uint64_t fingerprint = 0;
 };
 

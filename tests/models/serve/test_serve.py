@@ -371,6 +371,11 @@ def main(monkeypatch, *arguments):
     return str(ended.value)
 
 
+@pytest.mark.parametrize("ops", ["ours", "stock"])
+def test_exports_of_earlier_versions_are_loaded(ops):
+    assert Export(ROOT / f"tests/golden/0.1.0/export-{ops}").ops == ops
+
+
 def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monkeypatch, capsys):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -23,7 +23,7 @@ namespace fusedrec {
 class RowPool {
  public:
   static constexpr uint32_t kBlockRows = 32;  // handed out at once
-  // Of the 2^31 numbers, the last block is never handed out: the last row of pool 1 would have the handle kAbsent.
+  // The last block of the 2^31 numbers is never handed out: the last row of pool 1 would have the handle kAbsent.
   static constexpr uint32_t kMaxRows = (uint32_t{1} << 31) - kBlockRows;
 
   // folder: of the file that holds the rows; empty for memory.

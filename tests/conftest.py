@@ -20,7 +20,7 @@ RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
-MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow")
+MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
 
 

@@ -1,7 +1,7 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
 
-An import changes the process by the statements of this list alone; tests/test_architecture.py compares it with the
-code. The last two run with `import tf_fusedrec.tfra` or FusedEmbedding(backend="tfra").
+An import changes the process by the statements of this list alone. The last two run with `import tf_fusedrec.tfra` or
+FusedEmbedding(backend="tfra").
 
   __init__.py             external.read_with                        Tables get the reader of other models' rows.
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.

@@ -140,13 +140,6 @@ RECORDS = [
 ]
 
 
-def test_the_records_below_use_every_field():
-    defaults = {field.name: field.default for field in dataclasses.fields(fr.TableConfig)}
-    unused = {name for name in defaults if all(getattr(t, name) == defaults[name] for t in RECORDS)}
-    # test_external.py, test_embedding.py, saved_model/test_unknown.py
-    assert unused == {"initializer", "external", "external_table", "unknown", "trainable"}
-
-
 @pytest.mark.parametrize("record", RECORDS, ids=lambda t: t.name)
 def test_config_round_trip_through_json(record, tmp_path):
     if record.tier_folder:

@@ -1,13 +1,12 @@
 """FusedEmbedding on 1, 2, 3 and 4 real Horovod processes trains the tables of one process."""
 
 import functools
-import re
 
 import numpy as np
 import pytest
 
 from tests.oracles.rank_partition import mix64
-from tests.support.ranks import ROOT, RanksFailed, run_ranks
+from tests.support.ranks import RanksFailed, run_ranks
 
 WORLD_SIZES = [2, 3, 4]
 STEPS, SAMPLES = 3, 12
@@ -226,17 +225,6 @@ def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():
 
 def test_tables_with_limits_of_their_own_make_the_all_to_alls_of_one_group():
     assert run_ranks(all_to_alls_of_26_tables_with_26_limits, 2) == [[3, 2]] * 2
-
-
-PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md", "examples/multi_task_ranking.ipynb")
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_pages_state_the_all_to_alls_of_a_step(page):
-    words = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    (stated,) = re.findall(r"K groups(?: of tables)? make (\d)K \+ (\d) all-to-alls in a training step", words)
-    assert 2 * int(stated[0]) + int(stated[1]) == 5
-    assert not re.search(r"three all.to.alls? (?:per|for a|for each) group", words)
 
 
 def test_a_failing_rank_ends_the_job_on_all_ranks():

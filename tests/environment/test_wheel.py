@@ -1,21 +1,24 @@
-"""The wheels contain the compiled ops and work from any folder; the build names missing prerequisites."""
+"""The wheels are built from the source distribution, contain the compiled ops and work from any folder.
+
+test_build.py has what `make test` checks of them.
+"""
 
 import email
 import importlib.metadata
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 
 import pytest
 
 from tests.support.only_tensorflow import make_environment
+
+pytestmark = pytest.mark.nightly
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOAD = """
@@ -148,12 +151,6 @@ def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel
     assert foreign == []
 
 
-def test_there_is_a_wheel_of_gpu_kernels_where_they_are_asked_for(wheels, monkeypatch):
-    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
-    asked = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]() is not None
-    assert len(wheels) == 1 + asked
-
-
 def test_the_wheel_of_gpu_kernels_requires_the_other_one_of_its_version(cuda_wheel, wheel):
     # The CUDA runtime inside needs a newer Linux than the ops.
     name, plain = cuda_wheel.name.partition("-manylinux_")[0], wheel.name.partition("-manylinux_")[0]
@@ -208,59 +205,6 @@ def test_the_installed_wheel_trains_on_two_processes(installed, tmp_path):
     assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout
 
 
-def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(installed / "tf_fusedrec", other / "tf_fusedrec")
-    (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n', encoding="utf-8")
-    done = run_installed(LOAD, tmp_path, other)
-    assert done.returncode != 0
-    running = importlib.metadata.version("tensorflow")
-    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is installed" in done.stderr
-
-
-def listed(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
-
-
-def test_the_library_names_no_folder_of_the_building_machine(installed):
-    dynamic = listed("readelf", "-d", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so"))
-    assert "libtensorflow_framework.so.2" in dynamic
-    assert not re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
-
-
-def test_the_library_loads_where_there_is_no_cuda(installed):
-    """The wheel also works under tensorflow-cpu, whose framework library has the same name."""
-    check_needs(installed / "tf_fusedrec/ops")
-
-
-def test_the_library_with_gpu_kernels_loads_where_there_is_no_driver(with_cuda):
-    check_needs(with_cuda / "tf_fusedrec_cuda")
-    dynamic = listed("readelf", "-d", str(with_cuda / "tf_fusedrec_cuda/_fusedrec_ops.so"))
-    assert re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic) == ["$ORIGIN"]
-
-
-def check_needs(folder: pathlib.Path) -> None:
-    """Checks that libraries need those of the system and TensorFlow's framework, and no name of CUDA."""
-    of_the_system = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
-    ours = {path.name: path for path in folder.glob("*.so")}
-    for path in ours.values():
-        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listed("readelf", "-d", str(path))))
-        assert needed - of_the_system <= {"libtensorflow_framework.so.2", *ours}
-        undefined = re.findall(r" U (\S+)$", listed("nm", "-D", "--undefined-only", str(path)), re.MULTILINE)
-        assert not [name for name in undefined if re.match(r"(__)?(cuda|cu[A-Z]|nv|cublas|cudnn|nccl)", name)]
-
-
-def test_the_ops_load_on_linux_of_2018(installed):
-    """No symbol is newer than glibc 2.28 and GCC 8, the bounds of manylinux_2_28. TensorFlow's own bound is as old."""
-    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
-    symbols = listed("readelf", "--wide", "--version-info", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so"))
-    found = {
-        (name, tuple(map(int, number.split(".")))) for name, number in re.findall(r"Name: ([A-Z]+)_([\d.]+)", symbols)
-    }
-    assert {name for name, _ in found} >= set(newest)
-    assert not [needed for needed in found if needed[1] > newest.get(needed[0], needed[1])]
-
-
 def test_the_source_distribution_holds_what_a_build_needs(archive):
     """The other tests build the wheel from it."""
     with tarfile.open(archive) as files:
@@ -274,56 +218,3 @@ def test_the_source_distribution_holds_what_a_build_needs(archive):
     assert {*sources, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
     assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
     assert "Requires-Dist: tensorflow<2.22,>=2.16.2" in metadata
-
-
-def compiled(clone: pathlib.Path) -> list[str]:
-    """Returns the sources that `setup.py build_ext --inplace` compiles, without TensorFlow's precompiled header."""
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=clone,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=True,
-    )
-    assert (clone / "tf_fusedrec/ops/_fusedrec_ops.so").exists()
-    return re.findall(r"^compiling (\S+\.(?:cc|cu))$", done.stdout, re.MULTILINE)
-
-
-def test_only_what_changed_is_compiled_again(clone, wheel):
-    assert compiled(clone) == []
-    source = clone / "custom_ops/cluster_samples/cluster_samples.cc"
-    source.write_text(source.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
-    assert compiled(clone) == ["custom_ops/cluster_samples/cluster_samples.cc"]
-    header = clone / "custom_ops/cluster_samples/cluster_samples.h"  # No other header includes this one.
-    header.write_text(header.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
-    users = [
-        path
-        for path in (clone / "custom_ops").rglob("*.cc")
-        if '"cluster_samples/cluster_samples.h"' in path.read_text(encoding="utf-8")
-    ]
-    assert sorted(compiled(clone)) == sorted(str(path.relative_to(clone)) for path in users) != []
-    assert compiled(clone) == []
-
-
-def test_a_build_without_tensorflow_says_what_to_do(clone, tmp_path):
-    """Builds in a virtual environment with the build tools and nothing else."""
-    venv.create(tmp_path / "bare", with_pip=False)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    import setuptools
-
-    site = pathlib.Path(setuptools.__file__).parents[1]
-    for name in ("setuptools", "pkg_resources", "_distutils_hack", "wheel"):
-        (tools / name).symlink_to(site / name)
-    done = subprocess.run(
-        [str(tmp_path / "bare/bin/python"), "setup.py", "build_ext", "--inplace"],
-        cwd=clone,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tools)},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    assert done.returncode != 0
-    assert "cannot import it (ModuleNotFoundError: No module named 'tensorflow')" in done.stderr
-    assert "Remedy: run `make setup`" in done.stderr

@@ -124,6 +124,7 @@ def test_the_slurm_script_names_every_host_with_its_ranks(tmp_path):
     assert line == "1 -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py"
 
 
+@pytest.mark.nightly
 def test_the_slurm_script_starts_ranks(tmp_path):
     env = {**with_programs(tmp_path, scontrol="echo localhost"), **of_slurm(nodes=1, tasks=2), "NETWORK": "lo"}
     assert ranks(printed([str(SLURM), *PROBE], env)) == ["0 2", "1 2"]
@@ -149,6 +150,7 @@ def test_the_kubernetes_job_has_the_keys_of_its_kind():
     assert unknown_keys(misspelt, "") == ["spec.slotPerWorker"]
 
 
+@pytest.mark.nightly
 def test_the_kubernetes_job_starts_its_ranks(tmp_path):
     """The launcher's command on this host: its own host file and network, and a program that prints the rank."""
     replicas = JOB["spec"]["mpiReplicaSpecs"]

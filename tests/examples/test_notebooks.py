@@ -25,7 +25,7 @@ def test_all_examples_are_there():
     assert {path.stem for path in NOTEBOOKS} == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_notebook(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

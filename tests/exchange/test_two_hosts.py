@@ -14,6 +14,8 @@ from tests.support.ranks import run_ranks
 
 STEPS = 3
 WHY_NOT = network.why_not()
+# test_ranks.py trains over several ranks of one host.
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
 def train():
@@ -39,7 +41,6 @@ def train():
     }
 
 
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_training_over_two_hosts_equals_training_on_one(tmp_path):
     with network.two_hosts(tmp_path) as (on_first_host, environment):
         hosts = ",".join(f"{host}:1" for host in network.HOSTS)
@@ -57,7 +58,6 @@ def test_training_over_two_hosts_equals_training_on_one(tmp_path):
             np.testing.assert_array_equal(here["state"][what], wanted, err_msg=what)
 
 
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_namespaces_end_with_what_runs_in_them():
     with network.namespace() as name:
         sleeper = subprocess.Popen(network.inside(name, [sys.executable, "-c", "import time; time.sleep(600)"]))

@@ -4,7 +4,6 @@ There is no GPU here. A place is decided from the configuration before an op of 
 they lie on one, and are made in host memory. tests/cuda runs the cells that work over the emulation.
 """
 
-import dataclasses
 import itertools
 
 import pytest
@@ -74,11 +73,6 @@ def refusal(make):
         return make(), None
     except ValueError as error:  # nothing else: an op would answer with another error
         return None, str(error)
-
-
-def test_the_walk_knows_every_option():
-    assert {*VALUES, "host_rows"} == {field.name for field in dataclasses.fields(fr.TableConfig)}
-    assert set(OPTIONS) == set(VALUES)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -52,10 +52,13 @@ class StopAfter(keras.callbacks.Callback):
 
 
 def test_every_epoch_is_saved_and_on_the_disk_when_training_ends(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", 5, {"name": "a"}, layers=[embedding_of(table())])
+    saves = callbacks.Checkpoint(
+        tmp_path / "c", 5, {"name": "a"}, input_position=lambda *at: ["row", *at], layers=[embedding_of(table())]
+    )
     fit(model(), [saves], 3, 5)
     assert positions == [(1, 0), (2, 0), (3, 0)]
-    assert checkpoint.read_manifest(tmp_path / "c")["extra"] == {"name": "a", "epoch": 3, "step": 0}
+    extra = checkpoint.read_manifest(tmp_path / "c")["extra"]
+    assert extra == {"name": "a", "epoch": 3, "step": 0, "input": ["row", 3, 0]}
 
 
 @pytest.mark.parametrize(

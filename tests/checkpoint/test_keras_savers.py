@@ -200,14 +200,17 @@ def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
-@pytest.mark.parametrize("name", ["w.h5", "m.h5"])
-def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "writer", "options"),
+    [("w.h5", "save_weights", {}), ("w", "save_weights", {"save_format": "h5"}), ("m.h5", "save", {})],
+)
+def test_legacy_hdf5_files_are_refused_by_name(name, writer, options, trained, tmp_path):
     model = trained[0]
     words = r"FusedEmbedding 'fused_embedding': a legacy HDF5 file \(.h5\) cannot hold its tables \['item', 'tag'\]"
     (tmp_path / name).write_bytes(b"another file")
     for file in (tmp_path / name, tmp_path / f"new-{name}"):
         with pytest.raises(ValueError, match=words):
-            (model.save_weights if name == "w.h5" else model.save)(file)
+            getattr(model, writer)(file, **options)
     # Nothing was written, and an existing file was not truncated.
     assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == b"another file"
     with fr.checkpoint.without_tables():

@@ -91,6 +91,7 @@ CASES = {
         optimizers.AdamW, "adamw", {"weight_decay": 0.1},
         (lambda rate: new.AdamW(rate, weight_decay=0.1), lambda rate: new.Adam(rate, weight_decay=0.1)),
     ),
+    "adamw.scale4": Case(optimizers.AdamW, "adamw", {"weight_decay": 0.1, "epsilon": 0.05, "moment_scale": 4.0}),
     "ftrl": Case(optimizers.Ftrl, "ftrl", keras=(new.Ftrl, legacy.Ftrl)),
     "ftrl.options": Case(
         optimizers.Ftrl, "ftrl",

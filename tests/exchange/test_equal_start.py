@@ -2,6 +2,8 @@
 The oracle is one process that trains on all ranks' samples, with the weights that rank 0 draws.
 """
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -96,7 +98,11 @@ def trained(folder):
     keras.utils.set_random_seed(7 + rank)  # as for dropout
     ids, labels = (of[:, rank::size] for of in batches())
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
-    found = {}
+    found, said = {}, []
+    logger, handler = logging.getLogger("tf_fusedrec.exchange.collectives"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     pipelined = fr.schedules.PipelinedModel
     for case, make, kind, optimizer in (
         ("functional", functional, keras.Model, keras.optimizers.Adam(0.05)),
@@ -117,7 +123,7 @@ def trained(folder):
         found[case] = [weight.numpy() for weight in model.weights if weight.shape.rank]
     if size == 1:
         return found
-    return found, resumed(fr, keras, folder, data), refusals(fr, keras, tf, data)
+    return found, said, resumed(fr, keras, folder, data), refusals(fr, keras, tf, data)
 
 
 def refusals(fr, keras, tf, data):
@@ -164,6 +170,12 @@ def test_ranks_end_with_one_model(on_two):
             np.testing.assert_array_equal(ours, theirs, err_msg=case)
 
 
+def test_rank_0_says_which_ranks_began_with_other_weights(on_two):
+    (_, said, *_), (_, of_other, *_) = on_two
+    assert len(said) >= len(on_two[0][0]) and not of_other
+    assert all("has other values on rank 0 than on ranks [1]; all ranks have rank 0's" in words for words in said)
+
+
 def test_it_is_that_of_one_process(alone, on_two):
     for case, weights in on_two[0][0].items():
         for ours, theirs in zip(weights, alone[case]):
@@ -172,7 +184,7 @@ def test_it_is_that_of_one_process(alone, on_two):
 
 
 def test_a_checkpoint_is_gone_on_from_as_it_is(on_two):
-    for _, (went_on, began_again), _ in on_two:
+    for *_, (went_on, began_again), _ in on_two:
         for ours, theirs in zip(began_again, went_on):
             # The gradients of a row come in another order where rows lie elsewhere.
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)

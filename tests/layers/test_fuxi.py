@@ -101,6 +101,7 @@ def test_against_the_loop_oracle(form, encoding, multiple):
     }
     if multiple:
         weights["ffn"] = [w.kernel.numpy() for w in (layer.ffn_gate, layer.ffn_value, layer.ffn_output)]
+        assert [w.shape for w in weights["ffn"]] == [(8, 16), (8, 16), (16, 8)]
     expected = fuxi_block_oracle(
         x.values.numpy().astype(np.float64), splits_of(lengths), maps, weights, 2, 3, 4, 1 / 30
     )

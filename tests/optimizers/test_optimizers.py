@@ -85,6 +85,8 @@ def test_slots_pass_only_between_rules_that_read_them_alike():
         (lambda: optimizers.RowWiseAdagrad(0.1, variant="mean"), "variant must be one of .*2d_sp.*, got 'mean'"),
         (lambda: optimizers.RowWiseAdagrad(0.1, epsilon=0), "RowWiseAdagrad.epsilon must be a finite number > 0"),
         (lambda: optimizers.RowWiseAdagrad(0.1, moment_scale=0), "moment_scale must be a finite number > 0, got 0"),
+        (lambda: optimizers.Adagrad(0.1, moment_scale=0), "Adagrad.moment_scale must be a finite number > 0, got 0"),
+        (lambda: optimizers.AdamW(0.1, moment_scale=0), "AdamW.moment_scale must be a finite number > 0, got 0"),
         (lambda: optimizers.RMSprop(0.1, 1.0), "RMSprop.rho must be a finite number >= 0 and < 1, got 1.0"),
         (lambda: optimizers.RMSprop(0.1, moment_scale=0), "RMSprop.moment_scale must be a finite number > 0, got 0"),
         (lambda: optimizers.Adam(0.1, beta_1=1.0), "Adam.beta_1 must be a finite number >= 0 and < 1, got 1.0"),

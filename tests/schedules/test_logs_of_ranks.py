@@ -107,10 +107,11 @@ def own_step(fr, keras, tf, data):
             return tf.ones_like(inputs["f"])
 
         def test_step(self, batch):
-            return {"rank": tf.constant(float(fr.collectives.rank()))}
+            step = tf.cast(self._test_counter, tf.float32)
+            return {"rank": tf.constant(float(fr.collectives.rank())), "step": step}
 
     model = OwnStep()
-    model.compile()
+    model.compile(steps_per_execution=5)
     return model.evaluate(data, verbose=0, return_dict=True)
 
 
@@ -144,4 +145,4 @@ def test_unsummable_metrics_are_refused_and_other_logs_are_averaged(alone, on_th
     assert alone[1] is None  # one process adds nothing
     for _, said, own in on_three:
         assert "metric 'largest' of class Largest has a merge_state of its own" in said
-        assert own == {"rank": 1.0}
+        assert own == {"rank": 1.0, "step": 4.0}  # the last of the 5 steps of one execution

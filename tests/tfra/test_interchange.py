@@ -105,6 +105,15 @@ def test_round_trip_over_other_numbers_of_ranks(tmp_path):
     )
 
 
+def test_slots_of_layers_with_short_file_names(tmp_path):
+    embedding = native()
+    import_checkpoint(both(tmp_path / "rows", [[2, 3]]), embedding, slots=False)
+    export_checkpoint(tmp_path / "out", embedding, short_file_name=True)
+    variables = {path.name.split("_mht_")[0] for path in (tmp_path / "out").iterdir()}
+    assert variables == {f"{layer}-parameter{slot}" for layer in LAYERS for slot in ("", "_m", "_v")}
+    assert import_checkpoint(tmp_path / "out", native()) == {"user": 2, "item": 2}
+
+
 # Any program may write such files: they are raw arrays.
 
 

@@ -93,7 +93,10 @@ def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
 def test_a_step_for_custom_loops():
     embedding = clicks.make_embedding()
     model = clicks.make_model(embedding, RouteAhead())
-    step, batches, steps = model.make_train_function(), iter(dataset(30)), 0
+    traced_before = model.make_train_function()
+    assert model.make_train_function() is traced_before
+    step, batches, steps = model.make_train_function(force=True), iter(dataset(30)), 0
+    assert step is not traced_before
     with pytest.raises(tf.errors.OutOfRangeError):
         while True:
             model.reset_metrics()

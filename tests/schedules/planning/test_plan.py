@@ -9,6 +9,7 @@ import tf_fusedrec as fr
 from tests.schedules.planning.models import SAMPLES, make_batch, make_model
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, micro_batch
+from tf_fusedrec.schedules.planning.choice import Plan
 from tf_fusedrec.schedules.planning.forecast import Workload
 from tf_fusedrec.schedules.planning.measure import REPEATS, Lookup, Measured, lookups_of, measure
 
@@ -21,10 +22,11 @@ def model():
     return make_model()[0]
 
 
-def workload(compute=1.0, lookup=0.0, unique=1000, table_bytes=8 * GIGABYTE):
-    """Returns a step of 100 samples whose ids are all distinct."""
-    measured = Measured(100, 0.0, lookup, 0.0, compute, compute / 2, 0)
+def workload(compute=1.0, lookup=0.0, update=0.0, unique=1000, of_half=500, table_bytes=8 * GIGABYTE):
+    """Returns a step of 100 samples. All ids are distinct, unless a half has more than half of them."""
+    measured = Measured(100, 0.0, lookup, update, compute, compute / 2, 0)
     lookups = {m: [Lookup(*[(unique // m,) * m] * 3, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
+    lookups[2] = [lookups[2][0]._replace(unique=(of_half, of_half))]
     return Workload(measured, lookups, table_bytes)
 
 
@@ -66,6 +68,31 @@ def test_rows_beyond_the_memory_lie_in_files_and_cost_time():
     assert (whole.memory_budget, tiered.memory_budget) == (0, GIGABYTE)
     # Half of the 1,000 rows of 2,048 bytes come from the file.
     assert tiered.step_s == pytest.approx(whole.step_s + 500 * 2048 / 1e6)
+
+
+def test_what_a_step_waits_for_costs_its_time():
+    quick = {"between_bytes_per_s": 1e12}  # exchanges take no time
+    # Two batches have 1,000 / 700 times the ids of one, so the batch before has updated 4 / 7 of the rows ahead.
+    repeating = workload(lookup=0.5, of_half=700)
+    assert forecast(repeating, DualBuffer(), **quick).step_s == pytest.approx(1 + 0.5 * 4 / 7, rel=1e-3)
+    # Each of two replicas updates the rows of both, or its own where their mean is taken later.
+    updating = workload(update=0.25)
+    assert forecast(updating, Sync(), 2, **quick).step_s == pytest.approx(1 + 2 * 0.25, rel=1e-3)
+    averaged = updating.forecast(fr.Cluster(4, 80 * GIGABYTE, **quick), fr.Topology(2, "weight_sync"), Sync(), None)
+    assert averaged.step_s == pytest.approx(1 + 0.25, rel=1e-3)
+    # A lookup ahead runs beside a device's compute, and in turns with that of the host's own cores.
+    slow_tables = workload(lookup=0.8)
+    for on_device, seconds in ((True, 1), (False, 1.8)):
+        ahead = forecast(slow_tables, DualBuffer(), compute_on_device=on_device, **quick)
+        assert ahead.step_s == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_plan_compares_with_sync_in_one_group_on_the_wire_of_the_tables():
+    halves, whole = (forecast(workload(), Sync(), wire=wire) for wire in ("bfloat16", None))
+    others = forecast(workload(), Sync(), 2), forecast(workload(), DualBuffer())
+    *_, reference = str(Plan(fr.Cluster(4, GIGABYTE), (halves, *others, whole))).splitlines()
+    assert reference.startswith("sync, one group") and "as the tables" in reference
+    assert f"{1e3 * whole.step_s:.3g}" in reference.split() and whole.step_s > halves.step_s
 
 
 @pytest.mark.slow

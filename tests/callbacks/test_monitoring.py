@@ -295,17 +295,18 @@ def test_early_stopping_where_nobody_has_measured():
 
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("optimizer", "warns"),
+    ("optimizer", "rank", "warns"),
     [
-        (fr.optimizers.Adagrad(0.1), True),
-        (fr.optimizers.Adagrad(0.1, 1e-6), False),
-        (fr.optimizers.Ftrl(0.1, initial_accumulator_value=1e-6), False),
-        (fr.optimizers.RowWiseAdagrad(0.1), False),
-        (fr.optimizers.RMSprop(0.001), False),
+        (fr.optimizers.Adagrad(0.1), 0, True),
+        (fr.optimizers.Adagrad(0.1), 1, False),  # rank 0 tells for all
+        (fr.optimizers.Adagrad(0.1, 1e-6), 0, False),
+        (fr.optimizers.Ftrl(0.1, initial_accumulator_value=1e-6), 0, False),
+        (fr.optimizers.RowWiseAdagrad(0.1), 0, False),
+        (fr.optimizers.RMSprop(0.001), 0, False),
     ],
-    ids=["default", "adagrad", "ftrl", "rowwise", "rmsprop"],
+    ids=["default", "rank 1", "adagrad", "ftrl", "rowwise", "rmsprop"],
 )
-def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, warns, storage, caplog):
+def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, warns, storage, monkeypatch, caplog):
     random = np.random.default_rng(1)
     ids, labels = np.arange(4096), random.integers(0, 2, [4096, 1]).astype(np.float32)
     item = keras.Input([], dtype=tf.int64, name="item")
@@ -313,6 +314,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, warns,
     rows = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])({"item": item})["item"]
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    monkeypatch.setattr(fr.collectives, "rank", lambda: rank)
     for epochs in (2, 1):
         model.fit({"item": ids}, labels, batch_size=4096, epochs=epochs, verbose=0)
     told = [record.getMessage() for record in caplog.records if "hardly train" in record.getMessage()]

@@ -16,7 +16,7 @@ SECONDS ?= 3600
 TENSORFLOW ?= 2.21.0
 
 # Commands of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step tfra_swap attention table tier checkpoint all_to_all_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap planner topology schedule_quality negatives balance serving
+BENCHMARKS := train_step tfra_swap attention table tier checkpoint ops papers.sequence_batching papers.clustering scale overlap planner papers.topology schedule_quality negatives balance serving
 
 # Tests that reach these rooms; the fuzzers and the soak among them.
 COVERING := tests/checkpoint tests/saved_model tests/embedding tests/tfra tests/ops tests/exchange tests/soak tests/fuzz tests/golden

@@ -21,16 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attention import batch as batch_module
 from benchmarks.attention.batch import DIM, HEADS, Batch, long_tailed
-from benchmarks.attention.block import block
-from benchmarks.harness import children, harness
-from tf_fusedrec import tf
+from benchmarks.harness import harness, processes
+from tf_fusedrec import keras, layers, tf
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 GEMM = 1024
 GEMM_CALLS = 8  # in a turn
-# Sums of up to 3,000 products in float32, in another order.
-REASON = "float32 sums of another order"
 
 
 def _gemm() -> Callable[[], Any]:
@@ -53,9 +51,9 @@ def _check(batch: Batch, ours: Mapping[str, Callable[[], Any]], peer: Any, group
             for row, its in zip(rows, dense.numpy()):
                 begin, end = batch.splits[row : row + 2]
                 jagged[begin:end] = its[:, : end - begin].transpose(1, 0, 2)
-        harness.check_close(f"{what} against {name}", got, jagged, relative=1e-4, reason=REASON)
+        harness.check_close(f"{what} against {name}", got, jagged, relative=1e-4)
     for what, got, wanted in zip(("d_position", "d_time"), gradients[3:], weights):
-        harness.check_close(f"{what} against {name}", got, wanted, relative=1e-4, reason=REASON)
+        harness.check_close(f"{what} against {name}", got, wanted, relative=1e-4)
 
 
 def versus_padded(rows: int, repeats: int) -> dict[str, Any]:
@@ -86,18 +84,12 @@ def versus_padded(rows: int, repeats: int) -> dict[str, Any]:
         for name, passes in (("", "fwd_bwd"), ("_fwd", "fwd"))
     }
     return {
-        "rows": rows,
-        "tokens": int(batches[""].splits[-1]),
-        "heads": HEADS,
-        "dim": DIM,
-        "ratio_fwd": ratio("padded", "fwd"),
-        "ratio_fwd_bwd": ratio("padded", "fwd_bwd"),
-        "ratio_fwd_bwd_bias": ratio("padded", "fwd_bwd_bias"),
-        "ratio_vs_bucketed": ratio("bucketed", "fwd_bwd"),
-        **fractions,
-        "gemm_gflops": gemm_rate / 1e9,
+        "rows": rows, "tokens": int(batches[""].splits[-1]), "heads": HEADS, "dim": DIM,
+        "ratio_fwd": ratio("padded", "fwd"), "ratio_fwd_bwd": ratio("padded", "fwd_bwd"),
+        "ratio_fwd_bwd_bias": ratio("padded", "fwd_bwd_bias"), "ratio_vs_bucketed": ratio("bucketed", "fwd_bwd"),
+        **fractions, "gemm_gflops": gemm_rate / 1e9,
         **{f"ms_{name}": 1e3 * value for name, value in seconds.items() if name != "gemm"},
-    }
+    }  # fmt: skip
 
 
 def cost_by_length(tokens: int, repeats: int) -> dict[str, Any]:
@@ -108,27 +100,67 @@ def cost_by_length(tokens: int, repeats: int) -> dict[str, Any]:
     return {"cost_by_length": cost, "cost_spread": max(cost.values()) / min(cost.values())}
 
 
-def memory() -> dict[str, float]:
-    """Returns the peak memory of both variants."""
-    ours, padded = (children.ask("benchmarks.attention.memory", variant=name) for name in ("ours", "padded"))
-    return {"megabytes_ours": ours / 1e6, "megabytes_padded": padded / 1e6, "memory_ratio": ours / padded}
+def _passes(layer: layers.HSTU, x: tf.RaggedTensor, grads: tf.Tensor) -> Callable[[], Any]:
+    def both():
+        with tf.GradientTape() as tape:
+            tape.watch(x.values)
+            out = layer(x).values
+        return out, *tape.gradient(out, [x.values, *layer.trainable_variables], grads)
+
+    return tf.function(both)
+
+
+def block(rows: int, repeats: int) -> dict[str, float]:
+    """Returns the times of the block of the research form, with HEADS heads of DIM columns, and their ratio."""
+    lengths, random = long_tailed(rows), np.random.default_rng(2)
+    tokens, grads = (random.normal(size=[lengths.sum(), HEADS * DIM]).astype(np.float32) for _ in range(2))
+    x = tf.RaggedTensor.from_row_lengths(tokens, lengths)
+    calls = {}
+    for name in ("fused", "outside"):
+        keras.utils.set_random_seed(1)
+        heads, dim, longest = HEADS, DIM, batch_module.LONGEST
+        layer = layers.HSTU(heads, dim, dim, max_sequence_length=longest, position_bias=False, time_encoding="none")
+        layer.build(x.shape)
+        if name == "outside":
+            layer.kernels = layer.kernels._replace(gated_attention=None)
+        calls[name] = _passes(layer, x, tf.constant(grads))
+    for number, (ours, theirs) in enumerate(zip(calls["fused"](), calls["outside"]())):
+        harness.check_close(f"result {number} of the block", ours, theirs.numpy(), relative=1e-4)
+    times = {name: timing.median_s for name, timing in harness.measure(calls, warmup=1, repeats=repeats).items()}
+    return {
+        "block_fused_ratio": times["outside"] / times["fused"],
+        **{f"ms_block_{name}": 1e3 * seconds for name, seconds in times.items()},
+    }
+
+
+MEMORY_ROWS = 4  # the padded peer holds all of them in memory at once
+
+
+def peak_bytes(variant: str) -> float:
+    """Returns the bytes that both passes of `variant` ("ours" or "padded") add to the high-water mark of a process."""
+    batch = Batch(long_tailed(MEMORY_ROWS), bias=False)
+    if variant == "ours":
+        call = batch.ours()["fwd_bwd"]
+    else:
+        call = batch.peer(xla=False, most_pairs=MEMORY_ROWS * batch_module.LONGEST**2)[0].both
+    before = harness.kilobytes("VmRSS")
+    call()
+    return 1024.0 * (harness.kilobytes("VmHWM") - before)
 
 
 def main() -> None:
-    """Measures, prints and writes the results."""
-    arguments = harness.parse_arguments(__doc__ or "")
+    arguments = harness.parser(__doc__).parse_args()
+    ours, of_padded = (processes.ask(peak_bytes, variant=name) for name in ("ours", "padded"))
     results = {
-        **memory(),
+        "megabytes_ours": ours / 1e6, "megabytes_padded": of_padded / 1e6, "memory_ratio": ours / of_padded,
         **versus_padded(*((8, 3) if arguments.quick else (16, 9))),
         **block(*((8, 5) if arguments.quick else (16, 15))),
         **cost_by_length(16_384, 7 if arguments.quick else 25),
-    }
-    flat = {name: value for name, value in results.items() if not isinstance(value, dict)}
-    harness.print_table("attention", [{"what": name, "value": value} for name, value in flat.items()])
-    costs = [{"length": n, "ps per FLOP": value} for n, value in results["cost_by_length"].items()]
-    harness.print_table("cost by length", costs)
+    }  # fmt: skip
+    harness.print_fields("attention", results)
+    harness.print_fields("picoseconds per useful FLOP, by length", results["cost_by_length"])
     harness.write_json(arguments.json, {"benchmark": "attention", **results})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -22,16 +22,13 @@ Fields:
 
 from __future__ import annotations
 
-import json
-import pathlib
-import sys
-import tempfile
 from typing import Any
 
 import numpy as np
 
+from benchmarks.balance import reader, steps
 from benchmarks.balance.lengths import COST, MEAN, lengths
-from benchmarks.harness import children, harness, processes
+from benchmarks.harness import harness, processes
 from tf_fusedrec.data import Cost
 from tf_fusedrec.data.plan import EpochPlan, whole
 
@@ -92,34 +89,14 @@ def simulated() -> dict[str, float]:
     return fields
 
 
-def _on_ranks(quick: bool) -> dict[str, Any]:
-    """Runs benchmarks.balance.steps in processes of its own and returns its fields."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = pathlib.Path(folder) / "steps.json"
-        command = [sys.executable, "-m", "benchmarks.balance.steps", "--json", str(found)] + ["--quick"] * quick
-        done = processes.run(command, env=children.environment())
-        if done.returncode != 0:
-            raise harness.CheckFailed(f"benchmarks.balance.steps failed:\n{(done.stdout + done.stderr)[-3000:]}")
-        fields = json.loads(found.read_text(encoding="utf-8"))
-    return {name: value for name, value in fields.items() if name.startswith(("step_time", "ms_"))}
-
-
 def main() -> None:
-    arguments = harness.parse_arguments("Balance of ranks and the speed of the input pipeline.")
+    arguments = harness.parser(__doc__).parse_args()
     fields: dict[str, Any] = simulated()
-    rows = [
-        {"variant": name, "rows": rows, "what": what,
-         "gap mean": fields[f"max_{what}_gap_{name}{suffix}"], "p99": fields[f"max_{what}_gap_{name}{suffix}_p99"]}
-        for suffix, rows in CASES.items() for what in ("token", "cost")
-        for name in ("fixed", "dynamic", "global", "cost_model")
-    ]  # fmt: skip
-    harness.print_table(f"(max - min) / mean over {RANKS} ranks, {STEPS} steps", rows)
-    fields.update(children.ask("benchmarks.balance.reader", quick=arguments.quick))
-    fields.update(_on_ranks(arguments.quick))
-    harness.print_table("", [{name: fields[name] for name in (
-        "step_time_ratio", "reader_ratio", "reader_tokens_per_s", "pyarrow_tokens_per_s")}])  # fmt: skip
+    fields.update(processes.ask(reader.measure, quick=arguments.quick))
+    fields.update(processes.ask_ranks(steps.on_rank, steps.RANKS, quick=arguments.quick))
+    harness.print_fields(f"(max - min) / mean over {RANKS} ranks, {STEPS} steps; steps; the reader", fields)
     harness.write_json(arguments.json, {"benchmark": "balance", **fields})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

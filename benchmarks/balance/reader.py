@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.balance import lengths
-from benchmarks.harness import children, harness
+from benchmarks.harness import harness
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
 
@@ -71,7 +71,7 @@ def _pyarrow(folder: pathlib.Path) -> float:
     return time.perf_counter() - begin
 
 
-def main(quick: bool) -> dict[str, Any]:
+def measure(quick: bool) -> dict[str, Any]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -89,7 +89,3 @@ def main(quick: bool) -> dict[str, Any]:
         "pyarrow_tokens_per_s": float(EPOCHS * tokens.sum() / np.median(theirs)),
         "reader_ratio": float(np.median(np.divide(theirs, ours))),
     }
-
-
-if __name__ == "__main__":
-    children.answer(main)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,13 +71,6 @@ def _check(batches: dict[str, list[dict]], rows: int) -> None:
         harness.check_equal(f"tokens of {name}", every, np.arange(lengths.lengths(rows, seed=2).sum()))
 
 
-def _turns(batches: dict[str, list[dict]]) -> Iterator[tuple[str, dict]]:
-    for step in range(max(map(len, batches.values()))):
-        for name, own_batches in batches.items():
-            if step < len(own_batches):
-                yield name, own_batches[step]
-
-
 def measure(rows: int, rounds: int) -> dict[str, float]:
     """Fields of the JSON file. All ranks call it."""
     rank = fr.collectives.rank()
@@ -93,13 +85,13 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
     step = tf.function(model.train_step, reduce_retracing=True)
     seconds = {name: np.zeros(rounds) for name in batches}
     for turn in range(-1, rounds):
-        for name, batch in _turns(batches):
-            fr.collectives.barrier()
-            begin = time.perf_counter()
-            step(batch)
-            fr.collectives.barrier()
-            if turn >= 0:
-                seconds[name][turn] += time.perf_counter() - begin
+        for at in range(max(map(len, batches.values()))):
+            for name in (name for name, of in batches.items() if at < len(of)):
+                fr.collectives.barrier()
+                begin = time.perf_counter()
+                step(batches[name][at])
+                fr.collectives.barrier()
+                seconds[name][turn] += (time.perf_counter() - begin) * (turn >= 0)
     slowest = {name: fr.collectives.all_gather(of[np.newaxis]).max(axis=0) for name, of in seconds.items()}
     median = {name: float(np.median(of)) for name, of in slowest.items()}
     fields = {f"ms_per_step_{name}": 1e3 * median[name] / len(batches[name]) for name in median}
@@ -109,15 +101,7 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
     return fields
 
 
-def main() -> None:
-    arguments = harness.parse_arguments("Training steps of fixed and of balanced batches on 2 processes.")
-    harness.on_ranks("benchmarks.balance.steps", RANKS)
+def on_rank(quick: bool) -> dict[str, float] | None:
     fr.init()
-    fields = measure(*((64, 2) if arguments.quick else (160, 5)))
-    if fr.collectives.rank() == 0:
-        harness.print_table("seconds of all rows, against fixed rows", [fields])
-        harness.write_json(arguments.json, fields)
-
-
-if __name__ == "__main__":
-    harness.run(main)
+    fields = measure(*((64, 2) if quick else (160, 5)))
+    return fields if fr.collectives.rank() == 0 else None

@@ -2,12 +2,10 @@
 
     python -m benchmarks.checkpoint [--quick] [--json FILE]
 
-A check comes first: a table moves from 2 ranks to 3, to 1 and to 4, all simulated in this process. Every row must be at
-its owner, bit by bit. `extra_bytes_fraction` is the share of bytes that ranks read beyond their own rows.
-
-Then a save and a load of one rank take turns with plain files. A plain write writes as many bytes, syncs the file and
-replaces the last one. A plain read reads it again. No read uses the page cache. A save copies the rows out of the table
-and writes them. A load inserts them into an empty table.
+A check comes first: a load must bring back all rows, bit by bit. Then a save and a load of one rank take turns with
+plain files. A plain write writes as many bytes, syncs the file and replaces the last one. A plain read reads it again.
+No read uses the page cache. A save copies the rows out of the table and writes them. A load inserts them into an empty
+table.
 """
 
 from __future__ import annotations
@@ -22,16 +20,14 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
+from benchmarks.harness import harness, processes
 from tf_fusedrec import keras, tf
-from tf_fusedrec.checkpoint import disk, folders, resharding, saving
+from tf_fusedrec.checkpoint import disk
 from tf_fusedrec.tables import NativeTable
-from tf_fusedrec.tables.hash_order import hash_range_owner, mix64
+from tf_fusedrec.tables.hash_order import mix64
 
 DIM = 64
-ROUND_TRIP = (2, 3, 1, 4)  # numbers of ranks
 CHANGED_SHARE = 0.01  # share of the rows that a delta saves
-NO_WEIGHTS = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # files that no load reads here
 _BLOCK = 1 << 25  # bytes that a plain read reads at a time
 
 
@@ -49,48 +45,6 @@ def random_rows(table: NativeTable, rows: int) -> tuple[np.ndarray, np.ndarray]:
     records["row"], records["accumulator"] = random.random((2, len(ids), DIM), np.float32)
     records["count"] = np.arange(len(ids))
     return ids, records
-
-
-def round_trip(folder: pathlib.Path, rows: int) -> float:
-    """Moves a table through ROUND_TRIP. Returns the largest share of bytes that a rank read beyond its own rows.
-
-    Raises:
-      CheckFailed: A row has changed, is lost, or is not at its owner.
-    """
-    tables = [NativeTable(f"round_trip/{rank}", [table_config()], seed=0) for rank in range(ROUND_TRIP[0])]
-    ids, records = random_rows(tables[0], rows)
-    for rank, table in enumerate(tables):
-        mine = hash_range_owner(ids, len(tables)) == rank
-        table.restore("item", "rows", ids[mine], records[mine])
-    extra = 0.0
-    for stage, ranks in enumerate(ROUND_TRIP[1:]):
-        directory = folder / f"stage-{stage}"
-        plan = saving.make_plan(directory, len(tables), None, {})
-        for rank, table in enumerate(tables):
-            saving.write_shard(directory, plan, saving.copy_tables([table], plan, rank), rank)
-        saving.commit(directory, plan, NO_WEIGHTS, None, timeout_s=60)
-        described = folders.read_manifest(directory)["tables"]
-        tables = [NativeTable(f"round_trip/{stage}/{rank}", [table_config()], seed=0) for rank in range(ranks)]
-        for rank, table in enumerate(tables):
-            (share,) = resharding.open_tables(directory, described, [table], rank, ranks, partial=False)
-            resharding.restore([share], [table])
-            extra = max(extra, share.bytes_read / (table.size("item") * (8 + records.dtype.itemsize)) - 1)
-        check_rows(f"{plan.ranks} -> {ranks} ranks", [table.snapshot("item") for table in tables], ids, records)
-    return extra
-
-
-def check_rows(
-    what: str, by_rank: Sequence[tuple[np.ndarray, np.ndarray]], ids: np.ndarray, records: np.ndarray
-) -> None:
-    """Raises CheckFailed unless the ranks' rows, joined in the order of ranks, equal `ids` and `records` bit by bit."""
-    for rank, (of_rank, _) in enumerate(by_rank):
-        owners = hash_range_owner(of_rank, len(by_rank))
-        harness.check_equal(f"{what}: owners of the rows of rank {rank}", owners, np.full_like(owners, rank))
-    harness.check_equal(f"{what}: ids", np.concatenate([of_rank for of_rank, _ in by_rank]), ids)
-    got = np.concatenate([of_rank for _, of_rank in by_rank])
-    for field in records.dtype.names or ():
-        bits = f"u{records.dtype[field].base.itemsize}"
-        harness.check_equal(f"{what}: {field}", got[field].view(bits), records[field].view(bits))
 
 
 class Job:
@@ -119,14 +73,20 @@ class Job:
         fr.checkpoint.save(self.folder / "c", self.dense, layers=[self.embedding])
         return time.perf_counter() - begin
 
-    def load(self) -> float:
-        """Returns the seconds of a load into an empty table."""
+    def load(self, check: bool = False) -> float:
+        """Returns the seconds of a load into an empty table. `check` compares all rows, bit by bit."""
         self.forget_pages()
         loaded = self.layer()
         begin = time.perf_counter()
         fr.checkpoint.load(self.folder / "c", self.dense, layers=[loaded])
         seconds = time.perf_counter() - begin
-        harness.check_equal("rows loaded", loaded.lookups[0].table.size("item"), len(self.ids))
+        table: Any = loaded.lookups[0].table
+        harness.check_equal("rows loaded", table.size("item"), len(self.ids))
+        if check:
+            (ids, records), (of_ids, of_records) = (one.snapshot("item") for one in (table, self.table))
+            harness.check_equal("ids", ids, of_ids)
+            for field in set(records.dtype.names) - {"pool"}:  # the place of a row in memory
+                harness.check_equal(field, records[field], of_records[field])
         return seconds
 
     def plain_write(self) -> float:
@@ -186,85 +146,42 @@ class Job:
 
 def summary(seconds: Mapping[str, Sequence[float]], size: int, pauses: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Returns the fields of the JSON file, from medians. `size` is the number of bytes that each variant moves."""
-    gb_per_s = {
-        name: size / 1e9 / harness.timing(values).median_s for name, values in seconds.items() if name != "copy"
-    }
+    median = {name: harness.timing(values).median_s for name, values in seconds.items()}
+    names = {"save": "save", "load": "load", "plain_write": "disk_write", "plain_read": "disk_read"}
     return {
-        "save_gb_per_s": gb_per_s["save"],
-        "load_gb_per_s": gb_per_s["load"],
-        "disk_write_gb_per_s": gb_per_s["plain_write"],
-        "disk_read_gb_per_s": gb_per_s["plain_read"],
-        "save_ratio_vs_disk": gb_per_s["save"] / gb_per_s["plain_write"],
-        "load_ratio_vs_disk": gb_per_s["load"] / gb_per_s["plain_read"],
+        **{f"{field}_gb_per_s": size / 1e9 / median[name] for name, field in names.items()},
+        "save_ratio_vs_disk": median["plain_write"] / median["save"],
+        "load_ratio_vs_disk": median["plain_read"] / median["load"],
         "snapshot_pause_ms": 1e3 * harness.timing(pauses["full"]).median_s,
-        "delta_pause_ms": 1e3 * harness.timing(pauses["delta"]).median_s,
-        "copy_rows_ms": 1e3 * harness.timing(seconds["copy"]).median_s,
-    }
+        "delta_pause_ms": 1e3 * harness.timing(pauses["delta"]).median_s, "copy_rows_ms": 1e3 * median["copy"],
+    }  # fmt: skip
 
 
 def measure(folder: pathlib.Path, rows: int, repeats: int) -> dict[str, Any]:
     """Times a job's saves and loads in turns with plain files, then the pauses of background saves."""
     job = Job(folder, rows)
-    variants = {
-        "save": job.save,
-        "plain_write": job.plain_write,
-        "load": job.load,
-        "plain_read": job.plain_read,
-        "copy": job.copy,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    job.save(), job.load(check=True)
+    variants = [job.save, job.plain_write, job.load, job.plain_read, job.copy]
+    seconds: dict[str, list[float]] = {variant.__name__: [] for variant in variants}
     for repeat in range(-1, repeats):
-        for name, variant in variants.items():
+        for variant in variants:
             taken = variant()
-            if repeat >= 0:
-                seconds[name].append(taken)
+            seconds[variant.__name__] += [taken] if repeat >= 0 else []
     return {**summary(seconds, job.bytes, job.pauses(max(repeats // 2, 1))), "rows": rows, "bytes": job.bytes}
 
 
-def report(fields: Mapping[str, Any]) -> None:
-    """Prints the tables."""
-    rates = [("save", "plain write", "disk_write"), ("load", "plain read", "disk_read")]
-    harness.print_table(
-        f"checkpoint: {fields['rows']} rows of {DIM} columns with Adagrad, {fields['bytes'] / 1e9:.2f} GB",
-        [
-            {
-                "": kind,
-                "GB/s": fields[f"{kind}_gb_per_s"],
-                "against": other,
-                "its GB/s": fields[f"{name}_gb_per_s"],
-                "ratio": fields[f"{kind}_ratio_vs_disk"],
-            }
-            for kind, other, name in rates
-        ],
-    )
-    copy_ms = fields["copy_rows_ms"]
-    harness.print_table(
-        "training waits for a save in the background",
-        [
-            {"rows": "all", "ms": fields["snapshot_pause_ms"], "their bytes copied, ms": copy_ms},
-            {
-                "rows": f"the {CHANGED_SHARE:.0%} that changed",
-                "ms": fields["delta_pause_ms"],
-                "their bytes copied, ms": copy_ms * CHANGED_SHARE,
-            },
-        ],
-    )
-
-
 def main() -> None:
-    arguments = harness.parse_arguments("Saves and loads of checkpoints against the disk's own rate.")
+    arguments = harness.parser(__doc__).parse_args()
     where = harness.ROOT / "build"  # the system's folder for temporary files may be in memory
     where.mkdir(exist_ok=True)
+    rows, repeats = (500_000, 5) if arguments.quick else (4_000_000, 9)
     with tempfile.TemporaryDirectory(dir=where) as folder:
-        path = pathlib.Path(folder)
-        extra = round_trip(path, 200_000 if arguments.quick else 1_000_000)
-        ranks = " -> ".join(map(str, ROUND_TRIP))
-        print(f"{ranks} ranks: all rows are equal; a rank read at most {extra:.2%} beyond its own rows", flush=True)
-        fields = measure(path, 500_000 if arguments.quick else 4_000_000, repeats=5 if arguments.quick else 9)
-    fields["extra_bytes_fraction"] = extra
-    report(fields)
+        fields = measure(pathlib.Path(folder), rows, repeats)
+    harness.print_fields(
+        f"checkpoint: {rows} rows of {DIM} columns with Adagrad; a delta of {CHANGED_SHARE:.0%}", fields
+    )
     harness.write_json(arguments.json, fields)
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

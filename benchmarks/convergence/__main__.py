@@ -15,19 +15,76 @@ the second task. `steps` is the number of steps of each training. --quick trains
 
 from __future__ import annotations
 
-import argparse
-import json
+import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.harness import children, harness
-from benchmarks.harness.machine import describe
+import tf_fusedrec as fr
+from benchmarks.harness import harness, processes
+from benchmarks.harness.training import fit, made, start
 from benchmarks.ranking.data_sets import DataSet, data_set_of
+from models.build import features
+from models.experiment import Experiment, from_dict
 from models.fit_calls import fit_calls
+from tf_fusedrec import keras
 
 POINTS_PER_EPOCH = 4
 EQUAL = 1e-5  # relative, of metrics before the first step
+
+
+class Curve(keras.callbacks.Callback):
+    """Evaluates the model before the first step, and after every `every` steps.
+
+    Args:
+      evaluate: Returns the metrics of the held-out split.
+      every: Steps between two evaluations.
+    """
+
+    def __init__(self, evaluate: Callable[[], Mapping[str, float]], every: int):
+        super().__init__()
+        self._evaluate, self._every = evaluate, every
+        self._steps = 0
+        self.points: list[dict[str, float]] = []
+
+    def _measure(self) -> None:
+        self.points.append({"step": self._steps, **self._evaluate()})
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        if not self.points:
+            self._measure()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._measure()
+
+
+def layer(config: Experiment, backend: str) -> fr.FusedEmbedding:
+    """Returns the embedding layer of an experiment with the rule adam. Keras' Adam trains the rows on both backends."""
+    tables = []
+    for table in config.tables:
+        rule = table.optimizer
+        adam = keras.optimizers.legacy.Adam(rule.learning_rate, rule.beta_1, rule.beta_2, rule.epsilon)
+        tables.append(dataclasses.replace(table, optimizer=adam))
+    return fr.FusedEmbedding(tables, features(config.model), seed=config.seed, backend=backend, key_encoding="hash")
+
+
+def train(experiment: Mapping[str, Any], backend: str, every: int, data: str) -> list[dict[str, float]]:
+    """Trains the experiment. Returns the points of the curve: step, and the held-out metrics by name.
+
+    Args:
+      experiment: Fields of the experiment.
+      backend: Storage of rows, "native" or "tfra".
+      every: Steps between two evaluations.
+      data: Folder of the data set.
+    """
+    config, source = from_dict(experiment), pathlib.Path(data)
+    start(config)
+    model, evaluate = made(config, layer(config, backend), source)
+    curve = Curve(lambda: evaluate().results, every)
+    fit(model, config, source, curve)
+    return curve.points
 
 
 class Variant(NamedTuple):
@@ -44,9 +101,9 @@ def trained(data: DataSet, folder: pathlib.Path, variant: Variant, epochs: int) 
     """Returns the points of a training in a process of its own."""
     experiment = data.experiment("grm", [f"train.epochs={epochs}", f"seed={variant.seed}"])
     steps = next(iter(fit_calls(experiment, folder, None))).steps
-    return children.ask(
-        "benchmarks.convergence.job", experiment=experiment.to_dict(), backend=variant.backend,
-        every=max(1, steps // POINTS_PER_EPOCH), data=str(folder),
+    return processes.ask(
+        train, experiment=experiment.to_dict(), backend=variant.backend, every=max(1, steps // POINTS_PER_EPOCH),
+        data=str(folder),
     )  # fmt: skip
 
 
@@ -98,20 +155,16 @@ def show(fields: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = harness.parser(__doc__, "one epoch, one seed")
     parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="KuaiRand or MovieLens-1M")
-    parser.add_argument("--quick", action="store_true", help="one epoch, one seed")
     parser.add_argument("--run", type=pathlib.Path, default="runs/convergence", help="folder of the prepared data")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
     arguments = parser.parse_args(argv)
     data = data_set_of(arguments.data)
     epochs = 1 if arguments.quick else 3
     fields = measure(data, arguments.data.resolve(), arguments.run.resolve(), epochs, seeds=not arguments.quick)
     show(fields)
-    if arguments.json:
-        facts = {"benchmark": "convergence", "machine": describe(), **fields}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    harness.write_json(arguments.json, {"benchmark": "convergence", **fields})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -20,25 +20,27 @@ Fields of the JSON file, for `ours`, `padded` and `jagged`:
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.end_to_end import batches
-from benchmarks.harness import harness
-from benchmarks.harness.rounds import Remote
+from benchmarks.end_to_end import batches, peer_torch
+from benchmarks.harness import harness, processes
+from benchmarks.harness.processes import Remote
 from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
-from models.build import columns
-from models.experiment import Experiment, load
+from models.build import columns, make_embedding, make_model
+from models.experiment import Experiment, from_dict, load
 from models.experiment.model_config import RetrievalConfig
 from models.prepare import prepare_data
+from models.retrieval import HSTURetrieval
+from tf_fusedrec import keras, tf
 from tf_fusedrec.data import ParquetFolder, read_items
 from tf_fusedrec.data.rows import concat
 
@@ -47,6 +49,67 @@ TURN = 2  # steps of a side before the other's turn
 # Sums of up to 200 terms in another order, in two blocks. A time difference at the edge of a bucket may fall into the
 # next one, because the peer's logarithm is rounded otherwise.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 2e-3
+
+
+def ragged(users: batches.Users, catalogue: np.ndarray) -> dict[str, tf.RaggedTensor]:
+    """Returns the model's inputs."""
+    columns = {"item_id": catalogue[users.items], "timestamp": users.times}
+    return {
+        name: tf.RaggedTensor.from_row_splits(column, users.splits, validate=False) for name, column in columns.items()
+    }
+
+
+def dense_weights(model: HSTURetrieval) -> dict[str, tf.Variable]:
+    """Returns the weights by the names that the peer reads."""
+    found = {"positions": model.positions.positions}
+    for number, block in enumerate(model.blocks):
+        found[f"projection_{number}"] = block.projection.kernel
+        found[f"output_{number}"] = block.output_stage.projection.kernel
+        found[f"output_bias_{number}"] = block.output_stage.projection.bias
+        found[f"position_bias_{number}"] = block.bias_weights.position_weights
+        found[f"time_bias_{number}"] = block.bias_weights.time_weights
+    return found
+
+
+def write_check(model: HSTURetrieval, first: Mapping[str, Any], folder: pathlib.Path) -> None:
+    model(first)  # creates the weights
+    weights = dense_weights(model)
+    with tf.GradientTape() as tape:
+        outputs = model(first, training=False)
+        loss = tf.reduce_mean(model.position_losses(first, outputs))
+    gradients = dict(zip(weights, tape.gradient(loss, list(weights.values()))))
+    arrays = {name: tf.convert_to_tensor(gradient).numpy() for name, gradient in gradients.items()}
+    np.savez(folder / "check.npz", negatives=outputs.negatives, loss=loss, **arrays)
+    np.savez(folder / "weights.npz", items=outputs.items, **{name: weight.numpy() for name, weight in weights.items()})
+
+
+def ours(folder: str, experiment: Mapping[str, Any], threads: int) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    config, place = from_dict(experiment), pathlib.Path(folder)
+    epoch, catalogue = batches.read(place / "batches.npz"), np.load(place / "catalogue.npy")
+    keras.utils.set_random_seed(config.seed)
+    model = make_model(config, make_embedding(config), catalogue, np.ones(len(catalogue), np.int64))
+    assert isinstance(model, HSTURetrieval)
+    adam = config.train
+    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
+    first = ragged(epoch[0], catalogue)
+    write_check(model, first, place)
+
+    def forever() -> Iterator[dict[str, tf.RaggedTensor]]:
+        while True:
+            yield from (ragged(users, catalogue) for users in epoch)
+
+    signature = {name: tf.RaggedTensorSpec([None, None], tf.int64) for name in first}
+    data = iter(tf.data.Dataset.from_generator(forever, output_signature=signature).prefetch(2))
+    train = model.make_train_function()
+
+    def step(_: int) -> float:
+        return float(train(data)["loss"])
+
+    def loss() -> dict[str, float]:
+        return {"ours": float(tf.reduce_mean(model.position_losses(first, model(first, training=False))))}
+
+    processes.serve({"ours": step}, loss, {})
 
 
 def write_epoch(experiment: Experiment, data: pathlib.Path, folder: pathlib.Path, most: int | None) -> list[int]:
@@ -94,10 +157,10 @@ def train(sides: dict[str, Remote], users: list[int]) -> dict[str, Any]:
     """Trains one epoch on every side in turns, after one step that traces or warms up. Returns the timing fields."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for name, side in sides.items():
-        side.ask(do="round", variant=name, steps=1)
+        side.steps(name, 1)
     for turn, begin in enumerate(range(0, len(users), TURN)):
         for name in list(sides)[:: -1 if turn % 2 else 1]:
-            seconds[name] += sides[name].ask(do="round", variant=name, steps=min(TURN, len(users) - begin))
+            seconds[name] += sides[name].steps(name, min(TURN, len(users) - begin))
     batch = max(users)
     full = [n for n in range(len(users)) if users[(n + 1) % len(users)] == batch]  # step 0 went to the warm-up
     medians = {name: float(np.median([steps[n] for n in full])) for name, steps in seconds.items()}
@@ -114,41 +177,41 @@ def measure(experiment: Experiment, data: pathlib.Path, peer: str | None, quick:
         users = write_epoch(experiment, data, folder, QUICK_BATCHES if quick else None)
         fields: dict[str, Any] = {"users": sum(users), "batch": max(users), "threads": threads}
         request = {"folder": name, "experiment": experiment.to_dict(), "threads": threads}
-        with Remote(sys.executable, "benchmarks.end_to_end.ours", request) as ours:
+        with Remote(sys.executable, ours, **request) as our_side:
             fields["loss_before"] = float(np.load(folder / "check.npz")["loss"])
-            if peer is None:
-                print("no --peer was given: figures of ours only", flush=True)
-                return fields | train({"ours": ours}, users) | _losses_after([ours])
-            with Remote(peer, "benchmarks.end_to_end.peer_torch", peer_request(experiment, folder, threads)) as theirs:
-                if theirs.facts["missing"]:
-                    print(f"the peer is skipped, since its interpreter lacks it: {theirs.facts['missing']}", flush=True)
-                    return fields | train({"ours": ours}, users) | _losses_after([ours])
-                if theirs.facts["no_jagged"]:
-                    print(f"the jagged form is skipped: {theirs.facts['no_jagged']}", flush=True)
-                largest = check(folder, theirs.ask(do="check"))
-                fields |= {"torch": theirs.facts["torch"]}
-                fields |= {f"largest_gradient_difference_{form}": value for form, value in largest.items()}
-                sides = {"ours": ours, **dict.fromkeys(theirs.facts["variants"], theirs)}
-                return fields | train(sides, users) | _losses_after([ours, theirs])
-
-
-def _losses_after(sides: Sequence[Remote]) -> dict[str, float]:
-    return {f"loss_after_{name}": loss for side in sides for name, loss in side.ask(do="check").items()}
+            sides, remotes = {"ours": our_side}, [our_side]
+            with contextlib.ExitStack() as stack:
+                if peer is None:
+                    print("no --peer was given: figures of ours only", flush=True)
+                else:
+                    theirs = Remote(peer, peer_torch.peer, **peer_request(experiment, folder, threads))
+                    facts = stack.enter_context(theirs).facts
+                    if facts["missing"]:
+                        print(f"the peer is skipped, since its interpreter lacks it: {facts['missing']}", flush=True)
+                    else:
+                        if facts["no_jagged"]:
+                            print(f"the jagged form is skipped: {facts['no_jagged']}", flush=True)
+                        largest = check(folder, theirs.check())
+                        fields |= {"torch": facts["torch"]}
+                        fields |= {f"largest_gradient_difference_{form}": value for form, value in largest.items()}
+                        sides |= dict.fromkeys(facts["variants"], theirs)
+                        remotes.append(theirs)
+                fields |= train(sides, users)
+                losses = {name: loss for side in remotes for name, loss in side.check().items()}
+    return fields | {f"loss_after_{name}": loss for name, loss in losses.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = harness.parser(__doc__, f"the first {QUICK_BATCHES} batches only")
     parser.add_argument("--data", default="../shared/data/ml-1m", help="folder with the ratings of MovieLens-1M")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter with torch, and fbgemm-gpu-cpu if it can")
-    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_BATCHES} batches only")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results to FILE")
     arguments = parser.parse_args(argv)
     experiment = load(CONFIG, [f"data.input={json.dumps(arguments.data)}"])
     with tempfile.TemporaryDirectory() as folder:
         fields = measure(experiment, prepare_data(experiment, folder), arguments.peer, arguments.quick)
-    harness.print_table("one epoch of HSTU", [{"field": name, "value": value} for name, value in fields.items()])
+    harness.print_fields("one epoch of HSTU", fields)
     harness.write_json(arguments.json, fields)
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -10,15 +10,13 @@ It imports neither TensorFlow nor tf_fusedrec. Its first answer names a missing 
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.end_to_end import batches
-from benchmarks.harness import rounds
+from benchmarks.end_to_end.batches import Users, read
+from benchmarks.harness import processes
 
 try:
     import torch
@@ -49,7 +47,7 @@ class Positions(NamedTuple):
     offsets: Any  # <int64>[B+1]
 
 
-def positions_of(users: batches.Users) -> Positions:
+def positions_of(users: Users) -> Positions:
     """Returns the positions of a batch, as arrays."""
     lengths = np.maximum(np.diff(users.splits) - 1, 0)
     begin = np.repeat(users.splits[:-1], lengths)
@@ -130,15 +128,15 @@ class Hstu:
         return torch.bmm(scores.tril(), v)
 
 
-def main(folder: str, sizes: dict[str, Any], adam: dict[str, Any], threads: int) -> None:
+def peer(folder: str, sizes: dict[str, Any], adam: dict[str, Any], threads: int) -> None:
     if MISSING:
-        rounds.serve({}, dict, {"missing": MISSING})
+        processes.serve({}, dict, {"missing": MISSING})
         return
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = pathlib.Path(folder)
     weights, check = dict(np.load(place / "weights.npz")), np.load(place / "check.npz")
-    epoch = [Positions(*map(torch.from_numpy, positions_of(users))) for users in batches.read(place / "batches.npz")]
+    epoch = [Positions(*map(torch.from_numpy, positions_of(users))) for users in read(place / "batches.npz")]
     negatives = torch.from_numpy(check["negatives"].astype(np.int64))
     forms = {"padded": False, **({} if NO_JAGGED else {"jagged": True})}
     models = {name: Hstu(weights, sizes, jagged) for name, jagged in forms.items()}
@@ -161,8 +159,4 @@ def main(folder: str, sizes: dict[str, Any], adam: dict[str, Any], threads: int)
         model.loss(epoch[0], negatives, training=False).backward()
         np.savez(place / f"gradients_{name}.npz", **{key: weight.grad.numpy() for key, weight in model.weights.items()})
     facts = {"missing": "", "no_jagged": NO_JAGGED, "torch": torch.__version__, "variants": list(models)}
-    rounds.serve({name: functools.partial(step, name) for name in models}, losses, facts)
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+    processes.serve({name: functools.partial(step, name) for name in models}, losses, facts)

@@ -1,42 +1,30 @@
-"""The base of every benchmark: command line, interleaved timing, checks that end the run, table, JSON.
+"""The base of every benchmark: command line, interleaved timing, checks that end the run, table, JSON, the machine.
 
 A benchmark checks its result, then measures, then prints. Its variants take turns inside every repeat, so that a
-disturbance of the machine hits all of them. It reports medians and 90th percentiles.
+disturbance of the machine hits all of them. It reports medians and 90th percentiles. This module needs NumPy alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
 import platform
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import processes
-from benchmarks.harness.machine import describe
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_RANK_PREFIX = re.compile(r"^\[\d+\]<(stdout|stderr)>:")
+_VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))
 
 
 class CheckFailed(Exception):
     """A variant's result differs from the expected one, so that nothing is measured."""
-
-
-class Arguments(NamedTuple):
-    """The command line of every benchmark."""
-
-    quick: bool
-    json: pathlib.Path | None
 
 
 class Timing(NamedTuple):
@@ -46,61 +34,15 @@ class Timing(NamedTuple):
     p90_s: float
 
 
-def parse_arguments(description: str, argv: Sequence[str] | None = None) -> Arguments:
-    """Reads --quick and --json FILE."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results to FILE")
-    parsed = parser.parse_args(argv)
-    return Arguments(quick=parsed.quick, json=parsed.json)
+def parser(description: str | None, quick: str = "fewer cases and repeats") -> argparse.ArgumentParser:
+    """Returns the parser of --quick and --json FILE, described by the first line of a module's docstring."""
+    made = argparse.ArgumentParser(description=(description or "").split("\n")[0], allow_abbrev=False)
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results to FILE")
+    return made
 
 
-def run(main: Callable[[], None]) -> None:
-    """Runs a benchmark's main; a failed check is printed and ends the process with exit code 1.
-
-    A process that starts ranks leaves by SystemExit after SIGTERM (processes.py). A rank keeps the default.
-    """
-    is_rank = "HOROVOD_RANK" in os.environ
-    try:
-        with contextlib.nullcontext() if is_rank else processes.signals_unwind():
-            main()
-    except CheckFailed as failure:
-        print(f"CHECK FAILED: {failure}", file=sys.stderr, flush=True)
-        sys.exit(1)
-
-
-def on_ranks(module: str, ranks: int) -> bool:
-    """Returns True on a rank. A plain process starts the ranks instead and exits with their exit code.
-
-    Args:
-      module: Name of the benchmark's module, which every rank runs.
-      ranks: Number of ranks.
-
-    Raises:
-      CheckFailed: horovodrun launched another number of processes, or horovodrun is missing.
-    """
-    launched = os.environ.get("HOROVOD_SIZE")
-    if launched is not None:
-        if int(launched) != ranks:
-            raise CheckFailed(f"{module} needs {ranks} processes, got {launched}. Run it without horovodrun.")
-        return True
-    horovodrun = pathlib.Path(sys.executable).parent / "horovodrun"
-    if not horovodrun.exists():
-        raise CheckFailed(f"{module} needs {ranks} processes, but horovodrun is not beside {sys.executable}.")
-    command = [str(horovodrun), "-np", str(ranks), "--gloo", sys.executable, "-m", module, *sys.argv[1:]]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    path = os.pathsep.join([str(horovodrun.parent), os.environ.get("PATH", "")])
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with processes.started(
-        command, env={**quiet, "PATH": path, "PYTHONPATH": python_path},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as job:  # fmt: skip
-        for line in job.stdout or ():
-            print(_RANK_PREFIX.sub("", line), end="", flush=True)
-    sys.exit(job.returncode)
-
-
-def timing(seconds: Sequence[float]) -> Timing:
+def timing(seconds: Sequence[float] | np.ndarray) -> Timing:
     """Returns median and 90th percentile."""
     return Timing(float(np.median(seconds)), float(np.percentile(seconds, 90)))
 
@@ -129,7 +71,9 @@ def check_equal(what: str, got: Any, want: Any) -> None:
         raise CheckFailed(f"{what}: {np.sum(got != want)} entries differ, at {at} got {got[at]}, want {want[at]}.")
 
 
-def check_close(what: str, got: Any, want: Any, *, relative: float, reason: str) -> None:
+def check_close(
+    what: str, got: Any, want: Any, *, relative: float, reason: str = "float32 sums in another order"
+) -> None:
     """Raises CheckFailed unless max |got - want| <= relative * max |want|. `reason` justifies the tolerance."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if got.shape != want.shape:
@@ -152,31 +96,62 @@ def memcpy_bytes_per_s(megabytes: int = 256, repeats: int = 7) -> float:
     return 2 * source.nbytes / min(seconds)
 
 
-def _commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *words], capture_output=True, encoding="utf-8", errors="replace", check=False
-        )
-        return done.stdout.strip()
+def kilobytes(field: str) -> int:
+    """Returns a field of /proc/self/status, such as "VmRSS" (resident) or "VmHWM" (its highest value)."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found.group(1)) if found else 0
 
-    commit = git("rev-parse", "--short", "HEAD")
-    if not re.fullmatch(r"[0-9a-f]{4,40}", commit):
+
+def count_nodes(graph: Any, op: str) -> int:
+    """Counts the nodes with the op `op` in a GraphDef. A function's nodes count once for every node that calls it."""
+    bodies = {function.signature.name: function.node_def for function in graph.library.function}
+
+    def called(node: Any) -> Iterator[str]:
+        """Yields the functions that a node calls by its op or by an attribute (PartitionedCall, While, If)."""
+        yield node.op
+        for attribute in node.attr.values():
+            if attribute.HasField("func"):
+                yield attribute.func.name
+            yield from (function.name for function in attribute.list.func)
+
+    def count(nodes: Iterable[Any]) -> int:
+        inside = sum(count(bodies[name]) for node in nodes for name in called(node) if name in bodies)
+        return inside + sum(node.op == op for node in nodes)
+
+    return count(graph.node)
+
+
+def describe_machine(cpuinfo: str | None = None, *, gpu: bool | None = None) -> str:
+    """Returns, for example, "virtual machine, 2 x86-64 cores (AVX-512), no GPU". It identifies no machine."""
+    path = pathlib.Path("/proc/cpuinfo")
+    text = cpuinfo if cpuinfo is not None else path.read_text(encoding="utf-8") if path.exists() else ""
+    flags = next((line.split(":")[1].split() for line in text.splitlines() if line.startswith("flags")), [])
+    kind = "virtual machine" if "hypervisor" in flags else "machine"
+    cores = text.count("processor\t") if cpuinfo is not None else os.cpu_count()
+    vectors = next((f" ({name})" for flag, name in _VECTORS if flag in flags), "")
+    gpu = pathlib.Path("/dev/nvidia0").exists() if gpu is None else gpu
+    return f"{kind}, {cores} {platform.machine().replace('_', '-')} cores{vectors}, {'a GPU' if gpu else 'no GPU'}"
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False).stdout.strip()
+
+
+def commit() -> str:
+    found = _git("rev-parse", "--short", "HEAD")
+    if not re.fullmatch(r"[0-9a-f]{4,40}", found):
         return "not committed"
-    return f"{commit}, with changes" if git("status", "--porcelain") else commit
+    return f"{found}, with changes" if _git("status", "--porcelain") else found
 
 
 def environment() -> dict[str, Any]:
     """Returns the machine and the commit of a measurement. A high `load_average` reveals other work."""
+    load = round(os.getloadavg()[0], 2)
     return {
-        "machine": describe(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "commit": _commit(),
-    }
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        "machine": describe_machine(), "load_average": load, "python": platform.python_version(), "commit": commit()
+    }  # fmt: skip
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -185,21 +160,20 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         print("  nothing was measured")
         return
-    cells = [list(rows[0]), *[[_cell(value) for value in row.values()] for row in rows]]
+    shown = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    cells = [list(rows[0]), *shown]
     widths = [max(len(row[c]) for row in cells) for c in range(len(cells[0]))]
     for row in cells:
-        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)), flush=True)
+
+
+def print_fields(title: str, fields: Mapping[str, Any]) -> None:
+    """Prints the fields that are one number or text, a line for each."""
+    flat = {name: value for name, value in fields.items() if not isinstance(value, (dict, list, tuple))}
+    print_table(title, [{"field": name, "value": value} for name, value in flat.items()])
 
 
 def write_json(path: pathlib.Path | None, results: Mapping[str, Any]) -> None:
     """Writes the results and the environment. Does nothing when path is None."""
     if path is not None:
         path.write_text(json.dumps({**results, **environment()}, indent=2) + "\n", encoding="utf-8")
-
-
-def report(title: str, cases: Sequence[Mapping[str, Any]], arguments: Arguments) -> None:
-    """Prints the cases of an op's benchmark, one line each, and writes them as {"cases": [...]}."""
-    where = environment()
-    print_table(title, cases)
-    print(f"  on {where['machine']}, load {where['load_average']}, commit {where['commit']}")
-    write_json(arguments.json, {"benchmark": title, "cases": list(cases)})

@@ -1,23 +1,31 @@
 """Networks of Linux namespaces: a slow loop-back, and two hosts on one cable. They need root.
 
-A namespace takes its links, its limits and its processes with it when it ends.
+A namespace takes its links, its limits and its processes with it when it ends. The cable may delay every frame, also on
+kernels without netem; that needs /dev/net/tun.
 """
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
+import ctypes
+import fcntl
+import mmap
 import os
 import pathlib
+import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from benchmarks.harness import delayed_cable
 
 
 def why_not() -> str | None:
@@ -89,7 +97,7 @@ def two_hosts(
 
     Args:
       folder: Folder for the stand-in.
-      delay: File of the cable's delay (delayed_cable.py). None: a cable without delay.
+      delay: File of the cable's delay (set_delay). None: a cable without delay.
 
     Yields:
       The words before a command that runs on the first host, and the environment in which it finds the stand-in.
@@ -100,7 +108,7 @@ def two_hosts(
             pair = ["netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1]]
             _run("ip", "link", "add", "eth0", *pair)
         else:
-            stack.enter_context(delayed_cable.between(names, delay))
+            stack.enter_context(delayed_cable(names, delay))
         for name, address in zip(names, HOSTS.values()):
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
@@ -124,7 +132,7 @@ def spread(ranks: int, delay: pathlib.Path | None = None) -> Iterator[dict[str, 
       delay: As in two_hosts.
 
     Yields:
-      Arguments of children.ask_ranks.
+      Arguments of processes.ask_ranks.
     """
     with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder), delay) as (inside_first, environment):
         hosts = ",".join(f"{host}:{ranks // len(HOSTS)}" for host in HOSTS)
@@ -183,3 +191,73 @@ def _end_processes(name: str) -> None:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
+
+
+TAP_DEVICE = pathlib.Path("/dev/net/tun")
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x0002, 0x1000, 0x40000000
+_MTU = 65_000
+_SECONDS = struct.Struct("d")
+_STOP_AFTER_S = 0.2  # longest wait, after which the thread looks whether it shall end
+
+
+def set_delay(path: pathlib.Path, seconds: float) -> None:
+    """Sets the time that a frame takes from one end of the cable to the other."""
+    with path.open("r+b") as file:
+        file.write(_SECONDS.pack(seconds))
+
+
+@contextlib.contextmanager
+def delayed_cable(names: Sequence[str], path: pathlib.Path) -> Iterator[None]:
+    """Lays a cable between two namespaces. Its devices exist, but have no address and are down.
+
+    Each end is a TAP device named eth0. A thread of this process takes the frames of one end and hands them to the
+    other after the delay. Frames have up to 65,000 bytes, so that a rate of 1 Gbit/s is 2,000 frames a second, which
+    take a tenth of a core. The thread has real-time priority: a frame that waits for a core is delayed for longer.
+
+    Args:
+      names: Names of the two namespaces.
+      path: File that is made for the delay in seconds, 0 at first.
+    """
+    path.write_bytes(_SECONDS.pack(0.0))
+    with concurrent.futures.ThreadPoolExecutor(1) as entered, contextlib.ExitStack() as stack:
+        ends = []  # a thread enters the namespaces, and this one stays outside
+        for name in names:
+            ends.append(entered.submit(_tap, name).result())
+            stack.callback(os.close, ends[-1])
+            subprocess.run(["ip", "-n", name, "link", "set", "eth0", "mtu", str(_MTU)], check=True)
+        ended = threading.Event()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as delay:
+            relay = threading.Thread(target=_relay, args=(ends, delay, ended), name="delayed cable", daemon=True)
+            relay.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                relay.join()
+
+
+def _tap(name: str) -> int:
+    """Makes the device eth0 in a namespace, and moves the calling thread there. Returns its file descriptor."""
+    with pathlib.Path("/run/netns", name).open("rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
+    end = os.open(TAP_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _IFF_TAP | _IFF_NO_PI))
+    return end
+
+
+def _relay(ends: Sequence[int], delay: mmap.mmap, ended: threading.Event) -> None:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    others = dict(zip(ends, reversed(ends)))
+    waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()  # by the time when a frame is due
+    while not ended.is_set():
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            _, end, frame = waiting.popleft()
+            with contextlib.suppress(OSError):  # a device that is down or full drops the frame, as a card does
+                os.write(end, frame)
+        timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else _STOP_AFTER_S
+        for end in select.select(ends, [], [], timeout)[0]:
+            with contextlib.suppress(BlockingIOError):
+                frame = os.read(end, _MTU + 64)
+                waiting.append((time.monotonic() + _SECONDS.unpack(delay[:8])[0], others[end], frame))

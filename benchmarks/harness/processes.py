@@ -1,25 +1,53 @@
-"""The processes that a benchmark starts. They end with the benchmark, however it ends.
+"""The processes of a benchmark: children, ranks, and peers in other interpreters. They end with it, however it ends.
 
-SIGTERM and SIGHUP end a Python program at once: its children keep running and its network namespaces stay. Inside
-`signals_unwind` the signals raise SystemExit, so that every `with` block cleans up. The kernel sends SIGTERM to the
-children of a parent that was killed.
+    processes.ask(case, rows=3)                                 case(rows=3) in a process of its own
+    processes.ask_ranks(step, 2, rows=3)                        the same on two ranks, one of which returns the answer
+    with processes.Remote(python, peer, rows=3) as side: ...    peer(rows=3), which calls `serve`
+
+A child imports the function by its module. Requests and answers are JSON. This module needs the standard library and
+NumPy only, because the interpreter of a peer may have no TensorFlow.
+
+SIGTERM and SIGHUP end a Python program at once: its children keep running and its network namespaces stay. In `program`
+the signals raise SystemExit, so that every `with` block cleans up. The kernel sends SIGTERM to the children of a parent
+that was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
+import json
+import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-import psutil
+from benchmarks.harness.harness import ROOT, CheckFailed
 
 _GRACE_S = 10.0  # time for children to end after SIGTERM
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+_MARK = "RESULT "  # separates an answer from lines that libraries print
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def program(main: Callable[[], object]) -> None:
+    """Runs a main function. A failed check is printed and ends the process with code 1. A rank keeps its signals."""
+    try:
+        with contextlib.nullcontext() if "HOROVOD_RANK" in os.environ else signals_unwind():
+            main()
+    except CheckFailed as failure:
+        print(f"CHECK FAILED: {failure}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 @contextlib.contextmanager
@@ -52,14 +80,6 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
             _end(child)
 
 
-def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command as subprocess.run(check=False) does. Captures both streams unless the options redirect them."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with started(command, **{**pipes, **options}) as child:
-        stdout, stderr = child.communicate()
-    return subprocess.CompletedProcess(list(command), child.returncode, stdout, stderr)
-
-
 def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -68,6 +88,8 @@ def _end(child: subprocess.Popen[str]) -> None:
     """Ends a running child and its descendants with SIGTERM, which horovodrun passes on, and then with SIGKILL."""
     if child.poll() is not None:
         return
+    import psutil  # a machine with a GPU may lack it, and ends no ranks
+
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(child.pid).children(recursive=True)
         child.terminate()
@@ -77,3 +99,168 @@ def _end(child: subprocess.Popen[str]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     child.kill()
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a child, which finds this repository and keeps TensorFlow quiet."""
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": python_path}
+
+
+def command_of(python: str, function: Callable[..., Any], request: Mapping[str, Any]) -> list[str]:
+    """Returns the command that runs function(**request) and prints what it returns, unless that is None."""
+    spec = sys.modules["__main__"].__spec__ if function.__module__ == "__main__" else None
+    name = f"{spec.name if spec else function.__module__}:{function.__qualname__}"
+    return [python, "-m", "benchmarks.harness.processes", name, json.dumps(request)]
+
+
+def _answer() -> None:
+    """Runs the function of command_of."""
+    module, _, name = sys.argv[1].partition(":")
+    answer = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))
+    if answer is not None:
+        print(_MARK + json.dumps(answer), flush=True)
+
+
+def ask(function: Callable[..., Any], *, variables: Mapping[str, str] = _NOTHING, **request: Any) -> Any:
+    """Runs function(**request) in a new process, with environment `variables`, and returns its answer.
+
+    Raises:
+      CheckFailed: The process failed. The message ends with the last lines that it printed.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = command_of(sys.executable, function, request)
+    with started(command, env={**environment(), **variables}, cwd=ROOT, **pipes) as child:
+        stdout, stderr = child.communicate()
+    results = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+    if child.returncode != 0 or not results:
+        last = "\n".join((stdout + stderr).strip().splitlines()[-15:])
+        raise CheckFailed(f"{function.__qualname__} with {request} ended with code {child.returncode}:\n{last}")
+    return json.loads(results[-1].removeprefix(_MARK))
+
+
+def ask_ranks(
+    function: Callable[..., Any], ranks: int, *, inside: Sequence[str] = (), options: Sequence[str] = (),
+    variables: Mapping[str, str] = _NOTHING, timeout_s: float = 3600, **request: Any,
+) -> Any:  # fmt: skip
+    """Runs function(**request) on new ranks and returns the answer of the one that answers. Prints rank 0's lines.
+
+    Args:
+      function: Function of a module.
+      ranks: Number of ranks.
+      inside: Words before the command, as network.inside makes them, that run it in a namespace.
+      options: Options of horovodrun, such as its hosts.
+      variables: Environment variables of the command.
+      timeout_s: Time limit in seconds.
+      request: Arguments of the function.
+
+    Raises:
+      CheckFailed: horovodrun is missing, or the ranks failed or exceeded timeout_s. The message ends with the last
+        lines that they printed.
+    """
+    horovodrun = pathlib.Path(sys.executable).parent / "horovodrun"
+    if not horovodrun.exists():
+        raise CheckFailed(f"{ranks} ranks need horovodrun, but it is not beside {sys.executable}. Install Horovod.")
+    command = [str(horovodrun), "-np", str(ranks), "--gloo", *options, *command_of(sys.executable, function, request)]
+    last: deque[str] = deque(maxlen=30)
+    result = None
+    with started(
+        [*inside, *command], env={**environment(), **variables}, cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as job:  # fmt: skip
+        alarm = threading.Timer(timeout_s, job.terminate)  # horovodrun then ends its ranks
+        alarm.daemon = True  # a signal leaves this function, and the process must not wait for the alarm
+        alarm.start()
+        for line in job.stdout or ():
+            rank, said = _RANK.match(line).groups()  # type: ignore[union-attr]
+            if said.startswith(_MARK):
+                result = json.loads(said.removeprefix(_MARK))
+                continue
+            if line.startswith("["):  # a rank's line; horovodrun's own last lines are long and say less
+                last.append(line.rstrip())
+            if rank == "0":
+                print(f"  {said}", flush=True)
+        in_time = alarm.is_alive()
+        alarm.cancel()
+    if not in_time or job.returncode or result is None:
+        how = f"ended with {job.returncode}" if in_time else f"did not end within {timeout_s} s"
+        raise CheckFailed(f"{ranks} ranks of {function.__qualname__} {how}:\n" + "\n".join(last))
+    return result
+
+
+# horovodrun prefixes a rank's line with the rank and the stream. Its own lines have no prefix.
+_RANK = re.compile(r"^(?:\[(\d+)\]<stdout>:)?(.*)")
+
+
+def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any], facts: Mapping[str, Any]) -> None:
+    """Runs the child of a Remote: sends `facts`, then answers requests until its input ends.
+
+    Args:
+      variants: step(n) by name, where n counts the steps of each variant from 0.
+      check: Function whose result answers Remote.check.
+      facts: First answer, such as versions or the name of a missing library.
+    """
+    turns = dict.fromkeys(variants, 0)
+    print(_MARK + json.dumps(facts), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = [] if request else check()
+        for _ in range(request.get("steps", 0)):
+            begin = time.perf_counter()
+            variants[request["variant"]](turns[request["variant"]])
+            answer.append(time.perf_counter() - begin)
+            turns[request["variant"]] += 1
+        print(_MARK + json.dumps(answer), flush=True)
+
+
+class Remote:
+    """A child in some interpreter, which times its own steps on request. A context manager.
+
+    Args:
+      python: Path of the interpreter.
+      function: Function that calls `serve`.
+      request: Its arguments.
+
+    Attributes:
+      facts: First answer of the child.
+    """
+
+    def __init__(self, python: str, function: Callable[..., Any], **request: Any):
+        self._process = subprocess.Popen(
+            command_of(python, function, request), env=environment(), cwd=ROOT, encoding="utf-8", errors="replace",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._name = f"{python}, {function.__module__}.{function.__qualname__}"
+        self.facts = self._read()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def check(self) -> Any:
+        """Returns what the child's `check` returns."""
+        return self._ask({})
+
+    def steps(self, variant: str, count: int) -> list[float]:
+        """Returns the seconds of the next steps of a variant."""
+        return self._ask({"variant": variant, "steps": count})
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        for line in self._process.stdout or ():
+            if line.startswith(_MARK):
+                return json.loads(line.removeprefix(_MARK))
+        raise CheckFailed(f"{self._name} ended with code {self._process.wait()}. Its errors are printed above.")
+
+
+if __name__ == "__main__":
+    program(_answer)

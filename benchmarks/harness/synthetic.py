@@ -1,6 +1,7 @@
-"""Ids as in recommendation logs, few hot and most rare. They are a pure function of the seed."""
+"""Ids as in recommendation logs, few hot and most rare. They are a pure function of the seed. Needs NumPy alone."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,3 +53,16 @@ def segment_ids(seed: int, *, n_ids: int, zipf_alpha: float, segments: int) -> t
     random = np.random.default_rng(seed)
     ids = ZipfIds(10**6, zipf_alpha).draw(random, (n_ids,))
     return ids, np.linspace(0, n_ids, segments + 1).astype(np.int64)
+
+
+def repeated(batches: Sequence[Any], change: Callable[[Any], Any] | None = None) -> Any:
+    """Returns a tf.data.Dataset that repeats the batches for ever, after `change` of their dataset."""
+    from tf_fusedrec import tf
+
+    whole = tf.data.Dataset.from_tensors(batches[0])
+    for batch in batches[1:]:
+        whole = whole.concatenate(tf.data.Dataset.from_tensors(batch))
+    options = tf.data.Options()
+    # An iterator with a tuner ends only when the tuner next wakes, up to a minute later.
+    options.autotune.enabled = False
+    return (change(whole) if change else whole).cache().repeat().with_options(options)

@@ -2,31 +2,144 @@
 
     python -m benchmarks.negatives [--quick] [--json FILE]
 
-A step computes loss and gradients of P positions, each with its own negatives from a table (step.py). A check comes
+A step computes loss and gradients of P positions, each with its own negatives from a table. The plain
+form gathers a row for every negative, and automatic differentiation keeps this [P, n, D]. Our form looks up each item
+once and computes logits in segments, and again in the gradient. A check comes
 first: both forms must give the same loss and, in a smaller case, the same gradients. Peak memory is the memory that a
-step adds, in a process of its own that returns freed memory to the system. For times the forms take turns.
+step adds, in a process of its own that returns freed memory to the system. For times the forms take turns. Bytes on
+the wire are counted at the call of the all-to-all, with a rank's message to itself.
 """
 
 from __future__ import annotations
 
-import json
 import pathlib
-import sys
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import children, harness, processes
-from benchmarks.negatives import step as negatives_step
-from benchmarks.negatives import wire as negatives_wire
-from benchmarks.negatives.step import DIM, ITEMS, RETURN_MEMORY, Case
+import tf_fusedrec as fr
+from benchmarks.harness import harness, processes
+from tf_fusedrec import losses, tf
+from tf_fusedrec.exchange import collectives
 
+RANKS, WIRE_POSITIONS, WIRE_ITEMS = 2, 256, 20_000
 NEGATIVES = (32, 64, 128)
 QUICK_NEGATIVES = (128,)
 POSITIONS, QUICK_POSITIONS = 4096, 2048
 PEAK_PROCESSES = 3
 # In float32, logits up to 20 are rounded by 20 * 2**-24, and losses are means of thousands.
 LOSS_TOLERANCE = 1e-5
+DIM = 64
+ITEMS = 200_000
+TEMPERATURE = 0.05
+# oneDNN's memory pool keeps far more memory than is in use. Without the pool, and with freed blocks returned to the
+# system at once, the resident memory is the memory in use.
+RETURN_MEMORY = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+
+
+class Case:
+    """Positions of one batch, their positives and drawn negatives, and the table of their rows."""
+
+    def __init__(self, positions: int, negatives: int, items: int = ITEMS):
+        generator = np.random.default_rng(7)
+        self.table = tf.Variable(generator.normal(size=(items, DIM)).astype(np.float32))
+        self.query = tf.Variable(generator.normal(size=(positions, DIM)).astype(np.float32))
+        self.positives = tf.constant(generator.integers(0, items, positions), tf.int64)
+        self.negatives = tf.constant(generator.integers(0, items, (positions, negatives)), tf.int64)
+
+    def plain(self, row_dtype: str) -> tf.Tensor:
+        """Returns the mean loss of the plain form."""
+        rows = tf.cast(tf.cast(tf.gather(self.table, self.negatives), row_dtype), tf.float32)
+        positive = tf.gather(self.table, self.positives)
+        query, positive, rows = (tf.math.l2_normalize(vectors, axis=-1) for vectors in (self.query, positive, rows))
+        own = tf.reduce_sum(query * positive, axis=-1, keepdims=True) / TEMPERATURE
+        others = tf.einsum("pd,pnd->pn", query, rows) / TEMPERATURE
+        others = tf.where(self.negatives == self.positives[:, tf.newaxis], losses.COLLISION_LOGIT, others)
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(_first(others), tf.concat([own, others], axis=1)))
+
+    def ours(self, row_dtype: str) -> tf.Tensor:
+        """Returns the mean loss of losses.sampled_softmax."""
+        items, chosen = tf.unique(tf.reshape(self.negatives, [-1]))
+        rows = _narrowed(tf.gather(self.table, items), row_dtype)
+        positive, chosen = tf.gather(self.table, self.positives), tf.reshape(chosen, tf.shape(self.negatives))
+        nll = losses.sampled_softmax(self.query, positive, rows, self.positives, items, TEMPERATURE, chosen=chosen)
+        return tf.reduce_mean(nll)
+
+    def step(self, form: str, row_dtype: str = "float32") -> tf.types.experimental.GenericFunction:
+        """Returns a function without arguments: loss, gradients of queries and of table rows (with repeated ids)."""
+        loss_of = {"plain": self.plain, "ours": self.ours}[form]
+
+        @tf.function(autograph=False)
+        def run() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = loss_of(row_dtype)
+            d_query, d_table = tape.gradient(loss, [self.query, self.table])
+            return [loss, d_query, d_table.values, d_table.indices]
+
+        return run
+
+
+def _first(others: tf.Tensor) -> tf.Tensor:
+    """Returns labels with all weight on the positive, which comes first."""
+    zeros = tf.zeros_like(others)
+    return tf.concat([tf.ones_like(zeros[:, :1]), zeros], axis=1)
+
+
+def _narrowed(rows: tf.Tensor, dtype: str) -> tf.Tensor:
+    """Casts rows as an embedding layer does. The gradient is cast back and is otherwise unchanged."""
+
+    @tf.custom_gradient
+    def narrowed(rows: tf.Tensor):
+        return tf.cast(rows, dtype), lambda upstream: tf.cast(upstream, rows.dtype)
+
+    return narrowed(rows)
+
+
+def peak_bytes(form: str, positions: int, negatives: int, row_dtype: str) -> float:
+    """Returns the bytes that the second step, forward and backward, adds at its peak.
+
+    The first step traces, starts threads and loads code. The process needs RETURN_MEMORY in its environment. Otherwise
+    memory that the first step has freed counts as held before the second one.
+    """
+    step = Case(positions, negatives).step(form, row_dtype)
+    step()
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins here
+    before = harness.kilobytes("VmRSS")
+    step()
+    return 1024.0 * (harness.kilobytes("VmHWM") - before)
+
+
+def bytes_of_a_step(output_dtype: str) -> dict[str, int]:
+    """Returns the bytes of all ranks, by feature (`negative` or others) and by kind of message."""
+    table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(1e-3))
+    features = [fr.FeatureConfig("item_id", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
+    layer = fr.FusedEmbedding([table], features, seed=1, name=f"wire_{output_dtype}")
+    generator = np.random.default_rng(fr.collectives.rank())
+    items = tf.constant(generator.integers(0, WIRE_ITEMS, WIRE_POSITIONS))
+    drawn, chosen = np.unique(generator.integers(0, WIRE_ITEMS, (WIRE_POSITIONS, 128)), return_inverse=True)
+    drawn, chosen = tf.constant(drawn), tf.constant(chosen.reshape(WIRE_POSITIONS, 128), tf.int32)
+    counts: dict[str, int] = {}
+    honest = collectives.all_to_all
+
+    def counted(tensor: tf.Tensor, splits: tf.Tensor, *, name: str, **ranks: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        feature, kind = ("negative" if "float16" in name else "others"), name.rpartition(".")[2]
+        width = tensor.dtype.size * int(np.prod(tensor.shape[1:]))
+        counts[f"{feature}_{kind}"] = counts.get(f"{feature}_{kind}", 0) + int(tf.reduce_sum(splits)) * width
+        return honest(tensor, splits, name=name, **ranks)
+
+    collectives.all_to_all = counted
+    try:
+        with tf.GradientTape() as tape:
+            rows = layer({"item_id": items, "negative": drawn})
+            own = rows["item_id"]
+            nll = losses.sampled_softmax(own, own, rows["negative"], items, drawn, 0.05, chosen=chosen)
+            loss = losses.global_mean(nll, name="wire.loss")
+        tape.gradient(loss, layer.trainable_variables)
+    finally:
+        collectives.all_to_all = honest
+    names = sorted(collectives.all_gather_object(sorted(counts))[0])
+    total = collectives.all_gather(np.array([[counts[name] for name in names]])).sum(axis=0)
+    return dict(zip(names, map(int, total)))
 
 
 def check_gradients() -> None:
@@ -41,84 +154,58 @@ def check_gradients() -> None:
     harness.check_close("gradients", dense["ours"], dense["plain"], relative=1e-4, reason="float32 sums in other order")
 
 
-def peak_bytes(**request: Any) -> float:
-    """Returns the median over processes of the memory that a step adds. TensorFlow runs ops in varying orders."""
-    module = negatives_step.__name__
-    return float(np.median([children.ask(module, variables=RETURN_MEMORY, **request) for _ in range(PEAK_PROCESSES)]))
-
-
 def measure(positions: int, negatives: int, repeats: int) -> dict[str, Any]:
     """Returns one record: losses, times, peaks, and the ratios of our form to the plain form."""
     case = Case(positions, negatives)
     steps = {form: case.step(form) for form in ("plain", "ours")}
-    losses = {form: float(step()[0]) for form, step in steps.items()}
-    harness.check_close("loss", losses["ours"], losses["plain"], relative=LOSS_TOLERANCE, reason="float32 logits to 20")
+    losses_of = {form: float(step()[0]) for form, step in steps.items()}
+    harness.check_close(
+        "loss", losses_of["ours"], losses_of["plain"], relative=LOSS_TOLERANCE, reason="float32 logits to 20"
+    )
     half = float(case.step("ours", "float16")()[0])
     times = harness.measure(steps, warmup=1, repeats=repeats)
     rows = int(np.unique(case.negatives).size)
     del case, steps
-    peaks = {
-        name: peak_bytes(form=form, row_dtype=dtype, positions=positions, negatives=negatives)
-        for name, form, dtype in (
-            ("plain", "plain", "float32"),
-            ("ours", "ours", "float32"),
-            ("half", "ours", "float16"),
-        )
-    }
+    peaks = {}
+    for name, form, dtype in (("plain", "plain", "float32"), ("ours", "ours", "float32"), ("half", "ours", "float16")):
+        request = {"form": form, "row_dtype": dtype, "positions": positions, "negatives": negatives}
+        # The median over processes, because TensorFlow runs ops in varying orders.
+        found = [processes.ask(peak_bytes, variables=RETURN_MEMORY, **request) for _ in range(PEAK_PROCESSES)]
+        peaks[name] = float(np.median(found))
     return {
-        "negatives": negatives,
-        "positions": positions,
-        "rows": rows,
-        "dim": DIM,
-        "loss_plain": losses["plain"],
-        "loss_ours": losses["ours"],
-        "loss_float16_rows": half,
-        "ms_plain": 1e3 * times["plain"].median_s,
+        "negatives": negatives, "positions": positions, "rows": rows, "dim": DIM, "loss_plain": losses_of["plain"],
+        "loss_ours": losses_of["ours"], "loss_float16_rows": half, "ms_plain": 1e3 * times["plain"].median_s,
         "ms_ours": 1e3 * times["ours"].median_s,
-        "step_time_ratio": times["ours"].median_s / times["plain"].median_s,
-        "peak_bytes_plain": peaks["plain"],
-        "peak_bytes_ours": peaks["ours"],
-        "peak_bytes_float16_rows": peaks["half"],
+        "step_time_ratio": times["ours"].median_s / times["plain"].median_s, "peak_bytes_plain": peaks["plain"],
+        "peak_bytes_ours": peaks["ours"], "peak_bytes_float16_rows": peaks["half"],
         "peak_memory_ratio": peaks["ours"] / peaks["plain"],
-    }
+    }  # fmt: skip
 
 
-def wire_bytes() -> dict[str, Any]:
-    """Returns the bytes of one step on 2 ranks with float32 and with float16 negatives, and their ratio.
+def wire_on_rank() -> dict[str, Any] | None:
+    """Returns, on rank 0, the bytes of one step with float32 and with float16 negatives, and their ratio.
 
     In float32 both features share an exchange, so that an id of both travels once. Hence the ratio is over all rows.
     """
-    horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
-    command = [horovodrun, "-np", str(negatives_wire.RANKS), "--gloo", sys.executable, "-m", negatives_wire.__name__]
-    done = processes.run(command, env=children.environment(), cwd=harness.ROOT)
-    found = [line.partition(negatives_wire.MARK)[2] for line in done.stdout.splitlines() if negatives_wire.MARK in line]
-    if done.returncode != 0 or not found:
-        raise harness.CheckFailed(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
-    answers = json.loads(found[0])
-    payload = {
-        dtype: sum(count for name, count in counts.items() if not name.endswith("ids"))
-        for dtype, counts in answers.items()
-    }
-    return {
-        "wire_bytes_float32": answers["float32"],
-        "wire_bytes_float16": answers["float16"],
-        "wire_ratio": payload["float16"] / payload["float32"],
-    }
+    fr.init()
+    sent = {dtype: bytes_of_a_step(dtype) for dtype in ("float32", "float16")}
+    rows = {dtype: sum(x for name, x in counts.items() if not name.endswith("ids")) for dtype, counts in sent.items()}
+    fields = {f"wire_bytes_{dtype}": counts for dtype, counts in sent.items()}
+    return {**fields, "wire_ratio": rows["float16"] / rows["float32"]} if fr.collectives.rank() == 0 else None
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__)
+    arguments = harness.parser(__doc__).parse_args()
     check_gradients()
     positions, repeats = (QUICK_POSITIONS, 5) if arguments.quick else (POSITIONS, 15)
     cases = [measure(positions, n, repeats) for n in (QUICK_NEGATIVES if arguments.quick else NEGATIVES)]
     last = cases[-1]
     harness.print_table(f"sampled negatives of {positions} positions out of {ITEMS} items", cases)
-    wire = wire_bytes()
-    for dtype in ("float32", "float16"):
-        harness.print_table(f"bytes of a step on 2 ranks, negatives in {dtype}", [wire[f"wire_bytes_{dtype}"]])
+    wire = processes.ask_ranks(wire_on_rank, RANKS)
+    harness.print_fields("bytes of a step on 2 ranks, float16 over float32 negatives", wire)
     figures = {name: last[name] for name in ("peak_memory_ratio", "step_time_ratio")}
     harness.write_json(arguments.json, {"benchmark": "negatives", **figures, **wire, "cases": cases})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

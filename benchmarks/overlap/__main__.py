@@ -4,15 +4,15 @@
 
 Four ranks run as 2 x 2: two network namespaces are hosts with two ranks each. A cable joins them, limited to 1 Gbit/s
 each way. Namespaces need root, and without root the fields are null. THE DENSE PART IS NOT COMPUTED. It is a stream of
-ops that take time and no core (device_stream.py). The cores are free for tables and exchanges, as they are beside an
-accelerator. It takes the times of a real GRM on one core (compute_times.py). One factor divides them and makes the
+ops that take time and no core (device.py). The cores are free for tables and exchanges, as they are beside an
+accelerator. It takes the times of a real GRM on one core (real_model.py). One factor divides them and makes the
 compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges and schedules are real.
 
 Lookups of the variants *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a
 throttle of so much time per id on a stream of its own. A file would share its disk with the whole machine.
 
     exposed ratio = time in which some exchange runs and the device stream does not / exchange alone
-    floor         = the step that the schedule's dependencies allow, from parts measured alone (floors.py)
+    floor         = the step that the schedule's dependencies allow, from parts measured alone (figures.py)
 
 "exchange alone" is the same variant with a device and a memory that take no time. Ops and collectives record their own
 times. A wait for another rank counts as exchange, from the time when this rank asks. "free" is time in which no
@@ -22,7 +22,7 @@ that cores are free. floor_ratio_worst is the largest step / floor of all varian
 Two more rates of the cable follow, at the same pace. At SLOW_RATE the device is slower, too, so that compute again is
 RATIO times as long as the exchange: the same step in slow motion, for which four ranks have more of the two cores. The
 fields that end with SLOW_RATE show it. Weak scaling follows, over 1, 2, 4 and 8 ranks that share the cable. Last comes
-the contended case (contended.py), in which two ranks compute on their own cores. --quick measures QUICK_VARIANTS at
+the contended case (real_model.py), in which two ranks compute on their own cores. --quick measures QUICK_VARIANTS at
 the first rate and nothing else; the other fields are null.
 """
 
@@ -33,12 +33,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.clustering import bytes_sent
-from benchmarks.harness import children, harness, network
-from benchmarks.overlap import contended, device_stream, figures
-from benchmarks.overlap.device_model import DeviceSize
-from benchmarks.overlap.model import SIZE
+from benchmarks.harness import harness, network, processes
+from benchmarks.overlap import figures, ranks, real_model
+from benchmarks.overlap.device import DeviceSize, compiled
+from benchmarks.overlap.real_model import SIZE
 from benchmarks.overlap.variants import VARIANTS
+from benchmarks.papers.clustering import headline
 
 DEVICE_SIZE = DeviceSize(users=64, tokens_per_user=128, dim=512)
 RANKS, RATE, RATIO = 4, "1gbit", 1.4
@@ -53,8 +53,8 @@ TIMEOUT_S = 1500
 
 
 def measured_compute(quick: bool) -> dict[str, Any]:
-    """Returns the fields of device_model.Compute from the real model."""
-    return children.ask("benchmarks.overlap.compute_times", size=dataclasses.asdict(SIZE), repeats=3 if quick else 9)
+    """Returns the fields of device.Compute from the real model."""
+    return processes.ask(real_model.compute_times, size=dataclasses.asdict(SIZE), repeats=3 if quick else 9)
 
 
 def phase(rate: str | None, variants: Sequence[str], repeats: int, bare: int, **pace: float | None) -> dict[str, Any]:
@@ -64,29 +64,29 @@ def phase(rate: str | None, variants: Sequence[str], repeats: int, bare: int, **
 
 
 def run_ranks(
-    ranks: int, size: DeviceSize, compute: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]
+    count: int, size: DeviceSize, compute: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns the case of each phase. One rank has no cable, and an even number of ranks is spread over two hosts.
 
     Raises:
       CheckFailed: The ranks failed or exceeded the time limit.
     """
-    device_stream.compiled()  # once, before the ranks ask for it
+    compiled()  # once, before the ranks ask for it
     with contextlib.ExitStack() as stack:
-        where = stack.enter_context(network.spread(ranks)) if ranks > 1 else {}
-        answers = children.ask_ranks(
-            "benchmarks.overlap.ranks", ranks, **where, timeout_s=TIMEOUT_S,
-            size=dataclasses.asdict(size), compute=dict(compute), phases=list(phases),
+        where = stack.enter_context(network.spread(count)) if count > 1 else {}
+        answers = processes.ask_ranks(
+            ranks.on_rank, count, **where, timeout_s=TIMEOUT_S, size=dataclasses.asdict(size), compute=dict(compute),
+            phases=list(phases),
         )  # fmt: skip
-    return [figures.case(one, answer, size.layers, ranks) for one, answer in zip(phases, answers)]
+    return [figures.case(one, answer, size.layers, count) for one, answer in zip(phases, answers)]
 
 
 def weak_scaling(size: DeviceSize, compute: Mapping[str, Any], main: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the step of SCALING_VARIANTS by number of ranks, with the pace of the main case."""
     cases = [main]
-    for ranks in SCALING_RANKS:
-        one = phase(RATE if ranks > 1 else None, SCALING_VARIANTS, REPEATS, BARE, device=1 / main["device_cores"])
-        cases += run_ranks(ranks, size, compute, [one])
+    for count in SCALING_RANKS:
+        one = phase(RATE if count > 1 else None, SCALING_VARIANTS, REPEATS, BARE, device=1 / main["device_cores"])
+        cases += run_ranks(count, size, compute, [one])
     cases.sort(key=lambda one: one["ranks"])
     alone = cases[0]["variants"]
     return [
@@ -104,7 +104,7 @@ def weak_scaling(size: DeviceSize, compute: Mapping[str, Any], main: Mapping[str
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__.splitlines()[0])
+    arguments = harness.parser(__doc__).parse_args()
     quick, reason = arguments.quick, network.why_not()
     cases: list[dict[str, Any]] = []
     scaling: list[dict[str, Any]] = []
@@ -122,19 +122,19 @@ def main() -> None:
         if not quick:
             scaling = weak_scaling(DEVICE_SIZE, compute, cases[0])
             harness.print_table(f"weak scaling: ranks on two hosts that share {RATE}", scaling)
-            own_cores = contended.ask(SIZE, list(contended.SCHEDULES), REPEATS)
-            contended.show(own_cores)
+            own_cores = real_model.contended(SIZE, list(real_model.SCHEDULES), REPEATS)
+            harness.print_fields("contended: 2 ranks compute on their cores, ms", own_cores["ms"])
     else:
         print(f"not measured: {reason}")
-    clustered = bytes_sent.headline(1 if quick else 4)
+    clustered = headline(1 if quick else 4)
     shown = {
         **figures.fields(cases[0] if cases else None),
         **figures.fields_at(SLOW_RATE, cases),
-        **contended.fields(own_cores),
+        **real_model.contended_fields(own_cores),
         "bytes_ratio_clustered": None if clustered is None else clustered["ratio"],
         "clustering_ms": None if clustered is None else clustered["clustering_ms"],
     }
-    harness.print_table("fields", [{"field": name, "value": value} for name, value in shown.items()])
+    harness.print_fields("fields", shown)
     results = {
         **shown, "clustering": clustered, "not_measured": reason, "size": dataclasses.asdict(DEVICE_SIZE),
         "real_model": dataclasses.asdict(SIZE), "compute": compute, "cases": cases, "weak_scaling": scaling,
@@ -144,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -1,12 +1,9 @@
 // Ops that take time and no core, as a computation on an accelerator does, and a record of when things ran.
 //
 // A stream is a thread that sleeps. An op on a stream begins when it is asked for and the op before it has ended; it ends
-// a given time later. Its result is computed when it is asked for, which takes a pass over its inputs on the host, and is
-// handed on when the stream's clock passes the end. Times are seconds of the monotonic clock, which all processes of a
-// machine share.
+// a given time later. Times are seconds of the monotonic clock, which all processes of a machine share.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -33,10 +30,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
-using tensorflow::shape_inference::InferenceContext;
 using Clock = std::chrono::steady_clock;
-
-constexpr char kDevice[] = "device";
 
 double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
@@ -127,95 +121,7 @@ class Stream {
   std::deque<Task> tasks_;
 };
 
-// ---- a dense layer
-
-REGISTER_OP("FusedrecBench>DeviceForward")
-    .Input("rows: float")
-    .Input("weight: float")
-    .Input("seconds: double")
-    .Output("hidden: float")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->Dim(c->input(0), 0)));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-The forward pass of a layer on the device stream: hidden[i] = sum(rows[i]) / sqrt(D) + mean(weight).
-
-rows: [n, D].
-weight: [P].
-seconds: [2], time of the forward and of the backward pass.
-hidden: [n].
-)doc");
-
-REGISTER_OP("FusedrecBench>DeviceBackward")
-    .Input("grad: float")
-    .Input("rows: float")
-    .Input("weight: float")
-    .Input("seconds: double")
-    .Output("rows_grad: float")
-    .Output("weight_grad: float")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(1));
-      c->set_output(1, c->input(2));
-      return absl::OkStatus();
-    })
-    .Doc("The backward pass of DeviceForward. grad: [n]; the other inputs as in DeviceForward.");
-
-float Sum(const float* values, int64 count) {
-  float parts[16] = {};  // the compiler makes vectors of them
-  int64 i = 0;
-  for (; i + 16 <= count; i += 16) {
-    for (int k = 0; k < 16; ++k) parts[k] += values[i + k];
-  }
-  for (; i < count; ++i) parts[0] += values[i];
-  float sum = 0;
-  for (float part : parts) sum += part;
-  return sum;
-}
-
-class DeviceForwardOp : public AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const double asked = Now();
-    const Tensor &rows = ctx->input(0), &weight = ctx->input(1);
-    const int64 n = rows.dim_size(0), columns = rows.dim_size(1);
-    Tensor* hidden = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, TensorShape({n}), &hidden), done);
-    const float bias = Sum(weight.flat<float>().data(), weight.NumElements()) / weight.NumElements();
-    const float scale = 1 / std::sqrt(static_cast<float>(columns));
-    const float* in = rows.flat<float>().data();
-    float* out = hidden->flat<float>().data();
-    for (int64 i = 0; i < n; ++i) out[i] = scale * Sum(in + i * columns, columns) + bias;
-    Stream::Named(kDevice).Enqueue(asked, ctx->input(2).flat<double>()(0), std::move(done));
-  }
-};
-
-class DeviceBackwardOp : public AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const double asked = Now();
-    const Tensor &grad = ctx->input(0), &rows = ctx->input(1), &weight = ctx->input(2);
-    Tensor *rows_grad = nullptr, *weight_grad = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, rows.shape(), &rows_grad), done);
-    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(1, weight.shape(), &weight_grad), done);
-    const int64 n = rows.dim_size(0), columns = rows.dim_size(1);
-    const float scale = 1 / std::sqrt(static_cast<float>(columns));
-    const float* in = grad.flat<float>().data();
-    float* out = rows_grad->flat<float>().data();
-    for (int64 i = 0; i < n; ++i) std::fill_n(out + i * columns, columns, scale * in[i]);
-    weight_grad->flat<float>().setConstant(Sum(in, n) / weight.NumElements());
-    Stream::Named(kDevice).Enqueue(asked, ctx->input(3).flat<double>()(1), std::move(done));
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name("FusedrecBench>DeviceForward").Device(DEVICE_CPU), DeviceForwardOp);
-REGISTER_KERNEL_BUILDER(Name("FusedrecBench>DeviceBackward").Device(DEVICE_CPU), DeviceBackwardOp);
-
-// ---- a slow memory
+// ---- a turn on a stream
 
 REGISTER_OP("FusedrecBench>Delay")
     .Input("value: T")
@@ -244,6 +150,26 @@ class DelayOp : public AsyncOpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Delay").Device(DEVICE_CPU), DelayOp);
+
+REGISTER_OP("FusedrecBench>After")
+    .Input("value: T")
+    .Input("ended: S")
+    .Output("same: T")
+    .Attr("T: type")
+    .Attr("S: type")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    })
+    .Doc("Hands a tensor on when another one exists.");
+
+class AfterOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(0)); }
+};
+
+REGISTER_KERNEL_BUILDER(Name("FusedrecBench>After").Device(DEVICE_CPU), AfterOp);
 
 // ---- marks, and what was recorded
 

@@ -1,13 +1,117 @@
-"""The figures of benchmarks.overlap: from the turns of a phase to ratios, speeds, floors and fields."""
+"""The figures of benchmarks.overlap: from the turns of a phase to ratios, speeds, floors and fields.
+
+A floor is the shortest step that the dependencies of a schedule allow, from parts that were measured alone.
+
+Letters, all in ms of one step: i, r, g, d are the exchanges of ids, rows, gradients and dense gradients; p and s are
+those among the replicas of a shard, of the sums of gradients and of their ids; a is the average of replicas; l the
+lookup; c the compute; k the number of dense layers. e = 1 / (2 M - 2) is the part of the samples in the first and in
+the last of M micro-batches, 1 for M = 1. The dense gradients of the first layer, d / k, come last, with the last
+gradients of rows. No row waits for s. Work of the host counts nothing, so every step is longer than its floor.
+
+    sync, Pipelined(2)       i + l + w
+    FrozenWindow(M)          i + l + w,     w = e r + max(c, (1 - e)(r + g + p) + s + d - d/k) + e (g + p) + d/k + a
+    DualBuffer, Nested(M)    max(i + l, w)
+    Pipelined(3)             max(i, l + w)
+    SemiAsync, Pipelined(6)  max(c + d/k, g + p + l + r + a, i + s + r + g + p + d + a)
+
+With M = 1, w = r + max(c, s) + g + p + d/k + a.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import harness
-from benchmarks.overlap.floors import Parts, floor_ms
+from benchmarks.overlap.device import DEVICE, MEMORY, Span
 from benchmarks.overlap.variants import VARIANTS
+from tf_fusedrec.callbacks.timeline.intervals import seconds, union, without
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Schedule
+from tf_fusedrec.schedules.in_flight import InFlight
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Measured parts of one step, in ms."""
+
+    ids: float = 0.0
+    rows: float = 0.0
+    gradients: float = 0.0
+    dense: float = 0.0
+    average: float = 0.0
+    replicas: float = 0.0  # sums of gradients among the replicas of a shard
+    replica_ids: float = 0.0  # the ids of these sums
+    other: float = 0.0  # numbers that ranks agree on, such as the weight of a loss; a floor leaves them out
+
+    @property
+    def exchange(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+def kind_of(name: str) -> str:
+    """Returns the field of Parts that a collective counts to, by its name.
+
+    Examples: "sync.group.0.rows" -> "rows"; "2d.group.0.replicas.sums" -> "replicas".
+    """
+    if name.startswith("HorovodAllreduce_"):
+        return "dense"
+    if ".average." in name:
+        return "average"
+    *_, before, last = ("", *name.split("."))
+    if before == "replicas":
+        return "replicas" if last in ("gradients", "sums") else "replica_ids"
+    return last if last in ("ids", "rows", "gradients") else "other"
+
+
+def is_exchange(name: str) -> bool:
+    return name not in (DEVICE, MEMORY)
+
+
+def parts_of(record: Mapping[str, Sequence[Span]]) -> Parts:
+    """Returns the time of each kind of exchange. An exchange that waits for others counts from their end on."""
+    found: dict[str, float] = {}
+    free_at = 0.0
+    for (begin, end), name in sorted(
+        ((span, name) for name, spans in record.items() if is_exchange(name) for span in spans),
+        key=lambda one: one[0][1],
+    ):
+        kind = kind_of(name)
+        found[kind] = found.get(kind, 0.0) + 1e3 * max(0.0, end - max(begin, free_at))
+        free_at = max(free_at, end)
+    return Parts(**found)
+
+
+def exposed_ms(record: Mapping[str, Sequence[Span]]) -> float:
+    """Returns the time in which some exchange runs and the device stream does not."""
+    exchanges = union(span for name, spans in record.items() if is_exchange(name) for span in spans)
+    return 1e3 * seconds(without(exchanges, union(record.get(DEVICE, ()))))
+
+
+def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> float:
+    """Returns the time between `begin` and `end` in which no exchange and no stream runs."""
+    return 1e3 * seconds(without([(begin, end)], union(span for spans in record.values() for span in spans)))
+
+
+def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:
+    """Returns the floor of a schedule's step, as the head of this module says."""
+    i, r, a, ids = parts.ids, parts.rows, parts.average, parts.replica_ids
+    back = parts.gradients + parts.replicas
+    c, last = compute, parts.dense / layers
+    if isinstance(schedule, InFlight) and schedule.rows_ahead:
+        return max(c + last, back + lookup + r + a, i + ids + r + back + parts.dense + a)
+    pieces = schedule.micro_batches if isinstance(schedule, (FrozenWindow, Nested)) else 1
+    if pieces == 1:
+        window = r + max(c, ids) + back + last + a
+    else:
+        e = 1 / (2 * pieces - 2)
+        window = e * r + max(c, (1 - e) * (r + back) + ids + parts.dense - last) + e * back + last + a
+    if isinstance(schedule, InFlight) and schedule.routes_ahead:
+        return max(i, lookup + window)
+    if isinstance(schedule, (DualBuffer, Nested)):
+        return max(i + lookup, window)
+    return i + lookup + window
+
 
 # Name of a field: the figure and its variant.
 FIELDS = {
@@ -45,18 +149,12 @@ def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks
             VARIANTS[name].schedule, parts, compute=full["compute"], lookup=full["lookup"], layers=layers
         )  # fmt: skip
         variants[name] = {
-            "ms": full["step"],
-            "floor_ms": floor,
-            "floor_ratio": full["step"] / floor,
-            "exposed_ms": full["exposed"],
+            "ms": full["step"], "floor_ms": floor, "floor_ratio": full["step"] / floor, "exposed_ms": full["exposed"],
             "exchange_alone_ms": parts.exchange,
             "exposed_ratio": full["exposed"] / parts.exchange if parts.exchange else 0.0,
-            "compute_ms": full["compute"],
-            "lookup_ms": full["lookup"],
-            "free_ms": full["free"],
-            "cpu_ms": full["cpu"],
+            **{f"{part}_ms": full[part] for part in ("compute", "lookup", "free", "cpu")},
             "cores": ranks * full["cpu"] / full["step"],
-        }
+        }  # fmt: skip
     for name, figures in variants.items():
         baseline = variants.get(VARIANTS[name].baseline)
         if baseline is not None:
@@ -87,21 +185,11 @@ def fields_at(rate: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, float 
 
 def show(one: Mapping[str, Any]) -> None:
     """Prints a case: a variant per line."""
-    columns = {
-        "ms": "ms", "speedup": "times sync", "floor_ms": "floor", "floor_ratio": "ms / floor",
-        "exchange_alone_ms": "exchange alone", "exposed_ms": "exposed", "exposed_ratio": "exposed ratio",
-        "compute_ms": "compute", "lookup_ms": "lookup", "free_ms": "free", "cpu_ms": "cpu per rank",
-        "cores": "cores of all",
-    }  # fmt: skip
-    rows = [
-        {"variant": name, **{title: figures.get(column, "-") for column, title in columns.items()}}
-        for name, figures in one["variants"].items()
-    ]
-    cores = f"{one['device_cores']:.3g}"
-    print(f"\nCompute is a stream of ops that take time and no core. The device is as fast as {cores} of our cores.")
+    rows = [{"variant": name, "speedup": "-", **figures} for name, figures in one["variants"].items()]
+    print("\nCompute is a stream of ops that take time and no core.")
     ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
     where = "one host" if one["rate"] is None else f"two hosts, {one['rate']} between them"
-    harness.print_table(f"{one['ranks']} ranks, {where}; compute : exchange {ratio}; ms of a step and rank", rows)
-    harness.print_table(
-        "exchange alone, ms by kind", [{"variant": name, **parts} for name, parts in one["parts"].items()]
-    )
+    device = f"a device as fast as {one['device_cores']:.3g} of our cores"
+    harness.print_table(f"{one['ranks']} ranks, {where}; {device}; compute : exchange {ratio}", rows)
+    parts = [{"variant": name, **parts} for name, parts in one["parts"].items()]
+    harness.print_table("exchange alone, ms by kind", parts)

@@ -15,21 +15,17 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import children, harness, network
-from benchmarks.overlap import device_stream
-from benchmarks.overlap.device_model import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
-from benchmarks.overlap.floors import Parts, exposed_ms, free_ms, parts_of
-from benchmarks.overlap.model import Step, training
+from benchmarks.harness import harness, network
+from benchmarks.harness.ranks import print_on_rank_0
+from benchmarks.overlap import device as stream
+from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
+from benchmarks.overlap.figures import Parts, exposed_ms, free_ms, parts_of
+from benchmarks.overlap.real_model import Step, training
 from benchmarks.overlap.variants import VARIANTS, Variant
 from tf_fusedrec import keras, tf
 
 CALIBRATION = 3  # steps whose median sets a pace
 PROBE_S = 1e-6  # time per id in the step that counts the ids of a lookup
-
-
-def print_on_rank_0(what: str) -> None:
-    if fr.collectives.rank() == 0:
-        print(what, flush=True)
 
 
 def mean_over_ranks(value: float) -> float:
@@ -50,15 +46,8 @@ class Turn:
     parts: Parts
 
     def numbers(self) -> list[float]:
-        return [
-            self.step,
-            self.cpu,
-            self.exposed,
-            self.free,
-            self.compute,
-            self.lookup,
-            *dataclasses.astuple(self.parts),
-        ]
+        *times, parts = dataclasses.astuple(self)
+        return [*times, *parts]
 
     @staticmethod
     def median(of_ranks: np.ndarray) -> Turn:
@@ -72,23 +61,23 @@ class Turn:
 def take_turn(step: Step, steps: int) -> Turn:
     """Runs a variant after all ranks are ready. Collective."""
     fr.collectives.barrier()
-    device_stream.take_record()
+    stream.take_record()
     cpu, begin = time.process_time(), time.monotonic()
     for _ in range(steps):
         step()
     end, cpu = time.monotonic(), time.process_time() - cpu
-    record = device_stream.take_record()
+    record = stream.take_record()
 
-    def busy_ms(stream: str) -> float:
-        return 1e3 * sum(end - begin for begin, end in record.get(stream, ())) / steps
+    def busy_ms(name: str) -> float:
+        return 1e3 * sum(end - begin for begin, end in record.get(name, ())) / steps
 
     return Turn(
         step=1e3 * (end - begin) / steps,
         cpu=1e3 * cpu / steps,
         exposed=exposed_ms(record) / steps,
         free=free_ms(record, begin, end) / steps,
-        compute=busy_ms(device_stream.DEVICE),
-        lookup=busy_ms(device_stream.MEMORY),
+        compute=busy_ms(stream.DEVICE),
+        lookup=busy_ms(stream.MEMORY),
         parts=Parts(*(value / steps for value in dataclasses.astuple(parts_of(record)))),
     )
 
@@ -109,7 +98,7 @@ def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: 
     found = []
     for name, step in steps.items():
         begin = time.perf_counter()
-        with device_stream.stamping():
+        with stream.stamping():
             for _ in range(rounds):
                 step()
         found.append([float(models[name].metrics[0].result()), float(models[name].row_sums.result())])
@@ -118,11 +107,25 @@ def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: 
     want = means[list(steps).index("sync")]
     for name, got in zip(steps, means):
         for what, value, of_sync in zip(("mean loss", "sum of exchanged rows"), got, want):
-            tolerance, reason = (
-                VARIANTS[name].tolerance,
-                "order of sums, narrow numbers or missing updates; see variants.py",
-            )
+            reason = "order of sums, narrow numbers or missing updates; see variants.py"
+            tolerance = VARIANTS[name].tolerance
             harness.check_close(f"{what} of {name} against sync", value, of_sync, relative=tolerance, reason=reason)
+
+
+def started(
+    size: DeviceSize, compute: Compute, names: Sequence[str], topologies: Sequence[fr.Topology]
+) -> tuple[Pace, dict[str, Step], dict[str, DeviceModel]]:
+    """Initializes a rank. Returns the pace, and steps and models of the variants, which are checked. Collective."""
+    # One core per rank. A second thread lets lookups run beside the start of a compute.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    fr.init(*dict.fromkeys(topologies))
+    keras.utils.disable_interactive_logging()
+    pace = Pace()
+    steps, models = make_steps(size, compute, pace, names)
+    if names:
+        check(steps, models, size.batches + 1)
+    return pace, steps, models
 
 
 def device_factor(step: Step, pace: Pace, compute_s: float, ratio: float) -> float:
@@ -176,7 +179,7 @@ def measure(
     }
 
 
-def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+def on_rank(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """Measures all phases. Returns, on rank 0, `device` and `variants` of each phase.
 
     Args:
@@ -186,15 +189,9 @@ def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, A
         their `repeats` and `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute
         to the exchange of sync that it shall have. Both None: the pace of the phase before.
     """
-    # One core per rank. A second thread lets lookups run beside the start of a compute.
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
     names = list(dict.fromkeys(VARIANTS[name].model or name for phase in phases for name in phase["variants"]))
-    fr.init(*dict.fromkeys(VARIANTS[name].topology for name in names))
-    keras.utils.disable_interactive_logging()
-    of_size, times, pace = DeviceSize(**size), Compute(**compute), Pace()
-    steps, models = make_steps(of_size, times, pace, names)
-    check(steps, models, of_size.batches + 1)
+    of_size, times = DeviceSize(**size), Compute(**compute)
+    pace, steps, _ = started(of_size, times, names, [VARIANTS[name].topology for name in names])
     found: list[dict[str, Any]] = []
     device = 0.0
     for phase in phases:
@@ -209,7 +206,3 @@ def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, A
         variants = measure(steps, pace, device, phase["variants"], phase["repeats"], phase["bare"])
         found.append({"device": device, "variants": variants})
     return found if fr.collectives.rank() == 0 else None
-
-
-if __name__ == "__main__":
-    children.answer(main)

@@ -67,8 +67,3 @@ VARIANTS = {
     "dual_lookup45": Variant(DualBuffer(), lookup=0.45, model="dual", baseline="sync_lookup45"),
     "nested_lookup45": Variant(Nested(8), lookup=0.45, model="nested_M8", baseline="sync_lookup45"),
 }
-
-
-def topologies() -> list[fr.Topology]:
-    """Returns the topologies of all variants, for fr.init."""
-    return list(dict.fromkeys(variant.topology for variant in VARIANTS.values()))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.planner [--quick] [--json FILE]
 
-Twelve workloads (workloads.py): three sizes of a step on four networks. Four ranks on two hosts train each choice, with
+Twelve workloads: three sizes of a step on four networks. Four ranks on two hosts train each choice, with
 a device stream in place of dense compute, as in benchmarks.overlap. fr.plan gets the same model in one process, with
 the rate of the cable and the measured time of one message. It knows nothing of the runs.
 
@@ -18,16 +18,184 @@ Needs root; without root the fields are null. --quick tries a few choices for on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import children, harness, network
+import tf_fusedrec as fr
+from benchmarks.harness import harness, network, processes
+from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.overlap import __main__ as overlap
-from benchmarks.overlap import device_stream
-from benchmarks.overlap.device_model import DeviceSize
-from benchmarks.planner.workloads import CHOICES, NETWORKS, QUICK_CHOICES, RANKS, SIZES, Network
+from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, compiled, make_batch, make_model
+from benchmarks.overlap.ranks import device_factor, memory_pace, started, take_turn
+from benchmarks.overlap.real_model import Step
+from benchmarks.overlap.variants import VARIANTS
+from tf_fusedrec import tf
+from tf_fusedrec.schedules import Sync
+
+RANKS, RANKS_PER_HOST = 4, 2
+INSIDE_BYTES_PER_S = 2e9  # assumed: the loop-back inside a host
+TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
+MICRO_BATCHES = (4, 8)
+# Variants of benchmarks.overlap between which fr.plan chooses, all with the batches of sync.
+CHOICES = tuple(
+    name
+    for name, variant in VARIANTS.items()
+    if not variant.clustered and not variant.lookup and variant.micro_batches in (1, *MICRO_BATCHES)
+)
+QUICK_CHOICES = ("sync", "frozen_M4", "dual", "nested_M8", "semi_async")
+
+SIZES = {
+    "wide rows": DeviceSize(users=32, tokens_per_user=128, dim=512),
+    "narrow rows": DeviceSize(users=64, tokens_per_user=128, dim=128),
+    "short batches": DeviceSize(users=64, tokens_per_user=32, dim=512),
+}
+
+
+class Network(NamedTuple):
+    """The surroundings of a step."""
+
+    rate: str  # of the cable between the hosts
+    bytes_per_s: float  # the same
+    ratio: float  # compute over the exchange of sync
+    lookup: float  # part of the step of sync that its lookups take
+
+
+NETWORKS = (
+    Network("1gbit", 1e9 / 8, 1.4, 0.0),
+    Network("1gbit", 1e9 / 8, 0.6, 0.0),
+    Network("2500mbit", 2.5e9 / 8, 1.4, 0.3),
+    Network("500mbit", 0.5e9 / 8, 2.0, 0.0),
+)
+
+
+PROBES = 20
+TRIALS = 2  # rounds of all choices
+FAR = 1.3
+
+
+def message_s() -> float:
+    """Returns the seconds of one message of an all-to-all among all ranks. Collective."""
+    ranks = fr.collectives.world()
+    splits = tf.fill([ranks.size], 1)
+
+    @tf.function(autograph=False)
+    def exchange() -> tf.Tensor:
+        sent = tf.zeros([256, 1])
+        return fr.collectives.all_to_all(sent, splits, name="planner.probe", ranks=ranks)[0]
+
+    seconds = []
+    for _ in range(PROBES):
+        fr.collectives.barrier()
+        begin = time.perf_counter()
+        exchange().numpy()
+        seconds.append(time.perf_counter() - begin)
+    slowest = fr.collectives.all_gather(np.array([np.median(seconds)])).max()
+    return float(slowest) / max(ranks.size - 1, 1)
+
+
+def sent_bytes(models: Mapping[str, DeviceModel], steps: Mapping[str, Step], name: str, count: int) -> float:
+    """Returns the bytes of ids, rows and gradients that a rank sends in a step, the mean over ranks. Collective."""
+    lookups = models[name].embedding.lookups
+    before = sum(int(lookup.traffic.numpy()[2]) for lookup in lookups)
+    for _ in range(count):
+        steps[name]()
+    after = sum(int(lookup.traffic.numpy()[2]) for lookup in lookups)
+    return float(fr.collectives.all_gather(np.array([(after - before) / count])).mean())
+
+
+def contenders(ms: Mapping[str, float]) -> list[str]:
+    """Returns the choices whose step is at most FAR times the quickest."""
+    return [name for name in ms if ms[name] <= FAR * min(ms.values())]
+
+
+def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
+    """Returns the median time of the slowest rank, by choice. Collective."""
+    slowest = fr.collectives.all_gather(np.concatenate([*taken.values()])[np.newaxis]).max(axis=0)
+    parts = np.split(slowest, np.cumsum([len(times) for times in taken.values()])[:-1])
+    return {name: float(np.median(part)) for name, part in zip(taken, parts)}
+
+
+def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> dict[str, float]:
+    """Returns the median ms of a step by choice; the slowest rank counts. Collective.
+
+    The choices take turns. After TRIALS rounds only the contenders go on, since no other can be the best.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    running = list(names)
+    for repeat in range(repeats):
+        for turn in range(len(running)):
+            name = running[(repeat + turn) % len(running)]
+            taken[name].append(take_turn(steps[name], VARIANTS[name].steps).step)
+        if repeat + 1 == TRIALS:
+            running = contenders(slowest_medians(taken))
+        print_on_rank_0(f"round {repeat + 1} of {repeats}: {len(running)} choices")
+    return slowest_medians(taken)
+
+
+def on_rank(
+    size: dict[str, Any], compute: dict[str, Any], networks: list[list[Any]], names: list[str], repeats: int
+) -> list[dict[str, Any]] | None:
+    """Returns, on rank 0, what each network gave: the pace, the seconds of a message, and ms and bytes by choice.
+
+    Args:
+      size: Fields of DeviceSize.
+      compute: Fields of Compute.
+      networks: The fields of each Network.
+      names: Names of overlap.variants.VARIANTS, with "sync".
+      repeats: Turns of each choice.
+    """
+    of_size, times = DeviceSize(**size), Compute(**compute)
+    pace, steps, models = started(of_size, times, names, [VARIANTS[name].topology for name in names])
+    counted = {name: sent_bytes(models, steps, name, of_size.batches) for name in names}
+    found = []
+    for one in (Network(*fields) for fields in networks):
+        if os.environ["HOROVOD_LOCAL_RANK"] == "0":
+            network.limit_here("eth0", one.rate)
+        fr.collectives.barrier()
+        device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), one.ratio)
+        memory = memory_pace(steps["sync"], pace, device) * one.lookup / (1 - one.lookup)
+        pace.set(device=device, memory=memory)
+        print_on_rank_0(f"at {one.rate}: the device is {1 / device:.2f} cores")
+        ms = measure(steps, names, repeats)
+        found.append({"device": device, "memory": memory, "message_s": message_s(), "ms": ms, "bytes": counted})
+    return found if fr.collectives.rank() == 0 else None
+
+
+def choose(
+    size: dict[str, Any], compute: dict[str, Any], paces: list[dict[str, float]], names: list[str]
+) -> list[list[dict[str, Any]]]:
+    """Returns, for each pace, the forecasts of the choices, the chosen one first.
+
+    Args:
+      size: Fields of DeviceSize.
+      compute: Fields of Compute.
+      paces: `device`, `memory`, `message_s` and `bytes_per_s` of each network.
+      names: Names of overlap.variants.VARIANTS.
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    of_size, pace = DeviceSize(**size), Pace()
+    model = make_model(of_size, Compute(**compute), pace, "planned", Sync())
+    variants = {name: VARIANTS[name] for name in names}
+    answers = []
+    for one in paces:
+        pace.set(device=one["device"], memory=one["memory"])
+        cluster = fr.Cluster(
+            RANKS, 1e12, RANKS_PER_HOST, INSIDE_BYTES_PER_S, one["bytes_per_s"], latency_s=one["message_s"]
+        )  # fmt: skip
+        found = fr.plan(model, make_batch(of_size, 0), cluster, micro_batches=MICRO_BATCHES, tolerate=TOLERATED)
+        answers.append([
+            {"choice": name, "ms": 1e3 * forecast.step_s, "bytes": forecast.embedding_bytes}
+            for forecast in found.forecasts
+            for name, one in variants.items()
+            if (one.schedule, one.topology, one.wire) == (forecast.schedule, forecast.topology, forecast.wire_dtype)
+        ])  # fmt: skip
+    return answers
+
 
 REPEATS, QUICK_REPEATS = 7, 2
 WITHIN = 0.05
@@ -43,13 +211,13 @@ def run(
       CheckFailed: The ranks or the planner failed.
     """
     asked: dict[str, Any] = {"size": dataclasses.asdict(size), "compute": compute, "names": list(names)}
-    device_stream.compiled()  # once, before the ranks ask for it
+    compiled()  # once, before the ranks ask for it
     with network.spread(RANKS) as where:
-        measured = children.ask_ranks(
-            "benchmarks.planner.ranks", RANKS, **where, timeout_s=TIMEOUT_S, networks=networks, repeats=repeats, **asked
+        measured = processes.ask_ranks(
+            on_rank, RANKS, **where, timeout_s=TIMEOUT_S, networks=networks, repeats=repeats, **asked
         )
     paces = [{**answer, "bytes_per_s": one.bytes_per_s} for answer, one in zip(measured, networks)]
-    forecasts = children.ask("benchmarks.planner.choose", paces=paces, **asked)
+    forecasts = processes.ask(choose, paces=paces, **asked)
     return [case(one, *parts) for one, *parts in zip(networks, measured, forecasts)]
 
 
@@ -58,20 +226,14 @@ def case(one: Network, measured: dict[str, Any], forecasts: list[dict[str, Any]]
     ms, chosen = measured["ms"], forecasts[0]
     of_sync = next(forecast for forecast in forecasts if forecast["choice"] == "sync")
     best = min(ms, key=lambda name: ms[name])
+    ms_of_choice = ms[chosen["choice"]]
     return {
-        **one._asdict(),
-        "message_ms": 1e3 * measured["message_s"],
-        "best": best,
-        "best_ms": ms[best],
-        "chosen": chosen["choice"],
-        "chosen_ms": ms[chosen["choice"]],
-        "forecast_ms": chosen["ms"],
-        "regret": ms[chosen["choice"]] / ms[best] - 1,
-        "error": chosen["ms"] / ms[chosen["choice"]] - 1,
-        "bytes_error": of_sync["bytes"] / measured["bytes"]["sync"] - 1,
-        "measured_ms": ms,
+        **one._asdict(), "message_ms": 1e3 * measured["message_s"], "best": best, "best_ms": ms[best],
+        "chosen": chosen["choice"], "chosen_ms": ms_of_choice, "forecast_ms": chosen["ms"],
+        "regret": ms_of_choice / ms[best] - 1, "error": chosen["ms"] / ms_of_choice - 1,
+        "bytes_error": of_sync["bytes"] / measured["bytes"]["sync"] - 1, "measured_ms": ms,
         "forecasts_ms": {forecast["choice"]: forecast["ms"] for forecast in forecasts},
-    }
+    }  # fmt: skip
 
 
 def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
@@ -88,7 +250,7 @@ def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__.splitlines()[0])
+    arguments = harness.parser(__doc__).parse_args()
     quick, reason = arguments.quick, network.why_not()
     cases: list[dict[str, Any]] = []
     if reason is None:
@@ -110,9 +272,9 @@ def main() -> None:
     else:
         print(f"not measured: {reason}")
     found = fields(cases)
-    harness.print_table("fields", [{"field": name, "value": value} for name, value in found.items()])
+    harness.print_fields("fields", found)
     harness.write_json(arguments.json, {**found, "not_measured": reason, "cases": cases})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

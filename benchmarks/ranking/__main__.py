@@ -24,7 +24,7 @@ finished jobs, so it may be stopped at any time. As many jobs train at a time as
 
 --sizes measures GAUC by forward FLOPs instead, of GRM and DLRM in four sizes each (MTGRBoost, figure 2). They train by
 the first setting of GRID, and the validation split chooses the epochs of each. On MovieLens-1M one seed trains, because
-the largest GRM takes half an hour. `sizes` has an entry for each, with the fields of sizes.measure. benchmarks.plots
+the largest GRM takes half an hour. `sizes` has an entry for each, with the fields of sizes_of. benchmarks.plots
 draws it. With --quick, two sizes of each train one epoch.
 """
 
@@ -32,14 +32,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.harness import harness, training_jobs
-from benchmarks.harness.machine import describe
-from benchmarks.ranking import rates, sizes, summary
+from benchmarks.harness import harness, processes, training
+from benchmarks.ranking import rates, summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from models.experiment.ranking_config import RankingConfig
 
@@ -78,8 +76,8 @@ def choices(
         ]
         for model in MODELS
     }
-    training_jobs.train([job for of_model in tried.values() for _, jobs in of_model for job in jobs])
-    return {model: training_jobs.choice(of_model) for model, of_model in tried.items()}
+    training.train([job for of_model in tried.values() for _, jobs in of_model for job in jobs])
+    return {model: training.choice(of_model) for model, of_model in tried.items()}
 
 
 def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budget) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
         for seed in budget.seeds
         for model, chosen in models.items()
     }
-    training_jobs.train(list(final.values()))
+    training.train(list(final.values()))
     samples = {model: [final[model, seed].samples() for seed in budget.seeds] for model in MODELS}
     test = {}
     for model in MODELS:
@@ -117,13 +115,76 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
     }
 
 
+# Fields of the experiment by model, smallest size first. The columns of a row grow, and the networks with them.
+SIZES: dict[str, list[dict[str, Any]]] = {
+    "grm": [
+        {
+            "model.dim": dim, "model.num_blocks": blocks, "model.qk_dim": dim // 2, "model.value_dim": dim // 2,
+            "model.expert_units": dim, "model.head_units": dim // 2,
+        }
+        for dim, blocks in ((16, 1), (32, 2), (64, 3), (128, 4))
+    ],
+    "dlrm": [
+        {"model.dim": dim, "model.bottom_units": [2 * dim], "model.top_units": [4 * dim, 2 * dim]}
+        for dim in (16, 32, 64, 128)
+    ],
+}  # fmt: skip
+
+
+def sizes_of(
+    data: DataSet, folders: Mapping[str, pathlib.Path], run: pathlib.Path, setting: Mapping[str, Any], epochs: int,
+    patience: int, seeds: tuple[int, ...], count: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Trains the first `count` sizes of both models. Returns an entry for each, smallest first.
+
+    Args:
+      data: Kind of the data.
+      folders: Its splits, the result of `data.prepared`.
+      run: Folder of the jobs.
+      setting: Fields of the experiment that all sizes share.
+      epochs: Largest number of epochs. With patience 0, every size trains so many.
+      patience: Epochs without a better validation score after which the choice of the epochs ends.
+      seeds: Seeds of the trainings on all data before the test split.
+      count: Number of sizes of each model.
+
+    Returns:
+      Entries with model, size (from 1), epochs, forward_mflops (of one row of a user and its exposures), and the test
+      split's gauc, auc, second_gauc and second_auc, means over the seeds. gauc_seeds has the single values.
+    """
+    sizes = {(model, at): {**setting, **fields} for model in SIZES for at, fields in enumerate(SIZES[model][:count])}
+    chosen = dict.fromkeys(sizes, epochs)
+    if patience:
+        tuning = {
+            key: data.job(key[0], fields, epochs, 0, folders["validation"], run, patience)
+            for key, fields in sizes.items()
+        }
+        training.train(list(tuning.values()))
+        chosen = {key: training.best(one.epochs())["epoch"] for key, one in tuning.items()}
+    final = {
+        (key, seed): data.job(key[0], fields, chosen[key], seed, folders["test"], run)
+        for seed in seeds
+        for key, fields in sizes.items()
+    }
+    training.train(list(final.values()))
+    entries = []
+    for key in sizes:
+        ended = [final[key, seed].epochs()[-1] for seed in seeds]
+        test = summary.of_seeds([entry["held_out"] for entry in ended])
+        entry = {"model": key[0], "size": key[1] + 1, "epochs": chosen[key]}
+        entry["forward_mflops"] = ended[0]["forward_mflops"]
+        for prefix, task in zip(("", "second_"), data.tasks):
+            entry |= {f"{prefix}{metric}": test[f"{task}_{metric}"]["mean"] for metric in summary.METRICS}
+        entries.append({**entry, "gauc_seeds": test[f"{data.tasks[0]}_gauc"]["seeds"]})
+    return entries
+
+
 def measure_sizes(data: DataSet, source: pathlib.Path, run: pathlib.Path, quick: bool) -> dict[str, Any]:
     """Returns the fields of the JSON file of --sizes."""
     seeds = data.size_seeds[: len(WHOLE.seeds)]
     given: dict[str, Any] = WHOLE._asdict() | {"settings": settings_of(WHOLE)[0], "seeds": seeds, "count": 4}
     if quick:
         given |= {"epochs": 1, "patience": 0, "seeds": QUICK.seeds, "count": 2}
-    entries = sizes.measure(data, data.prepared(source, run), run, given.pop("settings"), **given)
+    entries = sizes_of(data, data.prepared(source, run), run, given.pop("settings"), **given)
     harness.print_table("test split, means over seeds", entries)
     return {"data": data.name, "tasks": list(data.tasks), "seeds": given["seeds"], "sizes": entries}
 
@@ -145,14 +206,12 @@ def show(fields: Mapping[str, Any]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = harness.parser(__doc__, "one setting, two epochs, one seed")
     parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="MovieLens-1M or KuaiRand")
     parser.add_argument("--sizes", action="store_true", help="GAUC by forward FLOPs of GRM and DLRM instead")
     parser.add_argument("--settings", type=int, metavar="N", choices=range(1, WHOLE.settings + 1),
                         help="settings of GRID that each model tries")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="one setting, two epochs, one seed")
     parser.add_argument("--run", type=pathlib.Path, default="runs/ranking", help="folder of the jobs")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
     arguments = parser.parse_args(argv)
     if arguments.sizes and arguments.settings:
         parser.error("--settings is of no use with --sizes, whose models train by the first setting. Leave it out.")
@@ -169,11 +228,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         fields = measure(data, source, run, budget._replace(settings=arguments.settings or budget.settings))
         show(fields)
-    if arguments.json:
-        name = "ranking_sizes" if arguments.sizes else "ranking"
-        facts = {"benchmark": name, "machine": describe(), **fields}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    harness.write_json(arguments.json, {"benchmark": "ranking_sizes" if arguments.sizes else "ranking", **fields})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from benchmarks.harness import harness, training_jobs
+from benchmarks.harness import harness, training
 from models.experiment import Experiment, load
 from models.prepare import prepare_data
 from tf_fusedrec.data.converters.kuairand import LOGS, USER_FEATURES, convert_kuairand
@@ -44,11 +44,11 @@ class DataSet(NamedTuple):
     def job(
         self, model: str, setting: Mapping[str, Any], epochs: int, seed: int, folder: pathlib.Path, run: pathlib.Path,
         patience: int = 0,
-    ) -> training_jobs.Job:  # fmt: skip
+    ) -> training.Job:  # fmt: skip
         """Returns the job of a model with the fields `setting` of the experiment, such as {"model.dropout": 0.1}."""
         overrides = [*(f"{name}={value}" for name, value in setting.items()), f"train.epochs={epochs}", f"seed={seed}"]
         experiment = self.experiment(model, overrides)
-        return training_jobs.job_of(model, experiment, folder, run, deciding=self.deciding, patience=patience)
+        return training.job_of(model, experiment, folder, run, deciding=self.deciding, patience=patience)
 
     def prepared(self, source: pathlib.Path, run: pathlib.Path) -> dict[str, pathlib.Path]:
         """Returns the folders "validation" and "test" below `run`. The part `test` of each is the held-out one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.training_job import score
+from benchmarks.harness.training import score
 from models import baselines
 from models.compare import metrics_of
 from models.experiment.ranking_config import RankingConfig

@@ -110,7 +110,7 @@ def _check_run(checkpoint: pathlib.Path, extra: Mapping[str, Any]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, f"{QUICK_EPOCHS} epochs of {QUICK_USERS} users")
     parser.add_argument("--data", default="../shared/data/ml-1m", help="folder with the ratings of MovieLens-1M")
     parser.add_argument("--run", type=pathlib.Path, help="folder of the run, new or to resume; default below runs/")
     parser.add_argument("--model", choices=list(MODELS), default="hstu")
@@ -124,8 +124,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--expansion", type=int, help="k of logit sharing: each position uses k times as many negatives"
     )
     parser.add_argument("--epochs", type=int, help="number of epochs (default: 101, the recipe's)")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of {QUICK_USERS} users")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the result")
     arguments = parser.parse_args(argv)
     if arguments.run is None:
         flags = ("validation", "no_time_bias", "no_position_bias", "no_relative_bias", "quick")
@@ -157,10 +155,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
 
     def report(entries: list[dict[str, Any]]) -> None:
-        if arguments.json and any("hr_at_10" in entry for entry in entries):
-            arguments.json.write_text(
-                json.dumps(summary(arguments.model, experiment, entries), indent=1) + "\n", encoding="utf-8"
-            )
+        if any("hr_at_10" in entry for entry in entries):
+            harness.write_json(arguments.json, summary(arguments.model, experiment, entries))
 
     try:
         experiment = experiment_of(arguments)

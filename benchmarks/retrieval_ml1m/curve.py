@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.machine import describe
+from benchmarks.harness import harness
 from models.evaluate import evaluate
 from models.experiment import Experiment
 from models.experiment.model_config import RetrievalConfig
@@ -125,6 +125,6 @@ def summary(name: str, experiment: Experiment, entries: Sequence[Mapping[str, An
         "expansion": model.expansion,
         "published": {source: dict(zip(_NAMES, figures)) for source, figures in PUBLISHED[name].items()},
         "note": CAVEAT + " " + (WITH_VALIDATION if validated else COMPARISON),
-        "machine": describe(),
+        "machine": harness.describe_machine(),
         "cores_used": len(os.sched_getaffinity(0)),
     }

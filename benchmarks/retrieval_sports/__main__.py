@@ -28,9 +28,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.harness import harness, training_jobs
-from benchmarks.harness.machine import describe
-from benchmarks.harness.training_jobs import Job
+from benchmarks.harness import harness, processes, training
+from benchmarks.harness.training import Job
 from benchmarks.schedule_quality.splits import first_users, validation_of
 from models.experiment import load
 from models.prepare import prepare_data
@@ -87,7 +86,7 @@ class Run(NamedTuple):
         tried = [(setting, [self.tuning(model, setting)]) for setting in self.settings]
         if not all(job.finished for _, (job,) in tried):
             return None
-        chosen = training_jobs.choice(tried)
+        chosen = training.choice(tried)
         return self._job(model, chosen["setting"], chosen["epochs"], self.budget.seed, PARTS[part], "test", 0)
 
     def _job(
@@ -96,7 +95,7 @@ class Run(NamedTuple):
     ) -> Job:  # fmt: skip
         fields = [f"{name}={value}" for name, value in setting.items()]
         experiment = load(CONFIG, [f"model.encoder={MODELS[model]}", *fields, f"train.epochs={epochs}", f"seed={seed}"])
-        return training_jobs.job_of(
+        return training.job_of(
             model, experiment, self.folders[trained], self.place, deciding=DECIDING, held_out=self.folders[held_out],
             patience=patience,
         )  # fmt: skip
@@ -105,11 +104,11 @@ class Run(NamedTuple):
 def train(run: Run, path: pathlib.Path | None) -> dict[str, Any]:
     """Trains the unfinished jobs in rounds, a setting of all models in each. Returns the fields of the JSON file."""
     for setting in run.settings:
-        training_jobs.train([run.tuning(model, setting) for model in MODELS])
-        _write(path, summary(run))
+        training.train([run.tuning(model, setting) for model in MODELS])
+        harness.write_json(path, summary(run))
     for part in PARTS:
-        training_jobs.train([job for model in MODELS if (job := run.final(model, part)) is not None])
-        _write(path, summary(run))
+        training.train([job for model in MODELS if (job := run.final(model, part)) is not None])
+        harness.write_json(path, summary(run))
     return summary(run)
 
 
@@ -122,7 +121,7 @@ def summary(run: Run) -> dict[str, Any]:
         tried = [(setting, run.tuning(model, setting)) for setting in run.settings]
         missing += [f"{model} {setting}" for setting, job in tried if not job.finished]
         if done := [(setting, [job]) for setting, job in tried if job.finished]:
-            models[model] = training_jobs.choice(done)
+            models[model] = training.choice(done)
         for part in PARTS:
             final = run.final(model, part)
             if final is None or not final.finished:
@@ -136,6 +135,7 @@ def summary(run: Run) -> dict[str, Any]:
                 flat[f"{field}_{model}"] = last["held_out"][name]
                 flat[f"{field}_popularity"] = last["held_out"][f"baseline_{name}"]
     return {
+        "cores_used": len(os.sched_getaffinity(0)),
         "data": "amazon_sports", **run.budget._asdict(), "grid": list(GRID), **flat,
         "missing": missing, "models": models, "protocol": PROTOCOL,
         "published": {model: dict(zip(("hr_at_10", "ndcg_at_10"), figures)) for model, figures in PUBLISHED.items()},
@@ -177,13 +177,11 @@ def show(fields: Mapping[str, Any]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = harness.parser(__doc__, f"one setting, two epochs, the first {QUICK_USERS} users")
     parser.add_argument("--data", type=pathlib.Path, default=harness.ROOT.parent / "shared/data/amazon_sports")
     parser.add_argument("--settings", type=int, metavar="N", choices=range(1, len(GRID) + 1),
                         help="settings of GRID that each model tries")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help=f"one setting, two epochs, the first {QUICK_USERS} users")
     parser.add_argument("--run", type=pathlib.Path, default="runs/retrieval_sports", help="folder of the jobs")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
     return parser.parse_args(argv)
 
 
@@ -196,11 +194,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     show(train(Run(folders, place, budget), arguments.json))
 
 
-def _write(path: pathlib.Path | None, fields: Mapping[str, Any]) -> None:
-    if path is not None:
-        facts = {**fields, "machine": describe(), "cores_used": len(os.sched_getaffinity(0))}
-        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--quick] [--json FILE]
 
-A cost model (fit.py, replay.py) is fitted to a few of the cells that papers published and predicts the others. The
+A cost model (models.py) is fitted to a few of the cells that papers published and predicts the others. The
 benchmark prints both beside the published figures, with the error of every cell and whether it was fitted. Then it
 replays our own step (own.py, tf_fusedrec/schedules/planning), with the measured costs of our ops and the networks that
 two papers state.
@@ -14,25 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import harness
-from benchmarks.scale import checks, own
-from benchmarks.scale.clusters import NestPipeCluster, TurboGRCluster, compared
-from benchmarks.scale.fit import Key, Prediction
-from benchmarks.scale.ops import measure
+from benchmarks.harness import harness, processes
+from benchmarks.scale import models, own
 from benchmarks.scale.published import cells
-from benchmarks.scale.two_d import TwoDCluster
-
-
-def predictions() -> dict[Key, Prediction]:
-    """Returns a prediction for every published cell."""
-    fitted = (NestPipeCluster(), TwoDCluster(), TurboGRCluster())
-    return {key: value for cluster in fitted for key, value in cluster.predictions().items()} | checks.predictions()
 
 
 def published_tables() -> dict[str, Any]:
     """Returns every published cell beside the model's figure, and the errors of the predicted cells."""
-    predicted = predictions()
-    rows = [compared(cell, predicted[cell.key]) for cell in cells()]
+    predicted = models.predictions()
+    rows = [models.compared(cell, predicted[cell.key]) for cell in cells()]
     errors = np.array([abs(row["error %"]) for row in rows if row["kind"] == "predicted"])
     return {
         "cells": rows,
@@ -45,7 +35,7 @@ def published_tables() -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__.splitlines()[0])
+    arguments = harness.parser(__doc__).parse_args()
     published = published_tables()
     for table in dict.fromkeys((cell["paper"], cell["table"]) for cell in published["cells"]):
         rows = [cell for cell in published["cells"] if (cell["paper"], cell["table"]) == table]
@@ -53,7 +43,7 @@ def main() -> None:
         harness.print_table(" ".join(table), [{k: v for k, v in row.items() if k not in hidden} for row in rows])
     summary = {name: value for name, value in published.items() if name != "cells"}
     harness.print_table("errors of the predicted cells", [summary])
-    costs = measure(own.DIM, own.USERS * own.TOKENS, arguments.quick)
+    costs = own.measure_ops(own.DIM, own.USERS * own.TOKENS, arguments.quick)
     nanoseconds = {name: 1e9 * value for name, value in costs._asdict().items() if name != "flops_per_s"}
     harness.print_table("our ops on this machine, ns per id or row", [nanoseconds])
     tables = {hardware.name: own.table(costs, hardware) for hardware in own.HARDWARE}
@@ -63,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -1,23 +1,28 @@
 """Our own step on the workers that two papers state, by the cost model of tf_fusedrec/schedules/planning.
 
-The step has 128 users of 512 tokens with rows of 128 columns, and MTGRBoost's 4 GFLOP forward for a user.
+The step has 128 users of 512 tokens with rows of 128 columns, and MTGRBoost's 4 GFLOP forward for a user. The costs of
+our ops per id or row are measured on this machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.scale.ops import OpCosts
+import tf_fusedrec as fr
+from benchmarks.harness import harness
+from benchmarks.harness.synthetic import ZipfIds
+from tf_fusedrec import ops, tf
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.forecast import Workload
 from tf_fusedrec.schedules.planning.measure import Lookup, Measured
 from tf_fusedrec.schedules.planning.replay import shares
+from tf_fusedrec.tables import NativeTable
 
 WORKERS = (128, 256, 512, 1024, 2048, 4096)
 GROUP = 128  # workers per group in the rows with groups
@@ -122,3 +127,69 @@ def table(costs: OpCosts, hardware: Hardware) -> list[dict[str, Any]]:
             row["nested scaling %"] = 100 * first["nested(4) ms"] / row["nested(4) ms"]
             rows.append(row)
     return rows
+
+
+class OpCosts(NamedTuple):
+    """Seconds per id or row, and the rate of a matrix product."""
+
+    unique: float  # per id: segment_unique
+    partition: float  # per unique id: rank_partition
+    lookup: float  # per row at its owner: find, and copy to the answer
+    update: float  # per row at its owner: sum over sources, optimizer
+    recover: float  # per id: rows in the order of ids
+    recover_grad: float  # per id: gradients summed by unique id
+    flops_per_s: float
+
+
+def measure_ops(dim: int, ids: int, quick: bool) -> OpCosts:
+    """Times every op on `ids` ids of a Zipf law over a million ids, with rows of `dim` columns."""
+    drawn = ZipfIds(10**6, 0.8).draw(np.random.default_rng(0), (ids,))
+    splits = tf.constant([0, ids], tf.int64)
+    unique = ops.segment_unique(tf.constant(drawn), splits)
+    harness.check_equal("segment_unique", tf.gather(unique.ids, unique.inverse), drawn)
+    rows = int(tf.size(unique.ids))
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig(name="t", dim=dim, optimizer=fr.optimizers.Adagrad(0.01, 0.1))],
+        [fr.FeatureConfig(name="f", table="t")],
+        name="scale",
+    )
+    table = embedding.lookups[0].table
+    assert isinstance(table, NativeTable)
+    message = tf.concat([[tf.constant(rows, tf.int64)], unique.ids], 0)
+    message_splits = tf.constant([rows + 1], tf.int32)
+    found = table.lookup(message, message_splits, training=True)
+    again = table.lookup(message, message_splits, training=True)
+    harness.check_equal("rows of a second lookup", again.rows, found.rows)
+    gradients = tf.random.stateless_normal([rows, dim], [1, 2])
+    gathered = tf.gather(found.rows[:rows], unique.inverse)
+    index = tf.cast(unique.inverse, tf.int32)
+    side = 512
+    square = tf.random.stateless_normal([side, side], [3, 4])
+
+    def update() -> None:
+        rows = table.lookup(message, message_splits, training=True)
+        assert isinstance(rows, ops.TableRows)
+        table.apply_gradients([(rows, gradients)], 1.0)
+
+    variants = {
+        "unique": lambda: ops.segment_unique(tf.constant(drawn), splits),
+        "partition": lambda: ops.rank_partition(
+            unique.ids, unique.splits, num_ranks=128, owner=table.owner, id_bits=table.id_bits, segment_names=["t"]
+        ),
+        "lookup": lambda: table.lookup(message, message_splits, training=True),
+        "update": update,
+        "recover": lambda: ops.recover(found.rows, index),
+        "recover_grad": lambda: ops.recover_grad(gathered, index, tf.constant(rows, tf.int64)),
+        "matmul": lambda: tf.linalg.matmul(square, square),
+    }
+    seconds = harness.measure(variants, warmup=3, repeats=5 if quick else 30)
+    median = {name: timing.median_s for name, timing in seconds.items()}
+    return OpCosts(
+        unique=median["unique"] / ids,
+        partition=median["partition"] / rows,
+        lookup=median["lookup"] / rows,
+        update=max(median["update"] - median["lookup"], 0.0) / rows,
+        recover=median["recover"] / ids,
+        recover_grad=median["recover_grad"] / ids,
+        flops_per_s=2 * side**3 / median["matmul"],
+    )

@@ -7,7 +7,7 @@ samples per second with two decimals, so that a printed 0.26 is exact to 2 % onl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NESTPIPE, TURBOGR, TWO_D, MTGRBOOST, FUSEDREC = "NestPipe", "TurboGR", "2D-SP", "MTGRBoost", "FusedRec"
 
@@ -94,8 +94,6 @@ _TABLE_IV = {
     "NestPipe": (1185.60, 154.23, 4.14),
     "NestPipe+2D-SP": (452.34, 55.64, 4.32),
 }
-# NestPipe, Fig. 2, 128 workers: lookup and communication in % of the step of TorchRec.
-_SHARES_128 = {"lookup %": 24.4, "communication %": 9.2}
 # 2D-SP, Table 1: groups -> QPS, peak and mean memory in %, imbalance ratio.
 _TABLE_1 = {
     "CTR": {
@@ -119,55 +117,43 @@ _TABLE_4 = {"Baseline": (1970.0, 498.0, 613.0), "HSP": (1790.0, 120.0, 373.0)}
 
 def cells() -> Iterator[Cell]:
     """Yields all cells."""
-    figures: Sequence[float | None]
-    rows: Mapping[int, Sequence[float | None]]
-    value: float | None
-    for method, figures in _QPS.items():
-        for workers, qps in zip(WORKERS, figures):
-            yield Cell(NESTPIPE, "TABLE III", str(workers), f"{method} QPS 1e5", qps)
+
+    def table(paper: str, name: str, rows: Mapping[Any, Sequence[float | None]], columns: Sequence[str], form: str):
+        """Yields the cells of a dict of rows. `form` makes "row|column" of the key and a column's name."""
+        for key, values in rows.items():
+            for column, value in zip(columns, values):
+                row, _, of_row = form.format(key, column).partition("|")
+                yield Cell(paper, name, row, of_row, value)
+
+    for method in _QPS:
+        for n, workers in enumerate(map(str, WORKERS)):
+            yield Cell(NESTPIPE, "TABLE III", workers, f"{method} QPS 1e5", _QPS[method][n])
             if method != "TorchRec":
-                yield Cell(
-                    NESTPIPE, "TABLE III", str(workers), f"{method} speedup", _SPEEDUP[method][WORKERS.index(workers)]
-                )
-        for workers, scaling in zip(WORKERS[1:], _SCALING[method]):
-            yield Cell(NESTPIPE, "TABLE III", str(workers), f"{method} scaling %", scaling)
-    for method, figures in _STEP_1536.items():
-        for column, value in zip(("step ms", "lookup ms", "exposed ms"), figures):
-            yield Cell(NESTPIPE, "TABLE II", "1536 NPUs", f"{method} {column}", value)
-    for method, figures in _TABLE_IV.items():
-        for column, value in zip(("communication ms", "exposed ms", "QPS 1e5"), figures):
-            yield Cell(NESTPIPE, "TABLE IV", "1536", f"{method} {column}", value)
-    for column, share in _SHARES_128.items():
-        yield Cell(NESTPIPE, "Fig. 2", "128", f"TorchRec {column}", share)
+                yield Cell(NESTPIPE, "TABLE III", workers, f"{method} speedup", _SPEEDUP[method][n])
+            if n:
+                yield Cell(NESTPIPE, "TABLE III", workers, f"{method} scaling %", _SCALING[method][n - 1])
+    times = ("step ms", "lookup ms", "exposed ms")
+    yield from table(NESTPIPE, "TABLE II", _STEP_1536, times, "1536 NPUs|{} {}")
+    yield from table(NESTPIPE, "TABLE IV", _TABLE_IV, ("communication ms", "exposed ms", "QPS 1e5"), "1536|{} {}")
+    yield from table(NESTPIPE, "Fig. 2", {"TorchRec": (24.4, 9.2)}, ("lookup %", "communication %"), "128|{} {}")
     for model, rows in _TABLE_1.items():
-        for groups, figures in rows.items():
-            for column, value in zip(("QPS", "peak memory %", "mean memory %", "imbalance"), figures):
-                yield Cell(TWO_D, "Table 1", f"{groups} groups", f"{model} {column}", value)
-    for strategy, rows in (("full", _FULL), ("2D", _GROUPED)):
-        for gpus, figures in rows.items():
-            for column, value in zip(("memory %", "QPS", "scaling %"), figures):
-                if value is not None:
-                    yield Cell(TWO_D, "Table 2", f"{gpus} GPUs", f"{strategy} {column}", value)
+        columns = ("QPS", "peak memory %", "mean memory %", "imbalance")
+        yield from table(TWO_D, "Table 1", rows, columns, f"{{}} groups|{model} {{}}")
+    for strategy, of_gpus in (("full", _FULL), ("2D", _GROUPED)):
+        found = table(TWO_D, "Table 2", of_gpus, ("memory %", "QPS", "scaling %"), f"{{}} GPUs|{strategy} {{}}")
+        yield from (cell for cell in found if cell.value is not None)
     for gpus in (2048, 4096):
         yield Cell(TWO_D, "Table 2", f"{gpus} GPUs", "full memory %", None)
-    for strategy, figures in _TABLE_4.items():
-        for column, value in zip(("step ms", "all-to-all ms", "communication ms"), figures):
-            yield Cell(TURBOGR, "Table 4", strategy, column, value)
-    for method, figures in _STEP_GPU.items():
-        for column, value in zip(("step ms", "lookup ms", "exposed ms"), figures):
-            yield Cell(NESTPIPE, "TABLE II", "128 GPUs", f"{method} {column}", value)
-    for cell in _NESTPIPE_TEXT:
-        yield Cell(NESTPIPE, *cell)
-    for model, (_, mfu, scalability) in TABLE_1_MODELS.items():
-        yield Cell(TURBOGR, "Table 1", model, "MFU %", mfu)
-        yield Cell(TURBOGR, "Table 1", model, "linear scalability", scalability)
+    yield from table(TURBOGR, "Table 4", _TABLE_4, ("step ms", "all-to-all ms", "communication ms"), "{}|{}")
+    yield from table(NESTPIPE, "TABLE II", _STEP_GPU, times, "128 GPUs|{} {}")
+    yield from (Cell(NESTPIPE, *cell) for cell in _NESTPIPE_TEXT)
+    of_models = {model: figures[1:] for model, figures in TABLE_1_MODELS.items()}
+    yield from table(TURBOGR, "Table 1", of_models, ("MFU %", "linear scalability"), "{}|{}")
     for data, strategies in TABLE_3.items():
-        for strategy, (_, *figures) in zip(("fixed", "balanced"), strategies):
-            for column, value in zip(("step ms", "delay ms", "delay %"), figures):
-                yield Cell(TURBOGR, "Table 3", data, f"{strategy} {column}", value)
-    for model, (_, _, exposed, computing) in TABLE_6.items():
-        yield Cell(TURBOGR, "Table 6", model, "not overlapped ms", exposed)
-        yield Cell(TURBOGR, "Table 6", model, "computing %", computing)
-    for which, value in _FIG_17.items():
-        yield Cell(MTGRBOOST, "Fig. 17", "128 GPUs", f"{which} scaling %", value)
+        for strategy, (_, *of_strategy) in zip(("fixed", "balanced"), strategies):
+            delays = ("step ms", "delay ms", "delay %")
+            yield from table(TURBOGR, "Table 3", {data: of_strategy}, delays, f"{{}}|{strategy} {{}}")
+    hidden = {model: figures[2:] for model, figures in TABLE_6.items()}
+    yield from table(TURBOGR, "Table 6", hidden, ("not overlapped ms", "computing %"), "{}|{}")
+    yield from (Cell(MTGRBOOST, "Fig. 17", "128 GPUs", f"{which} scaling %", x) for which, x in _FIG_17.items())
     yield Cell(FUSEDREC, "Fig. 6", "128 GPUs", "scaling factor", 0.93)

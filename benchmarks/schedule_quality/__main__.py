@@ -15,13 +15,11 @@ HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normaliz
 under the softmax over all movies, over its cross entropy under the popularity. The difference from `sync` of the same
 seed has the 95 % interval of a paired bootstrap over users, which draws a user with the samples of all seeds that both
 variants have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4). `growth` has the mean second moment by
-epoch, beside 2D-SP's Proposition 1 (moments.py).
+epoch, beside 2D-SP's Proposition 1 (expected_moment).
 
 Every variant and seed is a job with a folder below --run, whose name holds a hash of settings and data. The same
 command keeps finished jobs, and resumes a stopped one from its last epoch. It may be stopped at any time. The JSON has
-what is finished, and `missing` names the rest. A finished job is result.json, curve.json and samples.npz. Copied to
-benchmarks/results/schedule_quality, its folder counts on every machine. --quick trains 2 epochs of the first users
-with one seed.
+what is finished, and `missing` names the rest. --quick trains 2 epochs of the first users with one seed.
 """
 
 from __future__ import annotations
@@ -30,21 +28,21 @@ import argparse
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
-from benchmarks.harness import children, harness
-from benchmarks.harness.content import content_of
-from benchmarks.schedule_quality.job import METRICS
+from benchmarks.harness import harness, processes
+from benchmarks.harness.training import content_of
+from benchmarks.schedule_quality.job import METRICS, Entry, on_rank
 from benchmarks.schedule_quality.splits import first_users, validation_of
-from benchmarks.schedule_quality.summary import LEVEL, summary
+from models.compare import compare, read_samples
 from models.experiment import load
 from models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m_tiny.yaml"
-KEPT = harness.ROOT / "benchmarks/results/schedule_quality"  # finished jobs of earlier machines
 RANKS, SEEDS, PATIENCE = 4, (1, 2), 5
 EPOCHS, QUICK_EPOCHS, QUICK_USERS = 60, 2, 300
 SETTINGS = (
@@ -73,7 +71,7 @@ class Job(NamedTuple):
     variant: str
     seed: int
     folder: pathlib.Path
-    request: dict[str, Any]  # arguments of job.main, without the folder
+    request: dict[str, Any]  # arguments of job.on_rank, without the folder
 
     @property
     def finished(self) -> bool:
@@ -90,8 +88,7 @@ def job_of(variant: str, seed: int, run: pathlib.Path, epochs: int, splits: dict
     folder = f"{variant}_seed{seed}_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
     paths = {name: str(split) for name, split in splits.items()}
     request = {"experiment": load(CONFIG, settings).to_dict(), "splits": paths, "patience": PATIENCE}
-    kept = Job(variant, seed, KEPT / folder, request)
-    return kept if kept.finished else kept._replace(folder=run / folder)
+    return Job(variant, seed, run / folder, request)
 
 
 def train(job: Job) -> None:
@@ -103,9 +100,8 @@ def train(job: Job) -> None:
     print(f"{job.folder.name} ...", flush=True)
     job.folder.mkdir(parents=True, exist_ok=True)
     one_thread = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}  # the ranks share the cores
-    children.ask_ranks(
-        "benchmarks.schedule_quality.job", RANKS, variables=one_thread, timeout_s=24 * 3600, folder=str(job.folder),
-        **job.request,
+    processes.ask_ranks(
+        on_rank, RANKS, variables=one_thread, timeout_s=24 * 3600, folder=str(job.folder), **job.request
     )  # fmt: skip
 
 
@@ -115,6 +111,92 @@ def prepared(data: pathlib.Path, run: pathlib.Path, users: int | None) -> dict[s
     if users is not None:
         whole = first_users(whole, run / "data" / f"{whole.name}_users{users}", users)
     return {"validation": validation_of(whole, run / "data" / f"{whole.name}_validation"), "test": whole}
+
+
+BASELINE = "sync"
+RESAMPLES, LEVEL = 1000, 0.95
+# The variant of each number of groups whose steps are nearest to the baseline's: its moments are scaled by that number.
+OF_GROUPS = {1: BASELINE, 2: "weight_sync_g2_c2", 4: "weight_sync_g4_c4"}
+
+
+def expected_moment(groups: int, of_one: float | np.ndarray, of_two: float | np.ndarray) -> np.ndarray:
+    """Returns E[v] of `groups` groups, <float>[...], from E[v] of one group and of two groups with the same batches.
+
+    Proposition 1 (Zhang et al., "Two-dimensional Sparse Parallelism", section 3.2): with gradients that are i.i.d. over
+    groups, E[v] is equal in all groups and grows at least as fast as in one group. The proof says more. Let s be the
+    mean gradient of a row and n the noise of the gradient over all ranks. A step adds |s|^2 + E|n|^2 to v in one group.
+    A group of the M-th part of the ranks has M times the variance, so it adds |s|^2 + M E|n|^2. Hence E[v] is linear in
+    M, between its value in one group and M times that value. The upper end is the paper's Scaling Rule 1.
+    """
+    return of_one + (groups - 1) * (np.asarray(of_two) - of_one)
+
+
+def summary(jobs: Sequence[Job], ranks: int, patience: int) -> dict[str, Any]:
+    """Returns the fields of the JSON file."""
+    done = {(job.variant, job.seed): job.folder for job in jobs if job.finished}
+    curves = {key: json.loads((folder / "curve.json").read_text(encoding="utf-8")) for key, folder in done.items()}
+    variants = {variant: row(variant, done) for variant in dict.fromkeys(job.variant for job in jobs if job.finished)}
+    experiment = jobs[0].request["experiment"]
+    return {
+        "variants": variants,
+        "missing": [f"{job.variant} seed {job.seed}" for job in jobs if not job.finished],
+        "curves": [{"variant": variant, "seed": seed, "epochs": of} for (variant, seed), of in curves.items()],
+        "growth": growth({groups: curves.get((variant, jobs[0].seed)) for groups, variant in OF_GROUPS.items()}),
+        "users": next((len(read_samples(folder)["user"]) for folder in done.values()), 0),
+        "ranks": ranks,
+        "patience": patience,
+        "tokens_per_batch_of_a_rank": experiment["train"]["target_tokens"],
+        "model": experiment["model"],
+        "embedding": {name: experiment["embedding"][name] for name in ("optimizer", "learning_rate")},
+        "level": LEVEL,
+        "resamples": RESAMPLES,
+    }
+
+
+def row(variant: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str, Any]:
+    """Returns means over the finished seeds, and differences from BASELINE over the seeds that both have finished."""
+    seeds = [seed for name, seed in done if name == variant]
+    results = [json.loads((done[variant, seed] / "result.json").read_text(encoding="utf-8")) for seed in seeds]
+    pairs = [seed for seed in seeds if (BASELINE, seed) in done]
+    table = {}
+    if pairs:
+        a, b = ([read_samples(done[name, seed]) for seed in pairs] for name in (BASELINE, variant))
+        table = compare(joined(a), joined(b), RESAMPLES, 0, LEVEL)
+    found: dict[str, Any] = {
+        "seeds": seeds,
+        "epochs": [result["epoch"] for result in results],
+        "pairs": pairs,
+        "commits": sorted({result["commit"] for result in results}),
+    }
+    for metric in METRICS:
+        key, of_seeds = metric.replace("@", "_at_"), [result["test"][metric] for result in results]
+        found |= {key: float(np.mean(of_seeds)), f"{key}_by_seed": of_seeds}
+        if pairs:
+            found |= {f"{key}_{part}": table[metric][part] for part in ("difference", "low", "high")}
+    return found
+
+
+def joined(samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the samples of several seeds as one run, in which a user has one sample per seed."""
+    return {name: np.concatenate([one[name] for one in samples]) for name in samples[0]}
+
+
+def growth(curves: Mapping[int, Sequence[Entry] | None]) -> list[dict[str, float]]:
+    """Returns the mean second moment by epoch, `measured_M` for every finished number of groups M and `expected_4`.
+
+    Args:
+      curves: Curve of every number of groups, None for a job that is not finished.
+    """
+    measured = {groups: [entry["moment"] for entry in curve] for groups, curve in curves.items() if curve}
+    epochs = min(map(len, measured.values()), default=0)
+    found = []
+    for epoch in range(epochs):
+        entry: dict[str, float] = {"epoch": epoch + 1}
+        entry |= {f"measured_{groups}": moments[epoch] for groups, moments in measured.items()}
+        if {1, 2} <= set(measured):
+            entry["expected_4"] = float(expected_moment(4, measured[1][epoch], measured[2][epoch]))
+        found.append(entry)
+    return found
 
 
 def show(result: dict[str, Any]) -> None:
@@ -133,15 +215,13 @@ def show(result: dict[str, Any]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of the first {QUICK_USERS} users")
+    parser = harness.parser(__doc__, f"{QUICK_EPOCHS} epochs of the first {QUICK_USERS} users")
     parser.add_argument(
         "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="variants to train (all)"
     )
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, help="seeds to train (all)")
     parser.add_argument("--data", type=pathlib.Path, default=harness.ROOT.parent / "shared/data/ml-1m")
     parser.add_argument("--run", type=pathlib.Path, default="runs/schedule_quality", help="folder of the jobs")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
     return parser.parse_args(argv)
 
 
@@ -165,4 +245,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import children, harness
-from benchmarks.schedule_quality.moments import mean_moment
+from benchmarks.harness import harness
 from models.build import columns, make_embedding, make_model, no_rows
 from models.evaluate import Evaluation, evaluator
 from models.experiment import Experiment, from_dict
@@ -111,6 +110,18 @@ class Progress(keras.callbacks.Callback):
         return {name: results[name] for name in METRICS}
 
 
+def mean_moment(embedding: fr.FusedEmbedding) -> float:
+    """Returns the mean second moment of all rows of the layer's tables with RowWiseAdagrad. Collective."""
+    found = [
+        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]  # type: ignore[attr-defined]
+        for lookup in embedding.lookups
+        for name in lookup.table.names
+    ]
+    here = np.concatenate(found).astype(np.float64)
+    total, rows = fr.collectives.all_gather(np.array([[here.sum(), len(here)]])).sum(axis=0)
+    return float(total / rows)
+
+
 def replace(path: pathlib.Path, text: str) -> None:
     """Writes a file that is whole at every moment."""
     partial = path.with_suffix(".partial")
@@ -118,7 +129,7 @@ def replace(path: pathlib.Path, text: str) -> None:
     partial.replace(path)
 
 
-def main(folder: str, experiment: Mapping[str, Any], splits: Mapping[str, str], patience: int) -> Entry | None:
+def on_rank(folder: str, experiment: Mapping[str, Any], splits: Mapping[str, str], patience: int) -> Entry | None:
     """Trains or resumes the job. Returns the best epoch on rank 0, None on others.
 
     Args:
@@ -157,7 +168,3 @@ def main(folder: str, experiment: Mapping[str, Any], splits: Mapping[str, str], 
         replace(place / "result.json", json.dumps(result, indent=1) + "\n")
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves
     return result
-
-
-if __name__ == "__main__":
-    children.answer(main)

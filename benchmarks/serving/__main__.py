@@ -37,13 +37,10 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
-from benchmarks.serving.kinds import KINDS, load_fields
-from benchmarks.serving.load import Load
-from benchmarks.serving.retrieval import Catalogue, retrieval_fields
-from benchmarks.serving.row_formats import Clicks, row_fields
+from benchmarks.harness import harness, processes
+from benchmarks.serving.load import KINDS, Load, load_fields
+from benchmarks.serving.parts import Catalogue, Clicks, Updates, retrieval_fields, row_fields, update_fields
 from benchmarks.serving.state import Request, state_fields
-from benchmarks.serving.updates import Updates, update_fields
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import Experiment, load
 from models.experiment.ranking_config import RankingConfig
@@ -140,28 +137,25 @@ def percentiles(
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__.split("\n")[0])
+    arguments = harness.parser(__doc__).parse_args()
     size = QUICK if arguments.quick else FULL
     experiment = load(str(CONFIG), [])
     model, rows_of = trained(experiment, size.items)
     bytes_of_rows = 4 * experiment.model.dim * sum(rows_of.values())
+    fields: dict[str, Any] = {"p50_ms": {ops: {} for ops in OPS}, "p99_ms": {ops: {} for ops in OPS}}
     with tempfile.TemporaryDirectory() as temporary:
         folders = {ops: pathlib.Path(temporary) / ops for ops in OPS}
+        servers = {}
         for ops, folder in folders.items():
             export(model, folder, ops)
-        sizes = {
-            ops: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for ops, folder in folders.items()
-        }
-        loaded = {ops: tf.saved_model.load(str(folder)) for ops, folder in folders.items()}
-        servers = {ops: model.signatures["serving_default"] for ops, model in loaded.items()}
-        table: list[dict[str, Any]] = []
-        p50: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
-        p99: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
+            servers[ops] = tf.saved_model.load(str(folder)).signatures["serving_default"]
         for users in BATCHES:
             for ops, (median, tail) in percentiles(servers, experiment, users, size).items():
-                p50[ops][str(users)], p99[ops][str(users)] = median, tail
-                row = {"ops": ops, "users": users, "p50_ms": median, "p99_ms": tail}
-                table.append({**row, "size_over_rows": sizes[ops] / bytes_of_rows})
+                fields["p50_ms"][ops][str(users)], fields["p99_ms"][ops][str(users)] = median, tail
+        fields["size_over_rows"] = {
+            ops: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / bytes_of_rows
+            for ops, folder in folders.items()
+        }
         random = np.random.default_rng(0)
         requests = [request(experiment, 1, size.items, random) for _ in range(32)]
 
@@ -169,43 +163,25 @@ def main() -> None:
             for output in server(**requests[number % len(requests)]).values():
                 output.numpy()
 
-        of_updates = update_fields(model, folders["stock"], rows_of, ask, size.updates)
-    harness.print_table(f"a served GRM, {size.items} items, {EXPOSED} exposures per user", table)
-    over_rows = {ops: sizes[ops] / bytes_of_rows for ops in OPS}
-    of_state = state_fields(str(CONFIG), size.long)
-    harness.print_table(f"a kept state of {size.long.events} events", [dict(of_state)])
-    of_large = {f"{field}_4g": value for field, value in state_fields(str(LARGE), size.large).items()}
-    harness.print_table(f"the same of {LARGE.name}", [dict(of_large)])
-    loads = {}
+        fields |= update_fields(model, folders["stock"], rows_of, ask, size.updates)
+    fields |= state_fields(str(CONFIG), size.long)
+    fields |= {f"{field}_4g": value for field, value in state_fields(str(LARGE), size.large).items()}
     for name, request_size in (("long", size.long), *size.others):
         with tempfile.TemporaryDirectory() as temporary:
-            loads[name] = load_fields(str(CONFIG), request_size, pathlib.Path(temporary), size.load)
-        rows = [{"kind": kind, **loads[name][kind]} for kind in KINDS]
+            loads = fields[f"load_{name}"] = load_fields(str(CONFIG), request_size, pathlib.Path(temporary), size.load)
+        rows = [{"kind": kind, **loads[kind]} for kind in KINDS]
         harness.print_table(f"open-loop load, {name} requests", rows)
-    with tempfile.TemporaryDirectory() as temporary:
-        of_rows = row_fields(pathlib.Path(temporary), size.clicks)
-    harness.print_table("rows in fewer bytes", [dict(of_rows)])
-    of_index = retrieval_fields(size.catalogue)
-    harness.print_table(f"{size.catalogue.items} items", [dict(of_index)])
-    harness.print_table(f"a delta every {size.updates.every:.0f} s", [dict(of_updates)])
-    fields = {
-        "p50_ms": p50,
-        "p99_ms": p99,
-        "size_over_rows": over_rows,
-        **of_state,
-        **of_large,
-        **of_updates,
-        **of_rows,
-        **of_index,
-    }
-    fields |= {f"load_{name}": of_load for name, of_load in loads.items()}
     for kind in ("state", "stock"):
-        fields[f"p99_ms_{kind}"], fields[f"max_rate_{kind}"] = (
-            loads["long"][kind][of] for of in ("p99_ms", "max_rate")
-        )
-    fields["cache_bytes_per_user"] = loads["long"]["cache_bytes_per_user"]
+        fields |= {f"{field}_{kind}": fields["load_long"][kind][field] for field in ("p99_ms", "max_rate")}
+    fields["cache_bytes_per_user"] = fields["load_long"]["cache_bytes_per_user"]
+    with tempfile.TemporaryDirectory() as temporary:
+        fields |= row_fields(pathlib.Path(temporary), size.clicks)
+    fields |= retrieval_fields(size.catalogue)
+    rows = [{"ops": ops, **fields["p50_ms"][ops]} for ops in OPS]
+    harness.print_table(f"a served GRM, {size.items} items, {EXPOSED} exposures per user; median ms by users", rows)
+    harness.print_fields("the other fields", fields)
     harness.write_json(arguments.json, fields)
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.table.dedup [--quick] [--json FILE]
 
-The command starts 2 processes of one thread each (MTGRBoost, section 6, figure 16). All four variants run the same ops
+Two ranks have one thread each (MTGRBoost, section 6, figure 16). All four variants run the same ops
 on different inputs.
 - "source" removes the duplicates of a batch before its ids travel. Without it every occurrence of an id travels, with a
   row and a gradient of its own.
@@ -14,14 +14,13 @@ comes first: under SGD with exact sums all four must train the same rows. The ti
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
+from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.synthetic import ZipfIds
 from benchmarks.table.work import ZIPF_ALPHA
 from tf_fusedrec import ops, optimizers, tf
@@ -71,7 +70,11 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
             unique = ops.segment_unique(ids, unique.splits)
         outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
         route = all_to_all.route_ids([outgoing], layout)[0]
-        found = _lookup(table, route) if at_owner else _lookup_of_each(table, route, lookup)
+        if at_owner:
+            found = table.lookup(route.message, route.message_splits, training=True)
+            assert isinstance(found, ops.TableRows)
+        else:
+            found = _lookup_of_each(table, route, lookup)
         rows = ops.recover(all_to_all.bring_rows(route, found.rows, layout, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
@@ -82,12 +85,6 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
         return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])
 
     return step
-
-
-def _lookup(table: NativeTable, route: all_to_all.Route) -> ops.TableRows:
-    found = table.lookup(route.message, route.message_splits, training=True)
-    assert isinstance(found, ops.TableRows)
-    return found
 
 
 def _lookup_of_each(table: NativeTable, route: all_to_all.Route, lookup: int) -> ops.TableRows:
@@ -130,56 +127,45 @@ def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05, variant="2d_sp"))
     batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
     lookup = _make_rows(table, f"dedup.{dim}.made", batches, dim)
-    steps = {
-        mode: make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
-        for mode, (at_source, at_owner) in MODES.items()
-    }
     gradients = tf.constant(np.random.default_rng(rank).normal(size=(IDS_PER_RANK, dim)).astype(np.float32))
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     counts: dict[str, list[np.ndarray]] = {mode: [] for mode in MODES}
-    for repeat in range(-_BATCHES, repeats):  # the first round warms up
-        for turn in range(len(MODES)):
-            mode = list(MODES)[(repeat + turn) % len(MODES)]
-            collectives.barrier()
-            begin = time.perf_counter()
-            _, counted = steps[mode](batches[repeat % _BATCHES], gradients)
-            if repeat >= 0:
-                seconds[mode].append(time.perf_counter() - begin)
-                counts[mode].append(counted.numpy())
+
+    def step_of(mode: str) -> Callable[[int], None]:
+        at_source, at_owner = MODES[mode]
+        step = make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
+        return lambda repeat: counts[mode].append(step(batches[repeat % _BATCHES], gradients)[1].numpy())
+
+    steps = {mode: step_of(mode) for mode in MODES}
+    ms = ranks.turns(steps, warmup=_BATCHES, repeats=repeats, inputs=lambda repeat: (repeat,)).ms
     records = []
     for mode in MODES:
-        slowest = collectives.all_gather(np.array(seconds[mode])[np.newaxis]).max(axis=0)
         sent, read, _ = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
-        ms = 1e3 * harness.timing(slowest).median_s
-        records.append(
-            {
-                "dim": dim,
-                "dedup": mode,
-                "ids sent per rank": round(sent),
-                "rows read per rank": round(read),
-                "MB per all-to-all of rows": 4 * dim * sent / 1e6,
-                "ms/step": ms,
-                "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms,
-                "against none": ms,
-            }
-        )
-    return [{**record, "against none": records[0]["ms/step"] / record["ms/step"]} for record in records]
+        records.append({
+            "dim": dim, "dedup": mode, "ids sent per rank": round(sent), "rows read per rank": round(read),
+            "MB per all-to-all of rows": 4 * dim * sent / 1e6, "ms/step": ms[mode],
+            "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms[mode], "against none": ms["none"] / ms[mode],
+        })  # fmt: skip
+    return records
 
 
-def main() -> None:
-    arguments = harness.parse_arguments(__doc__)
-    harness.on_ranks("benchmarks.table.dedup", RANKS)
+def on_rank(quick: bool) -> list[dict[str, Any]] | None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.get_logger().setLevel("ERROR")  # TensorFlow warns of the eight functions that make_step traces
     fr.init()
     records = []
     for dim in DIMS:
         _check(dim)
-        records += _measure(dim, repeats=16 if arguments.quick else 64)
-    if collectives.rank() == 0:
-        title = f"dedup: {RANKS} ranks, {IDS_PER_RANK} ids per rank and step, zipf({ZIPF_ALPHA}) over {VOCABULARY} ids"
-        harness.report(title, records, arguments)
+        records += _measure(dim, repeats=16 if quick else 64)
+    return records if collectives.rank() == 0 else None
+
+
+def main() -> None:
+    arguments = harness.parser(__doc__).parse_args()
+    records = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    title = f"dedup: {RANKS} ranks, {IDS_PER_RANK} ids per rank and step, zipf({ZIPF_ALPHA}) over {VOCABULARY} ids"
+    harness.print_table(title, records)
+    harness.write_json(arguments.json, {"benchmark": title, "cases": records})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

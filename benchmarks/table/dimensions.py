@@ -2,7 +2,7 @@
 
     python -m benchmarks.table.dimensions [--quick] [--json FILE]
 
-The command starts 2 processes (FusedRec, figure 7). It compares tables of a dimension that share an exchange with
+Two ranks (FusedRec, figure 7) compare tables of a dimension that share an exchange with
 tables that have an exchange each. For every dimension it reports the number of all-to-alls in a training step, and the
 size and rate of the row exchanges. The sizes belong to real batches without duplicates. The all-to-alls of a dimension
 run in one call, as inside a step.
@@ -10,14 +10,14 @@ run in one call, as inside a step.
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
+from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import ops, tf
 from tf_fusedrec.exchange import collectives
@@ -84,58 +84,48 @@ def _check(received: Sequence[tf.Tensor], splits: np.ndarray) -> None:
 
 
 def _measure(dim: int, batches: Batches, repeats: int) -> dict[str, Any]:
-    rank = collectives.rank()
     exchanges = {"fused": _exchange(f"fused.{dim}", dim, 1), "apart": _exchange(f"apart.{dim}", dim, FEATURES)}
     work: dict[str, list[Any]] = {name: [] for name in exchanges}
     for number in range(_BATCHES):
-        together, alone = sent_ids(batches.batch(number, rank).ids.reshape(FEATURES, -1))
+        together, alone = sent_ids(batches.batch(number, collectives.rank()).ids.reshape(FEATURES, -1))
         for name, splits in (("fused", together[np.newaxis]), ("apart", alone)):
-            work[name].append((_buffers(splits, dim), tf.constant(splits), splits))
-    seconds: dict[str, list[float]] = {name: [] for name in exchanges}
-    for repeat in range(-_BATCHES, repeats):
-        for name in list(exchanges)[:: 1 if repeat % 2 else -1]:
-            buffers, splits, counts = work[name][repeat % _BATCHES]
-            collectives.barrier()
-            begin = time.perf_counter()
-            received = exchanges[name](buffers, splits)
-            if repeat >= 0:
-                seconds[name].append(time.perf_counter() - begin)
-            else:
-                _check(received, counts)
-    rows = float(np.mean([counts.sum() for _, _, counts in work["fused"]]))
+            buffers, counts = _buffers(splits, dim), tf.constant(splits)
+            _check(exchanges[name](buffers, counts), splits)
+            work[name].append((buffers, counts))
+
+    def call(name: str, repeat: int) -> Any:
+        return exchanges[name](*work[name][repeat % _BATCHES])
+
+    calls = {name: functools.partial(call, name) for name in exchanges}
+    ms = ranks.turns(calls, warmup=_BATCHES, repeats=repeats, inputs=lambda repeat: (repeat,)).ms
+    rows = float(np.mean([tf.reduce_sum(counts) for _, counts in work["fused"]]))
     bytes_sent = 4 * dim * float(collectives.all_gather(np.array([rows])).mean())
-    slowest = {name: collectives.all_gather(np.array(s)[np.newaxis]).max(axis=0) for name, s in seconds.items()}
-    ms = {name: 1e3 * harness.timing(values).median_s for name, values in slowest.items()}
     return {
-        "dim": dim,
-        "tables": FEATURES,
-        "all-to-alls fused": _PER_EXCHANGE,
-        "all-to-alls apart": _PER_EXCHANGE * FEATURES,
-        "KB per all-to-all of rows, fused": bytes_sent / 1e3,
-        "KB apart": bytes_sent / FEATURES / 1e3,
-        "ms fused": ms["fused"],
-        "ms apart": ms["apart"],
-        "MB/s fused": bytes_sent / 1e3 / ms["fused"],
-        "MB/s apart": bytes_sent / 1e3 / ms["apart"],
+        "dim": dim, "tables": FEATURES, "all-to-alls fused": _PER_EXCHANGE,
+        "all-to-alls apart": _PER_EXCHANGE * FEATURES, "KB per all-to-all of rows, fused": bytes_sent / 1e3,
+        "KB apart": bytes_sent / FEATURES / 1e3, "ms fused": ms["fused"], "ms apart": ms["apart"],
+        "MB/s fused": bytes_sent / 1e3 / ms["fused"], "MB/s apart": bytes_sent / 1e3 / ms["apart"],
         "ratio": ms["apart"] / ms["fused"],
-    }
+    }  # fmt: skip
+
+
+def on_rank(quick: bool) -> list[dict[str, Any]] | None:
+    fr.init()
+    batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
+    records = [_measure(dim, batches, repeats=48 if quick else 192) for dim in DIMS]
+    return records if collectives.rank() == 0 else None
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__)
-    harness.on_ranks("benchmarks.table.dimensions", RANKS)
-    fr.init()
-    batches = Batches(
-        features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA
-    )  # fmt: skip
-    records = [_measure(dim, batches, repeats=48 if arguments.quick else 192) for dim in DIMS]
-    if collectives.rank() == 0:
-        title = (
-            f"dimensions: {RANKS} ranks, {FEATURES} tables of each, batches of {BATCH_SIZE} with {IDS_PER_FEATURE} ids "
-            f"per table, zipf({ZIPF_ALPHA}); bytes are those that a rank sends, its own share included"
-        )
-        harness.report(title, records, arguments)
+    arguments = harness.parser(__doc__).parse_args()
+    records = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    title = (
+        f"dimensions: {RANKS} ranks, {FEATURES} tables of each, batches of {BATCH_SIZE} with {IDS_PER_FEATURE} ids "
+        f"per table, zipf({ZIPF_ALPHA}); bytes are those that a rank sends, its own share included"
+    )
+    harness.print_table(title, records)
+    harness.write_json(arguments.json, {"benchmark": title, "cases": records})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pathlib
 import re
 import threading
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import processes
 from benchmarks.harness.synthetic import ZipfIds, id_of
 
 IDS_PER_STEP = 81_920
@@ -101,3 +103,14 @@ def available_bytes(meminfo: str | None = None) -> int:
     text = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8") if meminfo is None else meminfo
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
     return 1024 * int(found.group(1)) if found else 0
+
+
+def serve_steps(folder: str, variants: Mapping[str, Callable[[int], Any]], checked: int, **facts: Any) -> None:
+    """Serves steps that return rows. Its check saves the rows after `checked` steps of each as FOLDER/<name>.npy."""
+
+    def check() -> None:
+        for name, step in variants.items():
+            rows = [step(n) for n in range(checked)][-1]
+            np.save(pathlib.Path(folder) / f"{name}.npy", np.asarray(rows))
+
+    processes.serve(variants, check, {"missing": "", **facts})

@@ -2,46 +2,35 @@
 
     python -m benchmarks.tfra_swap [--quick] [--json FILE]
 
-The command starts two processes. A Keras model of 26 HvdAllToAllEmbedding layers is built with TFRA's class and with
-ours. Both keep TFRA's optimizer, its rule over ranks and its tables. A check comes first: the losses of both must agree
-at every step. Then the two models take turns on new batches.
-
-`fr.init` also keeps Gloo's loop from taking cores from computing threads. `tfra_as_launched` is TFRA without this
-policy, as before the swap.
+On two ranks, a Keras model of 26 HvdAllToAllEmbedding layers is built with TFRA's class and with ours. Both keep TFRA's
+optimizer, its rule over ranks and its tables. A check comes first: the losses of both must agree at every step. Then
+the two models take turns on new batches. `tfra_as_launched` is TFRA as before the swap, without the policy of fr.init.
 
 Fields:
-  ratio                           median step of TFRA over ours
-  ratio_as_launched               the same for tfra_as_launched
+  ratio, ratio_as_launched        median step of TFRA, and of tfra_as_launched, over ours
   max_loss_difference             over the checked steps and ranks
   alltoalls_tfra, alltoalls_ours  per step and rank, counted in the traced graphs
 """
 
-import contextlib
-import time
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
-from benchmarks.harness.graph_count import count_nodes
+from benchmarks.harness import harness, processes, ranks
+from benchmarks.harness.ranks import AS_LAUNCHED
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
-from tf_fusedrec.exchange import horovod_threads
 from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2
-FEATURES = 26
-BATCH_SIZE = 512
-IDS_PER_FEATURE = 4
-ZIPF_ALPHA = 1.05
-DIM = 16
-LEARNING_RATE = 0.05
+FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA, DIM = 26, 512, 4, 1.05, 16
 CHECKED_STEPS = 12
 ROWS_PER_LAYER = 1 << 16  # allocated at once by both, so that no table grows during the measurement
-AS_LAUNCHED = "tfra_as_launched"
 LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen steps amplify that
 
 
@@ -52,14 +41,11 @@ class Clicks(keras.Model):
         super().__init__(name=name)
         self.embeddings = [
             layer_class(
-                embedding_size=DIM,
-                initializer=keras.initializers.Constant(0.05),
-                devices=["/CPU:0"],
-                init_capacity=ROWS_PER_LAYER,
-                name=f"{name}_{feature}",
+                embedding_size=DIM, initializer=keras.initializers.Constant(0.05), devices=["/CPU:0"],
+                init_capacity=ROWS_PER_LAYER, name=f"{name}_{feature}",
             )
             for feature in features
-        ]
+        ]  # fmt: skip
         self.tower = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)])
         self.tower.build((None, len(features) * DIM))
         random = np.random.default_rng(0)
@@ -72,14 +58,13 @@ class Clicks(keras.Model):
 
 def training_step(model: keras.Model) -> tf.types.experimental.GenericFunction:
     """Returns step(ids <int64>[F, B, L], labels <float32>[B]) -> loss, with TFRA's optimizer in synchronous mode."""
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adagrad(LEARNING_RATE), synchronous=True)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adagrad(0.05), synchronous=True)
 
     @tf.function(reduce_retracing=True)
     @tf.autograph.experimental.do_not_convert
     def step(ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            logits = model(tf.unstack(ids))
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, model(tf.unstack(ids))))
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return loss
@@ -95,85 +80,48 @@ def variants(features: Sequence[str]) -> dict[str, Any]:
     return {"tfra": training_step(tfra), "ours": training_step(ours)}
 
 
-def largest_difference(steps: dict[str, Any], batches: Batches) -> float:
-    """Trains CHECKED_STEPS steps of each. Returns the largest difference of their losses over steps and ranks.
+def measure(steps: dict[str, Any], batches: Batches, warmup: int, repeats: int) -> dict[str, Any]:
+    """Trains CHECKED_STEPS steps of each and compares the losses, then times them. Returns the fields."""
 
-    Raises:
-      CheckFailed: The difference exceeds LOSS_TOLERANCE, or the losses do not change.
-    """
-    losses = {
-        name: [float(step(*map(tf.constant, batches.batch(s, fr.collectives.rank())))) for s in range(CHECKED_STEPS)]
-        for name, step in steps.items()
-    }
-    harness.check_close(
-        "losses of ours by step against TFRA's", losses["ours"], losses["tfra"], relative=LOSS_TOLERANCE,
-        reason="float32 sums in another order, amplified by training",
-    )  # fmt: skip
-    if np.ptp(losses["tfra"]) < 100 * LOSS_TOLERANCE:
-        raise harness.CheckFailed(f"TFRA's losses do not move, so they compare nothing: {losses['tfra']}.")
-    mine = np.abs(np.subtract(losses["ours"], losses["tfra"])).max()
-    return float(fr.collectives.all_gather(np.array([mine])).max())
+    def batch(number: int) -> tuple[tf.Tensor, ...]:
+        return tuple(map(tf.constant, batches.batch(number, fr.collectives.rank())))
+
+    losses = {name: [float(step(*batch(s))) for s in range(CHECKED_STEPS)] for name, step in steps.items()}
+    ranks.check_losses(losses, LOSS_TOLERANCE)
+    difference = np.abs(np.subtract(losses["ours"], losses["tfra"])).max()
+    fields: dict[str, Any] = {"max_loss_difference": float(fr.collectives.all_gather(np.array([difference])).max())}
+    for name, step in steps.items():
+        graph = step.get_concrete_function(*batch(0)).graph.as_graph_def()
+        fields[f"alltoalls_{name}"] = harness.count_nodes(graph, "HorovodAlltoall")
+    fields[f"alltoalls_{AS_LAUNCHED}"] = fields["alltoalls_tfra"]
+    timed = ranks.turns(
+        {AS_LAUNCHED: steps["tfra"], **steps}, warmup=warmup, repeats=repeats,
+        inputs=lambda repeat: batch(CHECKED_STEPS + warmup + repeat),
+    ).wall  # fmt: skip
+    for name, seconds in timed.items():
+        timing = harness.timing(seconds)
+        fields |= {f"ms_{name}": 1e3 * timing.median_s, f"ms_p90_{name}": 1e3 * timing.p90_s}
+    ratios = {"ratio": fields["ms_tfra"] / fields["ms_ours"]}
+    return {**ratios, "ratio_as_launched": fields[f"ms_{AS_LAUNCHED}"] / fields["ms_ours"], **fields}
 
 
-def measure(steps: dict[str, Any], batches: Batches, *, warmup: int, repeats: int) -> dict[str, list[float]]:
-    """Returns the seconds of each step on the slowest rank. The steps take turns."""
-    threads = horovod_threads.threads_without_preemption()
-    turns = {AS_LAUNCHED: steps["tfra"], **steps}
-    names = list(turns)
-    seconds = np.zeros([len(names), repeats])
-    for repeat in range(-warmup, repeats):
-        batch = list(map(tf.constant, batches.batch(CHECKED_STEPS + warmup + repeat, fr.collectives.rank())))
-        for turn in range(len(names)):
-            n = (repeat + turn) % len(names)
-            with horovod_threads.with_preemption(threads) if names[n] == AS_LAUNCHED else contextlib.nullcontext():
-                fr.collectives.barrier()
-                begin = time.perf_counter()
-                turns[names[n]](*batch)
-                if repeat >= 0:
-                    seconds[n, repeat] = time.perf_counter() - begin
-                fr.collectives.barrier()
-    slowest = fr.collectives.all_gather(seconds[np.newaxis]).max(axis=0)
-    return dict(zip(names, slowest.tolist()))
+def on_rank(quick: bool) -> dict[str, Any] | None:
+    fr.init()
+    tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
+    batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
+    fields = measure(variants([f"f{f:02d}" for f in range(FEATURES)]), batches, 10, 60 if quick else 300)
+    return fields if fr.collectives.rank() == 0 else None
 
 
 def main() -> None:
-    arguments = harness.parse_arguments("A step of 26 TFRA layers, and of the same after the swap, on 2 processes.")
-    harness.on_ranks("benchmarks.tfra_swap", RANKS)
-    fr.init()
-    tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
-    batches = Batches(
-        features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA
-    )  # fmt: skip
-    steps = variants([f"f{f:02d}" for f in range(FEATURES)])
-    fields: dict[str, Any] = {"ratio": None, "max_loss_difference": largest_difference(steps, batches)}
-    example = list(map(tf.constant, batches.batch(0, 0)))
-    for name, step in steps.items():
-        graph = step.get_concrete_function(*example).graph.as_graph_def()
-        fields[f"alltoalls_{name}"] = count_nodes(graph, "HorovodAlltoall")
-    seconds = measure(steps, batches, warmup=10, repeats=60 if arguments.quick else 300)
-    timings = {name: harness.timing(values) for name, values in seconds.items()}
-    fields["ratio"] = timings["tfra"].median_s / timings["ours"].median_s
-    fields["ratio_as_launched"] = timings[AS_LAUNCHED].median_s / timings["ours"].median_s
-    fields[f"alltoalls_{AS_LAUNCHED}"] = fields["alltoalls_tfra"]
-    for name, timing in timings.items():
-        fields |= {f"ms_{name}": 1e3 * timing.median_s, f"ms_p90_{name}": 1e3 * timing.p90_s}
-    if fr.collectives.rank() > 0:
-        return
+    arguments = harness.parser(__doc__).parse_args()
+    fields = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
     setting = {
         "ranks": RANKS, "layers": FEATURES, "batch_size": BATCH_SIZE, "ids_per_layer": IDS_PER_FEATURE, "dim": DIM,
     }  # fmt: skip
-    rows = [
-        {
-            "": name, "ms": fields[f"ms_{name}"], "p90": fields[f"ms_p90_{name}"],
-            "all-to-alls": fields[f"alltoalls_{name}"],
-        }
-        for name in timings
-    ]  # fmt: skip
-    harness.print_table(f"tfra_swap: {setting}", rows)
-    print(f"  ratio {fields['ratio']:.2f}, against TFRA as launched {fields['ratio_as_launched']:.2f}")
-    print(f"  losses differ by {fields['max_loss_difference']:.1e} at most")
+    harness.print_fields(f"tfra_swap: {setting}", fields)
     harness.write_json(arguments.json, {**fields, "setting": setting})
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -13,18 +13,19 @@ include that time. The file is in the working folder, which must be on a local d
 
 from __future__ import annotations
 
-import functools
+import ctypes
+import os
 import pathlib
+import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness
-from benchmarks.tier.pages import bytes_read, give_up_pages
+from benchmarks.harness import harness, processes
 from tf_fusedrec import optimizers, tf
 from tf_fusedrec.tables import NativeTable
 
@@ -32,6 +33,39 @@ DIM, ROW_BYTES = 64, 288  # header 16, row 256, one accumulator, rounded up to 1
 AHEAD = 2  # batches between a prefetch and its lookup
 STEPS = 8  # per block
 SHARE = 4  # size of the table over its budget
+
+
+_MS_SYNC, _MADV_PAGEOUT = 4, 21
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _file_mappings() -> list[tuple[int, int]]:
+    """Returns (address, bytes) of the mapped files of rows of this process."""
+    lines = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    ranges = [re.match(r"([0-9a-f]+)-([0-9a-f]+)", line) for line in lines if "/fusedrec-rows-" in line]
+    spans = [(int(found[1], 16), int(found[2], 16)) for found in ranges if found]
+    return [(begin, end - begin) for begin, end in spans]
+
+
+def give_up_pages() -> float:
+    """Writes back the files of rows and removes their pages from memory. Returns the share of pages that stayed."""
+    pages = resident = 0
+    for address, size in _file_mappings():
+        for call, flag in ((_libc.msync, _MS_SYNC), (_libc.madvise, _MADV_PAGEOUT)):
+            if call(ctypes.c_void_p(address), ctypes.c_size_t(size), flag) != 0:
+                reason = os.strerror(ctypes.get_errno())
+                raise harness.CheckFailed(f"The tier's pages stay in memory: {reason}. Use Linux 5.4 or later.")
+        present = (ctypes.c_ubyte * (size // 4096))()
+        _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), present)
+        pages += len(present)
+        resident += int(np.sum(np.ctypeslib.as_array(present) & 1))
+    return resident / max(pages, 1)
+
+
+def bytes_read() -> int:
+    """Returns the bytes that this process has read from disks."""
+    found = re.search(r"^read_bytes: (\d+)$", pathlib.Path("/proc/self/io").read_text(encoding="utf-8"), re.MULTILINE)
+    return int(found.group(1)) if found else 0
 
 
 class Case(NamedTuple):
@@ -84,11 +118,6 @@ def _blocks(case: Case, count: int, seed: int) -> list[list[tf.Tensor]]:
     return [[tf.constant(ids) for ids in block] for block in place[ranks]]
 
 
-def _fill(variant: Variant, case: Case) -> None:
-    for begin in range(0, case.rows, case.ids):
-        variant.train([tf.range(begin, min(begin + case.ids, case.rows), dtype=tf.int64)])
-
-
 def _check(variants: dict[str, Variant], case: Case) -> None:
     """Trains two blocks and compares every lookup, and then the contents of the tables."""
     for block in _blocks(case, 2, seed=1):
@@ -107,12 +136,6 @@ def _check(variants: dict[str, Variant], case: Case) -> None:
             raise harness.CheckFailed(f"{name} has {table.memory}; {SHARE - 1} of {SHARE} rows must be in its file.")
 
 
-def _timed(work: Callable[[], object]) -> tuple[float, int]:
-    begin, read = time.perf_counter(), bytes_read()
-    work()
-    return time.perf_counter() - begin, bytes_read() - read
-
-
 def measure(case: Case) -> dict[str, Any]:
     """Returns the fields of the JSON file. Rates count ids with duplicates."""
     with tempfile.TemporaryDirectory(dir=pathlib.Path.cwd()) as folder:
@@ -120,11 +143,12 @@ def measure(case: Case) -> dict[str, Any]:
                 "tier_cached": (folder, False)}  # fmt: skip
         variants = {name: Variant(name, case.rows, *options) for name, options in plan.items()}
         for variant in variants.values():
-            _fill(variant, case)
+            for begin in range(0, case.rows, case.ids):
+                variant.train([tf.range(begin, min(begin + case.ids, case.rows), dtype=tf.int64)])
         _check(variants, case)
         seconds: dict[str, list[float]] = {name: [] for name in plan}
         read = dict.fromkeys(plan, 0)
-        stayed = []
+        stayed: list[float] = []
         for n, block in enumerate(_blocks(case, case.blocks, seed=2)):
             names = list(plan)
             for name in names[n % len(names) :] + names[: n % len(names)]:
@@ -132,9 +156,10 @@ def measure(case: Case) -> dict[str, Any]:
                     stayed.append(give_up_pages())
                 elif name == "tier_cached":  # the other variants removed its pages too: a lookup of all rows reads them
                     variants[name].emb({"t": tf.range(case.rows, dtype=tf.int64)}, training=False)
-                taken, bytes_ = _timed(functools.partial(variants[name].train, block))
-                seconds[name].append(taken)
-                read[name] += bytes_
+                started, before = time.perf_counter(), bytes_read()
+                variants[name].train(block)
+                seconds[name].append(time.perf_counter() - started)
+                read[name] += bytes_read() - before
     per_block = STEPS * case.ids
     rates = {f"ids_per_s_{name}": per_block / harness.timing(taken).median_s for name, taken in seconds.items()}
     return {
@@ -149,15 +174,12 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = harness.parse_arguments(__doc__)
+    arguments = harness.parser(__doc__).parse_args()
     case = Case(rows=100_000, ids=4096, blocks=4) if arguments.quick else Case(rows=1_000_000, ids=8192, blocks=12)
     results = measure(case)
-    names = ["memory", "tier_cached", "tier", "tier_lookahead"]
-    table = [{"rows in": name, "ids_per_s": results[f"ids_per_s_{name}"]} for name in names]
-    harness.print_table("a table four times its memory budget, bit-equal to one in memory", table)
-    print(f"  look-ahead {results['ratio_lookahead']:.2f} times without, {results['ratio']:.2f} times memory")
+    harness.print_fields("a table four times its memory budget, bit-equal to one in memory", results)
     harness.write_json(arguments.json, results)
 
 
 if __name__ == "__main__":
-    harness.run(main)
+    processes.program(main)

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tf_fusedrec as fr
-from benchmarks.harness import children, harness, network
-from benchmarks.overlap.contended import RANKS, SCHEDULES, TIMEOUT_S
-from benchmarks.overlap.model import SIZE, Size, dataset, make_embedding, make_model
+from benchmarks.harness import harness, network, processes
+from benchmarks.overlap.real_model import RANKS, SCHEDULES, SIZE, Size, dataset, make_embedding, make_model
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.timeline import Timeline
 
@@ -27,7 +26,7 @@ PICTURES = {
     "sync": "sync",
     "frozen_window": "frozen_M4",
     "nested": "nested_M4",
-}  # of overlap.contended
+}  # of overlap.real_model
 FIRST, STEPS = 4, 7  # steps of each variant; the first ones create the rows
 
 
@@ -63,14 +62,11 @@ def main(folder: pathlib.Path, names: Sequence[str]) -> None:
         wanted = f"FOLDER must exist and every PICTURE must be one of {list(PICTURES)}"
         raise harness.CheckFailed(f"got FOLDER {folder} and PICTURE {list(names)}; {wanted}.")
     with network.slow_loopback("1gbit") as namespace:
-        children.ask_ranks(
-            "benchmarks.timelines", RANKS, inside=network.inside(namespace, []), timeout_s=TIMEOUT_S,
-            size=dataclasses.asdict(SIZE), names=list(names), folder=str(folder.resolve()),
+        processes.ask_ranks(
+            record, RANKS, inside=network.inside(namespace, []), size=dataclasses.asdict(SIZE), names=list(names),
+            folder=str(folder.resolve()),
         )  # fmt: skip
 
 
 if __name__ == "__main__":
-    if fr.collectives.launched_size() > 1:
-        children.answer(record)
-    else:
-        harness.run(lambda: main(pathlib.Path(sys.argv[1]), sys.argv[2:] or list(PICTURES)))
+    processes.program(lambda: main(pathlib.Path(sys.argv[1]), sys.argv[2:] or list(PICTURES)))

@@ -76,14 +76,9 @@ class _Tfra(Variant):
 
     def _add_layer(self, name: str, capacity: int) -> keras.layers.Layer:
         layer = de.keras.layers.HvdAllToAllEmbedding(
-            embedding_size=DIM,
-            key_dtype=tf.int64,
-            value_dtype=tf.float32,
-            initializer=keras.initializers.Constant(INITIAL_VALUE),
-            devices=["/CPU:0"],
-            init_capacity=capacity,
-            name=name,
-        )
+            embedding_size=DIM, key_dtype=tf.int64, value_dtype=tf.float32, devices=["/CPU:0"], init_capacity=capacity,
+            initializer=keras.initializers.Constant(INITIAL_VALUE), name=name,
+        )  # fmt: skip
         self.layers.append(layer)
         return layer
 

@@ -2,7 +2,7 @@
 //
 // Horovod caches a collective by the shape of its tensor, so a new first dimension makes all ranks negotiate again. The
 // number of deduplicated ids changes every step. Buffers are therefore rounded up to few sizes. The splits tell how much
-// of a buffer is data, and only the data travels. python -m benchmarks.all_to_all_padding measures the gain.
+// of a buffer is data, and only the data travels.
 #ifndef FUSEDREC_COMMON_BUCKET_H_
 #define FUSEDREC_COMMON_BUCKET_H_
 

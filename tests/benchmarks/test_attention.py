@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.attention import __main__ as attention
 from benchmarks.attention import batch as attention_batch
-from benchmarks.attention.padded import groups_of
+from benchmarks.attention.batch import groups_of
 from benchmarks.harness import harness
 from tf_fusedrec import tf
 

@@ -25,6 +25,7 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_our_side_trains_an_epoch_where_the_peer_lacks_torch(data, tmp_path, monkeypatch, capsys):
     """A module torch that cannot be imported stands before any torch of this interpreter."""
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')", encoding="utf-8")
@@ -75,9 +76,9 @@ class Clock:
     def __init__(self, seconds):
         self.asked, self._seconds = [], seconds
 
-    def ask(self, do, variant, steps):
-        self.asked.append(steps)
-        return [self._seconds] * steps
+    def steps(self, variant, count):
+        self.asked.append(count)
+        return [self._seconds] * count
 
 
 def test_medians_are_of_full_batches_and_sides_take_turns():

@@ -15,6 +15,7 @@ from models.experiment import load
 from tf_fusedrec import tf
 
 
+@pytest.mark.nightly
 def test_fields(tmp_path, monkeypatch):
     tiny = serving.Size(
         items=300,

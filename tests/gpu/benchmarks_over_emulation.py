@@ -10,13 +10,10 @@ import pathlib
 import sys
 from unittest import mock
 
-from benchmarks.gpu_attention import __main__ as attention
-from benchmarks.gpu_recovery import __main__ as recovery
-from benchmarks.gpu_segment_unique import __main__ as segment_unique
-from benchmarks.gpu_table import __main__ as table
-from benchmarks.harness import gpu_device
-from benchmarks.harness.gpu_peers import Libraries
-from benchmarks.harness.roofline import Rates
+from benchmarks.harness import gpu
+from benchmarks.harness.gpu import Libraries, Rates
+from benchmarks.ops import gpu as cases
+from benchmarks.ops import gpu_table as table
 from tests.cuda.memory import Kernels, NumpyMemory
 
 RATES = Rates(2e12, 6e14, 5e10)
@@ -24,8 +21,8 @@ NONE = Libraries([])
 OPS = ("segment_unique", "recovery", "hash_table", "jagged_attention")
 
 
-def called_once(calls, *, rounds=50, warm_up=5):
-    """Takes the place of gpu_device.medians_us."""
+def called_once(calls, *, rounds=20, warm_up=5):
+    """Takes the place of gpu.medians_us."""
     for call in calls.values():
         call()
     return dict.fromkeys(calls, 100.0)
@@ -41,22 +38,22 @@ def names_of(lines):
 def main(folder: pathlib.Path) -> int:
     kernels = {op: Kernels(folder / f"{op}.so", NumpyMemory()) for op in OPS}
     small = {"num_ids": 300, "lines": 64}
-    with mock.patch.object(gpu_device, "medians_us", called_once):
-        assert names_of(segment_unique.measure(kernels["segment_unique"], 2000, RATES, NONE)) == ["segment_unique"]
-        lines = recovery.measure(kernels["recovery"], 1500, 70, 8, RATES, NONE)
+    with mock.patch.object(gpu, "medians_us", called_once):
+        assert names_of(cases.segment_unique(kernels["segment_unique"], RATES, NONE, 2000)) == ["segment_unique"]
+        lines = cases.recovery(kernels["recovery"], RATES, NONE, 1500, 70, 8)
         assert names_of(lines) == ["recover", "recover_grad"]
-        lines = table.measure_find(kernels["hash_table"], 8, 0.5, RATES, NONE, **small)
-        assert names_of(lines) == ["find numbers", "find"] and lines[1]["published_G_rows_per_s"]
-        lines = table.measure_step(kernels["hash_table"], 8, RATES, NONE, **small)
+        lines = table.find(kernels["hash_table"], RATES, NONE, 8, **small)
+        assert names_of(lines) == ["find numbers", "find"] * 2 and lines[1]["published_G_rows_per_s"]
+        lines = table.train(kernels["hash_table"], RATES, NONE, 8, **small)
         assert names_of(lines) == ["lookup", "update", "lookup and update"] and lines[2]["published"]
-        lines = table.measure_buffers(kernels["hash_table"], 8, RATES, rows=40)
+        lines = table.exchange(kernels["hash_table"], RATES, NONE, 8, rows=40)
         assert names_of(lines) == ["rows to a buffer", "the next batch, rows back"]
         assert [line["bound_by"] for line in lines] == ["host_bytes", "host_bytes"]
     with (
-        mock.patch.object(gpu_device, "medians_us", called_once),
-        mock.patch.object(attention, "lengths_of_rows", lambda random, longest: [longest, 0, longest // 2]),
+        mock.patch.object(gpu, "medians_us", called_once),
+        mock.patch.object(cases, "lengths_of_rows", lambda random, longest: [longest, 0, longest // 2]),
     ):
-        lines = attention.measure(kernels["jagged_attention"], 64, 40, True, RATES, NONE)
+        lines = cases.attention(kernels["jagged_attention"], RATES, NONE, 64, 40, True)
         assert names_of(lines) == ["forward", "backward"] and lines[1]["flops"] == 2.5 * lines[0]["flops"]
     print("the cases of the benchmarks run")
     return 0

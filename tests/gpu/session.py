@@ -24,13 +24,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from benchmarks.ops.__main__ import NAMES
 from tests.gpu import steps
 from tests.gpu.steps import ROOT, Step
 
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
 OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
-BENCHMARKS = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("gpu_*/__main__.py"))
+BENCHMARKS = NAMES["gpu"]  # of benchmarks.ops
 # Rough seconds, for the order and the end of a session; and the limits, after which a step counts as hung.
 EXPECTED_S = {"checks": 10.0, "quick": 15.0, "benchmarks": 45.0, "memcheck": 60.0, "racecheck": 61.0}
 LIMIT_S = {"checks": 120.0, "quick": 60.0, "benchmarks": 180.0, "memcheck": 240.0, "racecheck": 240.0}
@@ -66,8 +67,8 @@ def benchmark(name: str, folder: pathlib.Path, *, quick: bool) -> Step:
     """A benchmark, whose results go into the folder."""
     kind = "quick" if quick else "benchmarks"
     results = str(folder / f"{kind}.{name}.results.json")
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", results, *(["--quick"] if quick else [])]
-    return _step(kind, name, *command)
+    command = [sys.executable, "-m", "benchmarks.ops", name, "--device", "gpu", "--json", results]
+    return _step(kind, name, *command, *["--quick"] * quick)
 
 
 def steps_of(folder: pathlib.Path) -> list[Step]:

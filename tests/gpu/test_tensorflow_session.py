@@ -54,6 +54,6 @@ def test_the_session_of_kernels_begins_with_checks_and_ends_with_the_sanitizer(t
     assert kinds == sorted(kinds, key=order.index) and set(kinds) == set(order)
     assert sum(step.expected_s for step in planned if not step.name.startswith("racecheck")) < 1200
     assert all(step.expected_s < step.limit_s <= 240 for step in planned)
-    quick = next(step for step in planned if step.name == "quick.gpu_table")
-    assert quick.command[-2:] == (str(tmp_path / "quick.gpu_table.results.json"), "--quick")
+    quick = next(step for step in planned if step.name == "quick.table")
+    assert quick.command[-2:] == (str(tmp_path / "quick.table.results.json"), "--quick")
     assert planned[-1].command[:3] == ("/bin/compute-sanitizer", "--tool", "racecheck")

@@ -1,8 +1,8 @@
-"""The FLOPs of benchmarks/sequence_batching equal a count over the mask and a count by hand."""
+"""The FLOPs of benchmarks/papers/sequence_batching equal a count over the mask and a count by hand."""
 
 import numpy as np
 
-from benchmarks.sequence_batching.flops import forward_flops
+from benchmarks.papers.sequence_batching import forward_flops
 from models.experiment.model_config import GRMConfig
 from tests.oracles.visible_pairs import visible_pairs
 

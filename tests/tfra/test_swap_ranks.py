@@ -221,7 +221,7 @@ def several_calls(name):
 
 def table_operations(name):
     """B15: a new-style optimizer makes 1 + k finds and inserts per layer; fused layers share them and 3 all-to-alls."""
-    from benchmarks.harness.graph_count import count_nodes
+    from benchmarks.harness.harness import count_nodes
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.tfra import fuse

@@ -25,7 +25,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
     Each micro-batch gets the share of the samples that `cut` gives it, and nearly that share of the tokens, the ids
     given here. Samples of a micro-batch keep their order. Where `cut` counts tokens, it moves the bounds by the few
     samples that the shares differ. The new order is a function of the batch and of M. Several batches are ordered at
-    once, ahead of training; benchmarks/clustering measures the time, and the ids of all micro-batches.
+    once, ahead of training; benchmarks/papers/clustering measures the time, and the ids of all micro-batches.
 
     Args:
       dataset: Dataset of batches, nested structures of tensors, RaggedTensors and SparseTensors, samples first.

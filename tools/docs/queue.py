@@ -1,4 +1,4 @@
-"""The cost of Horovod's queue in docs/topology.md, by the latency between hosts: benchmarks.horovod_queue."""
+"""The cost of Horovod's queue in docs/topology.md, by the latency between hosts: benchmarks.papers.horovod_queue."""
 
 from __future__ import annotations
 

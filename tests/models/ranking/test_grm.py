@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.sequence_batching.flops import forward_flops
+from benchmarks.papers.sequence_batching import forward_flops
 from models.experiment.model_config import GRMConfig
 from models.grm import GRM
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
@@ -205,7 +205,7 @@ def test_labels_beside_the_batch_are_refused():
 
 
 def test_flops_are_those_counted_from_the_sizes():
-    """Equals the tested count of benchmarks/sequence_batching. Training counts three times as much."""
+    """Equals the tested count of benchmarks/papers/sequence_batching. Training counts three times as much."""
     model, batch = make_grm(), ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     expected = forward_flops(CONFIG, np.array([5, 0, 12, 1]), np.array([3, 2, 6, 0])).total
     assert float(model.forward_flops(batch)) == expected

@@ -8,7 +8,7 @@ OVERLAP = "python -m benchmarks.overlap --json F"
 PLANNER = "python -m benchmarks.planner --json F"
 QUALITY = "python -m benchmarks.schedule_quality --json F"
 BALANCE = "python -m benchmarks.balance --json F"
-LADDER = "python -m benchmarks.ladder --json F"
+LADDER = "python -m benchmarks.papers.ladder --json F"
 SCALE = "python -m benchmarks.scale --json F"
 
 THEME = Table(

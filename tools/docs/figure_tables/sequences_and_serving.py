@@ -7,7 +7,7 @@ from tools.docs.figures import Row, Table
 NEGATIVES = "python -m benchmarks.negatives --json F"
 END_TO_END = "python -m benchmarks.end_to_end --peer PYTHON --json F"
 ATTENTION = "python -m benchmarks.attention --json F"
-BATCHING = "python -m benchmarks.sequence_batching --json F"
+BATCHING = "python -m benchmarks.papers.sequence_batching --json F"
 SERVING = "python -m benchmarks.serving --quick --json F"
 
 THEME = Table(

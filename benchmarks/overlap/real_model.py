@@ -1,0 +1,298 @@
+"""The real model of benchmarks.overlap: a GRM with wide rows, its times on one core, and the contended case.
+
+In the contended case, two ranks compute on the two cores that also move the bytes. Both train the GRM on real ops, and
+their loop-back is limited. So the case shows the gain of a schedule on a machine without an accelerator. It is a lower
+bound, because exchanges take cores from the compute that hides them.
+
+    exposed ratio = (step - dense only) / (exchange only)
+
+"dense only" reads rows from a variable and averages no gradients. "exchange only" is lookup and update with their
+all-to-alls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.harness import harness, network, processes, ranks
+from benchmarks.harness.synthetic import ZipfIds, repeated
+from benchmarks.overlap.variants import EXACT, STALE
+from models.experiment.model_config import GRMConfig
+from models.grm import GRM
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
+
+FEATURES = ("history_item", "history_action", "exposed_item")
+Step = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Size of one rank's step."""
+
+    users: int
+    history: int  # tokens per user
+    exposures: int  # tokens per user after the history
+    dim: int
+    heads: int  # of 32 columns; they scale a block's compute without more ops
+    blocks: int = 1
+    batches: int = 4  # repeated for ever, so that their rows exist after the first round
+    vocabulary: int = 200_000
+    zipf_alpha: float = 0.3
+
+    @property
+    def tokens(self) -> int:
+        return self.users * (self.history + self.exposures)
+
+
+SIZE = Size(users=64, history=120, exposures=8, dim=512, heads=6)
+
+
+def config(size: Size) -> GRMConfig:
+    return GRMConfig(
+        max_history=size.history, max_exposures=size.exposures, dim=size.dim, num_blocks=size.blocks,
+        num_heads=size.heads, qk_dim=32, value_dim=32, time_buckets=0, num_experts=2, expert_units=32, top_k=1,
+    )  # fmt: skip
+
+
+def make_batch(size: Size, seed: int) -> dict[str, Any]:
+    """Returns a batch of users with equally long sequences, a pure function of the seed and the rank."""
+    random = np.random.default_rng([seed, fr.collectives.rank()])
+    items = ZipfIds(size.vocabulary, size.zipf_alpha)
+
+    def ragged(length: int, values: np.ndarray) -> tf.RaggedTensor:
+        splits = np.arange(size.users + 1, dtype=np.int64) * length
+        return tf.RaggedTensor.from_row_splits(tf.constant(values), tf.constant(splits), validate=False)
+
+    def times(length: int, begin: int) -> np.ndarray:
+        return begin + np.sort(random.integers(0, 10**6, (size.users, length))).reshape(-1)
+
+    past, shown = size.users * size.history, size.users * size.exposures
+    return {
+        "user_id": tf.constant(random.integers(0, 10**6, size.users)),
+        "history_item": ragged(size.history, items.draw(random, (past,))),
+        "history_action": ragged(size.history, random.integers(0, 4, past)),
+        "history_time": ragged(size.history, times(size.history, 0)),
+        "exposed_item": ragged(size.exposures, items.draw(random, (shown,))),
+        "exposed_time": ragged(size.exposures, times(size.exposures, 2 * 10**6)),
+        "exposed_click": ragged(size.exposures, random.integers(0, 2, shown).astype(np.float32)),
+        "exposed_conversion": ragged(size.exposures, random.integers(0, 2, shown).astype(np.float32)),
+    }
+
+
+def dataset(size: Size) -> tf.data.Dataset:
+    """Repeats the batches for ever, without any compute."""
+    return repeated([make_batch(size, seed) for seed in range(size.batches)])
+
+
+def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
+    spec: dict[str, Any] = {
+        "dim": size.dim,
+        "optimizer": fr.optimizers.Adagrad(0.01, 0.1),
+        "initializer": fr.TruncatedNormal(stddev=0.02),
+    }
+    table_of = {"history_item": "item", "exposed_item": "item", "history_action": "action"}
+    return fr.FusedEmbedding(
+        [fr.TableConfig(name=one, **spec) for one in ("item", "action")],
+        [fr.FeatureConfig(name=feature, table=table_of[feature]) for feature in FEATURES],
+        name=name,
+    )
+
+
+def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any, *, reduce: bool = True) -> GRM:
+    """Makes a model with the same dense weights each time. `reduce` averages their gradients over ranks."""
+    keras.utils.set_random_seed(1)
+    model = GRM(config(size), embedding, np.arange(1), np.ones(1, np.int64))
+    model.schedule = schedule
+    adam = keras.optimizers.legacy.Adam(1e-3)
+    model.compile(fr.collectives.distributed_optimizer(adam) if reduce else adam)
+    model(make_batch(size, 0), training=False)  # draws the weights
+    # The step needs no AutoGraph, whose conversion takes longer than the measurement.
+    model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)  # type: ignore[method-assign]
+    return model
+
+
+def training(model: GRM, batches: tf.data.Dataset) -> Step:
+    """Returns a step as `fit` runs it."""
+    function, iterator = model.make_train_function(), iter(batches)
+    return lambda: function(iterator)
+
+
+class LocalRows(keras.layers.Layer):
+    """Replaces an embedding: every batch reads the same variable, and the gradients of its rows are dropped."""
+
+    def __init__(self, size: Size):
+        super().__init__(name="local_rows")
+        self._rows = tf.Variable(tf.random.stateless_normal([size.tokens, size.dim], [1, 2]), trainable=False)
+        self._anchor = self.add_weight(name="anchor", shape=())
+
+    def call(self, inputs: dict[str, tf.RaggedTensor]) -> dict[str, tf.RaggedTensor]:
+        @tf.custom_gradient
+        def rows(anchor: tf.Tensor) -> Any:
+            def take(*gradients: tf.Tensor) -> tf.Tensor:
+                # TensorFlow removes an op whose results nothing reads, so a value of each is read.
+                return tf.add_n([tf.reduce_sum(one[:1]) for one in gradients])
+
+            return [self._rows[: tf.size(ids.values)] for ids in inputs.values()], take
+
+        return {name: ids.with_values(values) for (name, ids), values in zip(inputs.items(), rows(self._anchor))}
+
+
+def dense_only(size: Size, batches: tf.data.Dataset, *, reduce: bool) -> Step:
+    """Returns a step without tables and without exchange of rows. `reduce` adds the all-reduces of dense gradients."""
+    model = make_model(size, LocalRows(size), "sync", reduce=reduce)
+    iterator = iter(batches)
+    return tf.function(lambda: model.train_step(next(iterator)), autograph=False)
+
+
+def exchange_only(size: Size, batches: tf.data.Dataset) -> Step:
+    """Returns a step of lookup and update with their three all-to-alls, without a model."""
+    embedding = make_embedding(size, "exchange_only")
+    iterator = iter(batches)
+
+    @tf.function(autograph=False)
+    def step() -> Any:
+        batch = next(iterator)
+        with tf.GradientTape() as tape:
+            rows = embedding({name: batch[name] for name in FEATURES})
+            loss = tf.add_n([1e-6 * tf.reduce_sum(row.values) for row in rows.values()])
+        return tape.gradient(loss, embedding.trainable_variables)
+
+    return step
+
+
+USERS = (1, 4, 16, 64)  # of the micro-batches; the smallest one shows the fixed time
+
+
+def line(tokens: list[int], seconds: list[float]) -> tuple[float, float]:
+    """Returns the fixed time and the time per token with the least relative errors (squares). Neither is negative.
+
+    Absolute errors would fit the largest batch alone, and its noise would become the fixed time.
+    """
+    slope, fixed = np.polyfit(tokens, seconds, 1, w=1 / np.asarray(seconds))
+    return max(float(fixed), 0.0), max(float(slope), 0.0)
+
+
+def shortest_s(call: Callable[[], Any], repeats: int) -> float:
+    call()
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Returns the forward pass, and the forward with the backward pass, of a micro-batch of this size."""
+    model = make_model(size, LocalRows(size), "sync", reduce=False)
+    batch = make_batch(size, 0)
+
+    def forward() -> tf.Tensor:
+        return model.compute_loss(batch, None, model(batch, training=True), None)
+
+    def both() -> Any:
+        with tf.GradientTape() as tape:
+            loss = forward()
+        return tape.gradient(loss, model.trainable_variables)
+
+    return tf.function(forward, autograph=False), tf.function(both, autograph=False)
+
+
+def compute_times(size: Mapping[str, Any], repeats: int) -> dict[str, Any]:
+    """Returns the fields of device.Compute on one core: a line through micro-batches of several sizes.
+
+    The forward pass of the GRM, whose rows are a variable, ends with the loss. The backward pass ends with gradients
+    of weights and rows. The shortest of several passes counts, because other work of the machine only adds time.
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tokens, forward, backward = [], [], []
+    for users in USERS:
+        of_size = Size(**{**size, "users": users})
+        one, both = (shortest_s(call, repeats) for call in passes(of_size))
+        tokens.append(of_size.tokens)
+        forward.append(one)
+        backward.append(both - one)
+    (fixed_f, per_f), (fixed_b, per_b) = line(tokens, forward), line(tokens, backward)
+    return {"fixed": (fixed_f, fixed_b), "per_token": (per_f, per_b)}
+
+
+RANKS = 2
+RATE = "1gbit"
+SCHEDULES = {
+    "sync": Sync(),
+    "frozen_M4": FrozenWindow(4),
+    "dual": DualBuffer(),
+    "nested_M4": Nested(4),
+    "semi_async": SemiAsync(),
+}
+FIELDS = {
+    "contended_exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
+    "contended_exposed_ratio_nested_M4": ("exposed_ratio", "nested_M4"),
+    "contended_speedup_frozen_M4": ("speedup", "frozen_M4"),
+    "contended_speedup_nested_M4": ("speedup", "nested_M4"),
+    "contended_speedup_dual": ("speedup", "dual"),
+    "contended_speedup_semi_async": ("speedup", "semi_async"),
+}
+
+
+def contended(size: Size, names: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Runs two ranks in a namespace of their own and returns the figures of the case."""
+    with network.slow_loopback(RATE) as name:
+        ms = processes.ask_ranks(
+            on_rank, RANKS, inside=network.inside(name, []), timeout_s=900, size=dataclasses.asdict(size),
+            names=list(names), repeats=repeats,
+        )  # fmt: skip
+    return case(ms)
+
+
+def case(ms: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the figures of the case: times in ms, and the exposed part of the exchange."""
+    dense, exchange = ms["dense_only"], ms["exchange_only"]
+    names = [name for name in SCHEDULES if name in ms]
+    exposed = {name: (ms[name] - dense) / exchange for name in names}
+    speedup = {name: ms["sync"] / ms[name] for name in names}
+    return {"rate": RATE, "ratio": dense / exchange, "ms": dict(ms), "exposed_ratio": exposed, "speedup": speedup}
+
+
+def contended_fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Returns FIELDS of the contended case, None for each without root."""
+    return {name: None if one is None else one[figure].get(variant) for name, (figure, variant) in FIELDS.items()}
+
+
+def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, float] | None:
+    """Checks every step, then times them in turns. Returns, on rank 0, the median milliseconds of the slowest rank.
+
+    Args:
+      size: Fields of Size.
+      names: Names of SCHEDULES, with "sync".
+      repeats: Turns of each step.
+    """
+    # One core per rank computes. A second thread lets lookups run beside the compute of another micro-batch.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    fr.init()
+    keras.utils.disable_interactive_logging()
+    of_size = Size(**size)
+    batches = dataset(of_size)
+    models = {name: make_model(of_size, make_embedding(of_size, name), SCHEDULES[name]) for name in names}
+    steps = {
+        "dense_only": dense_only(of_size, batches, reduce=False), "exchange_only": exchange_only(of_size, batches),
+        **{name: training(model, batches) for name, model in models.items()},
+    }  # fmt: skip
+    for step in steps.values():
+        for _ in range(of_size.batches):
+            step()
+    losses = {name: float(model.metrics[0].result()) for name, model in models.items()}
+    for name, loss in losses.items():
+        reason = "order of sums; rows of semi_async"
+        tolerance = STALE if name == "semi_async" else EXACT
+        harness.check_close(f"mean loss of {name}", loss, losses["sync"], relative=tolerance, reason=reason)
+    ms = ranks.turns(steps, warmup=0, repeats=repeats).ms
+    return ms if fr.collectives.rank() == 0 else None

@@ -1,0 +1,236 @@
+"""Question: what do merged tables, deduplication and balanced batches bring, one on top of the other?
+
+    python -m benchmarks.papers.ladder [--quick] [--json FILE]
+
+On two ranks (MTGRBoost, figure 13), a GRM with twelve tables trains the same rows in four variants:
+  apart          rows and gradients of each table travel alone, all occurrences of ids travel, batches have a fixed
+                 number of rows; the ids of all tables share a message in every variant
+  merged         tables of equal options share lookup, exchange and update
+  deduplicated   a batch's duplicate ids are removed before they travel
+  balanced       batches of all ranks have equal cost, tokens and their squares
+All variants remove duplicates at the owner, too, the paper's second stage: our probe finds them while it finds rows.
+benchmarks.table.dedup shows its share. Lengths are log-normal with mean 600 and at most 3,000 events.
+
+A check comes first: the first three variants train the same batches, so their losses agree at every step. Then the
+variants take turns, step by step. A step takes as long as its slowest rank.
+
+Fields: samples_per_s_<variant> (rows of all ranks), ratio_<variant> (over "apart"),
+ids_sent_<variant> (share of a step's ids that travels), alltoalls_<variant> (of a step).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.balance.lengths import COST, LONGEST, MEAN, lengths
+from benchmarks.harness import harness, processes
+from benchmarks.harness.synthetic import ZipfIds
+from models.build import columns, make_embedding, make_model
+from models.experiment import Experiment, from_dict
+from tf_fusedrec import keras, ops, tf
+from tf_fusedrec.data.plan import EpochPlan, whole
+from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.exchange import collectives
+
+ROWS = 8  # of the mean length, in a rank's batch
+EXPOSURES = 8  # of each row
+ITEM_FEATURES = ("shop", "brand", "category", "city", "hour", "price", "position")
+CONTEXT = ("user_id", "age", "device")
+IDS = {"item": 100_000, "shop": 20_000, "user_id": 100_000}  # ids of a column; 1,000 of the others
+_HOUR = 3600
+
+
+class Variant(NamedTuple):
+    """One step of the ladder, each with one technique more than the last."""
+
+    merged: bool = False  # tables of equal options share exchanges
+    unique: bool = False  # a batch's duplicate ids are removed before they travel
+    balanced: bool = False  # batches of all ranks have equal cost
+
+
+VARIANTS = {
+    "apart": Variant(),
+    "merged": Variant(merged=True),
+    "deduplicated": Variant(merged=True, unique=True),
+    "balanced": Variant(merged=True, unique=True, balanced=True),
+}
+
+
+def experiment(merged: bool, longest: int = LONGEST) -> Experiment:
+    """Returns a GRM with twelve tables. Other learning rates keep the tables apart, and change no row visibly."""
+    tables = ("item", *ITEM_FEATURES, "action", *CONTEXT)
+    rules = {
+        name: {"name": "adam", "learning_rate": 0.001 * (1 + 1e-7 * (0 if merged else at))}
+        for at, name in enumerate(tables)
+    }
+    return from_dict(
+        {
+            "name": "ladder", "task": "ranking", "data": {"source": "synthetic-ranking"},
+            "model": {
+                "kind": "grm", "contextual": list(CONTEXT), "item_features": list(ITEM_FEATURES),
+                "max_history": longest, "max_exposures": EXPOSURES, "dim": 32, "num_blocks": 2, "num_heads": 1,
+                "qk_dim": 32, "value_dim": 32, "time_buckets": 0,
+            },
+            "embedding": {
+                "optimizer": "adam", "learning_rate": 0.001,
+                "tables": {name: {"optimizer": rule} for name, rule in rules.items()},
+            },
+        }
+    )  # fmt: skip
+
+
+def make_rows(tokens: np.ndarray, seed: int = 0) -> Rows:
+    """Returns rows with these numbers of history events, <int64>[B], and EXPOSURES exposures each."""
+    random = np.random.default_rng(seed)
+    splits = {"history": splits_of(tokens), "exposed": splits_of(np.full(len(tokens), EXPOSURES))}
+    found: dict[str, Any] = {}
+    for column in columns(experiment(merged=True).model, "train"):
+        role, _, name = column.name.partition("_")
+        if role not in splits:
+            found[column.name] = ZipfIds(IDS.get(column.name, 1000), 1.05).draw(random, (len(tokens),))
+            continue
+        count = int(splits[role][-1])
+        if column.dtype == "float32":  # a label
+            values = random.integers(0, 2, count).astype(np.float32)
+        elif name == "time":
+            values = _HOUR * (np.arange(count) - np.repeat(splits[role][:-1], np.diff(splits[role])))
+            values += 10**9 + (role == "exposed") * _HOUR * LONGEST
+        else:
+            values = ZipfIds(IDS.get(name, 1000), 1.05).draw(random, (count,))
+        found[column.name] = Ragged(values, splits[role])
+    return Rows(found, len(tokens))
+
+
+def plan(tokens: np.ndarray, ranks: int, balanced: bool) -> list[list[np.ndarray]]:
+    """Returns row numbers [step][rank], every row once: ROWS rows for each rank, or equal costs."""
+    if not balanced:
+        count = len(tokens) // (ranks * ROWS)
+        parts = np.arange(count * ranks * ROWS).reshape(count, ranks, ROWS)
+        return [list(step) for step in parts]
+    weights, target = COST.weights(tokens, ROWS * MEAN)
+    epoch = EpochPlan(weights, target, whole(len(tokens)), ranks, "global")
+    return [[epoch.batch(rank, step) for rank in range(ranks)] for step in range(epoch.steps)]
+
+
+def tensors(rows: Rows) -> dict[str, Any]:
+    """Returns the model's inputs."""
+    return {
+        name: tf.RaggedTensor.from_row_splits(column.values, column.row_splits, validate=False)
+        if isinstance(column, Ragged)
+        else tf.constant(column)
+        for name, column in rows.columns.items()
+    }
+
+
+class Step:
+    """A model of a variant, and its training step, traced once."""
+
+    def __init__(self, variant: Variant, longest: int):
+        config = experiment(variant.merged, longest)
+        keras.utils.set_random_seed(0)
+        self.embedding = make_embedding(config)
+        nothing = np.zeros(0, np.int64)
+        self.model = make_model(config, self.embedding, nothing, nothing)
+        self.model.compile(optimizer=collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
+        signature = {
+            column.name: tf.RaggedTensorSpec([None, None], column.dtype)
+            if column.ragged
+            else tf.TensorSpec([None], column.dtype)
+            for column in columns(config.model, "train")
+        }
+        with contextlib.nullcontext() if variant.unique else _duplicates_travel():
+            self.function = tf.function(self.model.train_step, autograph=False).get_concrete_function(signature)
+
+    def __call__(self, batch: dict[str, Any]) -> float:
+        """Trains, and returns the loss over all ranks since the beginning."""
+        return float(self.function(batch)["loss"])
+
+    def ids(self) -> tuple[int, int]:
+        """Returns the ids that this rank has asked for, and those that it has sent."""
+        counts = np.sum([lookup.traffic.numpy() for lookup in self.embedding.lookups], axis=0)
+        return int(counts[0]), int(counts[1])
+
+
+@contextlib.contextmanager
+def _duplicates_travel() -> Iterator[None]:
+    """Lets every occurrence of an id travel, with a row and a gradient of its own, in what is traced inside."""
+
+    def keep_all(ids: tf.Tensor, splits: tf.Tensor) -> ops.UniqueIds:
+        return ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
+
+    with mock.patch.object(ops, "segment_unique", keep_all):
+        yield
+
+
+RANKS = 2
+# Sums of the same gradients in another order, and learning rates that differ by 1e-6 at most.
+LOSS_TOLERANCE = 1e-4
+
+
+def summary(seconds: dict[str, np.ndarray], rows: int) -> dict[str, float]:
+    """Returns rates and ratios, from the seconds <float64>[rounds] of the slowest rank for all rows, by variant."""
+    medians = {name: float(np.median(of)) for name, of in seconds.items()}
+    fields = {f"samples_per_s_{name}": rows / median for name, median in medians.items()}
+    return fields | {f"ratio_{name}": medians["apart"] / median for name, median in medians.items()}
+
+
+def measure(count: int, rounds: int) -> dict[str, Any]:
+    """Returns the fields of the JSON file. All ranks call it."""
+    rank, tokens = collectives.rank(), lengths(count * RANKS * ROWS, seed=3)
+    rows = make_rows(tokens)
+    batches, steps = {}, {}
+    for name, variant in VARIANTS.items():
+        numbers = plan(tokens, RANKS, variant.balanced)
+        every = np.sort(np.concatenate([part for step in numbers for part in step]))
+        harness.check_equal(f"rows of {name}", every, np.arange(len(tokens)))
+        batches[name] = [tensors(rows.take(step[rank])) for step in numbers]
+        steps[name] = Step(variant, LONGEST)
+    seconds = {name: np.zeros(rounds) for name in VARIANTS}
+    losses: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for turn in range(-1, rounds):
+        for at in range(max(map(len, batches.values()))):
+            for name in (name for name in VARIANTS if at < len(batches[name])):
+                collectives.barrier()
+                begin = time.perf_counter()
+                loss = steps[name](batches[name][at])
+                collectives.barrier()
+                if turn >= 0:
+                    seconds[name][turn] += time.perf_counter() - begin
+                else:
+                    losses[name].append(loss)
+        for name in ("merged", "deduplicated") if turn < 0 else ():
+            harness.check_close(f"losses, {name}", losses[name], losses["apart"], relative=LOSS_TOLERANCE)
+    slowest = {name: collectives.all_gather(of[np.newaxis]).max(axis=0) for name, of in seconds.items()}
+    fields: dict[str, Any] = summary(slowest, len(tokens))
+    for name, step in steps.items():
+        asked, sent = collectives.all_gather(np.array([step.ids()])).sum(axis=0)
+        fields[f"ids_sent_{name}"] = float(sent / asked)
+        fields[f"alltoalls_{name}"] = harness.count_nodes(step.function.graph.as_graph_def(), "HorovodAlltoall")
+    if not fields["ids_sent_deduplicated"] < fields["ids_sent_merged"] == 1:
+        raise harness.CheckFailed(f"Without deduplication all ids must travel, with it fewer: {fields}.")
+    return fields
+
+
+def on_rank(quick: bool) -> dict[str, Any] | None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    fr.init()
+    fields = measure(*((4, 1) if quick else (10, 7)))
+    return fields if collectives.rank() == 0 else None
+
+
+def main() -> None:
+    arguments = harness.parser(__doc__).parse_args()
+    fields = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    harness.print_fields("ladder", fields)
+    harness.write_json(arguments.json, {"benchmark": "ladder", **fields})
+
+
+if __name__ == "__main__":
+    processes.program(main)

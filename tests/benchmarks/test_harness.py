@@ -1,0 +1,301 @@
+"""The harness: checks name what differs, clocks and turns are fair, and processes end with the benchmark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks.harness import harness, network, processes
+from benchmarks.harness.processes import Remote
+from benchmarks.harness.stage_times import BEFORE, DENSE, REST, MarkedStep, stage_ms
+from benchmarks.harness.synthetic import Batches, ZipfIds
+from benchmarks.harness.training import content_of
+from tests.support.ranks import run_ranks
+from tf_fusedrec import ops, tf
+
+WHY_NOT = network.why_not()
+SLEEPER = "import time; time.sleep(300)"
+PROGRAM = f"""
+import contextlib, sys
+from benchmarks.harness import network, processes
+def main():
+    with network.namespace() if sys.argv[1] == "namespace" else contextlib.nullcontext("none") as name:
+        inside = [] if name == "none" else network.inside(name, [])
+        family = "import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPER!r}])"
+        with processes.started([*inside, sys.executable, "-c", family]):
+            print(name, flush=True)
+processes.program(main)
+"""
+
+
+def test_checks_name_the_first_difference_and_its_limit():
+    harness.check_equal("ids", np.array([1, 2]), [1, 2])
+    with pytest.raises(harness.CheckFailed, match=r"^ids: 2 entries differ, at \(1,\) got 5, want 2\.$"):
+        harness.check_equal("ids", [1, 5, 6], [1, 2, 3])
+    for check in (harness.check_equal, lambda *given: harness.check_close(*given, relative=1.0)):
+        with pytest.raises(harness.CheckFailed, match=r"ids: shape \(1,\), want \(2,\)"):
+            check("ids", [1], [1, 2])
+    harness.check_close("loss", [1.0, 2.0], [1.0, 2.0 + 1e-6], relative=1e-6)
+    with pytest.raises(harness.CheckFailed, match=r"loss: 2\.1 at \(1,\), want 2\.0; .* may be 0\.02 \(rounding\)"):
+        harness.check_close("loss", [1.0, 2.1], [1.0, 2.0], relative=1e-2, reason="rounding")
+    with pytest.raises(harness.CheckFailed, match="nan at"):
+        harness.check_close("loss", [np.nan], [1.0], relative=1.0)
+
+
+def test_variants_take_turns_and_medians_count():
+    order = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    times = harness.measure(calls, warmup=1, repeats=2)
+    assert sorted(order) == ["a"] * 3 + ["b"] * 3 and order[:4] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+    assert all(0 <= t.median_s <= t.p90_s for t in times.values())
+    assert harness.timing([1.0, 2.0, 3.0]) == harness.Timing(2.0, 2.8)
+
+
+def turns_of_two_ranks():
+    from benchmarks.harness import ranks
+    from tf_fusedrec.exchange import collectives
+
+    seen = []
+
+    def slow(repeat):
+        seen.append(repeat)
+        time.sleep(0.02 + 0.06 * collectives.rank())
+
+    found = ranks.turns({"slow": slow, "quick": lambda _: None}, warmup=1, repeats=3, inputs=lambda n: (n,))
+    with pytest.raises(harness.CheckFailed, match="losses of ours by step .* of tfra: 0.61 at"):
+        ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]}, 1e-5)
+    with pytest.raises(harness.CheckFailed, match="do not move"):
+        ranks.check_losses({"tfra": [0.7, 0.7], "ours": [0.7, 0.7]}, 1e-5)
+    return seen, found.wall["slow"].tolist()
+
+
+def test_the_slowest_rank_counts():
+    for seen, slow in run_ranks(turns_of_two_ranks, 2):
+        assert seen == [-1, 0, 1, 2] and len(slow) == 3
+        assert min(slow) >= 0.08
+
+
+def test_a_result_has_machine_and_commit_and_a_table_its_cells(tmp_path, capsys):
+    harness.write_json(tmp_path / "r.json", {"cases": [{"n_ids": 3}]})
+    written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert written["cases"] == [{"n_ids": 3}] and {"machine", "commit", "load_average"} <= set(written)
+    harness.print_table("title", [{"n_ids": 3, "ms_ours": 1.23456}])
+    harness.print_table("title", [])
+    words = "title n_ids ms_ours 3 1.235 title nothing was measured"
+    assert capsys.readouterr().out.split() == words.split()
+    cpuinfo = "processor\t: 0\nmodel name\t: Brand X\nflags\t\t: fpu hypervisor avx2 avx512f\nprocessor\t: 1\n"
+    text = harness.describe_machine(cpuinfo, gpu=False)
+    assert text.startswith("virtual machine, 2 ") and text.endswith(" cores (AVX-512), no GPU")
+
+
+def test_nodes_are_counted_once_for_every_call_of_their_function():
+    one_sine = tf.function(lambda x: tf.sin(x))
+
+    @tf.function
+    def step(x):
+        x = tf.cond(x > 0, lambda: tf.sin(x), lambda: tf.cos(x))
+        return tf.while_loop(lambda y: y < 2, lambda y: (one_sine(y) + one_sine(y + 1),), [x])[0]
+
+    graph = step.get_concrete_function(tf.constant(1.0)).graph.as_graph_def()
+    assert (harness.count_nodes(graph, "Sin"), harness.count_nodes(graph, "Cos")) == (3, 1)
+    alone = tf.function(lambda x: x + 1).get_concrete_function(tf.constant(1.0)).graph.as_graph_def()
+    alone.library.CopyFrom(graph.library)
+    assert harness.count_nodes(alone, "Sin") == 0, "nobody calls them"
+
+
+def test_ids_are_skewed_and_a_function_of_step_and_rank():
+    ids = ZipfIds(1000, 1.2).draw(np.random.default_rng(0), (20_000,))
+    assert ids.dtype == np.int64 and ids.min() >= 0 and ids.max() < 1 << 40
+    counts = np.sort(np.unique(ids, return_counts=True)[1])
+    # p(1) / p(2) = 2^1.2 = 2.3; 4000 draws of the hottest have a standard deviation of 2 %.
+    assert len(counts) <= 1000 and 2.0 < counts[-1] / counts[-2] < 2.6
+    batches = Batches(features=3, batch_size=8, ids_per_feature=2, alpha=1.05)
+    first, again, other = batches.batch(5, 1), batches.batch(5, 1), batches.batch(5, 0)
+    np.testing.assert_array_equal(first.ids, again.ids)
+    assert first.ids.shape == (3, 8, 2) and not np.array_equal(first.ids, other.ids)
+
+
+def test_a_data_set_is_known_by_its_files_and_their_bytes(tmp_path):
+    def folder_of(name, **files):
+        (tmp_path / name / "train").mkdir(parents=True)
+        for number, (file, text) in enumerate(files.items()):
+            (tmp_path / name / "train" / file).write_text(text, encoding="utf-8")
+            os.utime(tmp_path / name / "train" / file, (number, number))
+        return tmp_path / name
+
+    one = content_of(folder_of("one", a="1", b="2"))
+    assert content_of(folder_of("copy", b="2", a="1")) == one and len(one) == 16
+    for name, files in {
+        "byte": {"a": "1", "b": "3"},
+        "name": {"a": "1", "c": "2"},
+        "border": {"a": "12", "b": ""},
+    }.items():
+        assert content_of(folder_of(name, **files)) != one, name
+
+
+def test_time_goes_to_the_stage_that_waited():
+    def slowly(x):
+        def sleep(value):
+            time.sleep(0.05)
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype, stateful=False), x.shape)
+
+    def step(ids):
+        unique = ops.segment_unique(ids, tf.constant([0, 3], tf.int64))
+        rows = ops.recover(slowly(tf.zeros([2, 4]) + tf.cast(ids[0], tf.float32)), unique.inverse)
+        # A stateful op behind the stages makes no circle of their clocks.
+        with tf.control_dependencies([tf.cond(tf.size(unique.ids) > 5, lambda: tf.print("many"), tf.no_op)]):
+            gradients = slowly(tf.ensure_shape(rows, [3, 4]))
+        return ops.recover_grad(gradients, unique.inverse, tf.size(unique.ids, out_type=tf.int64))
+
+    marked = MarkedStep(step)
+    ms = stage_ms([marked.run(tf.constant([7, 8, 7], tf.int64)) for _ in range(4)][1:])
+    assert list(ms) == [BEFORE, "deduplicate ids", "rows in the order of ids", DENSE, "sum gradients by id", REST]
+    assert ms["rows in the order of ids"] > 45 and ms[DENSE] > 45
+    runs = [{"b": [0.003], "a": [0.001, 0.004], "end": [end]} for end in (0.005, 0.007, 0.006)]
+    assert stage_ms(runs) == pytest.approx({"a": 2.0, "b": 2.0, "end": 2.0}) and list(stage_ms(runs)) == [
+        "a",
+        "b",
+        "end",
+    ]
+
+
+def double(number):
+    print("a line of a library")
+    return 2 * number if number else print("the last line")
+
+
+def served():
+    processes.serve({"step": lambda n: time.sleep(0.01 * n)}, lambda: [1, 2], {"missing": ""})
+
+
+def test_a_child_answers_and_a_silent_one_ends_the_run_with_its_last_lines():
+    assert processes.ask(double, number=21) == 42
+    with pytest.raises(harness.CheckFailed, match=r"(?s)double with \{'number': 0\} ended with code 0.*the last line"):
+        processes.ask(double, number=0)
+    with Remote(sys.executable, served) as side:
+        assert side.facts == {"missing": ""} and side.check() == [1, 2]
+        seconds = side.steps("step", 3) + side.steps("step", 1)
+    assert seconds == sorted(seconds) and seconds[-1] >= 0.03
+    with pytest.raises(harness.CheckFailed, match="double ended with code 0. Its errors are printed above"):
+        Remote(sys.executable, double, number=0)
+
+
+def test_a_failed_check_or_a_missing_horovodrun_ends_the_run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(SystemExit) as stop:
+        processes.program(lambda: processes.ask_ranks(double, 2, number=1))
+    assert stop.value.code == 1
+    assert "CHECK FAILED: 2 ranks need horovodrun, but it is not beside" in capsys.readouterr().err
+
+
+def begin(command, wanted):
+    """Starts a program. Returns it and its descendants once `wanted(descendant)` holds for two of them."""
+    program = subprocess.Popen(
+        command, cwd=harness.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
+        errors="replace", env={**os.environ, "PYTHONPATH": str(harness.ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and program.poll() is None:
+        family, found = psutil.Process(program.pid).children(recursive=True), 0
+        for one in family:
+            try:
+                found += wanted(one)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        if found >= 2:
+            return program, family
+        time.sleep(0.1)
+    program.kill()
+    raise AssertionError("the program did not start its children")
+
+
+def are_gone(family, within_s):
+    _, left = psutil.wait_procs(family, timeout=within_s)
+    for one in left:
+        one.kill()
+    return not left
+
+
+def sleeps(process):
+    return "time.sleep" in " ".join(process.cmdline())
+
+
+NEEDS_ROOT = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("namespace", marks=NEEDS_ROOT)])
+def test_sigterm_ends_children_and_removes_the_namespace(where):
+    program, family = begin([sys.executable, "-c", PROGRAM, where], sleeps)
+    name = program.stdout.readline().strip()
+    program.terminate()
+    assert program.wait(timeout=60) == 128 + signal.SIGTERM
+    assert are_gone(family, 10)
+    if where == "namespace":
+        listed = subprocess.check_output(["ip", "netns", "list"], encoding="utf-8", errors="replace")
+        assert name.startswith("fusedrec-") and name not in listed
+
+
+def test_a_killed_benchmark_takes_its_child_along():
+    program, family = begin([sys.executable, "-c", PROGRAM, "here"], sleeps)
+    child = next(one for one in family if one.ppid() == program.pid)
+    program.kill()
+    assert are_gone([child], 10)
+    are_gone(family, 0)
+
+
+def wait_for_ever():
+    time.sleep(300)
+
+
+def test_sigterm_ends_ranks():
+    code = "from tests.benchmarks.test_harness import processes, wait_for_ever as wait\n"
+    code += "processes.program(lambda: processes.ask_ranks(wait, 2))"
+    program, family = begin([sys.executable, "-c", code], lambda one: "HOROVOD_RANK" in one.environ())
+    program.terminate()
+    assert program.wait(timeout=60) == 128 + signal.SIGTERM
+    assert are_gone(family, 20)
+
+
+ECHO = """
+import socket
+with socket.create_server(("10.0.0.2", 9999)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    while data := connection.recv(1 << 20):
+        connection.sendall(data)
+"""
+# Round trips of one byte, then a megabyte that must come back as it was.
+ASK = """
+import os, socket, time
+with socket.create_connection(("10.0.0.2", 9999)) as connection:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(20):
+        begin = time.monotonic()
+        connection.sendall(b"x")
+        connection.recv(1)
+        print(time.monotonic() - begin)
+    sent, got = os.urandom(1 << 20), b""
+    connection.sendall(sent)
+    while len(got) < len(sent):
+        got += connection.recv(1 << 20)
+    assert got == sent
+"""
+
+
+@pytest.mark.skipif(WHY_NOT is not None or not network.TAP_DEVICE.exists(), reason=f"{WHY_NOT}, or no TAP devices")
+def test_the_cable_delays_and_loses_nothing(tmp_path):
+    with network.two_hosts(tmp_path, tmp_path / "delay") as (on_first, _):
+        second = (tmp_path / "ssh").read_text(encoding="utf-8").split("exec fusedrec-")[2].split()[0]
+        with subprocess.Popen(network.inside(f"fusedrec-{second}", [sys.executable, "-c", ECHO]), stdout=-1) as echo:
+            assert echo.stdout.readline() == b"ready\n"
+            network.set_delay(tmp_path / "delay", 0.02)
+            done = subprocess.run([*on_first, sys.executable, "-c", ASK], capture_output=True, check=True, timeout=60)
+    assert min(float(line) for line in done.stdout.split()) >= 0.04

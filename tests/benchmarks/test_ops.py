@@ -1,0 +1,128 @@
+"""benchmarks.ops runs with --quick, checks its ops and writes its fields; its GPU cases run over the emulation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import gpu, harness
+from benchmarks.harness.gpu import Rates, Work, bounded
+from benchmarks.ops import __main__ as benchmark
+from benchmarks.ops import cases
+from tests.cuda import libraries
+from tests.gpu import benchmarks_over_emulation, session
+
+MEASURES = {
+    "peer", "ms_ours", "ms_p90_ours", "ms_peer", "ms_p90_peer", "ratio", "ids_per_s", "bytes_per_s", "ms_floor"
+}  # fmt: skip
+RATES = Rates(copy_bytes_per_s=2e12, matrix_flops=5e14, link_bytes_per_s=4e10)
+
+
+def test_a_quick_run_writes_its_cases(tmp_path, monkeypatch):
+    """Every op, with one repeat and its smallest inputs."""
+    small = {"n_ids": [2000], "tokens": [64], "features": [6], "exists_share": [0.5], "segments": [3], "ranks": [2]}
+    smaller = {
+        case: {axis: (small.get(axis, quick), ()) for axis, (quick, _) in axes.items()}
+        for case, axes in cases.AXES.items()
+    }
+    monkeypatch.setattr(cases, "AXES", smaller)
+    monkeypatch.setattr(harness, "memcpy_bytes_per_s", lambda: 1e10)
+    monkeypatch.setattr("sys.argv", ["ops", "--quick", "--json", str(tmp_path / "r.json")])
+    benchmark.main()
+    written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["cases"]
+    assert list(dict.fromkeys(case["op"] for case in written)) == list(cases.CASES)
+    for case in written:
+        assert {*cases.AXES[cases.CASES[case["op"]]], *MEASURES} <= set(case)
+        assert all(case[measure] > 0 for measure in MEASURES - {"peer"})
+
+
+def test_a_wrong_result_is_not_measured(monkeypatch):
+    honest = cases.segment_unique_oracle
+
+    def wrong(ids, splits):
+        unique, unique_splits, inverse = honest(ids, splits)
+        return unique, unique_splits, np.roll(inverse, 1)
+
+    monkeypatch.setattr(cases, "segment_unique_oracle", wrong)
+    with pytest.raises(harness.CheckFailed, match="result 2 of segment_unique, ours"):
+        cases.measure("segment_unique", quick=True)
+
+
+def test_an_unknown_op_is_refused_with_the_known_ones(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["ops", "fuse_ids", "--device", "gpu"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "NAME fuse_ids has no case on a gpu. Name some of segment_unique, recovery" in capsys.readouterr().err
+    assert tuple(cases.CASES) == benchmark.NAMES["cpu"]
+
+
+@pytest.mark.skipif(session.lacking() is None, reason="there is a GPU: tests/gpu runs the real thing")
+def test_a_machine_without_a_gpu_is_told_what_it_lacks(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.ops", "table", "--device", "gpu", "--json", str(tmp_path / "r.json")]
+    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, encoding="utf-8", errors="replace")
+    assert done.returncode != 0 and done.stderr.startswith("error: "), done.stderr
+    assert any(word in done.stderr for word in ("PyTorch", "GPU", "is not built"))
+    assert "Traceback" not in done.stderr and not (tmp_path / "r.json").exists()
+
+
+def test_every_case_runs_over_the_emulation():
+    """Checks, calls and fields of the benchmarks, so that a machine with a GPU is not lent to find a wrong name."""
+    folder = libraries.ROOT / "build/emulation"
+    for op in benchmarks_over_emulation.OPS:
+        libraries.build(op, folder)
+    done = libraries.under_sanitizers("tests.gpu.benchmarks_over_emulation", str(folder))
+    assert done.returncode == 0 and "the cases of the benchmarks run" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_session_runs_every_op_with_kernels_and_every_benchmark_on_a_gpu(tmp_path):
+    from benchmarks.ops import gpu as gpu_cases
+
+    named = {path.name for path in (harness.ROOT / "custom_ops").iterdir() if (path / "cuda").is_dir()}
+    steps = [step.name for step in session.steps_of(tmp_path)]
+    assert {name for name in named if f"checks.{name}" in steps} == set(session.OPS) and len(session.OPS) >= 4
+    assert [name for name in steps if name.startswith("quick.")] == [f"quick.{name}" for name in gpu_cases.CASES]
+
+
+def test_a_report_has_every_case_as_soon_as_it_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "device", lambda: {"name": "a device"})
+    path = tmp_path / "folder/results.json"
+    report = gpu.Report(path, Rates(1.0, 2.0, 3.0), {"cupy": "it is not installed"})
+    for n in range(3):
+        report.add([{"name": "find", "us": 1.5 * n}])
+        written = json.loads(path.read_text(encoding="utf-8"))
+        assert [line["us"] for line in written["results"]] == [1.5 * m for m in range(n + 1)]
+    assert written["rates"] == {"copy_bytes_per_s": 1.0, "matrix_flops": 2.0, "link_bytes_per_s": 3.0}
+    assert written["device"] == {"name": "a device"} and written["left_out"] == {"cupy": "it is not installed"}
+    assert "left out: cupy: it is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("work", "bound_by", "seconds"),
+    [
+        (Work(bytes=2 * 10**9, flops=1e9), "bytes", 1e-3),
+        (Work(bytes=3 * 2 * 8192**2, flops=2.0 * 8192**3), "flops", 2 * 8192**3 / 5e14),
+        (Work(bytes=10**6, flops=1e9, host_bytes=4 * 10**6), "host_bytes", 1e-4),
+    ],
+)
+def test_the_bound_is_the_longest_of_three_times(work, bound_by, seconds):
+    fields = bounded(2e6 * seconds, work, RATES)
+    assert (fields["bound_by"], fields["bytes"], fields["flops"]) == (bound_by, work.bytes, work.flops)
+    assert fields["bound_us"] == pytest.approx(1e6 * seconds) and fields["fraction_of_bound"] == pytest.approx(0.5)
+
+
+def test_a_call_without_work_has_no_bound():
+    with pytest.raises(ValueError, match="needs bytes, flops or host_bytes above 0"):
+        bounded(1.0, Work(), RATES)
+
+
+def test_libraries_that_are_missing_or_broken_are_left_out_by_name(tmp_path, monkeypatch):
+    (tmp_path / "broken_library.py").write_text("raise OSError('libcuda.so.1 is missing')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = gpu.Libraries(["numpy", "broken_library", "no_such_library"])
+    assert found.get("numpy") is np and found.get("broken_library") is None
+    assert found.left_out["broken_library"] == "OSError: libcuda.so.1 is missing"
+    assert "no_such_library" in found.left_out["no_such_library"] and len(found.left_out) == 2

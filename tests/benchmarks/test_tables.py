@@ -1,0 +1,231 @@
+"""benchmarks.table, its ablations, tier, checkpoint, train_step and tfra_swap: figures, and checks that can fail."""
+
+import functools
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.checkpoint import __main__ as checkpoint
+from benchmarks.harness import harness, ranks
+from benchmarks.harness.ranks import AS_LAUNCHED, Turns
+from benchmarks.harness.synthetic import Batches
+from benchmarks.table import __main__ as table
+from benchmarks.table import cases, collisions, dedup, dimensions, peers, work
+from benchmarks.tfra_swap import __main__ as tfra_swap
+from benchmarks.tier import __main__ as tier
+from benchmarks.train_step import __main__ as train_step
+from tf_fusedrec import optimizers, tf
+from tf_fusedrec.checkpoint import resharding
+
+
+def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
+    resident = work.all_ids(1000)
+    for uniform in (False, True):
+        made = work.make_work(1000, n=5000, dim=3, uniform=uniform)
+        assert np.isin(made.ids, resident).all() and len(np.unique(resident)) == 1000
+        forwards, backwards = made.gradients.cumsum(axis=0)[-1], made.gradients[::-1].cumsum(axis=0)[-1]
+        np.testing.assert_array_equal(forwards, backwards)
+        np.testing.assert_array_equal(forwards, made.gradients.astype(np.float64).sum(axis=0))
+    assert work.floor_bytes(n=100, distinct=10, dim=4, payload=20) == (800, 640, 160, 1600, 1600, 400)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_copy_copies_everything(threads):
+    copy = work.Copy(threads, megabytes_each=1)
+    copy()
+    assert copy.bytes_moved == 2 * threads << 20 and len(copy._parts) == threads
+    for target, source in copy._parts:
+        np.testing.assert_array_equal(target, source)
+
+
+def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
+    # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
+    assert cases.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
+    assert cases.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
+    assert cases.memory_lacks(4 * 10**9, available=4 * 10**9) == ""
+    assert cases.memory_lacks(4_500_000_000, available=4 * 10**9) == "4.0 GB are available, 4.5 GB are needed"
+    assert work.available_bytes("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 << 20
+
+
+def test_a_pause_counts_when_it_comes_in_every_repeat():
+    quiet, disturbed = [0.001] * 5, [0.001, 0.900, 0.001, 0.001, 0.001]
+    assert cases.pauses(np.array([quiet, disturbed])) == pytest.approx(
+        {"median_step_ms": 1, "max_growth_pause_ms": 0, "rows_at_pause": 1000, "longest_single_step_ms": 900}
+    )
+    pauses = cases.pauses(np.array([[0.001, 0.001, 0.005, 0.001, 0.001]] * 2))
+    assert pauses["max_growth_pause_ms"] == pytest.approx(4) and pauses["rows_at_pause"] == 1000 + 2 * 2048
+
+
+def test_the_summary_takes_the_worst_case_and_passes_over_what_was_skipped():
+    versus = [("adagrad", 7.0), ("adagrad", 6.0), ("adam", 9.0)]
+    against = [{"optimizer": rule, "ratio": ratio} for rule, ratio in versus] + [{"optimizer": "adam", "skipped": "x"}]
+    rates = [
+        {"threads": threads, "ids_per_s": rate, "ratio_vs_memory_floor": floor, "bytes_per_row_overhead": overhead}
+        for threads, rate, floor, overhead in ((1, 8e6, 0.5, 70.0), (1, 7e6, 0.6, 60.0), (2, 9e6, 0.4, 60.0))
+    ]
+    growth = {"max_growth_pause_ms": 3.0, "copy_rows_ms": 200.0, "rows": 10}
+    found = [{"peer": "torch_sgd", "ratio": 2.0}, {"peer": "torch_sgd", "ratio": 1.5}]
+    assert table.summary(against, rates, growth, found) == {
+        "ratio_vs_tfra_adagrad": 6.0, "ratio_vs_tfra_adam": 9.0, "ids_per_s_1thread": 7e6, "ids_per_s_2threads": 9e6,
+        "ratio_vs_memory_floor": 0.4, "bytes_per_row_overhead": 70.0, "max_growth_pause_ms": 3.0, "copy_rows_ms": 200.0,
+        "ratio_vs_torch_sgd": 1.5,
+    }  # fmt: skip
+
+
+def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
+    case = cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
+    assert case["ratio"] == pytest.approx(case["ms_tfra"] / case["ms_ours"])
+    faster = functools.partial(optimizers.Adagrad, 1.001 * work.LEARNING_RATE, 0.1)
+    honest = cases.OPTIMIZERS["adagrad"]
+    rules = iter([faster, honest])
+    monkeypatch.setitem(cases.OPTIMIZERS, "adagrad", lambda: next(rules)())
+    with pytest.raises(harness.CheckFailed, match="rows of adagrad after 1 steps against the rows of TFRA"):
+        cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
+
+
+def test_peers_get_the_same_rows_by_number_or_are_skipped_with_the_reason(tmp_path):
+    made, resident = work.make_work(50, n=30, dim=2), work.all_ids(50)
+    peers.write_work(tmp_path, made, resident)
+    ids, numbers = np.load(tmp_path / "ids.npy"), np.load(tmp_path / "numbers.npy")
+    np.testing.assert_array_equal(np.array(sorted(resident))[numbers], ids)
+    assert peers.compare(sys.executable, rows=100, threads=1, repeats=1) == "No module named 'torch'"
+
+
+class Side:
+    """A side of table.collisions whose steps take given times, in milliseconds."""
+
+    def __init__(self, path, rows, milliseconds):
+        self._path, self._rows, self._seconds = path, rows, [each / 1e3 for each in milliseconds]
+
+    def check(self):
+        np.save(self._path, self._rows)
+
+    def steps(self, variant, count):
+        assert count == collisions.INTERVAL == len(self._seconds)
+        return self._seconds
+
+
+def test_managed_collisions_are_timed_with_their_sorts_and_compared_first(tmp_path):
+    ours = Side(tmp_path / "ours.npy", np.ones([2, 3]), [1.0] * 8)
+    theirs = Side(tmp_path / "mch.npy", np.ones([2, 3]), [2.0] * 7 + [18.0])
+    record = collisions.measure({"ours": ours, "mch": theirs}, tmp_path, 256, 2)
+    assert record["factor"] == 8 and record["ms_peer_between"] == pytest.approx(2)
+    assert (record["ms_ours"], record["ms_peer"], record["ratio"]) == pytest.approx((1, 4, 4))
+    other = Side(tmp_path / "mch.npy", np.array([[1, 1, 1], [1, 1, 1.001]]), [1.0] * 8)
+    with pytest.raises(harness.CheckFailed, match="rows of 256 columns after training"):
+        collisions.measure({"ours": ours, "mch": other}, tmp_path, 256, 2)
+
+
+def test_dedup_counts_ids_and_rows_and_finds_lost_gradients(monkeypatch):
+    monkeypatch.setattr(dedup, "IDS_PER_RANK", 300)
+    ids = dedup.batch_of(0, 0)
+    distinct = len(np.unique(ids))
+    for mode, want in {"none": (300, 300), "source": (distinct, distinct), "owner": (300, distinct)}.items():
+        native = dedup._table(f"count/{mode}", 3, optimizers.SGD(0.25))
+        at_source, at_owner = dedup.MODES[mode]
+        lookup = dedup._make_rows(native, f"count.{mode}.made", [tf.constant(ids)], 3)
+        step = dedup.make_step(native, f"count.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
+        _, (sent, read, _) = step(tf.constant(ids), tf.zeros([300, 3]))
+        assert (int(sent), int(read)) == want
+    dedup._check(dim=3)
+    honest = dedup.make_step
+
+    def wrong(native, name, *, at_source, at_owner, **lookup):
+        step = honest(native, name, at_source=at_source, at_owner=at_owner, **lookup)
+        return lambda ids, gradients: step(ids, gradients * (0.5 if at_source else 1.0))
+
+    monkeypatch.setattr(dedup, "make_step", wrong)
+    with pytest.raises(harness.CheckFailed, match="rows of dedup 'source' after 2 steps"):
+        dedup._check(dim=3)
+
+
+def test_dimensions_count_distinct_ids_by_owner():
+    together, alone = dimensions.sent_ids(np.array([[5, 5, 7, 8], [5, 9, 9, 9]]))
+    assert alone.shape == (2, dimensions.RANKS) and alone.sum(axis=1).tolist() == [3, 2]
+    np.testing.assert_array_equal(together, alone.sum(axis=0))
+
+
+def test_both_models_of_the_swap_train_alike_and_take_turns():
+    import horovod.tensorflow as hvd  # after tf_fusedrec, which chooses the version of Keras
+
+    hvd.init()  # TFRA's layers need it in a single process too
+    batches = Batches(features=2, batch_size=8, ids_per_feature=2, alpha=1.05)
+    steps = tfra_swap.variants(["a", "b"])
+    fields = tfra_swap.measure(steps, batches, 1, 2)
+    assert fields["max_loss_difference"] <= tfra_swap.LOSS_TOLERANCE
+    assert fields["ratio"] == fields["ms_tfra"] / fields["ms_ours"] and fields[f"ms_{AS_LAUNCHED}"] > 0
+
+
+def test_the_fields_of_a_training_step():
+    wall = {"tfra": [0.100, 0.120, 0.110], "tfra_fused": [0.044] * 3, "ours": [0.020, 0.022, 0.024]}
+    cpu = {"tfra": [0.08] * 3, "tfra_fused": [0.04] * 3, "ours": [0.02] * 3}
+    times = Turns(*({name: np.array(of) for name, of in both.items()} for both in (wall, cpu)))
+    fields = train_step.summary(times, {"tfra": 78, "tfra_fused": 4, "ours": 3})
+    wanted = {
+        "ms_tfra": 110, "ms_ours": 22, "ratio_vs_tfra": 5, "ratio_native_vs_tfra": 5, "ratio_vs_tfra_fused": 2,
+        "cpu_ratio_vs_tfra": 4, "ms_p90_ours": 23.6, "ms_p10_tfra": 102,
+    }  # fmt: skip
+    assert {name: fields[name] for name in wanted} == pytest.approx(wanted)
+    assert fields["alltoalls_per_step"] == {"tfra": 78, "tfra_fused": 4, "ours": 3}
+
+
+def test_phases_are_differences_of_three_graphs(monkeypatch):
+    class Slow:
+        name, step = "slow", None
+
+        def pooled(self, ids):
+            return ids
+
+        loss = pooled
+
+    def turns(calls, **_):
+        assert list(calls) == ["slow lookup", "slow forward", "slow backward"]
+        return Turns({name: np.array([s]) for name, s in zip(calls, (2.0, 5.0, 10.0))}, {})
+
+    monkeypatch.setattr(ranks, "turns", turns)
+    found = train_step.phases_ms([Slow()], None, warmup=1, repeats=1)
+    assert found == {"slow": {"lookup": 2000.0, "forward": 3000.0, "backward": 5000.0}}
+
+
+CASE = tier.Case(rows=4096, ids=512, blocks=1)
+
+
+def test_a_tier_reads_its_file_and_a_table_that_differs_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = tier.measure(CASE)
+    assert results["ratio"] == results["ids_per_s_tier_lookahead"] / results["ids_per_s_memory"]
+    assert results["table_bytes"] == 4 * results["budget_bytes"] and results["ids_per_s_tier_cached"] > 0
+    assert results["share_of_pages_that_stayed"] < 0.5, "the file was not read from the disk"
+    assert list(tmp_path.iterdir()) == []
+    ids = np.concatenate([batch.numpy() for block in tier._blocks(CASE, 4, seed=1) for batch in block])
+    values, counts = np.unique(ids, return_counts=True)
+    assert len(values) > 0.5 * CASE.rows and counts.max() > 0.05 * len(ids) and 0 <= values.min() <= values.max() < 4096
+    honest = tier.Variant.train
+
+    def careless(self, batches):
+        rows = honest(self, batches)
+        return [r + 1e-3 for r in rows] if self.emb.name == "tier_lookahead" else rows
+
+    monkeypatch.setattr(tier.Variant, "train", careless)
+    with pytest.raises(harness.CheckFailed, match="rows of tier_lookahead"):
+        tier.measure(CASE)
+
+
+def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):
+    fields = checkpoint.measure(tmp_path, 2_000, repeats=1)
+    assert fields["bytes"] == 2_000 * (8 + 16 + 2 * 4 * checkpoint.DIM)
+    assert all(np.isfinite(value) and value > 0 for value in fields.values()) and json.dumps(fields)
+    chunks = resharding.SectionReader.chunks
+    mixed = lambda reader: ((ids, np.roll(records, 1)) for ids, records in chunks(reader))  # noqa: E731
+    monkeypatch.setattr(resharding.SectionReader, "chunks", mixed)
+    with pytest.raises(harness.CheckFailed, match="row: .* entries differ"):
+        checkpoint.measure(tmp_path, 2_000, repeats=1)
+    seconds = {"save": [2.0], "plain_write": [1.0], "load": [4.0], "plain_read": [0.5], "copy": [0.25]}
+    wanted = {
+        "save_gb_per_s": 2, "load_gb_per_s": 1, "disk_write_gb_per_s": 4, "disk_read_gb_per_s": 8,
+        "save_ratio_vs_disk": 0.5, "load_ratio_vs_disk": 0.125, "snapshot_pause_ms": 300, "delta_pause_ms": 10,
+        "copy_rows_ms": 250,
+    }  # fmt: skip
+    assert checkpoint.summary(seconds, 4 * 10**9, {"full": [0.3], "delta": [0.01]}) == pytest.approx(wanted)

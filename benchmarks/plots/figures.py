@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -161,21 +161,21 @@ def quality_by_step(result: Mapping[str, Any]) -> str:
     return _curves(figure, axes, "step", "GAUC", f"{result['data']}, clicks, by the table that holds the rows")
 
 
-def kept_plots() -> dict[str, str]:
+def kept_plots(parse: Callable[[str], Any] = json.loads) -> dict[str, str]:
     """Returns the SVG of the results in the repository, by name."""
-    quality = json.loads((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
+    quality = parse((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
     growth = quality["growth"]
     page = (RESULTS / "table.txt").read_text(encoding="utf-8")
     curves = {
-        name: json.loads((RESULTS / f"curves/retrieval_ml1m{file}.json").read_text(encoding="utf-8"))
+        name: parse((RESULTS / f"curves/retrieval_ml1m{file}.json").read_text(encoding="utf-8"))
         for name, file in (("HSTU", ""), ("HSTU-large", "_hstu_large"), ("SASRec", "_sasrec"))
     }
-    overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
+    overlap = parse((RESULTS / "overlap.json").read_text(encoding="utf-8"))
     sizes = {
-        data: json.loads((RESULTS / f"sizes/ranking_{data}_sizes.json").read_text(encoding="utf-8"))
+        data: parse((RESULTS / f"sizes/ranking_{data}_sizes.json").read_text(encoding="utf-8"))
         for data in ("kuairand", "ml1m")
     }
-    convergence = json.loads((RESULTS / "convergence.json").read_text(encoding="utf-8"))
+    convergence = parse((RESULTS / "convergence.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),
         "table_by_rows": table_by_rows(page),

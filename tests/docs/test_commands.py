@@ -1,9 +1,8 @@
-"""Every program of the documentation prints the output below it. Modules, flags and targets of its commands exist."""
+"""Every program of the pages prints the output below it. Modules, flags, targets and files of commands exist."""
 
 import ast
 import contextlib
 import io
-import json
 import re
 import runpy
 import shlex
@@ -21,19 +20,6 @@ from models.serve.loaded import Signature, Spec
 from tests.docs.commands import PAGES, ROOT, commands, diffs, modules_and_flags, programs
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-# The request of docs/served_model.md.
-REQUEST = {
-    "user_budget": [2], "user_device": [1], "history_item": [17, 42, 8], "history_action": [1, 0, 1],
-    "history_time": [1700000000, 1700000060, 1700000120], "history_row_splits": [0, 3], "exposed_item": [17, 23],
-    "exposed_time": [1700000180, 1700000180], "exposed_row_splits": [0, 2],
-}  # fmt: skip
-
-# These install a cluster with GPUs. Without such a cluster, only the pinned versions are tested.
-ONLY_ON_GPUS = (
-    "pip install 'tensorflow[and-cuda]==2.16.2'",
-    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 "
-    "HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL pip install --no-build-isolation horovod==0.28.1",
-)
 RUN_HERE = ("python -m tf_fusedrec.data.convert synthetic-", "python -m benchmarks.plots")
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
@@ -56,10 +42,14 @@ def test_the_diffs_of_a_page_import_what_they_call(page):
 
 
 def test_versions_for_gpus_are_pinned():
+    """Nobody runs the commands that install a cluster with GPUs, but CPU tests run the same versions."""
     pins = "".join((ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in ("runtime", "horovod"))
-    for command in ONLY_ON_GPUS:
-        name, version = re.search(r"([a-z]+)(?:\[and-cuda\])?==([\d.]+)", command).groups()
-        assert f"\n{name}=={version}\n" in pins, command
+    found = [
+        re.findall(r"(tensorflow|horovod)(?:\[and-cuda\])?==([\d.]+)", line) for line in commands(ROOT / "docs/gpu.md")
+    ]
+    shown = [pair for pairs in found for pair in pairs]
+    assert {name for name, _ in shown} == {"tensorflow", "horovod"}
+    assert [pair for pair in shown if "\n{}=={}\n".format(*pair) not in pins] == []
 
 
 def page_name(page):
@@ -67,7 +57,7 @@ def page_name(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES[1:] if programs(page)], ids=page_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=page_name)
 def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "docs"}
@@ -79,9 +69,11 @@ def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
 
 
 def test_the_request_has_the_inputs_of_the_main_job():
+    bodies = [shlex.split(command)[2] for command in commands(ROOT / "docs/served_model.md") if ":predict" in command]
+    (body,) = (body for body in bodies if "history_item" in body)
     config = load(ROOT / "configs/grm_tiny.yaml", []).model
     signatures = _RankingServer(types.SimpleNamespace(config=config)).signatures()
-    request = tensors.parse(json.dumps({"inputs": REQUEST}).encode(), {
+    request = tensors.parse(body.encode(), {
         "serving_default": Signature({
             name: Spec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape))
             for name, spec in signatures["serving_default"].inputs.items()
@@ -125,6 +117,9 @@ def test_make_targets_exist(page):
     assert set(re.findall(r"\bmake ([a-z-]+)", shown)) <= TARGETS
 
 
-def test_targets_of_the_readmes_links_exist():
-    links = re.findall(r"\]\(((?!https?:)[^)#]+)\)", PAGES[0].read_text(encoding="utf-8"))
-    assert links and all((ROOT / link).exists() for link in links)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_files_of_commands_exist(page):
+    """Files that a reader makes begin with "runs/", "path/to/" and the like, which are no folders of the repository."""
+    words = [word.strip("'").split("::")[0] for command in commands(page) for word in command.split()]
+    named = [word for word in words if word.startswith(("configs/", "examples/", "requirements/", "tests/"))]
+    assert [name for name in named if not (ROOT / name).exists()] == []

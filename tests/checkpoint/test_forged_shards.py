@@ -9,6 +9,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.forger import IDS, forge_shard, refused, save_two
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint
+from tf_fusedrec.tables.hash_order import OWNERS
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,19 @@ def test_an_index_that_lies_is_refused(whole):
         refused(whole, f"{re.escape(str(path))} .*are not in hash order")
     finally:
         path.write_bytes(before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_id_of_another_rank_is_refused_at_either_end(rank, tmp_path):
+    """A shard is in hash order: a foreign id is the last one of rank 0 and the first one of rank 1."""
+    owners, tables = OWNERS["hash_range"](np.array(IDS[:20]), 2), [DictTable("item"), DictTable("item")]
+    for number, table in enumerate(tables):
+        ids = [id_ for id_, owner in zip(IDS, owners) if owner == number]
+        foreign = [id_ for id_, owner in zip(IDS, owners) if owner != number][: number == rank]
+        table.train("item", ids + foreign, np.random.default_rng(0))
+    simulated.save(tmp_path / "c", tables)
+    with pytest.raises(ValueError, match=rf"id -?\d+ does not belong to rank {rank} of 2"):
+        checkpoint.read_tables(tmp_path / "c")
 
 
 def test_ids_of_another_rank_are_refused(tmp_path):

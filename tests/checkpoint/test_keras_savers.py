@@ -126,6 +126,20 @@ def test_a_list_of_weights_from_before_the_training_empties_the_tables():
     model.set_weights([np.asarray(weight) for weight in weights])  # nothing is left behind
 
 
+def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
+    x = keras.Input([], dtype=tf.int64, name="f")
+    embedding = fr.FusedEmbedding([fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], [fr.FeatureConfig("f", "t")])
+    rows = keras.layers.Dense(1)(embedding({"f": x})["f"])
+    model, kept = fr.schedules.PipelinedModel({"f": x}, rows, schedule=fr.schedules.SemiAsync()), []
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: kept.append(model.get_weights()))
+    data = tf.data.Dataset.from_tensors(({"f": np.arange(8)}, np.ones(8, np.float32)))
+    model.fit(data.repeat(2), verbose=0, callbacks=[keep])
+    trained = embedding.export_table("t")[1]
+    model.set_weights(kept[-1])
+    np.testing.assert_array_equal(embedding.export_table("t")[1], trained)
+
+
 @pytest.mark.parametrize("schedule", [None, fr.schedules.SemiAsync()])
 def test_keras_early_stopping_restores_the_tables(schedule):
     """keras-team/keras #12511."""

@@ -165,11 +165,13 @@ def test_time_to_live():
         assert table.statistics() == [[1, 3, 2, 1, 0, 0]]
 
 
-def test_admission_and_candidates():
-    """The third lookup of an id makes its row. Until then, no gradient trains it. Duplicates count once."""
-    with new_table(2, admission_count=3) as table, new_table(2, admission_count=3) as copy:
+@pytest.mark.parametrize("count", [2, 3])
+def test_admission_and_candidates(count):
+    """The lookup of this count makes an id's row. Until then, no gradient trains it. Duplicates count once."""
+    before = count - 1
+    with new_table(2, admission_count=count) as table, new_table(2, admission_count=count) as copy:
         batch = [[[7, 7, INT64_MIN], []], [[7], [7]]]
-        for _ in range(2):
+        for _ in range(before):
             found = table.lookup(batch)
             assert_same_integers(found.handles, [-1, -1, -1])
             table.apply(found, grads_for(batch))
@@ -177,8 +179,8 @@ def test_admission_and_candidates():
         assert_same_integers(ops.table_size(table.handle), [0, 0])
         ids, counts = ops.table_candidates(table.handle, 0)
         assert ids.numpy().tolist() == sorted([7, INT64_MIN], key=mix64)
-        assert counts.numpy().tolist() == [2, 2]
-        assert table.statistics() == [[0, 0, 0, 0, 4, 2], [0, 0, 0, 0, 2, 1]]
+        assert counts.numpy().tolist() == [before, before]
+        assert table.statistics() == [[0, 0, 0, 0, 2 * before, 2], [0, 0, 0, 0, before, 1]]
         ops.table_import_candidates(copy.handle, 0, ids, counts)
         for one in (table, copy):
             found = one.lookup([[[7, 8], []]])

@@ -1,1 +1,1 @@
-"""Parts of the documentation besides docs/*.md: drawings, the configuration reference, the hooks of mkdocs."""
+"""Figures of the pages, the configuration reference, what works on a GPU, and the hooks of mkdocs."""

@@ -1,4 +1,4 @@
-"""The guides "how to add" list at most six files, which exist and hold the names that the guide mentions."""
+"""The guides "how to add" list files that exist and hold the names that the guide mentions."""
 
 import re
 
@@ -7,7 +7,6 @@ import pytest
 from tests.docs.commands import ROOT
 
 GUIDES = sorted((ROOT / "docs").glob("add_a*.md"))
-MOST_FILES = 6
 
 
 def files_table(page):
@@ -27,9 +26,9 @@ def found(place):
 
 
 @pytest.mark.parametrize("page", [page for page in GUIDES if page.stem != "add_an_op"], ids=lambda page: page.stem)
-def test_a_guide_names_at_most_six_files_that_exist(page):
+def test_a_guide_lists_files_that_exist(page):
     rows = files_table(page)
-    assert 0 < len(rows) <= MOST_FILES
+    assert rows
     for place, what in rows:
         assert len(found(place)) == 1, place
         (path,) = found(place)
@@ -39,16 +38,10 @@ def test_a_guide_names_at_most_six_files_that_exist(page):
                 assert name in text or "Lion" in name, f"{path.name} has no {name}"
 
 
-def test_the_places_of_a_row_are_found():
-    assert found("`TableConfig.py` in `docs/`") == []
-    assert found("`commands.py` in `tests/docs/`") == [ROOT / "tests/docs/commands.py"]
-    assert found("a new module in `tf_fusedrec/data/`") == [ROOT / "tf_fusedrec/data/"]
-    assert found("`tf_fusedrec/none.py`") == []
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_files_that_a_guide_mentions_exist(page):
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.stem)
+def test_files_that_a_page_mentions_exist(page):
     for name in re.findall(
-        r"`((?:tf_fusedrec|custom_ops|models|tests|tools)/[\w./]*)`", page.read_text(encoding="utf-8")
+        r"`((?:tf_fusedrec|custom_ops|models|configs|tests|tools|benchmarks)/[\w./]*)`",
+        page.read_text(encoding="utf-8"),
     ):
         assert (ROOT / name).exists(), name

@@ -77,18 +77,16 @@ def check_cmake(env: dict[str, str]) -> None:
     found = shutil.which("cmake", path=env["PATH"])
     answer = ""
     if found is not None:
-        answer = subprocess.run(
-            [found, "--version"], env=env, capture_output=True, encoding="utf-8", errors="replace"
-        ).stdout
+        command = [found, "--version"]
+        answer = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace").stdout
     version = re.search(r"cmake version (\d+)\.(\d+)", answer)
-    if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
-        return
-    raise StepFailed(
-        "missing: cmake >= 3.13, < 4, which builds Horovod; "
-        + (f"{found} reports {answer.splitlines()[:1]}." if found else "none is on PATH or in .venv.")
-        + "\n  Remedy: remove .venv and run the command again (its cmake comes from "
-        "requirements/build.txt), or Debian: apt install cmake"
-    )
+    if version is None or not (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
+        raise StepFailed(
+            "missing: cmake >= 3.13, < 4, which builds Horovod; "
+            + (f"{found} reports {answer.splitlines()[:1]}." if found else "none is on PATH or in .venv.")
+            + "\n  Remedy: remove .venv and run the command again (its cmake comes from "
+            "requirements/build.txt), or Debian: apt install cmake"
+        )
 
 
 def parallel_jobs() -> int:
@@ -114,27 +112,26 @@ def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
         yield
 
 
-def patched_sources(
-    root: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, env: dict[str, str]
-) -> pathlib.Path:
-    """Downloads Horovod's source release into `folder`, applies the patch, and returns the folder of the sources."""
-    run_logged(
-        [str(python), "-m", "pip", "download", "--no-build-isolation", "--no-deps", "--no-binary", "horovod",
-         "--dest", str(folder), "-r", "requirements/horovod.txt"],
-        root / "build/setup/horovod_download.log", cwd=root, env=env,
-    )  # fmt: skip
-    (archive,) = folder.glob("horovod-*.tar.gz")
-    subprocess.run(["tar", "-xzf", archive.name], cwd=folder, check=True)
-    archive.unlink()
-    (sources,) = folder.glob("horovod-*")
-    run_logged(
-        ["patch", "-p1", "--fuzz=0", "--input", str(PATCH)], root / "build/setup/horovod_patch.log", sources, env
-    )
-    return sources
-
-
-def kept_wheel(folder: pathlib.Path) -> pathlib.Path | None:
-    return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
+def build(root: pathlib.Path, python: pathlib.Path, output: pathlib.Path, env: dict[str, str]) -> float:
+    """Downloads Horovod's source release, patches it, and builds its wheel into `output`. Returns the seconds."""
+    logs, pip = root / "build/setup", [str(python), "-m", "pip"]
+    # Not in the cache, because Gloo's build takes its path for a regular expression, and g++ is none.
+    with tempfile.TemporaryDirectory() as temporary:
+        download = ["download", "--no-build-isolation", "--no-deps", "--no-binary", "horovod", "--dest", temporary]
+        requirements = ["-r", "requirements/horovod.txt"]
+        run_logged([*pip, *download, *requirements], logs / "horovod_download.log", root, env)
+        (archive,) = pathlib.Path(temporary).glob("horovod-*.tar.gz")
+        subprocess.run(["tar", "-xzf", archive.name], cwd=temporary, check=True)
+        archive.unlink()
+        (sources,) = pathlib.Path(temporary).glob("horovod-*")
+        patch = ["patch", "-p1", "--fuzz=0", "--input", str(PATCH)]
+        run_logged(patch, logs / "horovod_patch.log", sources, env)
+        # pip's cache would key the wheel by its source, not by the TensorFlow that it is built for.
+        options = ["wheel", "--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir"]
+        build_env = {**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"}
+        return run_logged(
+            [*pip, *options, str(output), str(sources)], logs / "horovod.log", root, build_env, r"\[ *\d+%\].*"
+        )
 
 
 def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str]) -> pathlib.Path:
@@ -150,74 +147,59 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
       StepFailed: The cache is not writable, cmake is missing, or the build failed.
     """
     cache = cache_folder()
+    folder, lock = cache / key, cache / f"{key}.lock"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        (cache / f"{key}.lock").touch()
+        lock.touch()
     except OSError as error:
         raise StepFailed(
             f"error: the built Horovod cannot be kept in {cache} ({error.strerror}).\n"
             "  Remedy: set XDG_CACHE_HOME to a folder that you may write to."
         ) from error
-    folder = cache / key
-    with locked(cache / f"{key}.lock", "another set-up is building this wheel; waiting for it ..."):
-        if (found := kept_wheel(folder)) is not None:
-            print(f"      from the cache: {found}", flush=True)
-            return found
+    with locked(lock, "another set-up is building this wheel; waiting for it ..."):
+        if kept := sorted(folder.glob("horovod-*.whl")):
+            print(f"      from the cache: {kept[0]}", flush=True)
+            return kept[0]
         check_cmake(env)
         print("      building from source, about 2 minutes on 2 cores ...", flush=True)
         for abandoned in cache.glob(f"unfinished-{key}-*"):  # A killed set-up leaves such folders.
             shutil.rmtree(abandoned, ignore_errors=True)
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{key}-", dir=cache))
         try:
-            # Not in the cache, because Gloo's build takes its path for a regular expression, and g++ is none.
-            with tempfile.TemporaryDirectory() as temporary:
-                sources = patched_sources(root, python, pathlib.Path(temporary), env)
-                # pip's cache would key the wheel by its source, not by the TensorFlow that it is built for.
-                seconds = run_logged(
-                    [str(python), "-m", "pip", "wheel", "--verbose", "--no-build-isolation",
-                     "--no-deps", "--no-cache-dir", "--wheel-dir", str(unfinished), str(sources)],
-                    root / "build/setup/horovod.log",
-                    cwd=root,
-                    env={**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"},
-                    progress=r"\[ *\d+%\].*",
-                )  # fmt: skip
+            seconds = build(root, python, unfinished, env)
             os.replace(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     print(f"      built in {seconds:.0f} s, kept in {folder}", flush=True)
-    built = kept_wheel(folder)
-    if built is None:
-        raise StepFailed(f"error: pip wrote no horovod wheel into {folder}. Remedy: remove that folder.")
-    return built
+    return next(folder.glob("horovod-*.whl"))
 
 
-def install(root: pathlib.Path, python: pathlib.Path, found: pathlib.Path, env: dict[str, str]) -> None:
-    """Installs a built wheel for `python`, and checks that it loads.
-
-    Args:
-      found: Result of `wheel`.
-      root, python, env: As of `wheel`.
+def install(root: pathlib.Path, python: pathlib.Path, built: pathlib.Path, env: dict[str, str]) -> None:
+    """Installs the wheel `built` for `python`, and checks that it loads. Other arguments are those of `wheel`.
 
     Raises:
       StepFailed: pip failed, or the built Horovod does not load.
     """
     logs = root / "build/setup"
-    run_logged(
-        [str(python), "-m", "pip", "install", "--no-input", "--no-deps", "--disable-pip-version-check",
-         "--force-reinstall", str(found)],
-        logs / "horovod_install.log", root, env,
-    )  # fmt: skip
+    pip = [str(python), "-m", "pip", "install", "--no-input", "--no-deps", "--disable-pip-version-check"]
+    run_logged([*pip, "--force-reinstall", str(built)], logs / "horovod_install.log", root, env)
     try:
         run_logged([str(python), "-c", "import horovod.tensorflow"], logs / "horovod_check.log", root, env)
     except StepFailed as error:
         raise StepFailed(
-            f"{error}\n  Horovod was built but does not load. Remedy: remove {found.parent} and run the command again."
+            f"{error}\n  Horovod was built but does not load. Remedy: remove {built.parent} and run the command again."
         ) from error
 
 
 def main() -> int:
     try:
         tensorflow = importlib.metadata.version("tensorflow")
+        if lacking := [*prerequisites.check_programs("make", "patch")]:
+            raise StepFailed("\n".join(lacking))
+        key = cache_key(ROOT, platform.python_version(), tensorflow)
+        print(f"Horovod: {key}", flush=True)
+        python, env = pathlib.Path(sys.executable), clean_environment(pathlib.Path(sys.prefix))
+        install(ROOT, python, wheel(ROOT, python, key, env), env)
     except importlib.metadata.PackageNotFoundError:
         print(
             f"error: Horovod is compiled against TensorFlow, but {sys.executable} has none. "
@@ -225,14 +207,6 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    if lacking := prerequisites.missing_for_horovod():
-        print("\n".join(lacking), file=sys.stderr)
-        return 1
-    key = cache_key(ROOT, platform.python_version(), tensorflow)
-    print(f"Horovod: {key}", flush=True)
-    try:
-        python, env = pathlib.Path(sys.executable), clean_environment(pathlib.Path(sys.prefix))
-        install(ROOT, python, wheel(ROOT, python, key, env), env)
     except StepFailed as error:
         print(error, file=sys.stderr)
         return 1

@@ -35,7 +35,6 @@ GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
 INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
 ERROR = b"error: "  # begins a rank's message about wrong arguments or data
 OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
-LOG_LEVEL, THREADS = "TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
 # Ranks print this line about the first failed rank (tf_fusedrec/exchange/watchdog/ending.py).
@@ -81,23 +80,6 @@ def training_command(processes: int, data: str, config: str) -> list[str]:
     return [str(launcher), "-np", str(processes), "--gloo", "--disable-cache", *command]
 
 
-def threads_of(processes: int, cores: int) -> int:
-    """Returns the threads of an op in each process: its share of the cores.
-
-    TensorFlow takes a thread per core in every process. The threads of all ranks then wake each other for tiny ops.
-    """
-    return max(1, cores // processes)
-
-
-def plain(chunk: bytes) -> bytes:
-    """Removes horovodrun's prefix from a chunk of output that ends with a line feed or carriage return."""
-    match = PREFIX.match(chunk)
-    if match is None:
-        return chunk
-    rank, text = match.group(1), chunk[match.end() :]
-    return text if rank == b"0" or not text.strip() else b"rank " + rank + b": " + text
-
-
 def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
     """Copies horovodrun's output line by line until it ends.
 
@@ -111,35 +93,36 @@ def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
     """
     pending, own_traceback, cause = b"", b"", None
     last_lines: dict[bytes, bytes] = {}  # The last line of each rank.
-    while block := os.read(source.fileno(), 65536):
+    block = b"unread"
+    while block:
+        block = os.read(source.fileno(), 65536)
         *lines, pending = re.split(rb"(?<=[\r\n])", pending + block)
-        for line in lines:
+        for line in lines if block else [*lines, pending]:
             match = PREFIX.match(line)
-            if not match and (own_traceback or line.startswith(b"Traceback (most")):
-                own_traceback += line
-                continue
-            target.write(plain(line))
-            if match and (text := line[match.end() :].strip()):
-                last_lines[match.group(1)] = text
-                cause = cause or CAUSE.search(text)
+            if match:
+                rank, line = match[1], line[match.end() :]
+                if text := line.strip():
+                    last_lines[rank] = text
+                    cause = cause or CAUSE.search(text)
+                    line = line if rank == b"0" else b"rank " + rank + b": " + line
+            elif own_traceback or line.startswith(b"Traceback (most"):
+                own_traceback, line = own_traceback + line, b""
+            target.write(line)
         target.flush()
-    target.write(plain(pending))
-    target.flush()
     failed = FAILED_RANK.search(own_traceback)
     if failed is None:
         last.append(own_traceback)
-    elif failed.group(2).decode() != str(INTERRUPTED):
-        rank, code = failed.group(1), int(failed.group(2))
-        reason = last_lines.get(rank, b"it printed nothing")
+    elif (code := int(failed[2])) != INTERRUPTED:
+        rank, reason = failed[1], last_lines.get(failed[1], b"it printed nothing")
         if cause:
-            rank, said = cause.groups()
+            rank, reason = cause.groups()
         elif code > OF_A_SIGNAL:
-            said = killed_by(code - OF_A_SIGNAL).encode()
+            reason = killed_by(code - OF_A_SIGNAL).encode()
         elif reason.startswith(ERROR):
-            said = reason.removeprefix(ERROR)
+            reason = reason.removeprefix(ERROR)
         else:
-            said = b"with exit code %d: %b" % (code, reason)
-        last.append(b"error: rank %b failed first: %b\n" % (rank, said))
+            reason = b"with exit code %d: %b" % (code, reason)
+        last.append(b"error: rank %b failed first: %b\n" % (rank, reason))
 
 
 def killed_by(number: int) -> str:
@@ -149,33 +132,23 @@ def killed_by(number: int) -> str:
     return f"it was ended by {names.get(number, f'signal {number}')}{why} (exit code {OF_A_SIGNAL + number})"
 
 
-def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Returns horovodrun's descendants with HOROVOD_RANK in their environment, or the only process."""
-    ranks = []
-    try:
+def interrupt(launcher: subprocess.Popen[bytes], processes: int) -> None:
+    """Sends SIGINT to the ranks, as Ctrl-C does, and ends the job if they exceed GRACE_S.
+
+    The ranks are horovodrun's descendants with HOROVOD_RANK in their environment, or the only process.
+    """
+    ranks: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher.pid)
-        if process.cmdline()[1:3] == ["-m", "models.train"]:
-            return [process]
-        descendants = process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    for process in descendants:
-        try:
-            if "HOROVOD_RANK" in process.environ():
-                ranks.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # The process has ended in the meantime.
-    return ranks
-
-
-def interrupt(launcher: subprocess.Popen[bytes]) -> None:
-    """Sends SIGINT to the ranks, as Ctrl-C does, and ends the job if they exceed GRACE_S."""
-    ranks = training_processes(launcher)
+        for one in [process] if processes == 1 else process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if processes == 1 or "HOROVOD_RANK" in one.environ():
+                    ranks.append(one)
     if ranks:
         print(f"\ninterrupted: the ranks have {GRACE_S:.0f} s to end by themselves", file=sys.stderr)
-    for process in ranks:
+    for one in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGINT)
+            one.send_signal(signal.SIGINT)
     deadline = time.monotonic() + (GRACE_S if ranks else 0.0)
     while launcher.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -188,7 +161,11 @@ def run(command: list[str], processes: int = 1) -> int:
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     # TensorFlow's C++ log fills a page per process with notices about GPUs. Errors of the job still come as Python
     # exceptions. A value that the user set takes precedence.
-    chosen = {LOG_LEVEL: "3", THREADS: str(threads_of(processes, len(os.sched_getaffinity(0))))}
+    # It takes a thread per core in every process, and the threads of all ranks then wake each other for tiny ops.
+    chosen = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes)),
+    }
     launcher = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -215,7 +192,7 @@ def run(command: list[str], processes: int = 1) -> int:
                 launcher.terminate()
             else:
                 interrupted = True
-                interrupt(launcher)
+                interrupt(launcher, processes)
     for reader in readers:
         reader.join()
     if code < 0 and not interrupted:

@@ -18,8 +18,7 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from tools import horovod_wheel, ops_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_beside, run_logged
@@ -34,52 +33,33 @@ REQUIREMENTS = {
     "development": ["tfra.txt", "serve.txt", "dev.txt", "docs.txt"],
 }
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
+EVERYTHING = ("runtime", "development", "horovod", "package")  # the steps behind .venv itself
 
 # While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an
 # installed one, so the next set-up creates .venv anew.
 INSTALLING = STAMPS / "installing"
 
 
-def digest(*parts: str | pathlib.Path) -> str:
-    """Returns a digest of texts, and of files with their paths in the clone."""
-    total = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, pathlib.Path):
-            total.update(str(part.relative_to(ROOT)).encode() + b"\0" + part.read_bytes())
-        else:
-            total.update(part.encode())
-        total.update(b"\0")
-    return total.hexdigest()
-
-
-def is_stamped(step: str, wanted: str) -> bool:
-    stamp = STAMPS / step
-    return stamp.exists() and stamp.read_text(encoding="utf-8") == wanted
-
-
-def stamp(step: str, value: str) -> None:
-    (STAMPS / step).write_text(value, encoding="utf-8")
+def for_training(processes: int) -> tuple[str, ...]:
+    return ("runtime", *(["horovod"] if processes > 1 else []), "package")
 
 
 def venv_version() -> str | None:
     """Returns the Python version of .venv, for example "3.11.7", or None if it is missing, broken or copied."""
-    pip = VENV / "bin/pip"
-    config = VENV / "pyvenv.cfg"
+    pip, config = VENV / "bin/pip", VENV / "pyvenv.cfg"
     if INSTALLING.exists() or not (pip.exists() and config.exists() and PYTHON.exists()):
         return None
     # Scripts name their interpreter by its full path, so the scripts of a moved folder run another one.
     if str(VENV) not in pip.read_text(encoding="utf-8").split("import", 1)[0]:
         return None
     settings = dict(line.split(" = ", 1) for line in config.read_text(encoding="utf-8").splitlines() if " = " in line)
-    return settings.get("version")
+    version = settings.get("version")
+    chosen_by_hand = os.environ.get("PYTHON")
+    return None if chosen_by_hand and version != running_version() else version
 
 
 def running_version() -> str:
     return ".".join(map(str, sys.version_info[:3]))
-
-
-def requirements_digest(kind: str, version: str) -> str:
-    return digest(version, *(ROOT / "requirements" / name for name in REQUIREMENTS[kind]))
 
 
 def compilers() -> list[str]:
@@ -87,39 +67,50 @@ def compilers() -> list[str]:
     return [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
 
 
-def package_digest(version: str) -> str:
-    sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
-    metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
-    wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
-    # FUSEDREC_CUDA=auto looks for the CUDA compiler and the GPU's driver, which may have come since.
-    found = [shutil.which(name) or "" for name in (compilers()[1], "nvidia-smi")]
-    return digest(requirements_digest("runtime", version), *compilers(), *wanted, *found, *metadata, *sources)
+def inputs_of(step: str, version: str) -> str:
+    """Returns a digest, or a name, of all that the result of a step depends on."""
+    if step == "horovod":
+        tensorflow = horovod_wheel.pinned("tensorflow", ROOT / "requirements/runtime.txt")
+        return horovod_wheel.cache_key(ROOT, version, tensorflow)
+    texts = [version]
+    if step == "package":
+        wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
+        # FUSEDREC_CUDA=auto looks for the CUDA compiler and the GPU's driver, which may have come since.
+        found = [shutil.which(name) or "" for name in (compilers()[1], "nvidia-smi")]
+        texts = [inputs_of("runtime", version), *compilers(), *wanted, *found]
+        files = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
+        files += sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
+    else:
+        files = [ROOT / "requirements" / name for name in REQUIREMENTS[step]]
+    total = hashlib.sha256()
+    for text in texts:
+        total.update(text.encode() + b"\0")
+    for path in files:
+        total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
 
 
-def pip_install(arguments: list[str], log: str) -> float:
-    """Runs pip inside .venv, marked by INSTALLING, and returns its seconds."""
-    INSTALLING.touch()
-    seconds = run_logged(
-        [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps",
-         "--disable-pip-version-check", *arguments],
-        LOGS / log, cwd=ROOT, env=clean_environment(VENV),
-    )  # fmt: skip
-    INSTALLING.unlink()
-    return seconds
+def is_done(step: str, version: str) -> bool:
+    stamp = STAMPS / step
+    stamped = stamp.exists() and stamp.read_text(encoding="utf-8") == inputs_of(step, version)
+    return stamped and (step != "package" or LIBRARY.exists())
+
+
+def is_complete(steps: Sequence[str] = EVERYTHING) -> bool:
+    version = venv_version()
+    return version is not None and all(is_done(step, version) for step in steps)
 
 
 def make_venv() -> str:
     """Creates .venv unless a usable one exists, and returns its Python version."""
     version = venv_version()
-    chosen_by_hand = bool(os.environ.get("PYTHON"))
-    if version is not None and not (chosen_by_hand and version != running_version()):
+    if version is not None:
         print(f".venv: up to date, Python {version}", flush=True)
     else:
         why = " (the existing one is unfinished, moved or for another Python)" if VENV.exists() else ""
         version = running_version()
         print(f".venv: creating it with Python {version}{why} ...", flush=True)
-        if VENV.exists():
-            shutil.rmtree(VENV)
+        shutil.rmtree(VENV, ignore_errors=True)
         # The base interpreter avoids a link into another virtual environment.
         base = getattr(sys, "_base_executable", sys.executable)
         run_logged([base, "-m", "venv", str(VENV)], LOGS / "venv.log", ROOT, dict(os.environ))
@@ -127,48 +118,54 @@ def make_venv() -> str:
     return version
 
 
-def install_requirements(kind: str, version: str) -> None:
-    """Installs the pinned requirements of one kind."""
-    wanted = requirements_digest(kind, version)
-    if is_stamped(kind, wanted):
-        print(f"{kind} requirements: up to date", flush=True)
-        return
-    print(f"{kind} requirements: installing (pip downloads what its cache lacks) ...", flush=True)
-    files = [word for name in REQUIREMENTS[kind] for word in ("-r", f"requirements/{name}")]
-    seconds = pip_install(files, f"{kind}.log")
-    # The pins name every package, so pip resolved nothing. `pip check` tests that they are compatible.
-    run_logged([str(PYTHON), "-m", "pip", "check"], LOGS / "check.log", ROOT, clean_environment(VENV))
-    stamp(kind, wanted)
-    print(f"      done in {seconds:.0f} s", flush=True)
-
-
-def horovod_key(version: str) -> str:
-    return horovod_wheel.cache_key(ROOT, version, horovod_wheel.pinned("tensorflow", ROOT / "requirements/runtime.txt"))
-
-
-def install_horovod(version: str) -> None:
-    """Installs Horovod from its built wheel."""
-    key = horovod_key(version)
-    if is_stamped("horovod", key):
-        print("Horovod: up to date", flush=True)
-        return
-    print(f"Horovod: {key}", flush=True)
-    env = clean_environment(VENV)
-    found = horovod_wheel.wheel(ROOT, PYTHON, key, env)
+@contextlib.contextmanager
+def installing() -> Iterator[None]:
     INSTALLING.touch()
-    horovod_wheel.install(ROOT, PYTHON, found, env)
+    yield
     INSTALLING.unlink()
-    stamp("horovod", key)
+
+
+def pip_install(arguments: list[str], log: str) -> float:
+    """Runs pip inside .venv, and returns its seconds."""
+    pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps", "--disable-pip-version-check"]
+    return run_logged([*pip, *arguments], LOGS / log, ROOT, clean_environment(VENV))
+
+
+def install(step: str, version: str) -> None:
+    """Runs a step unless it is done, and stamps it."""
+    name = {"horovod": "Horovod", "package": "this package with its custom ops"}.get(step, f"{step} requirements")
+    if is_done(step, version):
+        print(f"{name}: up to date", flush=True)
+        return
+    inputs, env, seconds = inputs_of(step, version), clean_environment(VENV), 0.0
+    if step == "horovod":
+        print(f"{name}: {inputs}", flush=True)
+        built = horovod_wheel.wheel(ROOT, PYTHON, inputs, env)
+        with installing():
+            horovod_wheel.install(ROOT, PYTHON, built, env)
+    elif step == "package":
+        print(f"{name}: installing ...", flush=True)
+        seconds = pip_install(["--verbose", "--no-build-isolation", "-e", "."], "package.log")
+    else:
+        print(f"{name}: installing (pip downloads what its cache lacks) ...", flush=True)
+        files = [word for name in REQUIREMENTS[step] for word in ("-r", f"requirements/{name}")]
+        with installing():
+            seconds = pip_install(files, f"{step}.log")
+        # The pins name every package, so pip resolved nothing. `pip check` tests that they are compatible.
+        run_logged([str(PYTHON), "-m", "pip", "check"], LOGS / "check.log", ROOT, env)
+    (STAMPS / step).write_text(inputs, encoding="utf-8")
+    if seconds:
+        print(f"      done in {seconds:.0f} s", flush=True)
 
 
 @contextlib.contextmanager
 def compile_beside(version: str) -> Iterator[None]:
     """Compiles the changed sources of the custom ops while the body runs, unless another clone has compiled them."""
-    wanted = package_digest(version)
-    if is_stamped("package", wanted) and LIBRARY.exists():
+    if is_done("package", version):
         yield
         return
-    build = ops_cache.key(wanted, compilers())
+    inputs = inputs_of("package", version)
+    build = ops_cache.key(inputs, compilers())
     if ops_cache.restore(ROOT, build):
         print(f"custom ops: objects from the cache ({build}), linking beside the next steps ...", flush=True)
     else:
@@ -176,63 +173,18 @@ def compile_beside(version: str) -> Iterator[None]:
     command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
     with run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV)):
         yield
-    if package_digest(version) == wanted:  # no source was edited meanwhile
+    if inputs_of("package", version) == inputs:  # no source was edited meanwhile
         ops_cache.keep(ROOT, build)
 
 
-def install_package(version: str) -> None:
-    """Installs this package in editable form, with the custom ops that compile_beside has compiled."""
-    wanted = package_digest(version)
-    if is_stamped("package", wanted) and LIBRARY.exists():
-        print("this package with its custom ops: up to date", flush=True)
-        return
-    print("this package: installing with its custom ops ...", flush=True)
-    seconds = run_logged(
-        [str(PYTHON), "-m", "pip", "install", "--verbose", "--no-input", "--no-deps",
-         "--disable-pip-version-check", "--no-build-isolation", "-e", "."],
-        LOGS / "package.log", cwd=ROOT, env=clean_environment(VENV),
-    )  # fmt: skip
-    stamp("package", wanted)
-    print(f"      done in {seconds:.0f} s", flush=True)
-
-
-class Wanted(NamedTuple):
-    """The parts that the set-up installs besides the package and its runtime requirements."""
-
-    development: bool  # TFRA, and the tools that test the code and build the documentation
-    horovod: bool
-
-
-EVERYTHING = Wanted(development=True, horovod=True)
-
-
-def for_training(processes: int) -> Wanted:
-    return Wanted(development=False, horovod=processes > 1)
-
-
-def is_complete(wanted: Wanted = EVERYTHING) -> bool:
-    version = venv_version()
-    return (
-        version is not None
-        and not (os.environ.get("PYTHON") and version != running_version())
-        and is_stamped("runtime", requirements_digest("runtime", version))
-        and (not wanted.development or is_stamped("development", requirements_digest("development", version)))
-        and (not wanted.horovod or is_stamped("horovod", horovod_key(version)))
-        and is_stamped("package", package_digest(version))
-        and LIBRARY.exists()
-    )
-
-
-def set_up(wanted: Wanted) -> None:
+def set_up(steps: Sequence[str]) -> None:
     """Runs the steps that are not done."""
     version = make_venv()
-    install_requirements("runtime", version)
+    install("runtime", version)
     with compile_beside(version):
-        if wanted.development:
-            install_requirements("development", version)
-        if wanted.horovod:
-            install_horovod(version)
-    install_package(version)
+        for step in steps[1:-1]:
+            install(step, version)
+    install("package", version)
 
 
 def main() -> int:
@@ -242,22 +194,19 @@ def main() -> int:
     if given is not None and not (given.isdecimal() and int(given) > 0):
         print(f"error: NP must be a number of processes >= 1, got {given!r}.", file=sys.stderr)
         return 2
-    processes = None if given is None else int(given)
-    wanted = EVERYTHING if processes is None else for_training(processes)
+    steps = EVERYTHING if given is None else for_training(int(given))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
     try:
         with horovod_wheel.locked(LOGS / "lock", "another set-up of this clone runs; waiting ..."):
-            if shutil.which(os.environ.get("CXX", "g++")) and is_complete(wanted):
+            if shutil.which(compilers()[0]) and is_complete(steps):
                 print("set-up: .venv is up to date", flush=True)
                 return 0
-            fresh = venv_version() is None
-            cache = horovod_wheel.cache_folder()
-            lacking = prerequisites.missing(ROOT, cache, fresh=fresh, horovod=wanted.horovod)
-            if lacking:
+            fresh, cache = venv_version() is None, horovod_wheel.cache_folder()
+            if lacking := prerequisites.missing(ROOT, cache, fresh=fresh, horovod="horovod" in steps):
                 print("\n".join(lacking), file=sys.stderr)
                 return 1
-            set_up(wanted)
+            set_up(steps)
     except StepFailed as error:
         print(error, file=sys.stderr)
         return 1

@@ -32,53 +32,12 @@ REMEDIES = {
     ),
 }
 LOOK_BACK = 50_000  # Bytes at the end of the log that are searched for the progress text.
-WIDTH = 90  # Columns of a progress text when the output is no terminal.
+WIDTH = 100  # Columns of a line of progress when the output is no terminal.
 PROGRESS_S = 30.0  # Seconds between two lines of progress when the output is no terminal.
 
 
 class StepFailed(Exception):
     """A step of the set-up failed. The message is for the user."""
-
-
-def last_match(log: pathlib.Path, pattern: str) -> str:
-    """Returns the last text in the log that matches `pattern`, or "" without a match."""
-    with log.open("rb") as stream:
-        stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, stream.tell() - LOOK_BACK))
-        lines = stream.read().decode(errors="replace").split("\n")
-    matches = (re.search(pattern, line) for line in reversed(lines))
-    return next((match[0].strip() for match in matches if match), "")
-
-
-class Progress:
-    """Shows the seconds and the log's last match: rewritten on a terminal, as occasional lines elsewhere."""
-
-    def __init__(self, log: pathlib.Path, pattern: str) -> None:
-        self._log = log
-        self._pattern = pattern
-        self._started = self._shown = time.monotonic()
-        self._terminal = sys.stdout.isatty()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if self._terminal:
-            width = os.get_terminal_size().columns - 1
-            text = f"      {self.seconds():.0f} s  {last_match(self._log, self._pattern)}"
-            sys.stdout.write("\r" + text[:width].ljust(width))
-        elif now - self._shown >= PROGRESS_S:
-            self._shown = now
-            text = textwrap.shorten(last_match(self._log, self._pattern), WIDTH, placeholder=" ...")
-            sys.stdout.write(f"      {self.seconds():.0f} s  {text}\n")
-        sys.stdout.flush()
-
-    def clear(self) -> None:
-        if self._terminal:
-            width = os.get_terminal_size().columns - 1
-            sys.stdout.write("\r" + " " * width + "\r")
-            sys.stdout.flush()
 
 
 def clean_environment(venv: pathlib.Path) -> dict[str, str]:
@@ -87,22 +46,14 @@ def clean_environment(venv: pathlib.Path) -> dict[str, str]:
     `make` passes its own flags down, Horovod reads build options from HOROVOD_*, and PYTHONPATH would put foreign
     packages before the virtual environment's.
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("HOROVOD_")
-        and name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME")
-    }
+    misleading = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_") and k not in misleading}
     path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**kept, "PATH": path, "VIRTUAL_ENV": str(venv), "PYTHONNOUSERSITE": "1"}
 
 
 def run_logged(
-    command: list[str],
-    log: pathlib.Path,
-    cwd: pathlib.Path,
-    env: dict[str, str],
-    progress: str = r"\S.*",
+    command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str], progress: str = r"\S.*"
 ) -> float:
     """Runs `command` and returns its seconds.
 
@@ -158,31 +109,50 @@ def _start(command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[s
         )
 
 
+def last_line(log: pathlib.Path, pattern: str) -> str:
+    """Returns the last text in the log that matches `pattern`, or "" without a match."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOOK_BACK))
+        lines = stream.read().decode(errors="replace").split("\n")
+    matches = (re.search(pattern, line) for line in reversed(lines))
+    return next((match[0].strip() for match in matches if match), "")
+
+
 def _finish(child: subprocess.Popen[bytes], command: list[str], log: pathlib.Path, progress: str) -> float:
-    """Waits for a command, and returns the seconds of the waiting."""
-    display = Progress(log, progress)
+    """Waits for a command, and returns the seconds of the waiting.
+
+    In the meantime it shows the seconds and the log's last match: one line of a terminal, elsewhere a line at times.
+    """
+    started = shown = time.monotonic()
+    width = os.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
     try:
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=0.5)
                 break
-            except subprocess.TimeoutExpired:
-                display.show()
+            now = time.monotonic()
+            text = f"      {now - started:.0f} s  {last_line(log, progress)}"
+            if width is not None:
+                print(f"\r{text[:width].ljust(width)}", end="", flush=True)
+            elif now - shown >= PROGRESS_S:
+                shown = now
+                print(f"      {textwrap.shorten(text, WIDTH, placeholder=' ...')}", flush=True)
     except KeyboardInterrupt:
         os.killpg(child.pid, signal.SIGTERM)
         child.wait()
         raise
     finally:
-        display.clear()
+        if width is not None:
+            print("\r" + " " * width + "\r", end="", flush=True)
     if child.returncode != 0:
         text = log.read_text(errors="replace", encoding="utf-8")
         remedy = next((f"\n  Remedy: {known}" for words, known in REMEDIES.items() if re.search(words, text)), "")
         lines = text.splitlines()
         earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
-        shown = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
+        told = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
         raise StepFailed(
-            "\n".join(f"      | {line.strip()}" for line in shown)
+            "\n".join(f"      | {line.strip()}" for line in told)
             + f"\nerror: this command ended with {child.returncode}: {shlex.join(command)}"
             + f"\n  The whole log: {log}{remedy}"
         )
-    return display.seconds()
+    return time.monotonic() - started

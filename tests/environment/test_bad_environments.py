@@ -125,15 +125,6 @@ def write_record(site: pathlib.Path, name: str, version: str) -> None:
     (site / f"{name}-{version}.dist-info/METADATA").write_text(record, encoding="utf-8")
 
 
-def test_a_build_without_a_compiler_is_refused_before_tensorflow_is_loaded():
-    code = "import sys, runpy; sys.argv = ['setup.py', 'build_ext', '--inplace']; runpy.run_path('setup.py')"
-    told = answer(code, CXX="no-such-compiler", FUSEDREC_CUDA="0", PYTHONPATH="")
-    assert told == (
-        "error: the C++ compiler 'no-such-compiler' is not on PATH. Remedy: install g++ (Debian: apt install g++) or "
-        "name another one in CXX."
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

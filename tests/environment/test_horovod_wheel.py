@@ -1,6 +1,5 @@
 """Horovod's cached wheel is built once and atomically, also when two clones need it at once."""
 
-import hashlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -12,16 +11,15 @@ import time
 
 import pytest
 
+from tests.support.shared import ROOT
 from tools import horovod_wheel
 from tools.steps import StepFailed, clean_environment, run_logged
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
 
 
-def fake_build(command, log, cwd, env, progress):
-    """Replaces run_logged: writes a wheel slowly and counts the builds."""
-    folder = pathlib.Path(command[command.index("--wheel-dir") + 1])
+def fake_build(root, python, folder, env):
+    """Writes a wheel slowly and counts the builds."""
     with (pathlib.Path(env["COUNT"])).open("a", encoding="utf-8") as stream:
         stream.write("built\n")
     (folder / "horovod-0-cp311.whl").write_bytes(b"half")
@@ -30,16 +28,10 @@ def fake_build(command, log, cwd, env, progress):
     return 0.5
 
 
-def fake_sources(root, python, folder, env):
-    (folder / "horovod-0").mkdir()
-    return folder / "horovod-0"
-
-
 def ask(cache: str, count: str) -> None:
     os.environ["XDG_CACHE_HOME"] = cache
-    horovod_wheel.run_logged = fake_build
+    horovod_wheel.build = fake_build
     horovod_wheel.check_cmake = lambda env: None
-    horovod_wheel.patched_sources = fake_sources
     wheel = horovod_wheel.wheel(ROOT, pathlib.Path("python"), KEY, {"COUNT": count})
     assert wheel.read_bytes() == b"whole"
 
@@ -61,15 +53,14 @@ def test_two_clones_at_once_build_one_wheel_and_both_get_it(tmp_path):
 def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(horovod_wheel, "check_cmake", lambda env: None)
-    monkeypatch.setattr(horovod_wheel, "patched_sources", fake_sources)
     left_behind = tmp_path / f"tf_fusedrec/unfinished-{KEY}-x"
     left_behind.mkdir(parents=True)
     (left_behind / "horovod-0-cp311.whl").write_bytes(b"half")
 
-    def fail(command, log, cwd, env, progress):
+    def fail(root, python, folder, env):
         raise StepFailed("planned")
 
-    monkeypatch.setattr(horovod_wheel, "run_logged", fail)
+    monkeypatch.setattr(horovod_wheel, "build", fail)
     with pytest.raises(StepFailed, match="planned"):
         horovod_wheel.wheel(ROOT, pathlib.Path("python"), KEY, {})
     assert [path.name for path in (tmp_path / "tf_fusedrec").iterdir()] == [f"{KEY}.lock"]
@@ -97,23 +88,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         horovod_wheel.wheel(ROOT, pathlib.Path("python"), KEY, {})
 
 
-def test_the_key_names_all_that_the_binary_depends_on():
-    key = horovod_wheel.cache_key(ROOT, "3.11.7", "2.16.2")
-    horovod, rest = key.split("-tensorflow-")
-    patch = hashlib.sha256(horovod_wheel.PATCH.read_bytes()).hexdigest()[:8]
-    assert horovod == f"horovod-{horovod_wheel.pinned('horovod', ROOT / 'requirements/horovod.txt')}-{patch}"
-    assert rest.startswith("2.16.2-cp311-")
-
-
 def test_a_failed_command_shows_the_tail_of_its_log_and_where_it_lies(tmp_path):
     log = tmp_path / "logs/build.log"
-    command = [
-        "sh",
-        "-c",
-        "echo 'a.cc:3: error: no such type'; for i in $(seq 100); do echo line $i; done; echo the reason >&2; exit 3",
-    ]
+    shell = (
+        "echo 'a.cc:3: error: no such type'; for i in $(seq 100); do echo line $i; done; echo the reason >&2; exit 3"
+    )
     with pytest.raises(StepFailed) as raised:
-        run_logged(command, log, tmp_path, dict(os.environ))
+        run_logged(["sh", "-c", shell], log, tmp_path, dict(os.environ))
     message = str(raised.value)
     assert "| a.cc:3: error: no such type\n      | ...\n" in message
     assert "| the reason" in message and "| line 100" in message and "line 50" not in message
@@ -138,18 +119,31 @@ def test_the_command_installs_the_wheel_for_the_tensorflow_here(monkeypatch, cap
     assert installed == [(pathlib.Path(sys.executable), "horovod.whl")]
 
 
-def test_the_command_without_a_compiler_and_patch_names_both(monkeypatch, capsys, tmp_path):
+def test_the_command_names_what_is_missing(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert horovod_wheel.main() == 1
     told = capsys.readouterr().err
     assert "missing: a C++ compiler; g++ is not on PATH.\n  Remedy: " in told
     assert "missing: patch is not on PATH.\n  Remedy: " in told
 
-
-def test_the_command_without_tensorflow_names_the_remedy(monkeypatch, capsys):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert horovod_wheel.main() == 1
     assert "compiled against TensorFlow, but" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [("4.1.0", "reports .*4.1.0"), ("3.7.2", "reports .*3.7.2"), (None, "none")]
+)
+def test_only_a_cmake_that_can_build_horovod_is_taken(tmp_path, answer, words):
+    cmake: pathlib.Path = tmp_path / "cmake"
+    if answer is not None:
+        cmake.write_text(f"#!/bin/sh\necho cmake version {answer}\n", encoding="utf-8")
+        cmake.chmod(0o755)
+    with pytest.raises(StepFailed, match=f"missing: cmake >= 3.13, < 4.*{words}.*\n  Remedy: remove .venv"):
+        horovod_wheel.check_cmake({"PATH": str(tmp_path)})
+    cmake.write_text("#!/bin/sh\necho cmake version 3.31.10\n", encoding="utf-8")
+    cmake.chmod(0o755)
+    horovod_wheel.check_cmake({"PATH": str(tmp_path)})

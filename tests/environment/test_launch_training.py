@@ -6,13 +6,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.support.shared import ROOT
 from tools import launch_training
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -22,29 +20,42 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
         ("ratings.csv.gz", "configs/hstu_ml1m_tiny.yaml"),
         ("u.data", "configs/hstu_ml1m_tiny.yaml"),
         ("log.csv", "configs/grm_kuairand.yaml"),
+        (None, launch_training.DEFAULT_CONFIG),
     ],
 )
-def test_the_data_set_chooses_the_experiment(tmp_path, file, config):
-    (tmp_path / file).write_text("", encoding="utf-8")
-    assert launch_training.choose_config(str(tmp_path), "") == config
-    assert (ROOT / config).exists()
+def test_the_data_set_chooses_the_experiment_unless_one_is_given(tmp_path, file, config):
+    data = "" if file is None else str(tmp_path)
+    for name in ("mine.yaml", *([file] if file else [])):
+        (tmp_path / name).touch()
+    assert launch_training.choose_config(data, "") == config and (ROOT / config).exists()
+    assert launch_training.choose_config(data, str(tmp_path / "mine.yaml")) == str(tmp_path / "mine.yaml")
 
 
-def test_without_data_the_default_and_a_given_config_wins(tmp_path):
-    assert launch_training.choose_config("", "") == launch_training.DEFAULT_CONFIG
-    assert (ROOT / launch_training.DEFAULT_CONFIG).exists()
-    (tmp_path / "ratings.dat").write_text("", encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text("", encoding="utf-8")
-    assert launch_training.choose_config(str(tmp_path), str(tmp_path / "mine.yaml")) == str(tmp_path / "mine.yaml")
+@pytest.mark.parametrize(
+    ("data", "config", "words"),
+    [
+        ("nowhere", "", "DATA must be the folder of a data set, got 'nowhere'"),
+        ("", "nothing.yaml", r"CONFIG must be .* got 'nothing.yaml'. Choose .*configs/grm_tiny.yaml"),
+        ("{folder}", "", r"holds none of .*ratings.dat.*log.csv.*CONFIG=configs/"),
+    ],
+)
+def test_bad_paths_are_named(tmp_path, data, config, words):
+    with pytest.raises(ValueError, match=words):
+        launch_training.choose_config(data.format(folder=tmp_path), config)
 
 
-def test_bad_paths_are_named(tmp_path):
-    with pytest.raises(ValueError, match="DATA must be the folder of a data set, got 'nowhere'"):
-        launch_training.choose_config("nowhere", "")
-    with pytest.raises(ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. Choose .*configs/grm_tiny.yaml"):
-        launch_training.choose_config("", "nothing.yaml")
-    with pytest.raises(ValueError, match=r"holds none of .*ratings.dat.*log.csv.*CONFIG=configs/"):
-        launch_training.choose_config(str(tmp_path), "")
+def test_no_process_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["make train", "--np", "0", "--data", "", "--config", ""])
+    assert launch_training.main() == 2
+    assert "error: NP must be a number of processes >= 1, got 0." in capsys.readouterr().err
+
+
+def test_one_process_needs_no_horovodrun_and_several_do():
+    alone = launch_training.training_command(1, "-rf", "a.yaml")
+    assert alone == [sys.executable, "-m", "models.train", "--config=a.yaml", "--data=-rf"]
+    launcher, *arguments = launch_training.training_command(2, "", "a.yaml")
+    assert pathlib.Path(launcher).name == "horovodrun"
+    assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-1]]
 
 
 def forwarded(text: bytes) -> bytes:
@@ -58,43 +69,39 @@ def forwarded(text: bytes) -> bytes:
     return target.getvalue() + b"".join(last)
 
 
-def test_the_first_rank_shows_as_it_is_and_the_others_are_marked():
-    text = (
-        b"[0]<stdout>:loss 1\n[1]<stderr>:bad news\n[0]<stdout>:\r[0]<stdout>:step 2\nProcess 1 exit\n[12]<stdout>:end"
-    )
-    assert forwarded(text) == b"loss 1\nrank 1: bad news\n\rstep 2\nProcess 1 exit\nrank 12: end"
+HOROVODRUN = b"Traceback (most recent call last):\n  File x\nRuntimeError: x\nProcess name: 1\nExit code: %d\n\n"
 
 
-HOROVODRUNS_OWN = (
-    b"Traceback (most recent call last):\n  File x\nRuntimeError: one or more\nProcess name: 1\nExit code: 3\n\n"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (  # The first rank shows as it is, the others are marked.
+            b"[0]<stdout>:loss 1\n[1]<stderr>:bad\n[0]<stdout>:\r[0]<stdout>:step 2\nProcess 1 exit\n[12]<stdout>:end",
+            b"loss 1\nrank 1: bad\n\rstep 2\nProcess 1 exit\nrank 12: end",
+        ),
+        (
+            b"[1]<stderr>:ValueError: why\n" + HOROVODRUN % 3,
+            b"rank 1: ValueError: why\nerror: rank 1 failed first: with exit code 3: ValueError: why\n",
+        ),
+        (
+            b"[0]<stderr>:tf_fusedrec: rank 0 failed first: why\n[1]<stderr>:Horovod ends\n" + HOROVODRUN % 3,
+            b"tf_fusedrec: rank 0 failed first: why\nrank 1: Horovod ends\nerror: rank 0 failed first: why\n",
+        ),
+        (
+            b"[1]<stderr>:error: no column 'age'\n" + HOROVODRUN % 2,
+            b"rank 1: error: no column 'age'\nerror: rank 1 failed first: no column 'age'\n",
+        ),
+        (
+            b"[1]<stderr>:Killed\n" + HOROVODRUN % 137,
+            b"rank 1: Killed\nerror: rank 1 failed first: it was ended by SIGKILL, as Linux does when memory runs out "
+            b"(exit code 137)\n",
+        ),
+        (b"[1]<stdout>:saved\n" + HOROVODRUN % launch_training.INTERRUPTED, b"rank 1: saved\n"),
+        *[(b"Traceback (most recent call last):\n  File x\nValueError: no network interface\n",) * 2],
+    ],
 )
-
-
-def test_the_message_of_a_failed_rank_is_not_hidden_by_horovodruns_traceback():
-    told = b"[1]<stderr>:ValueError: the reason\n"
-    assert forwarded(told + HOROVODRUNS_OWN) == (
-        b"rank 1: ValueError: the reason\nerror: rank 1 failed first: with exit code 3: ValueError: the reason\n"
-    )
-
-
-def test_the_cause_stands_last_whichever_rank_ended_first():
-    first = b"[0]<stderr>:tf_fusedrec: rank 0 failed first: ValueError: the reason\n"
-    second = b"[1]<stderr>:Traceback of another rank\n[1]<stderr>:UnknownError: Horovod has been shut down\n"
-    shown = forwarded(first + second + HOROVODRUNS_OWN)
-    assert shown.endswith(b"error: rank 0 failed first: ValueError: the reason\n")
-    assert b"RuntimeError: one or more" not in shown
-
-
-def test_the_error_of_a_rank_is_repeated_as_it_is():
-    shown = forwarded(b"[1]<stderr>:error: no column 'age'\n" + HOROVODRUNS_OWN)
-    assert shown == b"rank 1: error: no column 'age'\nerror: rank 1 failed first: no column 'age'\n"
-
-
-def test_a_killed_rank_is_named_with_its_signal():
-    told = b"[1]<stderr>:Killed\n[0]<stderr>:tf_fusedrec: a rank ended without naming a cause. It was killed,\n"
-    shown = forwarded(told + HOROVODRUNS_OWN.replace(b"code: 3", b"code: 137"))
-    words = b"error: rank 1 failed first: it was ended by SIGKILL, as Linux does when memory runs out (exit code 137)\n"
-    assert shown.endswith(words)
+def test_the_failed_rank_and_its_reason_stand_last_in_place_of_horovodruns_traceback(text, shown):
+    assert forwarded(text) == shown
 
 
 def test_a_killed_process_alone_is_named_with_its_signal(capfdbinary):
@@ -103,15 +110,19 @@ def test_a_killed_process_alone_is_named_with_its_signal(capfdbinary):
     assert capfdbinary.readouterr().err == b"error: the process failed: it was ended by SIGSEGV (exit code 139)\n"
 
 
-def test_a_failure_of_horovodrun_itself_is_shown_whole():
-    own = b"Traceback (most recent call last):\n  File x\nValueError: no network interface\n"
-    assert forwarded(own) == own
+@pytest.mark.parametrize("chosen", [None, "7"])
+def test_the_ranks_share_the_cores_unless_the_user_chose_the_threads(monkeypatch, capfdbinary, chosen):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr(launch_training.os, "sched_getaffinity", lambda _: range(7))
+    if chosen:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", chosen)
+    program = "import os; print(os.environ['TF_NUM_INTRAOP_THREADS'])"
+    assert launch_training.run([sys.executable, "-c", program], processes=2) == 0
+    assert capfdbinary.readouterr().out == (chosen or "3").encode() + b"\n"
 
 
-STAND_IN_FOR_HOROVODRUN = """
-import os, subprocess, sys
-rank = '''
-import signal, sys, time
+RANK = """
+import sys, time
 try:
     print("started", flush=True)
     time.sleep(60)
@@ -119,85 +130,27 @@ except KeyboardInterrupt:
     time.sleep(0.5)
     print("saved", flush=True)
     sys.exit(130)
-'''
-done = subprocess.run([sys.executable, "-c", rank], env={**os.environ, "HOROVOD_RANK": "0"}, start_new_session=True)
-sys.exit(done.returncode)
+"""
+STAND_IN_FOR_HOROVODRUN = f"""
+import os, subprocess, sys
+env = {{**os.environ, "HOROVOD_RANK": "0"}}
+sys.exit(subprocess.run([sys.executable, "-c", {RANK!r}], env=env, start_new_session=True).returncode)
 """
 
 
-def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(tmp_path):
+@pytest.mark.parametrize(("processes", "job"), [(1, RANK), (2, STAND_IN_FOR_HOROVODRUN)])
+def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(processes, job):
     program = (
         "import signal, sys; from tools import launch_training\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"sys.exit(launch_training.run([sys.executable, '-c', {STAND_IN_FOR_HOROVODRUN!r}]))"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    ) as job:
-        assert job.stdout.readline() == "started\n"
-        began = time.monotonic()
-        job.send_signal(signal.SIGINT)
-        output, errors = job.communicate(timeout=30)
-    assert output == "saved\n"
-    assert "the ranks have 60 s to end by themselves" in errors
-    assert job.returncode == 130
-    assert time.monotonic() - began < 20
-
-
-def test_one_process_needs_no_horovodrun_and_several_do():
-    alone = launch_training.training_command(1, "-rf", "a.yaml")
-    assert alone == [sys.executable, "-m", "models.train", "--config=a.yaml", "--data=-rf"]
-    launcher, *arguments = launch_training.training_command(2, "", "a.yaml")
-    assert pathlib.Path(launcher).name == "horovodrun"
-    assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-1]]
-
-
-def test_ctrl_c_reaches_a_process_alone(tmp_path):
-    """A stand-in of models.train, which the launcher knows by its command."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/train.py").write_text(
-        "import time\ntry:\n    print('started', flush=True)\n    time.sleep(60)\n"
-        "except KeyboardInterrupt:\n    print('saved', flush=True)\n    raise SystemExit(130)\n",
-        encoding="utf-8",
-    )
-    program = (
-        "import pathlib, signal, sys; from tools import launch_training\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where a shell started the tests with &
-        f"launch_training.ROOT = pathlib.Path({str(tmp_path)!r})\n"
-        "sys.exit(launch_training.run(launch_training.training_command(1, '', 'a.yaml')))"
+        f"sys.exit(launch_training.run([sys.executable, '-c', {job!r}], {processes}))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, encoding="utf-8", errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as job:  # fmt: skip
-        assert job.stdout.readline() == "started\n"
-        job.send_signal(signal.SIGINT)
-        output, errors = job.communicate(timeout=30)
-    assert (output, job.returncode) == ("saved\n", 130), errors
-
-
-@pytest.mark.parametrize(("processes", "cores", "threads"), [(1, 2, 2), (2, 2, 1), (2, 8, 4), (3, 8, 2), (4, 2, 1)])
-def test_the_ranks_share_the_cores(processes, cores, threads):
-    assert launch_training.threads_of(processes, cores) == threads
-
-
-@pytest.mark.parametrize("own", [None, "7"])
-def test_a_process_gets_its_threads_unless_the_user_chose_them(monkeypatch, capfdbinary, own):
-    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    monkeypatch.setattr(launch_training.os, "sched_getaffinity", lambda _: range(6))
-    if own:
-        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", own)
-    program = "import os; print(os.environ['TF_NUM_INTRAOP_THREADS'])"
-    assert launch_training.run([sys.executable, "-c", program], processes=2) == 0
-    assert capfdbinary.readouterr().out == (own or "3").encode() + b"\n"
-
-
-def test_no_process_is_refused():
-    command = [sys.executable, "-m", "tools.launch_training", "--np", "0", "--data", "", "--config", ""]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace")
-    assert done.returncode == 2 and "error: NP must be a number of processes >= 1, got 0." in done.stderr
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout.readline() == "started\n"
+        launcher.send_signal(signal.SIGINT)
+        output, errors = launcher.communicate(timeout=50)  # less than the rank sleeps
+    assert (output, launcher.returncode) == ("saved\n", 130), errors
+    assert "the ranks have 60 s to end by themselves" in errors

@@ -1,14 +1,26 @@
-"""The set-up repeats changed and interrupted steps only."""
+"""The set-up names what is missing, and repeats changed and interrupted steps only."""
 
 import contextlib
 import os
 import pathlib
+import re
+import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
-from tools import setup_env, steps
+from tests.support.shared import ROOT
+from tools import prerequisites, setup_env, steps
 from tools.steps import StepFailed, run_beside
+
+
+def program(path: pathlib.Path, text: str) -> pathlib.Path:
+    """Writes an executable shell script in the place of a real program."""
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture
@@ -35,15 +47,14 @@ def clone(tmp_path, monkeypatch):
     (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
     (tmp_path / ".venv/pyvenv.cfg").write_text("home = somewhere\nversion = 3.11.7\n", encoding="utf-8")
     (tmp_path / "ops.so").write_text("", encoding="utf-8")
-    for kind in ("runtime", "development"):
-        setup_env.stamp(kind, setup_env.requirements_digest(kind, "3.11.7"))
-    setup_env.stamp("horovod", setup_env.horovod_key("3.11.7"))
-    setup_env.stamp("package", setup_env.package_digest("3.11.7"))
+    for step in setup_env.EVERYTHING:
+        stamp(step)
+    assert setup_env.is_complete()
     return tmp_path
 
 
-def test_nothing_to_do(clone):
-    assert setup_env.is_complete()
+def stamp(step: str) -> None:
+    (setup_env.STAMPS / step).write_text(setup_env.inputs_of(step, "3.11.7"), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -58,31 +69,28 @@ def test_a_changed_file_is_noticed_by_its_content(clone, name):
     assert not setup_env.is_complete()
 
 
-def test_new_and_renamed_sources_are_noticed(clone):
-    (clone / "custom_ops/a/a.cc").rename(clone / "custom_ops/a/b.cc")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda clone, patch: (clone / "custom_ops/a/a.cc").rename(clone / "custom_ops/a/b.cc"),
+        lambda clone, patch: (clone / "ops.so").unlink(),
+        *(lambda clone, patch, name=name: patch.setenv(name, "true")
+          for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS", "CXX", "NVCC", "PYTHON")),
+    ],
+)  # fmt: skip
+def test_new_names_of_sources_a_removed_library_and_other_wishes_are_noticed(clone, monkeypatch, change):
+    monkeypatch.setattr(setup_env, "running_version", lambda: "3.10.13")  # of interest to PYTHON alone
+    change(clone, monkeypatch)
     assert not setup_env.is_complete()
-
-
-@pytest.mark.parametrize("name", ["FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS", "CXX", "NVCC"])
-def test_another_wish_for_the_compilers_is_noticed(clone, monkeypatch, name):
-    before = setup_env.package_digest("3.11.7")
-    monkeypatch.setenv(name, "another")
-    assert setup_env.package_digest("3.11.7") != before
 
 
 def test_a_gpu_driver_installed_later_is_noticed(clone, monkeypatch):
     driver = clone / "programs/nvidia-smi"
     driver.parent.mkdir()
     monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
-    setup_env.stamp("package", setup_env.package_digest("3.11.7"))
+    stamp("package")
     assert setup_env.is_complete()
-    driver.write_text("#!/bin/sh\n", encoding="utf-8")
-    driver.chmod(0o755)
-    assert not setup_env.is_complete()
-
-
-def test_a_removed_library_is_noticed(clone):
-    (clone / "ops.so").unlink()
+    program(driver, "")
     assert not setup_env.is_complete()
 
 
@@ -94,14 +102,6 @@ def test_an_installation_that_was_broken_off_is_made_afresh(clone):
 def test_a_virtual_environment_that_was_copied_here_is_not_used(clone):
     (clone / ".venv/bin/pip").write_text("#!/elsewhere/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
     assert setup_env.venv_version() is None
-
-
-def test_a_python_chosen_by_hand_replaces_another(clone, monkeypatch):
-    monkeypatch.setenv("PYTHON", "python3.10")
-    monkeypatch.setattr(setup_env, "running_version", lambda: "3.10.13")
-    assert not setup_env.is_complete()
-    monkeypatch.setattr(setup_env, "running_version", lambda: "3.11.7")
-    assert setup_env.is_complete()
 
 
 def test_training_on_one_process_needs_neither_horovod_nor_tools(clone):
@@ -131,9 +131,7 @@ def test_the_compiler_runs_beside_the_steps_that_need_no_ops(clone, monkeypatch,
         done.append("compiled")
 
     monkeypatch.setattr(setup_env, "compile_beside", compile_beside)
-    monkeypatch.setattr(setup_env, "install_requirements", lambda kind, version: done.append(kind))
-    for step in ("horovod", "package"):
-        monkeypatch.setattr(setup_env, f"install_{step}", lambda version, step=step: done.append(step))
+    monkeypatch.setattr(setup_env, "install", lambda step, version: done.append(step))
     setup_env.set_up(wanted)
     assert done == steps
 
@@ -186,8 +184,76 @@ def test_a_number_of_processes_that_is_none_is_refused_before_anything_changes(m
 
 def test_a_long_line_of_progress_ends_with_dots_behind_a_whole_word(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(steps, "PROGRESS_S", 0.0)
-    (tmp_path / "log").write_text("Installing collected packages: " + "flatbuffers, " * 20, encoding="utf-8")
-    steps.Progress(tmp_path / "log", r"\S.*").show()
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("      0 s  Installing collected packages: flatbuffers, ")
-    assert line.endswith("flatbuffers, ...") and len(line) <= 11 + steps.WIDTH
+    words = "Installing collected packages: " + "flatbuffers, " * 20
+    steps.run_logged(["sh", "-c", f"echo '{words}'; sleep 0.8"], tmp_path / "log", tmp_path, dict(os.environ))
+    line = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"      \d+ s Installing collected packages: flatbuffers, ", line)
+    assert line.endswith("flatbuffers, ...") and len(line) <= 6 + steps.WIDTH
+
+
+def test_missing_programs_stop_the_set_up_before_anything_is_made(tmp_path):
+    """Runs the whole set-up in an empty clone with an empty PATH."""
+    shutil.copytree(ROOT / "tools", tmp_path / "clone/tools")
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.setup_env"], cwd=tmp_path / "clone", env={"PATH": "", "HOME": str(tmp_path)},
+        capture_output=True, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "missing: a C++ compiler; g++ is not on PATH.\n  Remedy: Debian, Ubuntu: apt install g++" in done.stderr
+    for name in ("make", "patch"):
+        assert f"missing: {name} is not on PATH.\n  Remedy: Debian, Ubuntu: apt install {name}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "clone/.venv").exists()
+
+
+def test_the_machine_here_lacks_nothing_and_one_process_needs_no_patch(tmp_path, monkeypatch):
+    assert prerequisites.missing(ROOT, tmp_path, fresh=False) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", str(program(tmp_path / "g++", "exit 0")))
+    program(tmp_path / "make", "exit 0")
+    assert prerequisites.missing(ROOT, tmp_path, fresh=False, horovod=False) == []
+    (message,) = prerequisites.missing(ROOT, tmp_path, fresh=False)
+    assert message.startswith("missing: patch is not on PATH.")
+
+
+def test_another_machine_a_path_with_a_blank_an_old_compiler_and_a_full_disk_are_named(tmp_path, monkeypatch):
+    old = program(tmp_path / "g++", "echo \"g++: error: unrecognized command-line option '-std=c++17'\"; exit 1")
+    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setattr(prerequisites.platform, "machine", lambda: "ppc64le")
+    monkeypatch.setattr(prerequisites.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else name)
+    # Each has room for itself, but they share the disk.
+    free = shutil.disk_usage(tmp_path).free
+    for room in ("ROOM_FOR_CLONE", "ROOM_FOR_CACHE", "ROOM_FOR_TEMPORARY"):
+        monkeypatch.setattr(prerequisites, room, 0.6 * free)
+    monkeypatch.setattr(prerequisites.tempfile, "gettempdir", lambda: str(tmp_path))
+    told = prerequisites.missing(tmp_path / "my clones/one", tmp_path / "not/yet/there", fresh=True)
+    for words, message in zip(
+        ("x86-64 or aarch64; this is Linux on ppc64le", "a path without blanks; this clone lies in '.*my clones/one'",
+         "the module ensurepip", r"C\+\+17; .*unrecognized command-line option", "disk space; .* GiB free"), told,
+        strict=True,
+    ):  # fmt: skip
+        assert re.match(f"missing: .*{words}.*\n  Remedy: ", message), message
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        # pyenv puts shims of missing versions on PATH, which fail.
+        ("python3.11", "echo 'pyenv: python3.11: command not found' >&2; exit 127", "none of python3.11 python3.10"),
+        ("python3", "echo CPython 3.12.1; exit 1", "Found: python3 is CPython 3.12.1;"),
+        ("python3", "echo PyPy 3.10.14; exit 1", "Found: python3 is PyPy 3.10.14;"),
+    ],
+)
+def test_the_first_python_that_suits_is_taken_and_others_are_named(tmp_path, name, answer, words):
+    def find_python(**variables: str) -> subprocess.CompletedProcess:
+        command, env = [str(ROOT / "tools/find_python.sh")], {"PATH": str(tmp_path), **variables}
+        return subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace")
+
+    program(tmp_path / name, answer)
+    found = find_python()
+    assert found.returncode == 1 and found.stdout == ""
+    assert "missing: Python 3.10 or 3.11" in found.stderr and words in found.stderr and "Remedy:" in found.stderr
+    program(tmp_path / "python3.10", f'exec "{sys.executable}" "$@"')
+    assert find_python().stdout == "python3.10\n"
+    by_hand = find_python(PYTHON="/nowhere/python 3")  # is not replaced by another
+    assert by_hand.returncode == 1 and "none of /nowhere/python 3 runs" in by_hand.stderr

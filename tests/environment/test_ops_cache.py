@@ -57,6 +57,7 @@ def test_the_next_clone_compiles_nothing_and_later_only_what_changes(cache, clon
     make, compiled = clone
     first, second = make("first"), make("second")
     assert compiled(first) == ["a.cc", "b_op.cc", "tensorflow.h"] and compiled(first) == []
+    assert not ops_cache.restore(second, NAME) and not (second / ops_cache.BUILT).exists()
     ops_cache.keep(first, NAME)
     assert not list(cache.rglob("*.gch"))
     shutil.rmtree(first)  # The objects do not depend on the clone that made them.
@@ -104,11 +105,6 @@ def test_the_builds_that_were_used_last_stay(cache, clone, monkeypatch):
     assert ops_cache.restore(folder, "ops-1")
     ops_cache.keep(folder, "ops-3")
     assert sorted(path.name for path in cache.glob("ops-*/")) == ["ops-1", "ops-3"]
-
-
-def test_nothing_is_restored_from_an_empty_cache(cache, tmp_path):
-    assert not ops_cache.restore(tmp_path, NAME)
-    assert not (tmp_path / ops_cache.BUILT).exists()
 
 
 def test_a_cache_that_cannot_be_made_is_named_and_stops_nothing(clone, tmp_path, monkeypatch, capsys):

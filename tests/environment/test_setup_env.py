@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.support.shared import ROOT
-from tools import prerequisites, setup_env, steps
+from tools import prerequisites, setup_env
 from tools.steps import StepFailed, run_beside
 
 
@@ -180,15 +180,6 @@ def test_a_number_of_processes_that_is_none_is_refused_before_anything_changes(m
     monkeypatch.setattr(setup_env.horovod_wheel, "locked", lambda *_: pytest.fail("the set-up began"))
     assert setup_env.main() == 2
     assert capsys.readouterr().err == f"error: NP must be a number of processes >= 1, got {given!r}.\n"
-
-
-def test_a_long_line_of_progress_ends_with_dots_behind_a_whole_word(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(steps, "PROGRESS_S", 0.0)
-    words = "Installing collected packages: " + "flatbuffers, " * 20
-    steps.run_logged(["sh", "-c", f"echo '{words}'; sleep 0.8"], tmp_path / "log", tmp_path, dict(os.environ))
-    line = capsys.readouterr().out.splitlines()[0]
-    assert re.match(r"      \d+ s Installing collected packages: flatbuffers, ", line)
-    assert line.endswith("flatbuffers, ...") and len(line) <= 6 + steps.WIDTH
 
 
 def test_missing_programs_stop_the_set_up_before_anything_is_made(tmp_path):

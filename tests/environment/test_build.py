@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import os
 import pathlib
@@ -10,12 +11,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import setuptools
 
 from tests.support.shared import ROOT
 from tf_fusedrec.ops._library import LIBRARY_PATH
+from tools import wheel
 
 CUDA_LIBRARY = LIBRARY_PATH.parent / "libfusedrec_cuda.so"
 OF_THE_SYSTEM = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
@@ -71,15 +74,15 @@ def is_cuda(name: str) -> bool:
 @pytest.mark.filterwarnings("ignore:The .wheel. package is no longer")
 def test_a_wheel_holds_every_module_the_marker_of_types_and_the_licence(setup_py, monkeypatch):
     monkeypatch.chdir(ROOT)
-    wheel = setuptools.Distribution({**setup_py["described"], "script_name": "setup.py"})
-    wheel.parse_config_files()
-    wheel.include_package_data = False  # which would add what an earlier build has listed
-    command = wheel.get_command_obj("build_py")
+    described = setuptools.Distribution({**setup_py["described"], "script_name": "setup.py"})
+    described.parse_config_files()
+    described.include_package_data = False  # which would add what an earlier build has listed
+    command = described.get_command_obj("build_py")
     command.ensure_finalized()
     packed = {str(pathlib.Path(path).relative_to(command.build_lib)) for path in command.get_outputs()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
     assert packed == {*sources, "tf_fusedrec/py.typed"}
-    assert wheel.metadata.license == "Apache-2.0" and wheel.metadata.license_files == ["LICENSE"]
+    assert described.metadata.license == "Apache-2.0" and described.metadata.license_files == ["LICENSE"]
 
 
 def test_a_wheel_requires_the_tensorflow_of_its_build_and_a_source_distribution_any(setup_py, monkeypatch):
@@ -90,6 +93,30 @@ def test_a_wheel_requires_the_tensorflow_of_its_build_and_a_source_distribution_
     plain, required = setup_py["version_and_requirements"]()
     assert f"{plain}+tf2.19.1" == version
     assert {f"tensorflow{setup_py['ALLOWED_TENSORFLOW']}", f"tf-keras{setup_py['ALLOWED_KERAS']}"} <= set(required)
+
+
+def test_the_wheel_of_gpu_kernels_requires_the_other_one_of_its_version(tmp_path):
+    ops, plain = tmp_path / "ops", tmp_path / "tf_fusedrec-0.1.0+tf2.16.2-cp311-cp311-linux_x86_64.whl"
+    files = ("_build_info.py", "_fusedrec_ops.so", "libfusedrec_cuda.so")
+    ops.mkdir()
+    for name in files:
+        (ops / name).write_text(name, encoding="utf-8")
+    fields = "Name: tf_fusedrec\nVersion: 0.1.0+tf2.16.2\nLicense: Apache-2.0\nRequires-Dist: numpy\n"
+    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n"
+    with zipfile.ZipFile(plain, "w") as archive:
+        for name, text in {"METADATA": fields, "WHEEL": tag, "LICENSE": "the licence"}.items():
+            archive.writestr(f"tf_fusedrec-0.1.0+tf2.16.2.dist-info/{name}", text)
+    path = wheel.pack_cuda(ops, plain, tmp_path)
+    assert path.name == plain.name.replace("tf_fusedrec-", "tf_fusedrec_cuda-", 1)
+    packed = zipfile.ZipFile(path)
+    info = "tf_fusedrec_cuda-0.1.0+tf2.16.2.dist-info"
+    assert {f"tf_fusedrec_cuda/{name}" for name in ("__init__.py", *files)} == {
+        name for name in packed.namelist() if not name.startswith(info)
+    }
+    fields = email.message_from_bytes(packed.read(f"{info}/METADATA"))
+    assert (fields["Name"], fields["License"]) == ("tf_fusedrec_cuda", "Apache-2.0")
+    assert fields.get_all("Requires-Dist") == ["tf_fusedrec (==0.1.0+tf2.16.2)"]
+    assert packed.read(f"{info}/LICENSE") == b"the licence"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ DATA ?=
 CONFIG ?=
 SECONDS ?= 3600
 TENSORFLOW ?= 2.21.0
+TIMES ?=
 
 # Commands of benchmarks/ with --quick and --json.
 BENCHMARKS := train_step tfra_swap attention table tier checkpoint ops papers.sequence_batching papers.clustering scale overlap planner papers.topology schedule_quality negatives balance serving
@@ -27,7 +28,7 @@ override LINT := echo "lint: ruff, mypy ..." && $(BIN)/ruff check --quiet . && $
 
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
 # command in them.
-TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW
+TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW TIMES
 $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 # bash counts in SECONDS.
 override SOAK_SECONDS := $(value SECONDS)
@@ -65,16 +66,16 @@ coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchan
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --show-missing
 
-test: setup ## Checks style and types, runs the C++ tests under sanitizers, then all tests but the nightly ones.
+test: setup ## Checks style and types, runs the C++ tests under sanitizers, then all tests but the nightly ones [TIMES=1: seconds by cause].
 # mypy uses one core, so the C++ tests are compiled beside it.
 	@{ $(LINT); } & lint=$$!; $(BIN)/python -m tools.sanitizers; wait $$lint
 	@echo "test: pytest ..."
 # A worker for each of two cores, which two keep busy. Each begins with half of the list, so that fixtures of a module
 # are made once.
-	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal -m "not nightly"
+	@$(BIN)/python -m pytest -q $${TIMES:+-p tests.support.times} --numprocesses 2 --dist worksteal -m "not nightly"
 
 nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of the soak with fresh seeds.
-	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal -m nightly
+	@$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal -m nightly
 	@$(BIN)/python -m tests.soak --seconds=900
 
 test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.

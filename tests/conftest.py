@@ -4,12 +4,15 @@ Tests that take seconds carry the marker `slow` themselves. A test without any m
 
 Without TFRA, which is an extra, the tests that need it are skipped. They are those that end in the error of
 tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
+
+A test that skips for a reason beyond MAY_SKIP fails.
 """
 
 import contextlib
 import gc
 import importlib.util
 import pathlib
+import re
 import sys
 import time
 
@@ -20,8 +23,24 @@ RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
+DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
+
+# What a machine may lack. A skip for any other reason fails.
+MAY_SKIP = re.compile(
+    "^Skipped: ("
+    + "|".join([
+        "no test on a GPU: ", "no session: ", "there is a GPU", "compute-sanitizer of the CUDA toolkit is not on PATH",
+        "(built|made) without GPU kernels", "cuobjdump of the CUDA toolkit is not on PATH", "nvidia-cuda-nvrtc-cu12",
+        "needs TFRA", "TFRA is not installed",
+        r"\.\./shared/.* is not there", "no shared/data",  # data sets that this project may not pass on
+        "network namespaces need ", "this kernel refuses: ", ".*no TAP devices", "mounting a file system needs root",
+        "(top|pgrep|strace|perf) is not installed", "strace may not attach here", "perf may not record here",
+        "this processor has ", "needs x86-64, ", "no 16 GiB of address space here", "not a git checkout",
+    ])
+    + ")"
+)  # fmt: skip
 
 
 def used_by(module) -> set[str]:
@@ -45,9 +64,11 @@ def markers_of(module) -> set[str]:
 
 
 def pytest_collection_modifyitems(items):
+    """Marks the tests, and begins with those that take most of a run, so that no worker ends with one of them."""
     for item in items:
         for marker in markers_of(item.module):
             item.add_marker(marker)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in DEAREST_FIRST])
 
 
 @contextlib.contextmanager
@@ -93,19 +114,25 @@ def tfra_is_there() -> bool:
         return False
 
 
-def skipped_without_tfra(report, where):
-    """The report of a test or of a module, as skipped if it failed because TFRA is not installed."""
+def checked(report, where):
+    """The report of a test or of a module: skipped if it failed for want of TFRA, failed if it skipped unasked."""
     if report.failed and not tfra_is_there() and "Recommenders Addons (TFRA) is not installed" in str(report.longrepr):
         report.outcome = "skipped"
         report.longrepr = (str(where), 0, "Skipped: needs TFRA, the extra tf_fusedrec[tfra]")
+    if report.skipped and not hasattr(report, "wasxfail") and not MAY_SKIP.search(report.longrepr[2]):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{where}: got {report.longrepr[2]!r}, wanted a reason of the list MAY_SKIP in tests/conftest.py. "
+            "Remedy: a parameter that leaves the case out, or a line of the list."
+        )
     return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    return skipped_without_tfra((yield), item.path)
+    return checked((yield), item.path)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    return skipped_without_tfra((yield), collector.path)
+    return checked((yield), collector.path)

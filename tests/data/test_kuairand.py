@@ -1,4 +1,4 @@
-"""KuaiRand: a tiny log by hand. In the real log, no row knows its own future."""
+"""KuaiRand: a tiny log by hand. In a log of real skew, no row knows its own future."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards import read_lists
-from tests.support.shared import shared_path
+from tests.support import small_log
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
 from tf_fusedrec.data.converters import kuairand
@@ -93,9 +93,17 @@ def test_durations_become_codes(tmp_path):
     assert read_lists(ParquetFolder(tmp_path / "out/test", columns)) == [((0, 0, 1, 4, 5, 9, 9), (13,))]
 
 
-def test_the_split_by_user_is_that_of_the_notes_of_the_data_set(tmp_path):
-    convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out", split="user")
-    for split, rows, exposures in (("train", 2396, 33_620), ("test", 664, 8_092)):
+def test_the_small_log_is_what_its_generator_makes():
+    for name, text in small_log.contents().items():
+        assert small_log.read(name) == text, f"python -m tests.support.small_log writes {name} again"
+
+
+def test_the_split_by_user_takes_the_first_four_fifths_of_each_user(tmp_path):
+    convert_kuairand(small_log.FOLDER, tmp_path / "out", split="user")
+    counts = np.unique(small_log.columns()["user_id"], return_counts=True)[1]
+    first = -(-counts * 4 // 5)
+    windows = -(-first // kuairand.WINDOW)
+    for split, rows, exposures in (("train", windows.sum(), first.sum()), ("test", 100, (counts - first).sum())):
         lists = read_lists(ParquetFolder(tmp_path / "out" / split, COLUMNS))
         assert len(lists) == rows and sum(len(row[4]) for row in lists) == exposures
 
@@ -188,13 +196,13 @@ def test_string_ids_become_fingerprints_and_find_their_features(tmp_path):
     assert len(items["string"]) == 9 and items["item_id"][items["string"].index("v17")] == prints["v17"]
 
 
-def test_real_data(tmp_path):
-    source = shared_path("data/kuairand_explicit")
-    info = convert_kuairand(source, tmp_path / "out")
-    assert (info.users, info.items) == (664, 9359)
+def test_no_row_of_a_log_of_real_skew_knows_its_future(tmp_path):
+    log = small_log.columns()
+    info = convert_kuairand(small_log.FOLDER, tmp_path / "out")
+    assert (info.users, info.items) == (100, len(np.unique(log["video_id"])))
     exposed = [name for name in info.columns["train"] if name.startswith("exposed_")]
     past = [name for name in exposed if "_past_" in name]
-    assert (len(exposed) - len(past), len(past)) == (4 + 7 + 2, 4 * 3)
+    assert (len(exposed) - len(past), len(past)) == (4 + 6 + 1, 4 * 3)
     train = read_lists(ParquetFolder(tmp_path / "out/train", COLUMNS))
     test = read_lists(ParquetFolder(tmp_path / "out/test", COLUMNS))
     for row in train + test:
@@ -206,8 +214,8 @@ def test_real_data(tmp_path):
     assert all(row[1] == before.get(row[0], ()) for row in test)
     # Every impression is used once: before the moment in train, from the moment on as an exposure of test.
     late = sum(len(row[4]) for row in test)
-    assert sum(map(len, before.values())) + late == 41_712
-    assert late == 41_712 - int(41_712 * 0.8)
+    assert sum(map(len, before.values())) + late == small_log.ROWS
+    assert late == small_log.ROWS // 5
     clicks = sum(np.sum(np.array(row[2]) & 1) + sum(row[6]) for row in train) + sum(sum(row[6]) for row in test)
-    assert clicks == 27_447  # as the data set's notes count them
-    assert read_items(tmp_path / "out")[1].sum() == 41_712 - late
+    assert clicks == log["is_click"].sum()
+    assert read_items(tmp_path / "out")[1].sum() == small_log.ROWS - late

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards import read_lists
+from tests.support import small_log
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
@@ -210,6 +211,23 @@ def test_refusals(tmp_path):
     (source / "movies.dat").write_text("10::A::B\n", encoding="utf-8")
     with pytest.raises(ValueError, match="movies.dat: lacks 4 rated movies, for example 20"):
         convert_movielens(source / "ratings.dat", tmp_path / "out")
+
+
+def test_a_log_of_real_skew_is_each_users_films_in_order(tmp_path):
+    info = convert_movielens(small_log.write_movielens(tmp_path / "raw"), tmp_path / "out")
+    log = small_log.columns()
+    seconds, films = log["time_ms"] // 1000, log["video_id"]
+    expected, trained = [], []
+    for user in np.unique(log["user_id"]):
+        rows = sorted(np.flatnonzero(log["user_id"] == user), key=lambda row: seconds[row])
+        expected.append((user, tuple(films[rows[:-1]]), tuple(seconds[rows[:-1]]), films[rows[-1]], seconds[rows[-1]]))
+        trained += films[rows[:-1]].tolist()
+    test = read_lists(ParquetFolder(tmp_path / "out/test", TEST))
+    assert [row[:3] + row[4:] for row in test] == expected
+    assert [row[:4] for row in test] == read_lists(ParquetFolder(tmp_path / "out/train", TRAIN))
+    ids, counts = read_items(tmp_path / "out")
+    assert (info.users, info.items) == (100, len(ids)) and ids.tolist() == sorted(set(films.tolist()))
+    assert counts.tolist() == [trained.count(film) for film in ids.tolist()]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""GRM of configs/grm_kuairand.yaml with short sequences and nothing drawn, on the real KuaiRand log."""
+"""GRM of configs/grm_kuairand.yaml with short sequences and nothing drawn, on tests/support/small_log."""
 
 import pathlib
 
@@ -26,7 +26,8 @@ def batches(folder, steps=STEPS):
 
     model, rank, size = experiment().model, fr.collectives.rank(), fr.collectives.size()
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=size, shuffle_seed=0)
-    return list(TokenBatches(data, length_columns=length_columns(model), target_tokens=96).dataset().take(steps))
+    batches = TokenBatches(data, length_columns=length_columns(model), target_tokens=48)
+    return list(batches.dataset().repeat().take(steps))
 
 
 def train(batches, name, schedule="sync", table=None, overrides=(), **layer):

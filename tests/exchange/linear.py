@@ -12,10 +12,10 @@ def samples(ids, step):
 
 
 def ids_of(batches):
-    """Returns the items of each batch's histories. One step has none on any rank, another has none on one rank."""
+    """Returns the items of each batch. One step has none on any rank, another has none on one rank."""
     import tf_fusedrec as fr
 
-    ids = [batch["history_item"].values.numpy() for batch in batches]
+    ids = [np.concatenate([batch[f"{role}_item"].values for role in ("history", "exposed")]) for batch in batches]
     for step in (7, 9) if fr.collectives.rank() == 1 else (7,):
         ids[step] = ids[step][:0]
     return ids

@@ -3,6 +3,8 @@
 tests/exchange/test_ranks.py and tests/schedules/test_matrix.py compare the numbers with oracles.
 """
 
+import time
+
 import numpy as np
 import pytest
 
@@ -115,15 +117,30 @@ def _all(folder):
 
     steps = STEPS_OF_RANK[fr.rank()]
     uneven = [SAMPLES] * steps
-    found = {
+    return {
         "waits": _waits(),
         "uneven": _fitted("uneven", uneven),
         "padded": _fitted("padded", uneven + [0] * (max(STEPS_OF_RANK) - steps)),
         "evaluated": _evaluated(),
         "resumed": _resumed(folder),
     }
-    fr.collectives.barrier()  # replicas of another shard may still exchange
-    return found
+
+
+def _leave_horovod(last_call):
+    """Ends Horovod right behind a call whose last exchange two of the ranks begin two seconds late."""
+    import horovod.tensorflow as hvd
+
+    class Late(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            time.sleep(2.0 * (hvd.rank() in (1, 3)))
+
+        def on_predict_batch_begin(self, batch, logs=None):
+            time.sleep(2.0 * (hvd.rank() >= 2))
+
+    model, _ = _model("left")
+    steps = {"steps_per_epoch": 1} if last_call == "fit" else {"steps": 1}
+    getattr(model, last_call)(_data([SAMPLES] * 2), **steps, verbose=0, callbacks=[Late()])
+    hvd.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +197,8 @@ def test_an_evaluation_makes_replicas_equal_and_training_goes_on(results):
 def test_a_run_that_resumes_goes_on_as_the_run_that_was_saved(results):
     for result in results:
         _equal(*result["resumed"], but=("updated",))
+
+
+@pytest.mark.parametrize("last_call", ["fit", "predict"])
+def test_a_rank_that_leaves_horovod_behind_its_last_call_aborts_no_other(last_call):
+    run_ranks(_leave_horovod, RANKS, topologies=[LATE], last_call=last_call)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.exchange import grm, linear
 from tests.oracles import weight_sync
+from tests.support import small_log
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
-from tests.support.shared import shared_path
 from tf_fusedrec import Topology, optimizers
 from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
@@ -32,15 +32,15 @@ AVERAGED = {
 ACCUMULATED = {"accumulated_late": 2}  # steps that make one update, of the layers that have several
 RATE = 0.05
 # Rows of these tables leave, in each replica alone until the synchronisation after every second step.
-LEAVING = {"max_rows": 300, "eviction": "lru"}
+LEAVING = {"max_rows": 150, "eviction": "lru"}
 EVICTING = {
     "averaged_lru": (LEAVING, Topology(2, "weight_sync", sync_every=2)),
     "averaged_lfu": ({**LEAVING, "eviction": "lfu", "storage_dtype": "bfloat16", "stochastic_rounding": True},
                      Topology(2, "weight_sync", sync_every=2)),
     "late_lru": (LEAVING, Topology(2, "weight_sync", sync_every=2, average_late=True)),
-    "late_ttl": ({"ttl": 12, "storage_dtype": "bfloat16", "stochastic_rounding": True},
+    "late_ttl": ({"ttl": 5, "storage_dtype": "bfloat16", "stochastic_rounding": True},
                  Topology(2, "weight_sync", average_late=True)),
-    "averaged_ttl": ({"ttl": 12, "memory_budget": 200 * 80}, Topology(2, "weight_sync", sync_every=2)),
+    "averaged_ttl": ({"ttl": 5, "memory_budget": 200 * 80}, Topology(2, "weight_sync", sync_every=2)),
     "shared_lru": ({**LEAVING, "admission_count": 2}, SHARED),
 }  # fmt: skip
 
@@ -120,7 +120,7 @@ def _run_all(folder, checkpoint):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("kuairand") / "out"
-    convert_kuairand(shared_path("data/kuairand_explicit"), out)
+    convert_kuairand(small_log.FOLDER, out)
     return str(out / "train")
 
 
@@ -129,7 +129,7 @@ def checkpoint(tmp_path_factory):
     return str(tmp_path_factory.mktemp("checkpoint") / "c")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4])
 def results(request, folder, checkpoint):
     topologies = (SHARED, *(topology for _, _, topology in AVERAGED.values()))
     with pytest.MonkeyPatch.context() as patch:
@@ -142,7 +142,7 @@ def results(request, folder, checkpoint):
 
 def test_gradient_sync_equals_one_group(results):
     one = grm.merged([result["one"] for result in results], range(len(results)))
-    assert sum(len(ids) for ids, _ in one.values()) > 300
+    assert sum(len(ids) for ids, _ in one.values()) > 80
     trained = [result["two"] for result in results]
     replicas = [grm.merged(trained, ranks) for ranks in SHARED.sets(len(results))[0]]
     for table, (ids, records) in one.items():

@@ -34,19 +34,31 @@ def test_equals_the_reference_forward_and_backward(name, options):
         assert_within_noise(gradient, arrays[f"d_{key}"], arrays[f"noise_d_{key}"])
 
 
+@pytest.mark.parametrize("norm", ["plain", "affine", "per_head"])
 @pytest.mark.parametrize("concat", ["none", "normalized", "raw"])
-@pytest.mark.parametrize("activation", ["none", "sigmoid"])
-def test_options_by_formula(concat, activation):
+@pytest.mark.parametrize("activation", ["none", "sigmoid", "silu"])
+def test_options_by_formula(norm, concat, activation):
     generator = np.random.default_rng(1)
-    x, gate, attended = (generator.normal(size=(5, width)).astype(np.float32) for width in (3, 4, 4))
-    layer = GatedOutput(norm="plain", concat=concat, gate_activation=activation)
+    x, gate, attended = (generator.normal(size=(5, width)).astype(np.float32) for width in (3, 6, 6))
+    layer = GatedOutput(2, norm=norm, concat=concat, gate_activation=activation)
+    layer.build([x.shape, gate.shape, attended.shape])
+    for variable in layer.trainable_variables:
+        variable.assign(generator.normal(size=variable.shape))
     out = layer([x, gate, attended])
-    gate = gate if activation == "none" else sigmoid(gate)
-    parts = [gate * layer_norm(attended)]
+    gate = {"none": np.asarray, "sigmoid": sigmoid, "silu": silu}[activation](gate)
+    heads = attended.reshape(5, 2, 3) if norm == "per_head" else attended
+    normalized = layer_norm(heads)
+    if norm != "plain":
+        weight, bias = layer.norm_weight.numpy(), layer.norm_bias.numpy()
+        normalized = (
+            normalized * weight[..., None] + bias[..., None] if norm == "per_head" else normalized * weight + bias
+        )
+    normalized = normalized.reshape(5, 6)
+    parts = [gate * normalized]
     if concat != "none":
-        parts = [gate, layer_norm(attended) if concat == "normalized" else attended, *parts]
-    expected = x + np.concatenate(parts, axis=1) @ layer.projection.kernel.numpy()
-    np.testing.assert_allclose(out, expected, atol=1e-5)  # float32 sums of up to 12 terms
+        parts = [gate, normalized if concat == "normalized" else attended, *parts]
+    expected = x + np.concatenate(parts, axis=1) @ layer.projection.kernel.numpy() + layer.projection.bias.numpy()
+    np.testing.assert_allclose(out, expected, atol=5e-5)  # float32 sums of up to 18 terms
 
 
 def test_gate_before_norm():

@@ -7,11 +7,13 @@ from tests.layers.cases import (
     ROW_LENGTHS,
     assert_within_noise,
     oracle_file,
+    rows_of,
     splits_of,
     times,
     tokens,
 )
-from tests.oracles.hstu import mtgrboost_block_oracle, production_block_oracle
+from tests.oracles.hstu import mtgrboost_block_oracle, production_block_oracle, research_block_oracle
+from tests.oracles.relative_bias import bucket_oracle
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import HSTU, PositionEmbedding, jagged, sequence_times
@@ -63,6 +65,36 @@ def test_research_block_equals_the_reference_forward_and_backward():
         assert isinstance(gradient, tf.Tensor), f"the gradient of {name} is not dense"
         gradient = tf.transpose(gradient) if name == "_o__weight" else gradient
         assert_within_noise(gradient, arrays[f"d_{name}"], arrays[f"noise_d_{name}"])
+
+
+def test_research_block_equals_its_equations():
+    lengths = ROW_LENGTHS["mixed"]
+    x, stamps = batch(lengths)
+    layer = HSTU(**SIZES, time_buckets=20)
+    layer.build([None, None, 8])
+    generator = np.random.default_rng(6)
+    for variable in layer.trainable_variables:
+        variable.assign(generator.normal(size=variable.shape, scale=0.5))
+    rows = rows_of(stamps.values.numpy(), lengths)
+    of_place, of_age = (
+        weights.numpy().astype(np.float64)
+        for weights in (layer.bias_weights.position_weights, layer.bias_weights.time_weights)
+    )
+
+    def bias(row, i, j):  # Token i asks at the time of the next token.
+        age = rows[row][min(i + 1, lengths[row] - 1)] - rows[row][j]
+        return of_place[SIZES["max_sequence_length"] - 1 + j - i] + of_age[bucket_oracle(age, 20)]
+
+    weights = [layer.projection.kernel, *layer.output_stage.projection.weights]
+    expected = research_block_oracle(
+        x.values.numpy().astype(np.float64),
+        splits_of(lengths),
+        [variable.numpy().astype(np.float64) for variable in weights],
+        bias,
+        *(SIZES[name] for name in ("num_heads", "qk_dim", "value_dim")),
+        scale=1.0 / 30.0,
+    )
+    np.testing.assert_allclose(layer(x, timestamps=stamps).values, expected, atol=3e-5)  # float32, as below
 
 
 def test_mtgrboost_block_equals_its_equations():

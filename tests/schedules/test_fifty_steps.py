@@ -1,4 +1,4 @@
-"""GRM on the KuaiRand log, 50 steps, 2 and 4 processes, one job each. dual_buffer equals sync bit for bit, and nested
+"""GRM on a log of real skew, 50 steps, 2 and 4 processes, one job each. dual_buffer equals sync bit for bit, and nested
 equals frozen_window. Both latter equal gradient accumulation over the same micro-batches. Except for rounding, their
 losses equal the losses of whole batches. Their tables have equal counters.
 """
@@ -11,9 +11,9 @@ import pytest
 from tests.schedules import clicks
 from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
 from tests.schedules.frozen_window.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
+from tests.support import small_log
 from tests.support.graphs import without_fusions
 from tests.support.ranks import run_ranks
-from tests.support.shared import shared_path
 from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 STEPS, DISTINCT = 50, 10
@@ -27,7 +27,7 @@ def _data(folder, rank, ranks):
 
     model = from_dict(SMALL).model
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=ranks, shuffle_seed=0)
-    return TokenBatches(data, length_columns=length_columns(model), target_tokens=128).dataset().take(DISTINCT)
+    return TokenBatches(data, length_columns=length_columns(model), target_tokens=128).dataset().repeat().take(DISTINCT)
 
 
 @contextlib.contextmanager
@@ -92,8 +92,8 @@ def _assert_same(state, wanted, what):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
-    convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out")
+def test_fifty_steps_on_a_log_of_real_skew(world_size, monkeypatch, tmp_path):
+    convert_kuairand(small_log.FOLDER, tmp_path / "out")
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see frozen_window/test_ranks.py
     results = run_ranks(_all, world_size, timeout_s=600, ranks=world_size, folder=str(tmp_path / "out/train"))
     for rank, (found, accumulated, stale) in enumerate(results):

@@ -1,12 +1,17 @@
 """PipelinedModel is a keras.Model: two ways to write it, saved, restored, checkpointed."""
 
+import ctypes
+import gc
+import os
+import pathlib
+
 import numpy as np
 import pytest
 
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, PipelinedModel, Sync
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, PipelinedModel, SemiAsync, Sync
 
 
 class Called(PipelinedModel):
@@ -148,3 +153,34 @@ def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
     got, wanted = clicks.state(other, rows), clicks.state(model, embedding)
     for what in wanted:
         np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+
+
+def _living():
+    """Returns the number of live graphs, tensors and variables, and of resident MiB."""
+    gc.collect()
+    kinds = (tf.Graph, tf.Tensor, tf.Variable)
+    objects = gc.get_objects()  # Some raise errors when they are asked for their class.
+    counts = [sum(issubclass(type(one), kind) for one in objects) for kind in kinds]
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return counts, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [Sync(), SemiAsync()])
+def test_many_fits_keep_nothing(schedule):
+    model = clicks.make_model(clicks.make_embedding(), schedule, features=("item", "user"))
+
+    def train(fits):
+        for fit in range(fits):
+            x, *rest = clicks.batch(64, fit % 3)
+            data = tf.data.Dataset.from_tensor_slices((({name: x[name] for name in ("item", "user")}), *rest)).batch(8)
+            model.fit(data, validation_data=data, verbose=0)
+            model.predict(data, verbose=0)
+
+    train(3)
+    before, mib = _living()
+    train(10)
+    after, mib_after = _living()
+    assert all(now <= then for now, then in zip(after, before)), f"graphs, tensors, variables: {before}, then {after}"
+    assert mib_after < mib + 16, "a graph of this model takes 2 MiB, and one for each fit would be more"

@@ -5,6 +5,7 @@ TensorFlow and not used it (multiprocessing's fork server), which saves the impo
 early. Results come back pickled, by rank. tests/support/launched.py starts ranks with horovodrun instead.
 """
 
+import atexit
 import gc
 import importlib
 import multiprocessing
@@ -60,8 +61,9 @@ def do_job(job: pathlib.Path) -> None:
 
     module, name, topologies, timeline, kwargs = pickle.loads(job.read_bytes())
     tf_fusedrec.init(*topologies, timeline=timeline)
+    rank = tf_fusedrec.collectives.rank()  # a body may leave Horovod
     result = getattr(importlib.import_module(module), name)(**kwargs)
-    (job.parent / f"result-{tf_fusedrec.collectives.rank()}.pkl").write_bytes(pickle.dumps(result))
+    (job.parent / f"result-{rank}.pkl").write_bytes(pickle.dumps(result))
 
 
 def read_results(job: pathlib.Path, world_size: int) -> list[Any]:
@@ -142,9 +144,7 @@ def _rank(job: pathlib.Path, output: pathlib.Path, environment: Mapping[str, str
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     try:
         do_job(job)
-        import horovod.tensorflow as hvd
-
-        hvd.shutdown()  # Python does it at exit, but a multiprocessing process does not.
+        atexit._run_exitfuncs()  # as at the end of a program; a process of multiprocessing has none
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -151,10 +151,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
         It also makes replicas equal whose mean is late (Topology.average_late), and averages moving statistics over
         ranks (schedules.average_state). Evaluation, predictions, checkpoints, exports and the end of fit call it.
-        Training may go on afterwards.
+        Training may go on afterwards. With several groups of ranks it returns when all ranks have called it.
         """
         self._drain_tables()
         self._average_state()
+        self._wait_for_other_groups()
 
     def _drain_tables(self) -> None:
         if isinstance(self.train_function, Feed):
@@ -162,6 +163,14 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         for embedding in embeddings_of(self):
             if embedding.layout.averages_late:
                 embedding.synchronize()
+
+    def _wait_for_other_groups(self) -> None:
+        """Waits until no rank exchanges any more, because a rank that leaves Horovod aborts the exchanges of others.
+
+        An exchange of all ranks has ended on all ranks when it ends on one. An exchange of one group has not.
+        """
+        if any(embedding.layout.replicas.size > 1 for embedding in embeddings_of(self)):
+            collectives.barrier()
 
     def _average_state(self) -> None:
         """Averages what the steps since the last call have changed. Ranks make equal numbers of steps."""
@@ -243,7 +252,9 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         self.drain()
         with equal_lengths(self):
-            return super().predict(*args, **kwargs)
+            predictions = super().predict(*args, **kwargs)
+        self._wait_for_other_groups()
+        return predictions
 
     def get_weights(self) -> list[np.ndarray]:
         """As keras.Model.get_weights. With one process the list has a copy of the rows, which set_weights puts back."""

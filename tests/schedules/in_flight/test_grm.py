@@ -1,4 +1,4 @@
-"""A tiny GRM on the KuaiRand log: SemiAsync and Pipelined(6) on 2 and 4 ranks equal a simulation over 50 steps. The
+"""A tiny GRM on a log of real skew: SemiAsync and Pipelined(6) on 2 and 4 ranks equal a simulation over 50 steps. The
 simulation has no ranks: every step's loss is the mean over the positions of all ranks' batches.
 """
 
@@ -8,8 +8,8 @@ import pytest
 from tests.models.batches import of_any_size
 from tests.schedules.frozen_window.test_sequence_models import KUAIRAND
 from tests.schedules.in_flight import delayed
+from tests.support import small_log
 from tests.support.ranks import run_ranks
-from tests.support.shared import shared_path
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data.converters.kuairand import convert_kuairand
 from tf_fusedrec.schedules.feed import unconverted
@@ -33,7 +33,7 @@ def _batches(folder, rank, ranks):
     model = from_dict(_fields()).model
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=ranks, shuffle_seed=0)
     batches = TokenBatches(data, length_columns=length_columns(model), target_tokens=128)
-    return batches.dataset().take(STEPS // 10).repeat(10)
+    return batches.dataset().repeat().take(STEPS // 10).repeat(10)
 
 
 def _model(plain=None):
@@ -97,8 +97,8 @@ def _simulated(folder, ranks, staleness):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_it_equals_the_simulation_on_real_data(ranks, tmp_path):
-    convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out")
+def test_it_equals_the_simulation_on_a_log_of_real_skew(ranks, tmp_path):
+    convert_kuairand(small_log.FOLDER, tmp_path / "out")
     folder = str(tmp_path / "out/train")
     results = run_ranks(_trained, ranks, timeout_s=480, folder=folder)
     for staleness in (1, 0) if ranks == 2 else (1,):

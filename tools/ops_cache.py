@@ -1,8 +1,8 @@
-"""Keeps the objects of the custom ops for the next clone of the same sources.
+"""Keeps the objects of the custom ops for the next clone, each by the content of what it was compiled from.
 
-They lie in <cache>/ops-<key>/, where the key names everything that the objects depend on. setup_env.py brings them into
-build/custom_ops before the compiler runs. setup.py then checks their commands and times, as it does after every build,
-and links the libraries. The compiled headers stay out: they are large, and only a changed source needs them.
+setup_env.py brings them into build/custom_ops before the compiler runs. setup.py then checks their commands and times,
+as it does after every build, compiles the others, and links the libraries. The compiled headers stay out: they are
+large, and only a changed source needs them.
 """
 
 from __future__ import annotations
@@ -12,89 +12,105 @@ import hashlib
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 
-from tools.horovod_wheel import cache_folder, locked
+from tools import object_cache
+from tools.horovod_wheel import cache_folder
 
+SOURCES = "custom_ops"
 BUILT = pathlib.Path("build/custom_ops")
-KEPT = 4  # builds; the one that was used last stays longest
+HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")  # which sources include without naming them in their lists
 HERE = "@clone@"  # in place of the clone's path, which stands in commands and in lists of inputs
-ABANDONED = "unfinished-ops-"
 
 
-def key(inputs: str, compilers: Sequence[str]) -> str:
-    """Returns the name of a build.
+def key(settings: str, compilers: Sequence[str]) -> str:
+    """Returns a digest of what all objects depend on.
 
     Args:
-      inputs: Digest of sources, requirements and settings.
+      settings: Digest of requirements and options.
       compilers: Programs that may compile. A program that is missing has no version.
     """
-    total = hashlib.sha256(f"{inputs}\0{platform.machine()}\0".encode())
+    total = hashlib.sha256(f"{settings}\0{platform.machine()}\0".encode())
     for compiler in filter(shutil.which, compilers):
         answer = subprocess.run([compiler, "--version"], stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
         total.update(f"{compiler}\0{answer.stdout}\0".encode())
-    return f"ops-{total.hexdigest()[:16]}"
+    return total.hexdigest()
 
 
-def restore(root: pathlib.Path, name: str) -> bool:
-    """Brings the objects of the build `name` into the clone `root`. Returns whether the cache has it."""
-    kept = cache_folder() / name
+def restore(root: pathlib.Path, key: str) -> list[pathlib.Path]:
+    """Brings objects into the clone `root`. Returns their sources."""
+    sources = sorted(path for path in (root / SOURCES).rglob("*") if path.suffix in (".cc", ".cu"))
+    restored = []
+    with contextlib.suppress(OSError):  # The compiler makes the rest.
+        for source in [root / HEADERS, *sources]:
+            stem = source.relative_to(root / SOURCES).with_suffix("")
+            kept = _find(root, _entry(key, stem))
+            if kept is not None:
+                _copy(kept, root / BUILT / stem, (".d", ".o", ".command"), HERE, str(root))
+                restored.append(source)
+    return [source for source in restored if source.suffix != ".h"]
+
+
+def keep(root: pathlib.Path, key: str) -> None:
+    """Keeps the objects of the clone `root`. A cache that cannot be written to is named, and nothing fails."""
     try:
-        with _alone():
-            if not kept.is_dir():
-                return False
-            _copy(kept, root / BUILT, HERE, str(root))
-            kept.touch()
-    except OSError:  # What came is used; the compiler makes the rest.
-        return False
-    return True
-
-
-def keep(root: pathlib.Path, name: str) -> None:
-    """Keeps the objects of the clone `root` as the build `name`, and removes the oldest beyond KEPT.
-
-    A cache that cannot be written to is named, and nothing fails.
-    """
-    cache = cache_folder()
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _alone():
-            for abandoned in cache.glob(f"{ABANDONED}*"):  # A killed set-up leaves such folders.
-                shutil.rmtree(abandoned, ignore_errors=True)
-            if not (cache / name).is_dir():
-                _write(root, cache, name)
-            for old in sorted(cache.glob("ops-*/"), key=os.path.getmtime)[:-KEPT]:
-                shutil.rmtree(old)
+        for depfile in (root / BUILT).rglob("*.d"):
+            built = depfile.with_suffix("")
+            entry = _entry(key, built.relative_to(root / BUILT))
+            kept = _find(root, entry)
+            if kept is None or _command(kept) != _command(built).replace(str(root), HERE):
+                content = _content(root, depfile.read_text(encoding="utf-8"))
+                # The list comes last: without it the others do not count.
+                _copy(built, entry / content, (".o", ".command", ".d"), str(root), HERE)
+        object_cache.remove_oldest(cache_folder() / "objects")
     except OSError as error:
-        print(f"      the compiled objects are not kept in {cache} ({error.strerror}); the next clone compiles them")
+        print(f"      the objects are not kept in {cache_folder()} ({error.strerror}); the next clone compiles them")
 
 
-def _alone() -> contextlib.AbstractContextManager[None]:
-    return locked(cache_folder() / "ops.lock", "another set-up copies compiled objects; waiting for it ...")
+def _entry(key: str, stem: pathlib.Path) -> pathlib.Path:
+    return cache_folder() / "objects" / hashlib.sha256(f"{key}\0{stem}".encode()).hexdigest()[:32]
 
 
-def _write(root: pathlib.Path, cache: pathlib.Path, name: str) -> None:
-    unfinished = pathlib.Path(tempfile.mkdtemp(prefix=ABANDONED, dir=cache))
-    try:
-        _copy(root / BUILT, unfinished, str(root), HERE)
-        os.replace(unfinished, cache / name)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _find(root: pathlib.Path, entry: pathlib.Path) -> pathlib.Path | None:
+    """Returns the object of the present sources, without its suffix."""
+    for depfile in sorted(entry.glob("*.d"), key=os.path.getmtime, reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # a header that this state lacks
+            if _content(root, depfile.read_text(encoding="utf-8")) == depfile.stem:
+                for path in entry.glob(f"{depfile.stem}.*"):
+                    path.touch()
+                return depfile.with_suffix("")
+    return None
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path, before: str, after: str) -> None:
-    """Copies objects and their texts, and replaces the path `before` in the texts. Copies have the time of now."""
-    # An object counts with its command only, and must not meet the inputs of an older one.
-    for suffix in (".d", ".o", ".command"):
-        for path in source.rglob(f"*{suffix}"):
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = copy.with_name(f"{copy.name}.tmp")
+def _command(built: pathlib.Path) -> str:
+    path = built.with_name(f"{built.name}.command")
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _content(root: pathlib.Path, depfile: str) -> str:
+    """Returns a digest of the clone's files in `object: source header ...`, as setup.py has the compiler list them."""
+    listed = shlex.split(depfile.replace("\\\n", " ").partition(":")[2])
+    # A list leaves out the compiled headers. The settings name the version of TensorFlow's.
+    own = [name for name in listed if name.startswith(f"{SOURCES}/")]
+    return object_cache.content(root, [str(HEADERS), *own])
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path, suffixes: Sequence[str], before: str, after: str) -> None:
+    """Copies an object and its texts, and replaces the path `before` in the texts. Copies have the time of now."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in suffixes:
+        path, copy = (stem.with_name(stem.name + suffix) for stem in (source, target))
+        unfinished = copy.with_name(f"{copy.name}.{os.getpid()}.tmp")
+        try:
             if suffix == ".o":
                 shutil.copyfile(path, unfinished)
             else:
                 unfinished.write_text(path.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
             os.replace(unfinished, copy)
+        except FileNotFoundError:  # The compiled headers have a list alone.
+            continue
+        finally:
+            unfinished.unlink(missing_ok=True)

@@ -165,11 +165,9 @@ def compile_beside(version: str) -> Iterator[None]:
         yield
         return
     inputs = inputs_of("package", version)
-    build = ops_cache.key(inputs, compilers())
-    if ops_cache.restore(ROOT, build):
-        print(f"custom ops: objects from the cache ({build}), linking beside the next steps ...", flush=True)
-    else:
-        print("custom ops: compiling changed sources, beside the next steps ...", flush=True)
+    build = ops_cache.key(inputs_of("runtime", version), compilers())
+    count = len(ops_cache.restore(ROOT, build))
+    print(f"custom ops: {count} objects from the cache, compiling others beside the next steps ...", flush=True)
     command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
     with run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV)):
         yield

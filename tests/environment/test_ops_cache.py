@@ -13,7 +13,8 @@ import pytest
 from tools import ops_cache
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAME = "ops-0123456789abcdef"
+KEY = "of requirements and compilers"
+ALL = ["a.cc", "b_op.cc", "tensorflow.h"]
 
 
 @pytest.fixture
@@ -53,33 +54,47 @@ def clone(tmp_path, monkeypatch, capsys):
     return make, compiled
 
 
-def test_the_next_clone_compiles_nothing_and_later_only_what_changes(cache, clone):
+def lacking(folder: pathlib.Path) -> list[str]:
+    restored = {path.name for path in ops_cache.restore(folder, KEY)}
+    return [name for name in ("a.cc", "b_op.cc") if name not in restored]
+
+
+def test_the_next_clone_compiles_what_no_clone_has(cache, clone):
     make, compiled = clone
     first, second = make("first"), make("second")
-    assert compiled(first) == ["a.cc", "b_op.cc", "tensorflow.h"] and compiled(first) == []
-    assert not ops_cache.restore(second, NAME) and not (second / ops_cache.BUILT).exists()
-    ops_cache.keep(first, NAME)
+    assert compiled(first) == ALL and compiled(first) == []
+    ops_cache.keep(first, KEY)
     assert not list(cache.rglob("*.gch"))
     shutil.rmtree(first)  # The objects do not depend on the clone that made them.
-    assert ops_cache.restore(second, NAME)
-    assert compiled(second) == []
+    assert lacking(second) == [] and compiled(second) == []
     (second / "custom_ops/a/a.h").write_text("inline int a() { return 3; }\n", encoding="utf-8")
     assert compiled(second) == ["a.cc"]
-    (second / "custom_ops/b/b_op.cc").write_text("int of_b() { return 2 * framework(); }\n", encoding="utf-8")
-    assert compiled(second) == ["b_op.cc", "tensorflow.h"] and compiled(second) == []
-    (second / ".venv/include/framework.h").touch()
-    assert compiled(second) == ["b_op.cc", "tensorflow.h"]
+    third = make("third")
+    (third / "custom_ops/a/a.h").write_text("inline int a() { return 3; }\n", encoding="utf-8")
+    assert lacking(third) == ["a.cc"] and compiled(third) == ["a.cc"]
+    ops_cache.keep(second, KEY)
+    assert lacking(third) == lacking(make("fourth")) == []
+    (third / "custom_ops/common/tensorflow.h").write_text("#pragma once\n#include <framework.h>\n", encoding="utf-8")
+    assert "b_op.cc" in lacking(third)
+    assert compiled(third) == ["b_op.cc", "tensorflow.h"] and compiled(third) == []
+    (third / ".venv/include/framework.h").touch()
+    assert compiled(third) == ["b_op.cc", "tensorflow.h"]
 
 
-def test_a_clone_whose_compiler_has_other_flags_compiles(cache, clone):
+def test_a_clone_whose_compiler_has_other_flags_compiles_and_keeps(cache, clone):
     make, compiled = clone
-    first, second = make("first"), make("second")
+    first, second, third = make("first"), make("second"), make("third")
     compiled(first)
-    for path in (first / ops_cache.BUILT).rglob("*.command"):
+    records = list((first / ops_cache.BUILT).rglob("*.command"))
+    commands = [path.read_text(encoding="utf-8") for path in records]
+    for path in records:
         path.write_text(path.read_text(encoding="utf-8") + " -O1", encoding="utf-8")
-    ops_cache.keep(first, NAME)
-    assert ops_cache.restore(second, NAME)
-    assert compiled(second) == ["a.cc", "b_op.cc", "tensorflow.h"]
+    ops_cache.keep(first, KEY)
+    assert lacking(second) == [] and compiled(second) == ALL
+    for path, command in zip(records, commands):
+        path.write_text(command, encoding="utf-8")
+    ops_cache.keep(first, KEY)
+    assert lacking(third) == [] and compiled(third) == []
 
 
 def test_a_name_stands_for_inputs_and_compilers(tmp_path):
@@ -94,17 +109,9 @@ def test_a_name_stands_for_inputs_and_compilers(tmp_path):
     assert ops_cache.key("inputs", []) != ops_cache.key("others", [])
 
 
-def test_the_builds_that_were_used_last_stay(cache, clone, monkeypatch):
-    make, compiled = clone
-    folder = make("first")
-    compiled(folder)
-    monkeypatch.setattr(ops_cache, "KEPT", 2)
-    for number, name in enumerate(("ops-1", "ops-2")):
-        ops_cache.keep(folder, name)
-        os.utime(cache / name, (number, number))
-    assert ops_cache.restore(folder, "ops-1")
-    ops_cache.keep(folder, "ops-3")
-    assert sorted(path.name for path in cache.glob("ops-*/")) == ["ops-1", "ops-3"]
+def test_nothing_is_restored_from_an_empty_cache(cache, clone):
+    make, _ = clone
+    assert lacking(make("first")) == ["a.cc", "b_op.cc"]
 
 
 def test_a_cache_that_cannot_be_made_is_named_and_stops_nothing(clone, tmp_path, monkeypatch, capsys):
@@ -113,29 +120,29 @@ def test_a_cache_that_cannot_be_made_is_named_and_stops_nothing(clone, tmp_path,
     compiled(folder)
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert not ops_cache.restore(folder, NAME)
-    ops_cache.keep(folder, NAME)
+    assert lacking(folder) == ["a.cc", "b_op.cc"]
+    ops_cache.keep(folder, KEY)
     assert "are not kept in" in capsys.readouterr().out
 
 
-def test_a_disk_that_fills_leaves_no_half_build(cache, clone, monkeypatch, capsys):
+def test_a_disk_that_fills_leaves_no_half_object(cache, clone, monkeypatch, capsys):
     make, compiled = clone
     first, second = make("first"), make("second")
     compiled(first)
     copyfile = shutil.copyfile
 
     def full(source: pathlib.Path, target: pathlib.Path) -> None:
-        if source.name == "b_op.o":
+        if source.name == "b_op.o" or source.suffix == ".o" and source.is_relative_to(cache):
             pathlib.Path(target).write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         copyfile(source, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
-        ops_cache.keep(first, NAME)
-    assert "No space left" in capsys.readouterr().out and not list(cache.glob("*ops-*/"))
-    ops_cache.keep(first, NAME)
+        ops_cache.keep(first, KEY)
+    assert "No space left" in capsys.readouterr().out and "b_op.cc" in lacking(second)
+    ops_cache.keep(first, KEY)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
-        assert not ops_cache.restore(second, NAME)
-    assert compiled(second) == ["a.cc", "b_op.cc", "tensorflow.h"]
+        assert lacking(second) == ["a.cc", "b_op.cc"]
+    assert "b_op.cc" in compiled(second)

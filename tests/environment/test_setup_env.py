@@ -165,7 +165,7 @@ def test_objects_of_sources_that_were_edited_meanwhile_are_not_kept(clone, monke
     (clone / "ops.so").unlink()
     kept = []
     monkeypatch.setattr(setup_env, "LOGS", clone / "build/setup")
-    monkeypatch.setattr(setup_env.ops_cache, "restore", lambda root, build: False)
+    monkeypatch.setattr(setup_env.ops_cache, "restore", lambda root, build: [])
     monkeypatch.setattr(setup_env.ops_cache, "keep", lambda root, build: kept.append(root))
     monkeypatch.setattr(setup_env, "run_beside", lambda *arguments: contextlib.nullcontext())
     with setup_env.compile_beside("3.11.7"):

@@ -1,0 +1,109 @@
+"""What one clone has compiled serves the next one, and only for equal inputs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import threading
+
+import pytest
+
+from tools import object_cache
+from tools.object_cache import Failed, Output
+
+TEXTS = {"a.h": "inline int a() { return 2; }\n", "a.cc": '#include "a.h"\nint of_a() { return a(); }\n'}
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Returns a function that compiles a.cc of a clone: folder -> object, and whether the compiler ran."""
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo ran >> {log}\nexec g++ "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(clone: str, *flags: str, **more: str) -> tuple[pathlib.Path, bool]:
+        root = tmp_path / clone
+        if not root.exists():
+            root.mkdir()
+            for name, text in TEXTS.items():
+                (root / name).write_text(text, encoding="utf-8")
+        log.write_text("", encoding="utf-8")
+        output = Output(root, [str(compiler), f"-I{root}", "-c", *flags], [pathlib.Path("a.cc")], ".o", **more).make()
+        return output, log.read_text(encoding="utf-8") != ""
+
+    return make
+
+
+def test_equal_inputs_are_compiled_once_for_all_clones(made, tmp_path):
+    first, ran = made("first")
+    assert ran and made("first") == (first, False)
+    shutil.rmtree(tmp_path / "first")  # The object does not depend on the clone that made it.
+    assert made("second") == (first, False)
+    os.utime(tmp_path / "second/a.cc")
+    assert made("second") == (first, False)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_change_of_source_or_header_is_compiled_and_the_state_before_is_kept(made, tmp_path, name):
+    first, _ = made("clone")
+    (tmp_path / "clone" / name).write_text(TEXTS[name].replace("int", "long"), encoding="utf-8")
+    changed, ran = made("clone")
+    assert ran and changed != first
+    (tmp_path / "clone" / name).write_text(TEXTS[name], encoding="utf-8")
+    assert made("clone") == (first, False)
+
+
+def test_other_flags_frameworks_and_compilers_are_compiled(made, tmp_path):
+    outputs = {made("clone")[0], made("clone", "-O1")[0], made("clone", framework="2.21")[0]}
+    compiler = tmp_path / "compiler"
+    compiler.write_text(compiler.read_text(encoding="utf-8").replace("exec", "echo newer\nexec"), encoding="utf-8")
+    object_cache._version.cache_clear()
+    outputs.add(made("clone")[0])
+    assert len(outputs) == 4
+
+
+def test_a_header_that_is_gone_is_not_found_in_the_cache(made, tmp_path):
+    made("clone")
+    (tmp_path / "clone/a.h").unlink()
+    with pytest.raises(Failed, match="(?s)a[.]h.*this command failed"):
+        made("clone")
+
+
+def test_a_failed_command_leaves_nothing(made, tmp_path):
+    with pytest.raises(Failed, match="no-such-flag"):
+        made("clone", "--no-such-flag")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith("lock")]
+
+
+def test_processes_that_need_the_same_output_wait_for_one(made, tmp_path):
+    root, answers = tmp_path / "clone", []
+    made("clone", "-O1")
+    command = [str(tmp_path / "compiler"), f"-I{root}", "-c", "-O2"]
+    wait = lambda: answers.append(Output(root, command, [pathlib.Path("a.cc")], ".o").make())  # noqa: E731
+    (tmp_path / "log").write_text("", encoding="utf-8")
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(answers)) == 1 and (tmp_path / "log").read_text(encoding="utf-8") == "ran\n"
+
+
+def test_the_outputs_that_were_used_last_stay(made, tmp_path, monkeypatch):
+    (first, _), (second, _) = made("clone"), made("clone", "-O1")
+    for output, time in ((first, 2), (second, 1)):
+        for path in (output, output.with_suffix(".inputs")):
+            os.utime(path, (time, time))
+    monkeypatch.setattr(object_cache, "KEPT_BYTES", 2 * first.stat().st_size)
+    made("clone", "-O2")
+    assert first.exists() and not second.exists()
+    assert made("clone", "-O1")[1]
+
+
+def test_a_cache_that_cannot_be_made_is_replaced_by_the_clone(made, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    output, ran = made("clone")
+    assert ran and output.is_relative_to(tmp_path / "clone/build") and made("clone") == (output, False)

@@ -22,6 +22,7 @@ from tests.models.batches import START, retrieval_batch
 from tests.support.served import served
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.saved_model import state_cache
 
 ITEMS = np.arange(1, 21)
 LONGEST, USERS = 20, 5  # max_history of the experiments
@@ -306,11 +307,16 @@ def test_a_request_to_a_state_runs_few_operations_more(ranking):
 
 
 @pytest.mark.slow
-def test_what_cannot_have_states_is_refused(tmp_path, ranking):
+def test_what_cannot_have_states_is_refused(tmp_path, ranking, monkeypatch):
     with pytest.raises(ValueError, match="states need ops \"ours\", got ops 'stock'"):
         export(ranking.model, tmp_path / "a", "stock", StateOptions(10**6))
-    with pytest.raises(ValueError, match="max_bytes must hold the longest state: 21 tokens, 28.. bytes; got 2000"):
+    words = "max_bytes must hold the longest state: 21 tokens, 28.. bytes; got 2000"
+    with pytest.raises(ValueError, match=words) as refused:
         export(ranking.model, tmp_path / "a", "ours", StateOptions(2000))
+    needed = int(str(refused.value).split(" bytes; got")[0].split()[-1])
+    with monkeypatch.context() as without, pytest.raises(NameError, match="_Resource"):  # that is made next
+        without.delattr(state_cache, "_Resource")
+        export(ranking.model, tmp_path / "a", "ours", StateOptions(needed))
     other = made(experiments.ranking("din"))
     with pytest.raises(ValueError, match="states need a GRM, got DIN. Export without states"):
         export(other, tmp_path / "a", "ours", StateOptions(10**6))

@@ -34,12 +34,7 @@ EQUAL = 1e-5  # relative, of metrics before the first step
 
 
 class Curve(keras.callbacks.Callback):
-    """Evaluates the model before the first step, and after every `every` steps.
-
-    Args:
-      evaluate: Returns the metrics of the held-out split.
-      every: Steps between two evaluations.
-    """
+    """Evaluates the model before the first step, and after every `every` steps."""
 
     def __init__(self, evaluate: Callable[[], Mapping[str, float]], every: int):
         super().__init__()
@@ -71,14 +66,7 @@ def layer(config: Experiment, backend: str) -> fr.FusedEmbedding:
 
 
 def train(experiment: Mapping[str, Any], backend: str, every: int, data: str) -> list[dict[str, float]]:
-    """Trains the experiment. Returns the points of the curve: step, and the held-out metrics by name.
-
-    Args:
-      experiment: Fields of the experiment.
-      backend: Storage of rows, "native" or "tfra".
-      every: Steps between two evaluations.
-      data: Folder of the data set.
-    """
+    """Trains the experiment. Returns the points of the curve: step, and the held-out metrics by name."""
     config, source = from_dict(experiment), pathlib.Path(data)
     start(config)
     model, evaluate = made(config, layer(config, backend), source)

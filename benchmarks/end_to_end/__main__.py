@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.end_to_end import batches, peer_torch
+from benchmarks.end_to_end import peer_torch
+from benchmarks.end_to_end.peer_torch import Users, read_batches, write_batches
 from benchmarks.harness import harness, processes
 from benchmarks.harness.processes import Remote
 from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
@@ -51,7 +52,7 @@ TURN = 2  # steps of a side before the other's turn
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 2e-3
 
 
-def ragged(users: batches.Users, catalogue: np.ndarray) -> dict[str, tf.RaggedTensor]:
+def ragged(users: Users, catalogue: np.ndarray) -> dict[str, tf.RaggedTensor]:
     """Returns the model's inputs."""
     columns = {"item_id": catalogue[users.items], "timestamp": users.times}
     return {
@@ -86,7 +87,7 @@ def write_check(model: HSTURetrieval, first: Mapping[str, Any], folder: pathlib.
 def ours(folder: str, experiment: Mapping[str, Any], threads: int) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     config, place = from_dict(experiment), pathlib.Path(folder)
-    epoch, catalogue = batches.read(place / "batches.npz"), np.load(place / "catalogue.npy")
+    epoch, catalogue = read_batches(place / "batches.npz"), np.load(place / "catalogue.npy")
     keras.utils.set_random_seed(config.seed)
     model = make_model(config, make_embedding(config), catalogue, np.ones(len(catalogue), np.int64))
     assert isinstance(model, HSTURetrieval)
@@ -121,9 +122,9 @@ def write_epoch(experiment: Experiment, data: pathlib.Path, folder: pathlib.Path
     for begin in range(0, rows.num_rows, BATCH_USERS)[:most]:
         part = rows.take(order[begin : begin + BATCH_USERS])
         items, times = part.ragged("item_id"), part.ragged("timestamp")
-        epoch.append(batches.Users(np.searchsorted(catalogue, items.values), times.values, items.row_splits))
+        epoch.append(Users(np.searchsorted(catalogue, items.values), times.values, items.row_splits))
     np.save(folder / "catalogue.npy", catalogue)
-    batches.write(folder / "batches.npz", epoch)
+    write_batches(folder / "batches.npz", epoch)
     return [len(users.splits) - 1 for users in epoch]
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.end_to_end.batches import Users, read
 from benchmarks.harness import processes
 
 try:
@@ -34,6 +34,26 @@ except ImportError as error:
 
 EPSILON = 1e-6
 COLLISION = -5e4  # logit of a negative that is the positive
+
+
+class Users(NamedTuple):
+    """One batch of B users with T events in all."""
+
+    items: np.ndarray  # <int64>[T], places in the ascending catalogue
+    times: np.ndarray  # <int64>[T], seconds, ascending for each user
+    splits: np.ndarray  # <int64>[B+1], user b has the events splits[b]:splits[b+1]
+
+
+def write_batches(path: pathlib.Path, batches: Sequence[Users]) -> None:
+    np.savez(
+        path, **{f"{name}_{n}": array for n, users in enumerate(batches) for name, array in users._asdict().items()}
+    )
+
+
+def read_batches(path: pathlib.Path) -> list[Users]:
+    with np.load(path) as arrays:
+        count = len(arrays.files) // len(Users._fields)
+        return [Users(*(arrays[f"{name}_{n}"] for name in Users._fields)) for n in range(count)]
 
 
 class Positions(NamedTuple):
@@ -136,7 +156,7 @@ def peer(folder: str, sizes: dict[str, Any], adam: dict[str, Any], threads: int)
     torch.manual_seed(0)
     place = pathlib.Path(folder)
     weights, check = dict(np.load(place / "weights.npz")), np.load(place / "check.npz")
-    epoch = [Positions(*map(torch.from_numpy, positions_of(users))) for users in read(place / "batches.npz")]
+    epoch = [Positions(*map(torch.from_numpy, positions_of(users))) for users in read_batches(place / "batches.npz")]
     negatives = torch.from_numpy(check["negatives"].astype(np.int64))
     forms = {"padded": False, **({} if NO_JAGGED else {"jagged": True})}
     models = {name: Hstu(weights, sizes, jagged) for name, jagged in forms.items()}

@@ -40,7 +40,43 @@ def score(results: Mapping[str, float], deciding: Sequence[str]) -> float:
     return float(np.mean([results[name] for name in deciding]))
 
 
-class Progress(keras.callbacks.Callback):
+class Curve(keras.callbacks.Callback):
+    """Keeps an entry for each epoch: epoch, loss, seconds, processor_seconds, and what `measure` adds.
+
+    It comes before callbacks.Checkpoint, so the file may be one epoch ahead of the checkpoint. `done` then drops that
+    epoch, which is trained again.
+
+    Args:
+      path: File of the entries, which rank 0 writes after every epoch. None: no file.
+      done: Number of epochs in the checkpoint.
+    """
+
+    def __init__(self, path: pathlib.Path | None = None, done: int = 0):
+        super().__init__()
+        self._path = path
+        entries = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else []
+        self.entries: list[dict[str, Any]] = [entry for entry in entries if entry["epoch"] <= done]
+
+    def measure(self, entry: dict[str, Any], logs: Mapping[str, Any]) -> None:
+        """Adds fields to the last of `entries`."""
+        raise NotImplementedError
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._begin = time.perf_counter(), time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        entry: dict[str, Any] = {"epoch": epoch + 1, "loss": float((logs or {})["loss"])}
+        entry["seconds"] = time.perf_counter() - self._begin[0]
+        entry["processor_seconds"] = round(time.process_time() - self._begin[1], 1)
+        self.entries.append(entry)
+        self.measure(entry, logs or {})
+        if fr.collectives.rank() == 0:
+            if self._path is not None:
+                replace(self._path, "[\n" + ",\n".join(map(json.dumps, self.entries)) + "\n]\n")
+            print(json.dumps({name: x for name, x in entry.items() if not isinstance(x, dict)}), flush=True)
+
+
+class Progress(Curve):
     """Evaluates the model after an epoch, and ends the training when the score stops improving.
 
     Args:
@@ -54,31 +90,28 @@ class Progress(keras.callbacks.Callback):
     def __init__(self, evaluate: Callable[[], Evaluation], deciding: Sequence[str], epochs: int, patience: int):
         super().__init__()
         self._evaluate, self._deciding, self._epochs, self._patience = evaluate, deciding, epochs, patience
-        self.entries: list[dict[str, Any]] = []
         self.last: Evaluation | None = None
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._begin = time.process_time()
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        logs = logs or {}
-        entry: dict[str, Any] = {"epoch": epoch + 1, "loss": float(logs["loss"])}
+    def measure(self, entry: dict[str, Any], logs: Mapping[str, Any]) -> None:
         entry["forward_mflops"] = 1e3 * float(logs["gflops"]) / TRAINING_PASSES / float(logs["samples"])  # of a row
-        entry["processor_seconds"] = round(time.process_time() - self._begin, 1)
-        if self._patience or epoch + 1 == self._epochs:
+        if self._patience or entry["epoch"] == self._epochs:
             self.last = self._evaluate()
             entry["held_out"] = self.last.results
             entry["score"] = score(self.last.results, self._deciding)
-        self.entries.append(entry)
-        print(json.dumps({name: value for name, value in entry.items() if name != "held_out"}), flush=True)
         if self._patience:
-            since = epoch + 1 - best(self.entries)["epoch"]
-            self.model.stop_training = since >= self._patience
+            self.model.stop_training = entry["epoch"] - best(self.entries)["epoch"] >= self._patience
 
 
 def best(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the epoch with the best score; the first one of equals."""
     return max(entries, key=lambda entry: entry["score"])
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is whole at every moment."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def start(config: Experiment) -> None:
@@ -91,14 +124,7 @@ def start(config: Experiment) -> None:
 def made(
     config: Experiment, embedding: keras.layers.Layer, source: pathlib.Path, held_out: pathlib.Path | None = None
 ) -> tuple[keras.Model, Callable[[], Evaluation]]:
-    """Returns the compiled model with its weights, and a function that evaluates it on a held-out split.
-
-    Args:
-      config: Experiment.
-      embedding: Layer of the rows.
-      source: Folder of the data set to train on.
-      held_out: Folder of the data set whose part `test` is the held-out split. The default is `source`.
-    """
+    """Returns the compiled model with its weights, and a function that evaluates it on a held-out split."""
     model = make_model(config, embedding, *read_items(source), read_statistics(config.model, source))
     adam = config.train
     model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
@@ -119,15 +145,7 @@ def fit(model: keras.Model, config: Experiment, source: pathlib.Path, callback: 
 def train_job(
     folder: str, experiment: Mapping[str, Any], data: str, held_out: str, deciding: Sequence[str], patience: int
 ) -> list[dict[str, Any]]:
-    """Trains the job. Returns the content of result.json, an entry for each epoch.
-
-    Args:
-      folder: Existing folder of the job.
-      experiment: Fields of the experiment.
-      data: Folder of the data set to train on.
-      held_out: Folder of the data set whose part `test` is the held-out split.
-      deciding, patience: See Progress.
-    """
+    """Trains the job. Returns the content of result.json, an entry for each epoch."""
     config, place, source = from_dict(experiment), pathlib.Path(folder), pathlib.Path(data)
     start(config)
     model, evaluate = made(config, make_embedding(config), source, pathlib.Path(held_out))
@@ -135,9 +153,7 @@ def train_job(
     fit(model, config, source, progress)
     if progress.last is not None:
         np.savez(place / SAMPLES, **progress.last.samples)
-    partial = place / f"{RESULT}.partial"  # a job that is stopped here has no result
-    partial.write_text(json.dumps(progress.entries, indent=1) + "\n", encoding="utf-8")
-    partial.replace(place / RESULT)
+    replace(place / RESULT, json.dumps(progress.entries, indent=1) + "\n")
     return progress.entries
 
 
@@ -205,9 +221,6 @@ def choice(tried: Sequence[tuple[Mapping[str, Any], Sequence[Job]]]) -> dict[str
     """Returns setting, epochs and score of the best job on its held-out split, that split's metrics, and all scores.
 
     Scores and metrics are means over seeds. An epoch counts if all seeds have trained it.
-
-    Args:
-      tried: Settings, each with its finished tuning jobs, one for each seed.
     """
     entries = [(setting, [job.epochs() for job in jobs]) for setting, jobs in tried]
     means = [(setting, [_mean(of_seeds) for of_seeds in zip(*epochs)]) for setting, epochs in entries]
@@ -233,11 +246,7 @@ def _mean(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def train(jobs: Sequence[Job], workers: int | None = None) -> None:
-    """Trains the unfinished jobs, `workers` at a time; by default as many as the cores that this process may use.
-
-    Raises:
-      CheckFailed: A job failed. The message ends with the last lines of its log.
-    """
+    """Trains the unfinished jobs, `workers` at a time; by default as many as the cores that this process may use."""
     waiting = [one for one in jobs if not one.finished]
     running: list[tuple[Job, subprocess.Popen[str]]] = []
     with contextlib.ExitStack() as stack:

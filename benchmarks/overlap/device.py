@@ -44,11 +44,7 @@ Span = tuple[float, float]  # begin and end, in seconds of time.monotonic()
 
 
 def compiled() -> pathlib.Path:
-    """Returns the library of the ops. Compiles it if its source or its command has changed.
-
-    Raises:
-      CheckFailed: The compiler is missing or failed.
-    """
+    """Returns the library of the ops. Compiles it if its source or its command has changed."""
     headers = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()]
     flags = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared"]  # the relevant flags of setup.py
     command = [os.environ.get("CXX", "g++"), *headers, *flags, str(SOURCE), *tf.sysconfig.get_link_flags()]

@@ -134,14 +134,7 @@ AT_OTHER_RATES = (
 
 
 def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks: int) -> dict[str, Any]:
-    """Returns the figures of one phase, by variant.
-
-    Args:
-      phase: The phase as ranks.main took it.
-      answer: The phase as ranks.main returned it.
-      layers: Layers of the dense part.
-      ranks: Number of ranks.
-    """
+    """Returns the figures of one phase, by variant."""
     variants: dict[str, dict[str, float]] = {}
     for name, turns in answer["variants"].items():
         full, parts = turns["full"], Parts(**turns["bare"]["parts"])

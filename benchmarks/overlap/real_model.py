@@ -267,13 +267,7 @@ def contended_fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
 
 
 def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, float] | None:
-    """Checks every step, then times them in turns. Returns, on rank 0, the median milliseconds of the slowest rank.
-
-    Args:
-      size: Fields of Size.
-      names: Names of SCHEDULES, with "sync".
-      repeats: Turns of each step.
-    """
+    """Checks every step, then times them in turns. Returns, on rank 0, the median milliseconds of the slowest rank."""
     # One core per rank computes. A second thread lets lookups run beside the compute of another micro-batch.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)

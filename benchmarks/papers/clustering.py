@@ -8,9 +8,8 @@ order is the samples' own. The bound is M = 1, where no id travels twice. No ord
 micro-batches send the bound in any order, since they send a row once (exchange/window.py). The bytes of both orders
 assume micro-batches that share no rows.
 
-A sample is a user's whole sequence (the last 200 tokens), or a window of 50 tokens that begins every 25. Training cuts
-long sequences into such windows. The users or windows of a batch are drawn at random. The headline case has whole
-sequences of Amazon's sports articles. The logs are in ../shared/data. Without them the benchmark measures nothing.
+A sample is a user's whole sequence (the last 200 tokens). The users of a batch are drawn at random. The headline case
+has Amazon's sports articles. The logs are in ../shared/data. Without them the benchmark measures nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,58 +33,25 @@ from tf_fusedrec.exchange.micro_batches import piece_bounds
 from tf_fusedrec.schedules import cut
 
 DATA = harness.ROOT.parent / "shared" / "data"
-MICRO_BATCHES = 8
-DIM = 64
+MICRO_BATCHES, DIM, LAST = 8, 64, 200
 BYTES_OF_ID = 8 + 2 * 4 * DIM
-LAST, WINDOW, STRIDE = 200, 50, 25
-
-
-class Log(NamedTuple):
-    """A log of interactions and its columns."""
-
-    file: str
-    user: str
-    item: str
-    time: str
-
-
-class Case(NamedTuple):
-    """The log, the kind of samples and the size of batches."""
-
-    log: str
-    sample: str  # "sequence" or "window"
-    tokens: int  # of a batch of one rank
-
-
+# File, and columns of users, items and times, of each log.
 LOGS = {
-    "amazon_sports": Log("interactions.csv.gz", "user_id", "item_id", "timestamp"),
-    "kuairand_explicit": Log("log.csv.gz", "user_id", "video_id", "time_ms"),
-    "ml-1m": Log("ratings.csv.gz", "user_id", "movie_id", "timestamp"),
+    "amazon_sports": ("interactions.csv.gz", "user_id", "item_id", "timestamp"),
+    "kuairand_explicit": ("log.csv.gz", "user_id", "video_id", "time_ms"),
+    "ml-1m": ("ratings.csv.gz", "user_id", "movie_id", "timestamp"),
 }
-HEADLINE = Case("amazon_sports", "sequence", 32768)
+HEADLINE = ("amazon_sports", 32768)  # the log, and the tokens of a batch of one rank
+CASES = [HEADLINE, *((log, tokens) for log in LOGS for tokens in (8192, 32768, 131072) if (log, tokens) != HEADLINE)]
 
 
-def sequences(name: str, data: pathlib.Path = DATA) -> Ragged:
-    """Returns every user's items of a log, in order of time."""
-    log = LOGS[name]
-    columns = read_log(data / name / log.file, {log.user: ID, log.item: ID, log.time: INTEGER}).columns
-    order = by_user_and_time(columns[log.user], columns[log.time])
-    users, row = np.unique(columns[log.user][order], return_inverse=True)
-    return ragged_from_groups(columns[log.item][order], row, len(users))
-
-
-def samples_of(case: Case, data: pathlib.Path = DATA) -> Ragged:
-    """Returns the samples of a case, one row each."""
-    items = sequences(case.log, data)
-    if case.sample == "sequence":
-        return items.keep_last(LAST)
-    starts, lengths = [], []
-    for begin, end in zip(items.row_splits[:-1], items.row_splits[1:]):
-        # The newest window comes first. The oldest items that fill no window are dropped.
-        of_user = np.arange(max(begin, end - WINDOW), begin - 1, -STRIDE)
-        starts.append(of_user)
-        lengths.append(np.minimum(of_user + WINDOW, end) - of_user)
-    return items.gather(np.concatenate(starts), np.concatenate(lengths))
+def samples_of(name: str, data: pathlib.Path) -> Ragged:
+    """Returns every user's last items of a log, in order of time."""
+    file, user, item, moment = LOGS[name]
+    columns = read_log(data / name / file, {user: ID, item: ID, moment: INTEGER}).columns
+    order = by_user_and_time(columns[user], columns[moment])
+    users, row = np.unique(columns[user][order], return_inverse=True)
+    return ragged_from_groups(columns[item][order], row, len(users)).keep_last(LAST)
 
 
 def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
@@ -101,17 +67,13 @@ def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
         begin = end
 
 
+def _ragged(batch: Ragged) -> tf.RaggedTensor:
+    return tf.RaggedTensor.from_row_splits(batch.values, batch.row_splits)
+
+
 def ids_sent(batch: Ragged, micro_batches: int) -> int:
     """Returns the number of ids that travel: the distinct ids of every micro-batch."""
     return sum(len(np.unique(piece.values)) for piece in cut(_ragged(batch), micro_batches))
-
-
-def imbalance(batch: Ragged, micro_batches: int) -> float:
-    """Returns the largest ratio of a micro-batch's tokens to its share, as schedules cut the batch."""
-    share = np.full(micro_batches, 2)
-    share[[0, -1]] = 1
-    tokens = np.array([len(piece.values) for piece in cut(_ragged(batch), micro_batches)])
-    return float((tokens / share).max() * share.sum() / len(batch.values))
 
 
 def clustered(batch: Ragged, micro_batches: int) -> Ragged:
@@ -121,71 +83,47 @@ def clustered(batch: Ragged, micro_batches: int) -> Ragged:
     return Ragged(out["item"].values.numpy(), out["item"].row_splits.numpy())
 
 
-def measure(case: Case, batches: int, data: pathlib.Path = DATA) -> dict[str, Any]:
-    """Returns the mean bytes of a rank and step, with ids, rows and gradients, and the median time of clustering.
-
-    Raises:
-      harness.CheckFailed: A clustered batch does not hold the samples of its batch.
-    """
-    naive, clustered_ids, once, uneven, seconds = [], [], [], [], []
-    for batch in batches_of(samples_of(case, data), case.tokens, batches):
-        new = clustered(batch, MICRO_BATCHES)
-        harness.check_equal("samples of a clustered batch", _sorted(new), _sorted(batch))
-        naive.append(ids_sent(batch, MICRO_BATCHES))
-        clustered_ids.append(ids_sent(new, MICRO_BATCHES))
-        once.append(ids_sent(batch, 1))
-        uneven.append((imbalance(batch, MICRO_BATCHES), imbalance(new, MICRO_BATCHES)))
-        samples = len(batch.row_splits) - 1
-        ids, row_splits, sizes = map(
-            tf.constant, (batch.values, batch.row_splits, np.diff(piece_bounds(samples, MICRO_BATCHES)))
-        )
-        begin = time.perf_counter()
-        ops.cluster_samples([ids], [row_splits], sizes, tables=[0])
-        seconds.append(time.perf_counter() - begin)
-    return {
-        **case._asdict(),
-        "samples": samples,
-        "bytes_naive": BYTES_OF_ID * statistics.mean(naive),
-        "bytes_clustered": BYTES_OF_ID * statistics.mean(clustered_ids),
-        "bytes_m1": BYTES_OF_ID * statistics.mean(once),
-        "ratio": sum(clustered_ids) / sum(naive),
-        "ratio_m1": sum(once) / sum(naive),
-        "imbalance_naive": max(before for before, _ in uneven),
-        "imbalance_clustered": max(after for _, after in uneven),
-        "clustering_ms": 1e3 * statistics.median(seconds),
-    }
-
-
-def headline(batches: int = 4, data: pathlib.Path = DATA) -> dict[str, Any] | None:
-    """Returns the case whose `ratio` benchmarks.overlap reports as bytes_ratio_clustered, or None without the data."""
-    return measure(HEADLINE, batches, data) if (data / HEADLINE.log).is_dir() else None
-
-
-def _ragged(batch: Ragged) -> tf.RaggedTensor:
-    return tf.RaggedTensor.from_row_splits(batch.values, batch.row_splits)
-
-
 def _sorted(batch: Ragged) -> np.ndarray:
     """Returns the samples as one array that does not depend on their order: by length, then by ids."""
     rows = [batch.values[b:e].tolist() for b, e in zip(batch.row_splits[:-1], batch.row_splits[1:])]
     return np.array([number for row in sorted(rows) for number in (len(row), *row)])
 
 
-CASES = [
-    HEADLINE,
-    *[Case("amazon_sports", "sequence", tokens) for tokens in (8192, 131072)],
-    *[Case(log, sample, t) for log in ("kuairand_explicit", "ml-1m") for sample in ("sequence", "window")
-      for t in (8192, 32768)],
-]  # fmt: skip
+def measure(log: str, tokens: int, batches: int, data: pathlib.Path = DATA) -> dict[str, Any]:
+    """Returns the mean bytes of a rank and step, with ids, rows and gradients, and the median time of clustering."""
+    naive, clustered_ids, once, seconds = [], [], [], []
+    for batch in batches_of(samples_of(log, data), tokens, batches):
+        new = clustered(batch, MICRO_BATCHES)
+        harness.check_equal("samples of a clustered batch", _sorted(new), _sorted(batch))
+        naive.append(ids_sent(batch, MICRO_BATCHES))
+        clustered_ids.append(ids_sent(new, MICRO_BATCHES))
+        once.append(ids_sent(batch, 1))
+        sizes = tf.constant(np.diff(piece_bounds(len(batch.row_splits) - 1, MICRO_BATCHES)))
+        ids, row_splits = tf.constant(batch.values), tf.constant(batch.row_splits)
+        begin = time.perf_counter()
+        ops.cluster_samples([ids], [row_splits], sizes, tables=[0])
+        seconds.append(time.perf_counter() - begin)
+    return {
+        "log": log, "tokens": tokens, "samples": len(batch.row_splits) - 1,
+        "bytes_naive": BYTES_OF_ID * statistics.mean(naive),
+        "bytes_clustered": BYTES_OF_ID * statistics.mean(clustered_ids),
+        "bytes_m1": BYTES_OF_ID * statistics.mean(once), "ratio": sum(clustered_ids) / sum(naive),
+        "ratio_m1": sum(once) / sum(naive), "clustering_ms": 1e3 * statistics.median(seconds),
+    }  # fmt: skip
+
+
+def headline(batches: int = 4, data: pathlib.Path = DATA) -> dict[str, Any] | None:
+    """Returns the case whose `ratio` benchmarks.overlap reports as bytes_ratio_clustered, or None without the data."""
+    return measure(*HEADLINE, batches, data) if (data / HEADLINE[0]).is_dir() else None
 
 
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
-    cases = [measure(case, 1 if arguments.quick else 4) for case in CASES if (DATA / case.log).is_dir()]
+    cases = [measure(*case, 1 if arguments.quick else 4) for case in CASES if (DATA / case[0]).is_dir()]
     harness.print_table("all-to-all bytes of a rank and step, 8 micro-batches: clustered against naive", cases)
     if not cases:
         print(f"  {DATA} has none of {sorted(LOGS)}")
-    first = cases[0] if cases and cases[0]["log"] == HEADLINE.log else {}
+    first = cases[0] if cases and cases[0]["log"] == HEADLINE[0] else {}
     fields = ("bytes_naive", "bytes_clustered", "bytes_m1", "clustering_ms")
     result = {"bytes_ratio_clustered": first.get("ratio"), **{name: first.get(name) for name in fields}}
     harness.write_json(arguments.json, {**result, "micro_batches": MICRO_BATCHES, "dim": DIM, "cases": cases})

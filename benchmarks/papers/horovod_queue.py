@@ -22,7 +22,6 @@ Steps of benchmarks.overlap run at the same latencies, with a compute of RATIO t
 
     latency_part_*  what the step takes longer than without latency, as a part of the step
     splits_part_*   the part of it that the splits cause: latency_part * splits_ms / empty
-    splits_bound_*  splits_ms of all its all-to-alls, as a part of the step, as if the schedule hid none of them
 
 An all-to-all with known splits saves splits_part. One without negotiation saves at most latency_part. Namespaces need
 root, and without root the fields are null. --quick measures one latency and sync alone, with fewer repeats. A time
@@ -75,14 +74,6 @@ def all_to_alls(name: str, rows: int, dim: int, at_once: int) -> Call:
     return call
 
 
-def reduce_one() -> Call:
-    """Returns a call of an all-reduce of one number."""
-    one = tf.ones([1])
-    call = tf.function(lambda: collectives.all_reduce_sum(one, name="one"), autograph=False)
-    harness.check_equal("a sum", call(), [collectives.size()])
-    return call
-
-
 def queue(dim: int) -> dict[str, Call]:
     """Returns calls of an all-to-all inside the group, an all-reduce among the replicas, and both.
 
@@ -122,15 +113,6 @@ def span(call: Call, name: str) -> float:
     return end - begin
 
 
-def all_to_alls_of_a_step(step: Call) -> int:
-    """Returns the number of all-to-alls that a traced step makes. Collective."""
-    collectives.barrier()
-    device.take_record()
-    step()
-    kinds = ("ids", "rows", "gradients")
-    return sum(len(spans) for name, spans in device.take_record().items() if name.endswith(kinds))
-
-
 def on_rank(
     latencies_ms: Sequence[float],
     delay: str,
@@ -140,18 +122,7 @@ def on_rank(
     repeats: int,
     steps: Mapping[str, Any],
 ) -> list[dict[str, Any]] | None:
-    """Measures at each latency. Returns, on rank 0, the cases.
-
-    Args:
-      latencies_ms: Times that the cable takes, one way.
-      delay: File of network.spread.
-      rate: Rate of the cable.
-      sets: True if there are process sets for GROUPS beside the set of all ranks; if so, the queue is measured.
-      rows: Rows of an all-to-all to each rank, as in a step.
-      repeats: Number of turns.
-      steps: The steps of schedules: their `size` as in overlap.ranks.on_rank, the `ratio` of compute to exchange, the
-        `variants`, which may be none, and their `repeats`.
-    """
+    """Measures at each latency. Returns, on rank 0, the cases."""
     size = DeviceSize(**steps["size"])
     pace, variants, _ = started(size, COMPUTE, steps["variants"], [GROUPS] if sets else [])
     if os.environ["HOROVOD_LOCAL_RANK"] == "0":
@@ -159,12 +130,11 @@ def on_rank(
     calls = {
         "empty": all_to_alls("empty", 0, size.dim, 1),
         f"empty_{AT_ONCE}": all_to_alls(f"empty_{AT_ONCE}", 0, size.dim, AT_ONCE),
-        "rows": all_to_alls("rows", rows, size.dim, 1), "reduce_one": reduce_one(),
+        "rows": all_to_alls("rows", rows, size.dim, 1),
     }  # fmt: skip
     queued = queue(size.dim) if sets else {}
     spans = {
         "exchange_alone": ("exchange", "queue.rows"), "exchange_queued": ("both", "queue.rows"),
-        "reduce_alone": ("reduce", "queue.sum"),
     }  # fmt: skip
     cases, factor = [], 0.0
     for latency_ms in latencies_ms:
@@ -183,10 +153,7 @@ def on_rank(
             compute_s = COMPUTE.seconds(size.tokens)
             factor = factor or device_factor(variants["sync"], pace, compute_s, steps["ratio"])
             turns = measure(variants, pace, factor, steps["variants"], steps["repeats"], 1)
-            case["steps"] = {
-                name: {"ms": turns[name]["full"]["step"], "all_to_alls": all_to_alls_of_a_step(step)}
-                for name, step in variants.items()
-            }
+            case["step_ms"] = {name: turns[name]["full"]["step"] for name in variants}
         ranks.print_on_rank_0(f"{latency_ms} ms: {case}")
         cases.append(case)
     return cases if collectives.rank() == 0 else None
@@ -235,17 +202,12 @@ def figures(case: Mapping[str, Any], with_sets: Mapping[str, Any], at_once: Mapp
     found: dict[str, Any] = {"latency_ms": case["latency_ms"], "rows_ms": case["ms_rows"], **parts(case)}
     found["negotiation_ms_with_sets"] = parts(with_sets)["negotiation_ms"]
     found["exchange_alone_ms"] = with_sets["ms_exchange_alone"]
-    found["reduce_alone_ms"] = with_sets["ms_reduce_alone"]
     found["blocked_ms"] = with_sets["ms_exchange_queued"] - with_sets["ms_exchange_alone"]
     for name, variant in STEPS.items():
-        if variant not in case["steps"]:
-            continue
-        step, without_latency = case["steps"][variant], at_once["steps"][variant]["ms"]
-        latency_part = max(0.0, 1 - without_latency / step["ms"])
-        found[f"step_ms_{name}"] = step["ms"]
-        found[f"latency_part_{name}"] = latency_part
-        found[f"splits_part_{name}"] = latency_part * found["splits_ms"] / case["ms_empty"]
-        found[f"splits_bound_{name}"] = step["all_to_alls"] * found["splits_ms"] / step["ms"]
+        if variant in case["step_ms"]:
+            step_ms = found[f"step_ms_{name}"] = case["step_ms"][variant]
+            latency_part = found[f"latency_part_{name}"] = max(0.0, 1 - at_once["step_ms"][variant] / step_ms)
+            found[f"splits_part_{name}"] = latency_part * found["splits_ms"] / case["ms_empty"]
     return found
 
 

@@ -41,12 +41,7 @@ class Flops:
 
 
 def forward_flops(config: GRMConfig, history: np.ndarray, exposed: np.ndarray) -> Flops:
-    """Returns the FLOPs of rows with the given lengths.
-
-    Args:
-      config: Sizes of the model.
-      history, exposed: <int64>[B], tokens of each row.
-    """
+    """Returns the FLOPs of rows with the given lengths."""
     context = len(config.contextual)
     tokens = int((context + history + exposed).sum())
     inner_qk, inner_value = config.num_heads * config.qk_dim, config.num_heads * config.value_dim

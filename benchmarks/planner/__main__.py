@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness, network, processes
+from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, compiled, make_batch, make_model
@@ -72,29 +71,21 @@ NETWORKS = (
 )
 
 
-PROBES = 20
 TRIALS = 2  # rounds of all choices
 FAR = 1.3
 
 
 def message_s() -> float:
     """Returns the seconds of one message of an all-to-all among all ranks. Collective."""
-    ranks = fr.collectives.world()
-    splits = tf.fill([ranks.size], 1)
+    world = fr.collectives.world()
 
     @tf.function(autograph=False)
     def exchange() -> tf.Tensor:
-        sent = tf.zeros([256, 1])
-        return fr.collectives.all_to_all(sent, splits, name="planner.probe", ranks=ranks)[0]
+        sent, splits = tf.zeros([256, 1]), tf.fill([world.size], 1)
+        return fr.collectives.all_to_all(sent, splits, name="planner.probe", ranks=world)[0]
 
-    seconds = []
-    for _ in range(PROBES):
-        fr.collectives.barrier()
-        begin = time.perf_counter()
-        exchange().numpy()
-        seconds.append(time.perf_counter() - begin)
-    slowest = fr.collectives.all_gather(np.array([np.median(seconds)])).max()
-    return float(slowest) / max(ranks.size - 1, 1)
+    ms = ranks.turns({"probe": lambda: exchange().numpy()}, warmup=1, repeats=20).ms["probe"]
+    return 1e-3 * ms / max(world.size - 1, 1)
 
 
 def sent_bytes(models: Mapping[str, DeviceModel], steps: Mapping[str, Step], name: str, count: int) -> float:
@@ -107,11 +98,6 @@ def sent_bytes(models: Mapping[str, DeviceModel], steps: Mapping[str, Step], nam
     return float(fr.collectives.all_gather(np.array([(after - before) / count])).mean())
 
 
-def contenders(ms: Mapping[str, float]) -> list[str]:
-    """Returns the choices whose step is at most FAR times the quickest."""
-    return [name for name in ms if ms[name] <= FAR * min(ms.values())]
-
-
 def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
     """Returns the median time of the slowest rank, by choice. Collective."""
     slowest = fr.collectives.all_gather(np.concatenate([*taken.values()])[np.newaxis]).max(axis=0)
@@ -122,7 +108,7 @@ def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
 def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> dict[str, float]:
     """Returns the median ms of a step by choice; the slowest rank counts. Collective.
 
-    The choices take turns. After TRIALS rounds only the contenders go on, since no other can be the best.
+    The choices take turns. After TRIALS rounds only those within FAR times the quickest go on.
     """
     taken: dict[str, list[float]] = {name: [] for name in names}
     running = list(names)
@@ -131,7 +117,8 @@ def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> di
             name = running[(repeat + turn) % len(running)]
             taken[name].append(take_turn(steps[name], VARIANTS[name].steps).step)
         if repeat + 1 == TRIALS:
-            running = contenders(slowest_medians(taken))
+            ms = slowest_medians(taken)
+            running = [name for name in ms if ms[name] <= FAR * min(ms.values())]
         print_on_rank_0(f"round {repeat + 1} of {repeats}: {len(running)} choices")
     return slowest_medians(taken)
 
@@ -139,15 +126,7 @@ def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> di
 def on_rank(
     size: dict[str, Any], compute: dict[str, Any], networks: list[list[Any]], names: list[str], repeats: int
 ) -> list[dict[str, Any]] | None:
-    """Returns, on rank 0, what each network gave: the pace, the seconds of a message, and ms and bytes by choice.
-
-    Args:
-      size: Fields of DeviceSize.
-      compute: Fields of Compute.
-      networks: The fields of each Network.
-      names: Names of overlap.variants.VARIANTS, with "sync".
-      repeats: Turns of each choice.
-    """
+    """Returns, on rank 0, what each network gave: the pace, the seconds of a message, and ms and bytes by choice."""
     of_size, times = DeviceSize(**size), Compute(**compute)
     pace, steps, models = started(of_size, times, names, [VARIANTS[name].topology for name in names])
     counted = {name: sent_bytes(models, steps, name, of_size.batches) for name in names}
@@ -168,14 +147,7 @@ def on_rank(
 def choose(
     size: dict[str, Any], compute: dict[str, Any], paces: list[dict[str, float]], names: list[str]
 ) -> list[list[dict[str, Any]]]:
-    """Returns, for each pace, the forecasts of the choices, the chosen one first.
-
-    Args:
-      size: Fields of DeviceSize.
-      compute: Fields of Compute.
-      paces: `device`, `memory`, `message_s` and `bytes_per_s` of each network.
-      names: Names of overlap.variants.VARIANTS.
-    """
+    """Returns, for each pace, the forecasts of the choices, the chosen one first."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     of_size, pace = DeviceSize(**size), Pace()
@@ -205,11 +177,7 @@ TIMEOUT_S = 1800
 def run(
     size: DeviceSize, compute: dict[str, Any], networks: Sequence[Network], names: Sequence[str], repeats: int
 ) -> list[dict[str, Any]]:
-    """Returns the case of each network: measured and forecast steps of all choices.
-
-    Raises:
-      CheckFailed: The ranks or the planner failed.
-    """
+    """Returns the case of each network: measured and forecast steps of all choices."""
     asked: dict[str, Any] = {"size": dataclasses.asdict(size), "compute": compute, "names": list(names)}
     compiled()  # once, before the ranks ask for it
     with network.spread(RANKS) as where:
@@ -240,13 +208,12 @@ def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     """Returns the figures over all workloads, None for each without root."""
     if not cases:
         return dict.fromkeys(("workloads", "within_5_percent", "worst_regret", "median_error", "worst_bytes_error"))
+    regrets = [one["regret"] for one in cases]
     return {
-        "workloads": len(cases),
-        "within_5_percent": sum(one["regret"] <= WITHIN for one in cases),
-        "worst_regret": max(one["regret"] for one in cases),
-        "median_error": float(np.median([abs(one["error"]) for one in cases])),
+        "workloads": len(cases), "within_5_percent": sum(regret <= WITHIN for regret in regrets),
+        "worst_regret": max(regrets), "median_error": float(np.median([abs(one["error"]) for one in cases])),
         "worst_bytes_error": max(abs(one["bytes_error"]) for one in cases),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -260,15 +227,8 @@ def main() -> None:
         names, repeats = (QUICK_CHOICES, QUICK_REPEATS) if quick else (CHOICES, REPEATS)
         for name, size in sizes.items():
             cases += [{"size": name, **one} for one in run(size, compute, networks, names, repeats)]
-        hidden = ("measured_ms", "forecasts_ms", "bytes_per_s")
-        shown = [{key: value for key, value in one.items() if key not in hidden} for one in cases]
+        shown = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in cases]
         harness.print_table("the choice of fr.plan and the best choice", shown)
-        for one in cases:
-            rows = [
-                {"choice": name, "measured ms": ms, "forecast ms": one["forecasts_ms"].get(name, "-")}
-                for name, ms in one["measured_ms"].items()
-            ]
-            harness.print_table(f"{one['size']}, {one['rate']}, compute : exchange {one['ratio']}", rows)
     else:
         print(f"not measured: {reason}")
     found = fields(cases)

@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.harness import harness, processes, training
-from benchmarks.ranking import rates, summary
+from benchmarks.ranking import summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from models.experiment.ranking_config import RankingConfig
 
@@ -98,10 +98,11 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
         models[model]["processor_seconds_per_epoch"] = ended[0]["processor_seconds"]
     config = data.experiment("grm").model
     assert isinstance(config, RankingConfig)
-    models["rates"] = rates.choose(config, folders["validation"], data.deciding, rates.PRIORS[: budget.settings])
+    priors = summary.PRIORS[: budget.settings]
+    models["rates"] = summary.choose_prior(config, folders["validation"], data.deciding, priors)
     prior = models["rates"]["setting"]["prior"]
-    samples["rates"] = [rates.samples_of(config, folders["test"], prior)]
-    test["rates"] = summary.of_seeds([rates.results(config, folders["test"], prior)])
+    samples["rates"] = [summary.rates_samples(config, folders["test"], prior)]
+    test["rates"] = summary.of_seeds([summary.rates_results(config, folders["test"], prior)])
     names = [f"{task}_{metric}" for task in data.tasks for metric in summary.METRICS]
     between = summary.differences(samples, names)
     return {
@@ -136,16 +137,6 @@ def sizes_of(
     patience: int, seeds: tuple[int, ...], count: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Trains the first `count` sizes of both models. Returns an entry for each, smallest first.
-
-    Args:
-      data: Kind of the data.
-      folders: Its splits, the result of `data.prepared`.
-      run: Folder of the jobs.
-      setting: Fields of the experiment that all sizes share.
-      epochs: Largest number of epochs. With patience 0, every size trains so many.
-      patience: Epochs without a better validation score after which the choice of the epochs ends.
-      seeds: Seeds of the trainings on all data before the test split.
-      count: Number of sizes of each model.
 
     Returns:
       Entries with model, size (from 1), epochs, forward_mflops (of one row of a user and its exposures), and the test

@@ -56,11 +56,7 @@ class DataSet(NamedTuple):
 
 
 def data_set_of(source: pathlib.Path) -> DataSet:
-    """Returns the kind of data in a folder.
-
-    Raises:
-      SystemExit: The folder has the files of no kind.
-    """
+    """Returns the kind of data in a folder."""
     for one in DATA_SETS:
         if any((source / name).is_file() for name in one.files):
             return one

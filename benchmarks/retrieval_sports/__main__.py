@@ -147,9 +147,6 @@ def prepared(source: pathlib.Path, run: pathlib.Path, users: int | None) -> dict
 
     The part `test` of "test" has the last items, of "validation" the items before. "sample" is "validation" with the
     first VALIDATION_USERS.
-
-    Raises:
-      CheckFailed: `source` has no interactions.
     """
     if not (source / LOG).is_file():
         raise harness.CheckFailed(f"--data {source} has no {LOG}. Name the folder of Amazon Sports.")

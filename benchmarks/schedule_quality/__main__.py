@@ -92,11 +92,7 @@ def job_of(variant: str, seed: int, run: pathlib.Path, epochs: int, splits: dict
 
 
 def train(job: Job) -> None:
-    """Trains a job on its ranks, or resumes it.
-
-    Raises:
-      CheckFailed: The training failed.
-    """
+    """Trains a job on its ranks, or resumes it."""
     print(f"{job.folder.name} ...", flush=True)
     job.folder.mkdir(parents=True, exist_ok=True)
     one_thread = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}  # the ranks share the cores
@@ -182,11 +178,7 @@ def joined(samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]
 
 
 def growth(curves: Mapping[int, Sequence[Entry] | None]) -> list[dict[str, float]]:
-    """Returns the mean second moment by epoch, `measured_M` for every finished number of groups M and `expected_4`.
-
-    Args:
-      curves: Curve of every number of groups, None for a job that is not finished.
-    """
+    """Returns the mean second moment by epoch, `measured_M` for every finished number of groups M and `expected_4`."""
     measured = {groups: [entry["moment"] for entry in curve] for groups, curve in curves.items() if curve}
     epochs = min(map(len, measured.values()), default=0)
     found = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
+from benchmarks.harness.training import Curve, replace
 from models.build import columns, make_embedding, make_model, no_rows
 from models.evaluate import Evaluation, evaluator
 from models.experiment import Experiment, from_dict
@@ -43,41 +43,23 @@ def ended(entries: Sequence[Entry], patience: int, epochs: int) -> bool:
     return bool(entries) and (len(entries) == epochs or entries[-1]["epoch"] - best(entries)["epoch"] >= patience)
 
 
-class Progress(keras.callbacks.Callback):
-    """Evaluates every epoch, keeps the curve, and stops training. It comes before callbacks.Checkpoint.
-
-    The curve may thus be one epoch ahead of the checkpoint. `done` then drops that epoch, which is trained again.
-
-    Args:
-      folder: Folder of the job.
-      experiment: Experiment, whose seed decides the dropout.
-      evaluate: Evaluates the model on a split.
-      splits: Folders of the data sets "validation" and "test".
-      patience: See `ended`.
-      done: Number of epochs in the checkpoint.
-    """
+class Progress(Curve):
+    """Evaluates every epoch, keeps the curve, and stops training."""
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        experiment: Experiment,
-        evaluate: Callable[[pathlib.Path], Evaluation],
-        splits: Mapping[str, str],
-        patience: int,
-        done: int,
-    ):
-        super().__init__()
-        self._path, self._experiment, self._patience = folder / "curve.json", experiment, patience
-        self._evaluate, self._splits = evaluate, {name: pathlib.Path(split) for name, split in splits.items()}
-        entries = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else []
-        self.entries: list[Entry] = [entry for entry in entries if entry["epoch"] <= done]
+        self, folder: pathlib.Path, experiment: Experiment, evaluate: Callable[[pathlib.Path], Evaluation],
+        splits: Mapping[str, str], patience: int, done: int,
+    ):  # fmt: skip
+        super().__init__(folder / "curve.json", done)
+        self._folder, self._experiment, self._patience = folder, experiment, patience
+        self._evaluate, self._splits = evaluate, splits
 
     @property
     def ended(self) -> bool:
         return ended(self.entries, self._patience, self._experiment.train.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._begin = time.perf_counter()
+        super().on_epoch_begin(epoch, logs)
         layers = [layer for layer in self.model.submodules if isinstance(layer, keras.layers.Dropout)]
         for number, layer in enumerate(layers):
             words = [self._experiment.seed, epoch, fr.collectives.rank(), number]
@@ -86,27 +68,23 @@ class Progress(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self.model.drain()
-        entry: Entry = {"epoch": epoch + 1, "loss": float((logs or {})["loss"])}
-        entry["seconds"] = time.perf_counter() - self._begin
+        super().on_epoch_end(epoch, logs)
+        self.model.stop_training = self.ended
+
+    def measure(self, entry: Entry, logs: Mapping[str, Any]) -> None:
         entry["validation"] = self._metrics("validation")
         entry["moment"] = mean_moment(self.model.embedding)
-        self.entries.append(entry)
         if best(self.entries) is entry:
             entry["test"] = self._metrics("test")
-        if fr.collectives.rank() == 0:
-            replace(self._path, json.dumps(self.entries, indent=1) + "\n")
-            shown = " ".join(f"{name} {value:.4f}" for name, value in entry["validation"].items())
-            print(f"epoch {epoch + 1}: {shown}, moment {entry['moment']:.4g}, {entry['seconds']:.1f} s", flush=True)
-        self.model.stop_training = self.ended
 
     def _metrics(self, split: str) -> dict[str, float]:
         """Evaluates a split. Rank 0 writes the samples of the test split."""
-        results, samples = self._evaluate(self._splits[split])
+        results, samples = self._evaluate(pathlib.Path(self._splits[split]))
         if split == "test" and fr.collectives.rank() == 0:
-            partial = self._path.with_name("partial.npz")
+            partial = self._folder / "partial.npz"
             small = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in samples.items()}
             np.savez_compressed(partial, **small)
-            partial.replace(self._path.with_name("samples.npz"))
+            partial.replace(self._folder / "samples.npz")
         return {name: results[name] for name in METRICS}
 
 
@@ -122,22 +100,8 @@ def mean_moment(embedding: fr.FusedEmbedding) -> float:
     return float(total / rows)
 
 
-def replace(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is whole at every moment."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
 def on_rank(folder: str, experiment: Mapping[str, Any], splits: Mapping[str, str], patience: int) -> Entry | None:
-    """Trains or resumes the job. Returns the best epoch on rank 0, None on others.
-
-    Args:
-      folder: Existing folder of the job.
-      experiment: Fields of the experiment.
-      splits: Folders of the data sets: "validation", whose train split the model learns, and "test".
-      patience: Epochs in a row without a better validation after which training stops.
-    """
+    """Trains or resumes the job. Returns the best epoch on rank 0, None on others."""
     config, place = from_dict(experiment), pathlib.Path(folder)
     fr.init(config.embedding.topology)
     keras.backend.experimental.enable_tf_random_generator()  # dropout's state is a variable, see Progress

@@ -18,12 +18,7 @@ _COLUMNS = (
 
 
 def validation_of(folder: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
-    """Returns a data set without the last item of every user. Models train on it, and its test split validates them.
-
-    Args:
-      folder: Folder of a retrieval data set with all items.
-      output: Folder to make, unless it exists.
-    """
+    """Returns a data set without the last item of every user. Models train on it, and its test split validates them."""
 
     def histories(rows: Rows) -> Interactions:
         items, times = rows.ragged("item_id"), rows.ragged("timestamp")

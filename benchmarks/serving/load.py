@@ -109,14 +109,7 @@ _COPIES = 16  # states of one call of "copy_state"
 
 
 class Servers:
-    """Exports of a GRM, loaded, with one request for each kind.
-
-    Args:
-      config: YAML file of a GRM.
-      size: Events and candidates of a request.
-      folder: Folder for the exports.
-      users: Number of users whose states the cache holds.
-    """
+    """Exports of a GRM, loaded, with one request for each kind."""
 
     def __init__(self, config: str, size: Request, folder: pathlib.Path, users: int):
         model, whole, seen, since = long_model(config, size)

@@ -34,15 +34,7 @@ class Updates:
 def update_fields(
     model: keras.Model, export: pathlib.Path, rows: dict[str, int], ask: Callable[[Any, int], None], size: Updates
 ) -> dict[str, float]:
-    """Returns p99_ratio_with_delta_every_10s and delta_visible_s, the longest time from a call to a new answer.
-
-    Args:
-      model: The exported model.
-      export: A stock export.
-      rows: Number of rows by table.
-      ask: Sends the n-th request to a signature and waits for the answer.
-      size: Windows and size of the deltas.
-    """
+    """Returns p99_ratio_with_delta_every_10s and delta_visible_s, the longest time from a call to a new answer."""
     deltas = _write_deltas(model, export, rows, size)
     loaded = tf.saved_model.load(str(export))
     server, apply = loaded.signatures["serving_default"], loaded.signatures["apply_delta"]

@@ -53,9 +53,6 @@ def state_fields(config: str, size: Request) -> dict[str, float]:
     """Returns the ratios of a whole request over one with a state, and max_difference_state.
 
     speedup_state compares median times, speedup_state_processor the processor time of all threads.
-
-    Raises:
-      CheckFailed: The two give different logits.
     """
     model, whole, seen, since = long_model(config, size)
     states = GRMStates(model)

@@ -50,11 +50,7 @@ def record(size: dict[str, Any], names: list[str], folder: str) -> list[str] | N
 
 
 def main(folder: pathlib.Path, names: Sequence[str]) -> None:
-    """Writes the named pictures.
-
-    Raises:
-      CheckFailed: The folder or a picture does not exist, root is missing, or the ranks failed.
-    """
+    """Writes the named pictures."""
     reason = network.why_not()
     if reason is not None:
         raise harness.CheckFailed(f"no pictures: {reason}")

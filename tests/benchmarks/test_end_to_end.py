@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.end_to_end import __main__ as benchmark
-from benchmarks.end_to_end import batches, peer_torch
+from benchmarks.end_to_end import peer_torch
 from benchmarks.harness import harness
 
 USERS, ITEMS, EVENTS = 130, 40, 6  # two batches
@@ -41,7 +41,7 @@ def test_our_side_trains_an_epoch_where_the_peer_lacks_torch(data, tmp_path, mon
 
 
 def test_the_peers_positions_are_all_events_but_the_last():
-    users = batches.Users(np.array([7, 8, 9, 5, 3, 4]), np.array([10, 20, 30, 5, 1, 4]), np.array([0, 3, 4, 4, 6]))
+    users = peer_torch.Users(np.array([7, 8, 9, 5, 3, 4]), np.array([10, 20, 30, 5, 1, 4]), np.array([0, 3, 4, 4, 6]))
     got = peer_torch.positions_of(users)
     assert got.items.tolist() == [7, 8, 3] and got.positives.tolist() == [8, 9, 4]
     assert got.offsets.tolist() == [0, 2, 2, 2, 3]
@@ -51,9 +51,9 @@ def test_the_peers_positions_are_all_events_but_the_last():
 
 
 def test_batches_of_a_folder(tmp_path):
-    written = [batches.Users(np.arange(n), np.arange(n) + 1, np.array([0, n])) for n in (3, 2)]
-    batches.write(tmp_path / "batches.npz", written)
-    for got, want in zip(batches.read(tmp_path / "batches.npz"), written):
+    written = [peer_torch.Users(np.arange(n), np.arange(n) + 1, np.array([0, n])) for n in (3, 2)]
+    peer_torch.write_batches(tmp_path / "batches.npz", written)
+    for got, want in zip(peer_torch.read_batches(tmp_path / "batches.npz"), written):
         for one, other in zip(got, want):
             np.testing.assert_array_equal(one, other)
 

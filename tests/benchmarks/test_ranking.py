@@ -12,7 +12,7 @@ import pytest
 from benchmarks.convergence import __main__ as convergence
 from benchmarks.harness import harness, processes, training
 from benchmarks.ranking import __main__ as benchmark
-from benchmarks.ranking import data_sets, rates, summary
+from benchmarks.ranking import data_sets, summary
 from models.compare import SAMPLES
 from models.experiment.ranking_config import RankingConfig
 from tests.data.shards import read_lists
@@ -92,11 +92,11 @@ def test_a_job_trains_evaluates_and_writes_what_the_summary_reads(data, folders,
     assert entries[1]["score"] == np.mean(metrics)
     # The main job's baseline, by the other way.
     config = data.experiment("dlrm").model
-    of_rates = rates.results(config, folders["test"], 10.0)
+    of_rates = summary.rates_results(config, folders["test"], 10.0)
     for name in ("ctr_auc", "ctr_gauc", "long_view_auc", "long_view_gauc"):
         assert of_rates[name] == pytest.approx(results[f"baseline_{name}"], abs=1e-12)
-    assert of_rates != rates.results(config, folders["test"], 100.0)
-    ours = rates.samples_of(config, folders["test"], 10.0)
+    assert of_rates != summary.rates_results(config, folders["test"], 100.0)
+    ours = summary.rates_samples(config, folders["test"], 10.0)
     for name in ("user", "item", "time", "long_view_label"):
         np.testing.assert_array_equal(ours[name], one.samples()[name])
 
@@ -189,7 +189,7 @@ class Trainer:
                 }
                 for n, (value, of) in enumerate(zip(scores, held_out))
             ]  # fmt: skip
-            shown = rates.samples_of(
+            shown = summary.rates_samples(
                 data_sets.DATA_SETS[0].experiment(model).model, pathlib.Path(one.request["data"]), 10.0
             )
             for task in data_sets.DATA_SETS[0].tasks:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benchmarks.retrieval_ml1m import __main__ as benchmark
-from benchmarks.retrieval_ml1m import curve
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged, Rows, concat
 
@@ -31,7 +30,7 @@ def arguments(data, run, *more):
 
 @pytest.mark.nightly
 def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(curve, "EVALUATE_EVERY", 1)
+    monkeypatch.setattr(benchmark, "EVALUATE_EVERY", 1)
     output = tmp_path / "result.json"
     given = arguments(data, tmp_path / "run", "--quick", "--json", str(output))
 
@@ -69,7 +68,7 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
 
 @pytest.mark.nightly
 def test_validation_chooses_the_epoch_and_is_not_trained_on(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(curve, "EVALUATE_EVERY", 1)
+    monkeypatch.setattr(benchmark, "EVALUATE_EVERY", 1)
     output = tmp_path / "result.json"
     benchmark.main(arguments(data, tmp_path / "run", "--quick", "--validation", "--json", str(output)))
     result = json.loads(output.read_text(encoding="utf-8"))
@@ -95,9 +94,6 @@ def test_another_model_does_not_go_on_with_the_run(data, tmp_path, monkeypatch):
     ("flags", "encoder", "position", "encoding"),
     [
         ([], "hstu", True, "buckets"),
-        (["--no-time-bias"], "hstu", True, "none"),
-        (["--no-position-bias"], "hstu", False, "buckets"),
-        (["--no-relative-bias"], "hstu", False, "none"),
         (["--model", "sasrec"], "sasrec", True, "buckets"),
         (["--model", "hstu_large"], "hstu", True, "buckets"),
     ],

@@ -210,12 +210,3 @@ def test_a_stopped_run_tells_what_is_missing_and_goes_on(limit, given, monkeypat
     monkeypatch.setattr(training, "train", trainer := Trainer())
     benchmark.main(given)
     assert len(trainer.jobs) == 12 - limit and read(given)["missing"] == []
-
-
-def test_quick_takes_the_first_users(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "train", trainer := Trainer())
-    monkeypatch.setattr(benchmark, "QUICK_USERS", 7)
-    benchmark.main(["--data", str(source), "--run", str(tmp_path), "--quick"])
-    assert len(trainer.jobs) == 9 and all(epochs <= 2 for _, _, _, epochs, _, _ in trainer.jobs)
-    (small,) = tmp_path.glob("data/*_users7")
-    assert rows_of(small, "test") == {user: (items[:-1], items[-1]) for user, items in list(LOG.items())[:7]}

@@ -11,8 +11,8 @@ from benchmarks.harness import harness
 from benchmarks.harness.training import content_of
 from benchmarks.schedule_quality import __main__ as benchmark
 from benchmarks.schedule_quality import job, splits
-from models.experiment import from_dict, load
-from tf_fusedrec import Topology, tf
+from models.experiment import from_dict
+from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, read_items
 from tf_fusedrec.data.converters.movielens import convert_movielens
 from tf_fusedrec.data.rows import concat
@@ -50,19 +50,6 @@ class Trainer:
         curve = [{"epoch": n + 1, "moment": (n + 1) * (1.0 + 2.0 * groups), "test": test} for n in range(3)]
         (place / "curve.json").write_text(json.dumps(curve), encoding="utf-8")
         (place / "result.json").write_text(json.dumps({**curve[2], "commit": "abc"}), encoding="utf-8")
-
-
-def test_arms_are_what_they_are_called():
-    experiments = {name: load(benchmark.CONFIG, settings) for name, settings in benchmark.VARIANTS.items()}
-    assert {name: one.train.schedule for name, one in experiments.items() if one.train.schedule != "sync"} == {
-        "semi_async": "semi_async",
-        "nested_M4": "nested(4)",
-    }
-    assert {name: one.embedding.topology for name, one in experiments.items() if one.embedding.groups > 1} == {
-        f"weight_sync_g{groups}_c{scale}": Topology(groups, "weight_sync", moment_scale=float(scale))
-        for groups, scale in ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
-    }
-    assert set(benchmark.OF_GROUPS.values()) <= set(benchmark.VARIANTS)
 
 
 def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tmp_path, monkeypatch):
@@ -108,16 +95,6 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     monkeypatch.setattr(benchmark, "EPOCHS", 7)
     benchmark.main([*given, "--variants", "sync", "--seeds", "1"])
     assert len(trainer.folders) == 17 and len(result()["missing"]) == 15
-
-
-def test_quick_takes_one_seed_and_the_first_users(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark.processes, "ask_ranks", Trainer())
-    monkeypatch.setattr(harness, "commit", lambda: "")
-    monkeypatch.setattr(benchmark, "QUICK_USERS", 2)
-    monkeypatch.setattr(benchmark, "RESAMPLES", 5)
-    benchmark.main(["--data", str(data), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--quick"])
-    result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [row["seeds"] for row in result["variants"].values()] == [[1]] * 8 and not result["missing"]
 
 
 def test_validation_holds_out_the_item_before_the_last(data, tmp_path):

@@ -54,7 +54,7 @@ def written(folder):
     curve = json.loads((folder / "curve.json").read_text(encoding="utf-8"))
     with np.load(folder / "samples.npz") as file:
         samples = {name: file[name] for name in file.files}
-    return [{**entry, "seconds": 0} for entry in curve], samples
+    return [{**entry, "seconds": 0, "processor_seconds": 0} for entry in curve], samples
 
 
 @pytest.mark.nightly

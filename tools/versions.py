@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tools import horovod_wheel, prerequisites
@@ -55,28 +56,6 @@ TESTS = {
 }
 PIP_INSTALL = ("-m", "pip", "install", "--no-input")
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
-# Scores the test split from the checkpoint of each run, as the run did (samples.npz), and asks its SavedModel.
-COMPARE_ANSWERS = """
-import pathlib, sys
-import numpy as np
-import tf_fusedrec as fr
-from models.check_export import TOLERANCE, check_export, expected_answer
-from models.evaluate import evaluate
-from models.export import saved_experiment, trained_model
-from models.prepare import prepare_data
-
-fr.init()
-for run in map(pathlib.Path, sys.argv[1:]):
-    experiment, model = saved_experiment(run / "checkpoint"), trained_model(run / "checkpoint")
-    folder = prepare_data(experiment, run / "data")
-    found = evaluate(experiment, model, folder).samples
-    with np.load(run / "samples.npz") as wanted:
-        assert set(wanted) == set(found), f"{run}: samples are {sorted(found)}, want {sorted(wanted)}"
-        for name, values in wanted.items():  # float32 sums may run in another order
-            np.testing.assert_allclose(found[name], values, atol=TOLERANCE, rtol=TOLERANCE, err_msg=f"{run}: {name}")
-    inputs, expected = expected_answer(experiment, model, folder)
-    print(f"{run}: export within {check_export(run / 'saved_model', inputs, expected):.1e}")
-"""
 
 
 class Pair(NamedTuple):
@@ -204,13 +183,40 @@ def find_python(version: str) -> str:
     )
 
 
+def compare_answers(runs: Sequence[str]) -> None:
+    """Checks that folders of models.train, made elsewhere, give here the answers that they gave there.
+
+    The checkpoint must score the test split as the run did (samples.npz), and the SavedModel must answer as the model.
+    """
+    import numpy as np
+
+    import tf_fusedrec as fr
+    from models.check_export import TOLERANCE, check_export, expected_answer
+    from models.evaluate import evaluate
+    from models.export import saved_experiment, trained_model
+    from models.prepare import prepare_data
+
+    fr.init()
+    for run in map(pathlib.Path, runs):
+        experiment, model = saved_experiment(run / "checkpoint"), trained_model(run / "checkpoint")
+        folder = prepare_data(experiment, run / "data")
+        found = evaluate(experiment, model, folder).samples
+        with np.load(run / "samples.npz") as wanted:
+            assert set(wanted) == set(found), f"{run}: samples are {sorted(found)}, want {sorted(wanted)}"
+            for name, values in wanted.items():  # float32 sums may run in another order
+                np.testing.assert_allclose(found[name], values, TOLERANCE, TOLERANCE, err_msg=f"{run}: {name}")
+        inputs, expected = expected_answer(experiment, model, folder)
+        print(f"{run}: export within {check_export(run / 'saved_model', inputs, expected):.1e}")
+
+
 def exchange_files(environment: Environment) -> list[str]:
     """Trains grm_tiny, and compares answers with all environments that have trained it. Returns their names."""
     trained = environment.folder / "grm_tiny"
     if not (trained / "results.json").exists():
         environment.run("grm_tiny", "-m", "models.train", *GRM_TINY, "--output", str(trained))
     others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/results.json")]
-    environment.run("answers", "-c", COMPARE_ANSWERS, *map(str, others))
+    program = "import sys; from tools import versions; versions.compare_answers(sys.argv[1:])"
+    environment.run("answers", "-c", program, *map(str, others))
     return sorted(path.parent.name for path in others if path != trained)
 
 

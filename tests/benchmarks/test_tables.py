@@ -220,7 +220,7 @@ def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):
     chunks = resharding.SectionReader.chunks
     mixed = lambda reader: ((ids, np.roll(records, 1)) for ids, records in chunks(reader))  # noqa: E731
     monkeypatch.setattr(resharding.SectionReader, "chunks", mixed)
-    with pytest.raises(harness.CheckFailed, match="row: .* entries differ"):
+    with pytest.raises(harness.CheckFailed, match="entries differ"):
         checkpoint.measure(tmp_path, 2_000, repeats=1)
     seconds = {"save": [2.0], "plain_write": [1.0], "load": [4.0], "plain_read": [0.5], "copy": [0.25]}
     wanted = {

@@ -6,6 +6,8 @@ early. Results come back pickled, by rank. tests/support/launched.py starts rank
 """
 
 import atexit
+import contextlib
+import fcntl
 import gc
 import importlib
 import multiprocessing
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -85,7 +87,7 @@ def run_ranks(
       RanksFailed: A rank raised, or the ranks did not end within timeout_s seconds.
     """
     rendezvous = RendezvousServer()
-    with tempfile.TemporaryDirectory() as folder:
+    with _turn_of(world_size), tempfile.TemporaryDirectory() as folder:
         job = write_job(pathlib.Path(folder), body, topologies, timeline, kwargs)
         output = job.with_name("output.txt")
         slots = get_host_assignments(parse_hosts(f"localhost:{world_size}"), world_size)
@@ -113,6 +115,18 @@ def run_ranks(
         if any(rank.exitcode for rank in ranks):
             raise RanksFailed(f"{world_size} ranks ended with exit codes {[rank.exitcode for rank in ranks]}", printed)
         return read_results(job, world_size)
+
+
+@contextlib.contextmanager
+def _turn_of(world_size: int) -> Iterator[None]:
+    """Waits until no other worker runs more than two ranks, which would slow both jobs on two cores."""
+    lock = os.open(ROOT, os.O_RDONLY)
+    try:
+        if world_size > 2:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _wait(ranks: Sequence[ForkServerProcess], until: float) -> bool:

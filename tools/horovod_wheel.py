@@ -89,12 +89,6 @@ def check_cmake(env: dict[str, str]) -> None:
         )
 
 
-def parallel_jobs() -> int:
-    """Returns the number of parallel compilations that cores and memory allow."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory / JOB_MEMORY)))
-
-
 @contextlib.contextmanager
 def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
     """Holds the lock `path`, and prints `waiting` while another process holds it.
@@ -128,23 +122,22 @@ def build(root: pathlib.Path, python: pathlib.Path, output: pathlib.Path, env: d
         run_logged(patch, logs / "horovod_patch.log", sources, env)
         # pip's cache would key the wheel by its source, not by the TensorFlow that it is built for.
         options = ["wheel", "--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir"]
-        build_env = {**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"}
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        jobs = max(1, min(len(os.sched_getaffinity(0)), int(memory / JOB_MEMORY)))
+        build_env = {**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{jobs}"}
         return run_logged(
             [*pip, *options, str(output), str(sources)], logs / "horovod.log", root, build_env, r"\[ *\d+%\].*"
         )
 
 
 def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str]) -> pathlib.Path:
-    """Returns the wheel of `key` from the cache, or builds it (about two minutes on two cores).
+    """Returns the wheel of `key` from the cache, or builds it (two minutes on two cores).
 
     Args:
       root: Folder of the clone.
       python: Interpreter of the virtual environment with TensorFlow.
       key: Result of cache_key.
       env: Result of steps.clean_environment.
-
-    Raises:
-      StepFailed: The cache is not writable, cmake is missing, or the build failed.
     """
     cache = cache_folder()
     folder, lock = cache / key, cache / f"{key}.lock"
@@ -175,11 +168,7 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
 
 
 def install(root: pathlib.Path, python: pathlib.Path, built: pathlib.Path, env: dict[str, str]) -> None:
-    """Installs the wheel `built` for `python`, and checks that it loads. Other arguments are those of `wheel`.
-
-    Raises:
-      StepFailed: pip failed, or the built Horovod does not load.
-    """
+    """Installs the wheel `built` for `python`, and checks that it loads. Other arguments are those of `wheel`."""
     logs = root / "build/setup"
     pip = [str(python), "-m", "pip", "install", "--no-input", "--no-deps", "--disable-pip-version-check"]
     run_logged([*pip, "--force-reinstall", str(built)], logs / "horovod_install.log", root, env)
@@ -191,7 +180,7 @@ def install(root: pathlib.Path, python: pathlib.Path, built: pathlib.Path, env: 
         ) from error
 
 
-def main() -> int:
+def main() -> None:
     try:
         tensorflow = importlib.metadata.version("tensorflow")
         if lacking := [*prerequisites.check_programs("make", "patch")]:
@@ -201,17 +190,13 @@ def main() -> int:
         python, env = pathlib.Path(sys.executable), clean_environment(pathlib.Path(sys.prefix))
         install(ROOT, python, wheel(ROOT, python, key, env), env)
     except importlib.metadata.PackageNotFoundError:
-        print(
+        sys.exit(
             f"error: Horovod is compiled against TensorFlow, but {sys.executable} has none. "
-            "Remedy: pip install 'tensorflow>=2.16.2,<2.22' first.",
-            file=sys.stderr,
+            "Remedy: pip install 'tensorflow>=2.16.2,<2.22' first."
         )
-        return 1
     except StepFailed as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import IO
 
 import psutil
@@ -137,22 +136,19 @@ def interrupt(launcher: subprocess.Popen[bytes], processes: int) -> None:
 
     The ranks are horovodrun's descendants with HOROVOD_RANK in their environment, or the only process.
     """
-    ranks: list[psutil.Process] = []
+    grace_s = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher.pid)
         for one in [process] if processes == 1 else process.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if processes == 1 or "HOROVOD_RANK" in one.environ():
-                    ranks.append(one)
-    if ranks:
-        print(f"\ninterrupted: the ranks have {GRACE_S:.0f} s to end by themselves", file=sys.stderr)
-    for one in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + (GRACE_S if ranks else 0.0)
-    while launcher.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if launcher.poll() is None:
+                    one.send_signal(signal.SIGINT)
+                    grace_s = GRACE_S
+    if grace_s:
+        print(f"\ninterrupted: the ranks have {grace_s:.0f} s to end by themselves", file=sys.stderr)
+    try:
+        launcher.wait(grace_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         launcher.terminate()  # horovodrun then kills the ranks.
 
 
@@ -161,22 +157,15 @@ def run(command: list[str], processes: int = 1) -> int:
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     # TensorFlow's C++ log fills a page per process with notices about GPUs. Errors of the job still come as Python
     # exceptions. A value that the user set takes precedence.
-    # It takes a thread per core in every process, and the threads of all ranks then wake each other for tiny ops.
-    chosen = {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_NUM_INTRAOP_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes)),
-    }
+    # With a thread per core in every process, TensorFlow's choice, the ranks' threads wake each other for tiny ops.
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    chosen = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": str(threads)}
+    # A session of its own, because the terminal's Ctrl-C must not reach horovodrun.
     launcher = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**chosen, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # The terminal's Ctrl-C must not reach horovodrun.
-    )
-    if launcher.stdout is None or launcher.stderr is None:
-        raise RuntimeError("Popen gave no pipes")
+        command, cwd=ROOT, env={**chosen, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None and launcher.stderr is not None
     last: list[bytes] = []
     streams = [(launcher.stdout, sys.stdout.buffer, last), (launcher.stderr, sys.stderr.buffer, last)]
     readers = [threading.Thread(target=forward, args=one, daemon=True) for one in streams]
@@ -210,17 +199,15 @@ def main() -> int:
     parser.add_argument("--config", required=True, help='experiment file, "" to choose by the data')
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if arguments.np < 1:
-        print(f"error: NP must be a number of processes >= 1, got {arguments.np}.", file=sys.stderr)
-        return 2
     try:
+        if arguments.np < 1:
+            raise ValueError(f"NP must be a number of processes >= 1, got {arguments.np}.")
         config = choose_config(arguments.data, arguments.config)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    command = training_command(arguments.np, arguments.data, config)
     print(f"train: {arguments.np} process{'es' * (arguments.np > 1)}, {config} ...", flush=True)
-    return run(command, arguments.np)
+    return run(training_command(arguments.np, arguments.data, config), arguments.np)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tools import horovod_wheel, prerequisites
 from tools.steps import StepFailed, clean_environment, run_logged
@@ -58,22 +57,8 @@ PIP_INSTALL = ("-m", "pip", "install", "--no-input")
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 
 
-class Pair(NamedTuple):
-    """A release of TensorFlow, for example "2.21.0", and a minor version of Python, for example "3.12"."""
-
-    tensorflow: str
-    python: str
-
-    def requirements(self) -> list[str]:
-        return [f"tensorflow=={self.tensorflow}", f"tf-keras=={self.tensorflow.rpartition('.')[0]}.*"]
-
-
-def pair(tensorflow: str, python: str) -> Pair:
-    """Checks a pair.
-
-    Raises:
-      ValueError: A version is malformed, or TensorFlow has no wheels for this Python.
-    """
+def check_pair(tensorflow: str, python: str) -> None:
+    """Checks that both versions are well-formed, and that TensorFlow has wheels for this Python."""
     release, minor_python = re.fullmatch(r"2\.(\d+)\.\d+", tensorflow), re.fullmatch(r"3\.(\d+)", python)
     if release is None or int(release[1]) not in NEWEST_PYTHON:
         raise ValueError(
@@ -86,15 +71,15 @@ def pair(tensorflow: str, python: str) -> Pair:
             f"PYTHON must be a version from 3.{OLDEST_PYTHON} to 3.{newest} for TensorFlow {tensorflow}, "
             f"got {python!r}. Choose one of these, or a newer TensorFlow."
         )
-    return Pair(tensorflow, python)
 
 
 class Environment:
-    """The folder of a pair of TensorFlow and Python."""
+    """The folder of a release of TensorFlow, such as "2.21.0", and a minor version of Python, such as "3.12"."""
 
-    def __init__(self, pair: Pair):
-        self.pair = pair
-        self.folder = horovod_wheel.cache_folder() / "versions" / f"tensorflow-{pair.tensorflow}-python-{pair.python}"
+    def __init__(self, tensorflow: str, python: str):
+        check_pair(tensorflow, python)
+        self.tensorflow, self.minor_python = tensorflow, python
+        self.folder = horovod_wheel.cache_folder() / "versions" / f"tensorflow-{tensorflow}-python-{python}"
         self.clone = self.folder / "clone"
         self.python = self.clone / ".venv/bin/python"
         # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
@@ -105,21 +90,17 @@ class Environment:
         return (self.folder / "installed.txt").exists()
 
     def make(self) -> None:
-        """Makes or updates the environment.
-
-        Raises:
-          StepFailed: There is no such Python, pip finds no such release, or a build failed.
-        """
+        """Makes or updates the environment."""
         self.clone.mkdir(parents=True, exist_ok=True)
         self.copy_sources()
         if not self.is_made():
             shutil.rmtree(self.clone / ".venv", ignore_errors=True)
-            self.run("virtual environment", "-m", "venv", ".venv", program=find_python(self.pair.python))
-            tensorflow = ("-r", "requirements/build.txt", *self.pair.requirements())
-            self.run("build tools and TensorFlow", *PIP_INSTALL, *tensorflow)
+            self.run("virtual environment", "-m", "venv", ".venv", program=find_python(self.minor_python))
+            pins = (f"tensorflow=={self.tensorflow}", f"tf-keras=={self.tensorflow.rpartition('.')[0]}.*")
+            self.run("build tools and TensorFlow", *PIP_INSTALL, "-r", "requirements/build.txt", *pins)
         ask = [str(self.python), "-c", "import platform; print(platform.python_version())"]
         version = subprocess.check_output(ask, encoding="utf-8").strip()
-        key = horovod_wheel.cache_key(self.clone, version, self.pair.tensorflow)
+        key = horovod_wheel.cache_key(self.clone, version, self.tensorflow)
         horovod = horovod_wheel.wheel(self.clone, self.python, key, self.env)
         package = ("--no-build-isolation", "-c", "requirements/dev.txt", "-e", ".[distributed,serve]", *TEST_TOOLS)
         self.run("ops, package and test tools", *PIP_INSTALL, *package, "-f", str(horovod.parent))
@@ -138,8 +119,7 @@ class Environment:
         """Returns the line of the table in docs/install.md."""
         installed = (self.folder / "installed.txt").read_text(encoding="utf-8")
         versions = dict(re.findall(r"^([\w-]+)==(\S+)$", installed, re.MULTILINE))
-        keras, numpy = versions["tf_keras"], versions["numpy"]
-        return f"| {self.pair.tensorflow} | {keras} | {self.pair.python} | {numpy} | {day} |"
+        return f"| {self.tensorflow} | {versions['tf_keras']} | {self.minor_python} | {versions['numpy']} | {day} |"
 
     def run(self, what: str, *arguments: str, program: str | None = None) -> None:
         """Runs `python <arguments>`, or another program, in the copy of the clone, with the output in a log."""
@@ -150,10 +130,8 @@ class Environment:
 
     def copy_sources(self) -> None:
         """Brings the copy's files up to date. Equal files keep their time, so that nothing is compiled again."""
-        listed = subprocess.check_output(
-            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, encoding="utf-8"
-        ).splitlines()
-        kept = {name for name in listed if (ROOT / name).is_file()}
+        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, encoding="utf-8")
+        kept = {name for name in listed.splitlines() if (ROOT / name).is_file()}
         for name in kept:
             source, target = ROOT / name, self.clone / name
             if not target.exists() or not filecmp.cmp(source, target, shallow=False):
@@ -167,11 +145,7 @@ class Environment:
 
 
 def find_python(version: str) -> str:
-    """Returns the path of python3.<minor>, from PATH.
-
-    Raises:
-      StepFailed: There is none that runs.
-    """
+    """Returns the path of python3.<minor>, from PATH."""
     for folder in os.get_exec_path():
         program = pathlib.Path(folder) / f"python{version}"
         # pyenv puts shims of missing versions on PATH, which fail.
@@ -226,11 +200,9 @@ def main() -> int:
     parser.add_argument("--python", required=True, help="a minor version, for example 3.12")
     arguments = parser.parse_args()
     try:
-        environment = Environment(pair(arguments.tensorflow, arguments.python))
-        lacking = prerequisites.missing(
-            environment.clone, horovod_wheel.cache_folder(), fresh=not environment.is_made()
-        )
-        if lacking:
+        environment = Environment(arguments.tensorflow, arguments.python)
+        cache, fresh = horovod_wheel.cache_folder(), not environment.is_made()
+        if lacking := prerequisites.missing(environment.clone, cache, fresh=fresh):
             raise StepFailed("\n".join(lacking))
         environment.folder.mkdir(parents=True, exist_ok=True)
         with horovod_wheel.locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,11 +10,6 @@ import pytest
 
 from tools import versions
 from tools.steps import StepFailed
-from tools.versions import pair
-
-
-def test_a_pair_asks_for_the_keras_of_the_same_number():
-    assert pair("2.20.0", "3.13").requirements() == ["tensorflow==2.20.0", "tf-keras==2.20.*"]
 
 
 @pytest.mark.parametrize(
@@ -27,10 +23,9 @@ def test_a_pair_asks_for_the_keras_of_the_same_number():
     ],
 )
 def test_a_pair_that_cannot_be_is_refused(tensorflow, python, words, monkeypatch, capsys):
-    with pytest.raises(ValueError, match=words):
-        pair(tensorflow, python)
     monkeypatch.setattr(sys, "argv", ["versions", f"--tensorflow={tensorflow}", f"--python={python}"])
-    assert versions.main() == 1 and capsys.readouterr().err.startswith("error: ")
+    assert versions.main() == 1
+    assert re.match(f"error: .*{words}", capsys.readouterr().err)
 
 
 def test_a_missing_compiler_is_named_before_anything_is_made(tmp_path, monkeypatch, capsys):
@@ -59,7 +54,7 @@ def test_the_copy_follows_the_clone_and_keeps_the_time_of_equal_files(tmp_path, 
     subprocess.run(["git", "init", "-q"], cwd=clone, check=True)
     monkeypatch.setattr(versions, "ROOT", clone)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    copy = versions.Environment(pair("2.21.0", "3.12"))
+    copy = versions.Environment("2.21.0", "3.12")
     copy.clone.mkdir(parents=True)
     copy.copy_sources()
     os.utime(copy.clone / "a.py", (1, 1))

@@ -16,6 +16,7 @@ from benchmarks.harness.processes import Remote
 from benchmarks.harness.stage_times import BEFORE, DENSE, REST, MarkedStep, stage_ms
 from benchmarks.harness.synthetic import Batches, ZipfIds
 from benchmarks.harness.training import content_of
+from tests.benchmarks.children import double, served
 from tests.support.ranks import run_ranks
 from tf_fusedrec import ops, tf
 
@@ -167,15 +168,6 @@ def test_time_goes_to_the_stage_that_waited():
     ]
 
 
-def double(number):
-    print("a line of a library")
-    return 2 * number if number else print("the last line")
-
-
-def served():
-    processes.serve({"step": lambda n: time.sleep(0.01 * n)}, lambda: [1, 2], {"missing": ""})
-
-
 def test_a_child_answers_and_a_silent_one_ends_the_run_with_its_last_lines():
     assert processes.ask(double, number=21) == 42
     with pytest.raises(harness.CheckFailed, match=r"(?s)double with \{'number': 0\} ended with code 0.*the last line"):
@@ -251,12 +243,8 @@ def test_a_killed_benchmark_takes_its_child_along():
     are_gone(family, 0)
 
 
-def wait_for_ever():
-    time.sleep(300)
-
-
 def test_sigterm_ends_ranks():
-    code = "from tests.benchmarks.test_harness import processes, wait_for_ever as wait\n"
+    code = "from tests.benchmarks.children import processes, wait_for_ever as wait\n"
     code += "processes.program(lambda: processes.ask_ranks(wait, 2))"
     program, family = begin([sys.executable, "-c", code], lambda one: "HOROVOD_RANK" in one.environ())
     program.terminate()

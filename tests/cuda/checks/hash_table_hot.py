@@ -99,6 +99,10 @@ def check_a_pool_that_does_not_fit_changes_nothing(kernels):
     assert answer_of(buffer.prefetch, *none, (hot[0], hot[1] + 1, hot[2])) == INVALID
     for wrong in (([2], [], [], []), ([], [-1], [0], []), ([], [0], [2], []), ([], [], [], [-1])):
         assert answer_of(buffer.advance, moves=PoolMoves(*wrong)) == INVALID
+    for count in ("leaving", "kept", "dropped"):
+        negative = PoolMoves([0], [0], [0], [0])
+        setattr(negative, count, -1)
+        assert answer_of(buffer.advance, moves=negative) == INVALID, count
 
     def unchanged():
         np.testing.assert_array_equal(buffer.read_hot([0, 1]), kept, err_msg="hot rows without memory")

@@ -57,7 +57,9 @@ def test_groups_cost_memory_and_what_does_not_fit_is_left_out():
     assert [one.memory_bytes / GIGABYTE for one in each] == [2, 4, 8]
     assert [one.replica_bytes > 0 for one in each] == [False, True, True]
     assert each[2].embedding_bytes == 0
-    # All ids are distinct: a group of one rank has 1,000 at its shard and all four have 4,000.
+    # All ids are distinct. Of two replicas, each sends the other its shard's 1,000 ids and sums.
+    assert each[1].replica_bytes == pytest.approx(1000 * (8 + 1024) + 8)
+    # A group of one rank has 1,000 at its shard and all four have 4,000.
     assert each[2].replica_bytes == pytest.approx(0.75 * (1000 + 4000) * (8 + 1024) + 2 * 3 * 8)
     assert forecast(workload(), Sync(), 4, memory_bytes=5 * GIGABYTE) is None
 

@@ -1,8 +1,4 @@
-"""Checks the machine before the set-up starts, and names each missing prerequisite with its remedy.
-
-setup_env.py calls it before it changes anything, with the interpreter that find_python.sh chose. It also runs alone:
-`python3 -m tools.prerequisites`.
-"""
+"""Checks the machine before the set-up changes anything, and names each missing prerequisite with its remedy."""
 
 from __future__ import annotations
 
@@ -106,14 +102,3 @@ def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool, horovod: bo
         *check_programs("make", *(["patch"] if horovod else [])),
         *(check_disk(needs) if fresh else []),
     ]
-
-
-def main() -> int:
-    root = pathlib.Path(__file__).resolve().parents[1]
-    messages = missing(root, pathlib.Path.home(), fresh=not (root / ".venv").exists())
-    print("\n".join(messages) or "nothing is missing")
-    return 1 if messages else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

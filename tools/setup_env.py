@@ -33,15 +33,13 @@ REQUIREMENTS = {
     "development": ["tfra.txt", "serve.txt", "dev.txt", "docs.txt"],
 }
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
-EVERYTHING = ("runtime", "development", "horovod", "package")  # the steps behind .venv itself
+# The steps after .venv itself: all, and those that training on one process and on several needs.
+EVERYTHING = ("runtime", "development", "horovod", "package")
+ONE_PROCESS, SEVERAL = ("runtime", "package"), ("runtime", "horovod", "package")
 
 # While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an
 # installed one, so the next set-up creates .venv anew.
 INSTALLING = STAMPS / "installing"
-
-
-def for_training(processes: int) -> tuple[str, ...]:
-    return ("runtime", *(["horovod"] if processes > 1 else []), "package")
 
 
 def venv_version() -> str | None:
@@ -192,7 +190,7 @@ def main() -> int:
     if given is not None and not (given.isdecimal() and int(given) > 0):
         print(f"error: NP must be a number of processes >= 1, got {given!r}.", file=sys.stderr)
         return 2
-    steps = EVERYTHING if given is None else for_training(int(given))
+    steps = EVERYTHING if given is None else ONE_PROCESS if int(given) == 1 else SEVERAL
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
     try:

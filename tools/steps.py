@@ -68,44 +68,44 @@ def run_logged(
       StepFailed: The exit code is not 0. The message has the first reasons, the log's tail and its path, and a remedy
         for a reason of REMEDIES.
     """
-    return _finish(_start(command, log, cwd, env), command, log, progress)
+    started = time.monotonic()
+    with run_beside(command, log, cwd, env, progress):
+        pass
+    return time.monotonic() - started
 
 
 @contextlib.contextmanager
-def run_beside(command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> Iterator[None]:
-    """Runs `command` while the body runs, and waits for both. A failed body ends the command.
-
-    Args:
-      command, log, cwd, env: As of run_logged.
-
-    Raises:
-      StepFailed: As run_logged, after the body.
-    """
-    child = _start(command, log, cwd, env)
+def run_beside(
+    command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str], progress: str = r"\S.*"
+) -> Iterator[None]:
+    """Runs a command, as run_logged does, while the body runs, and waits for both. A failed body ends the command."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as stream:
+        stream.write(f"$ {shlex.join(command)}\n")
+        stream.flush()
+        # The command inherits the set-up's lock (horovod_wheel.locked). An interruption ends its session: all children.
+        child = subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, close_fds=False,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         yield
+        _wait(child, log, progress)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
         child.wait()
         raise
-    _finish(child, command, log, r"\S.*")
-
-
-def _start(command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as stream:
-        stream.write(f"$ {shlex.join(command)}\n")
-        stream.flush()
-        return subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            close_fds=False,  # The command inherits the set-up's lock (horovod_wheel.locked).
-            start_new_session=True,  # An interruption then ends the command's children as well.
+    if child.returncode != 0:
+        text = log.read_text(errors="replace", encoding="utf-8")
+        remedy = next((f"\n  Remedy: {known}" for words, known in REMEDIES.items() if re.search(words, text)), "")
+        lines = text.splitlines()
+        earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
+        told = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
+        raise StepFailed(
+            "\n".join(f"      | {line.strip()}" for line in told)
+            + f"\nerror: this command ended with {child.returncode}: {shlex.join(command)}"
+            + f"\n  The whole log: {log}{remedy}"
         )
 
 
@@ -118,41 +118,20 @@ def last_line(log: pathlib.Path, pattern: str) -> str:
     return next((match[0].strip() for match in matches if match), "")
 
 
-def _finish(child: subprocess.Popen[bytes], command: list[str], log: pathlib.Path, progress: str) -> float:
-    """Waits for a command, and returns the seconds of the waiting.
-
-    In the meantime it shows the seconds and the log's last match: one line of a terminal, elsewhere a line at times.
-    """
+def _wait(child: subprocess.Popen[bytes], log: pathlib.Path, progress: str) -> None:
+    """Waits for a command. Shows its seconds and the log's last match: on one line of a terminal, or now and then."""
     started = shown = time.monotonic()
     width = os.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=0.5)
-                break
-            now = time.monotonic()
-            text = f"      {now - started:.0f} s  {last_line(log, progress)}"
-            if width is not None:
-                print(f"\r{text[:width].ljust(width)}", end="", flush=True)
-            elif now - shown >= PROGRESS_S:
-                shown = now
-                print(f"      {textwrap.shorten(text, WIDTH, placeholder=' ...')}", flush=True)
-    except KeyboardInterrupt:
-        os.killpg(child.pid, signal.SIGTERM)
-        child.wait()
-        raise
-    finally:
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.5)
+            break
+        now = time.monotonic()
+        text = f"      {now - started:.0f} s  {last_line(log, progress)}"
         if width is not None:
-            print("\r" + " " * width + "\r", end="", flush=True)
-    if child.returncode != 0:
-        text = log.read_text(errors="replace", encoding="utf-8")
-        remedy = next((f"\n  Remedy: {known}" for words, known in REMEDIES.items() if re.search(words, text)), "")
-        lines = text.splitlines()
-        earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
-        told = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
-        raise StepFailed(
-            "\n".join(f"      | {line.strip()}" for line in told)
-            + f"\nerror: this command ended with {child.returncode}: {shlex.join(command)}"
-            + f"\n  The whole log: {log}{remedy}"
-        )
-    return time.monotonic() - started
+            print(f"\r{text[:width].ljust(width)}", end="", flush=True)
+        elif now - shown >= PROGRESS_S:
+            shown = now
+            print(f"      {textwrap.shorten(text, WIDTH, placeholder=' ...')}", flush=True)
+    if width is not None:
+        print("\r" + " " * width + "\r", end="", flush=True)

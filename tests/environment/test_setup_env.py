@@ -107,18 +107,18 @@ def test_a_virtual_environment_that_was_copied_here_is_not_used(clone):
 def test_training_on_one_process_needs_neither_horovod_nor_tools(clone):
     for step in ("horovod", "development"):
         (setup_env.STAMPS / step).unlink()
-    assert setup_env.is_complete(setup_env.for_training(1))
-    assert not setup_env.is_complete(setup_env.for_training(2)) and not setup_env.is_complete()
+    assert setup_env.is_complete(setup_env.ONE_PROCESS)
+    assert not setup_env.is_complete(setup_env.SEVERAL) and not setup_env.is_complete()
     (setup_env.STAMPS / "runtime").unlink()
-    assert not setup_env.is_complete(setup_env.for_training(1))
+    assert not setup_env.is_complete(setup_env.ONE_PROCESS)
 
 
 @pytest.mark.parametrize(
     ("wanted", "steps"),
     [
         (setup_env.EVERYTHING, ["runtime", "compiler", "development", "horovod", "compiled", "package"]),
-        (setup_env.for_training(2), ["runtime", "compiler", "horovod", "compiled", "package"]),
-        (setup_env.for_training(1), ["runtime", "compiler", "compiled", "package"]),
+        (setup_env.SEVERAL, ["runtime", "compiler", "horovod", "compiled", "package"]),
+        (setup_env.ONE_PROCESS, ["runtime", "compiler", "compiled", "package"]),
     ],
 )
 def test_the_compiler_runs_beside_the_steps_that_need_no_ops(clone, monkeypatch, wanted, steps):

@@ -8,11 +8,13 @@ from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import FrozenWindow, Nested
 
+# By number of ranks.
 TABLES = {
-    "lru": {"max_rows": 13, "eviction": "lru"},
-    "lfu": {"max_rows": 13, "eviction": "lfu"},
-    "ttl, admission": {"ttl": 2, "admission_count": 2},
-    "hot, lru": {"max_rows": 13, "eviction": "lru", "storage_dtype": "mixed", "hot_after": 4},
+    1: {
+        "lfu": {"max_rows": 17, "eviction": "lfu"},
+        "hot, lru": {"max_rows": 17, "eviction": "lru", "storage_dtype": "mixed", "hot_after": 4},
+    },
+    2: {"lru": {"max_rows": 13, "eviction": "lru"}, "ttl, admission": {"ttl": 2, "admission_count": 2}},
 }
 
 
@@ -25,9 +27,7 @@ def _trained():
     data = tf.data.Dataset.from_tensor_slices(
         tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *batches)
     ).batch(8)
-    for policy, table in TABLES.items():
-        if table.get("max_rows") and fr.collectives.size() == 1:
-            table = {**table, "max_rows": table["max_rows"] + 4}  # for the ids of both ranks
+    for policy, table in TABLES[fr.collectives.size()].items():
         # test_dual_buffer.py has Nested and DualBuffer, which are others bit for bit.
         for schedule in ("sync", FrozenWindow(3), *([Nested(3)] if policy == "lru" else [])):
             embedding = clicks.make_embedding("SGD", table)
@@ -39,10 +39,10 @@ def _trained():
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", TABLES)
 def test_micro_batches_count_evict_admit_and_expire_as_whole_batches(ranks):
     results = run_ranks(_trained, ranks, timeout_s=280) if ranks > 1 else [_trained()]
-    for policy in TABLES:
+    for policy in TABLES[ranks]:
         counts = [of_table for found in results for of_table in found[policy, "sync"][1].values()]
         assert sum(of_table["evictions"] for of_table in counts) > 2, policy
         assert "admission" not in policy or sum(of_table["refused"] for of_table in counts) > 5

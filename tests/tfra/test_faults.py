@@ -80,8 +80,9 @@ def test_rows_of_new_keys_have_the_initializers_distribution():
         distribution_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
 
 
-def test_ids_of_other_dtypes_and_sparse_ids_are_refused():
+def test_ids_of_32_bits_are_cast_and_other_dtypes_and_sparse_ids_are_refused():
     layer = models.layer_of(models.OURS, "typed")
+    assert layer(tf.constant([[1], [2]], tf.int32)).shape == [2, 1, 4]
     with pytest.raises(ValueError, match="ids of layer 'typed' must be int64, got float32"):
         layer(tf.zeros([2]))
     with pytest.raises(ValueError, match="'typed' takes dense or ragged ids, got a SparseTensor"):

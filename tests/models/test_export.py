@@ -1,5 +1,11 @@
 """A checkpoint's SavedModel equals its model in this process. test_train.py checks it in another process."""
 
+import atexit
+import functools
+import pathlib
+import shutil
+import tempfile
+
 import numpy as np
 import pytest
 
@@ -16,15 +22,21 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
 
 ITEMS = np.arange(1, 21)
+ENCODERS = {
+    "hstu": {},
+    "fuxi_alpha": {"encoder": "fuxi_alpha", "whole_catalogue": True},
+    "fuxi_beta": {"encoder": "fuxi_beta", "time_encoding": "stretched"},
+    "sasrec": {"encoder": "sasrec"},
+}
 
 
 def trained(fields, batch):
-    """Returns a model after one step and its experiment."""
+    """Returns a model after one step and its experiment. A step that is not traced costs less."""
     experiment = from_dict(fields)
     keras.utils.set_random_seed(3)
     model = make_model(experiment, make_embedding(experiment), ITEMS, np.ones(len(ITEMS), np.int64))
     model.compile(keras.optimizers.legacy.Adam(0.1))
-    model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+    model.train_step(batch)
     return experiment, model
 
 
@@ -44,21 +56,33 @@ def ranking_batches():
     return batch, cut
 
 
-def exported_ranking(folder, kind):
-    """Returns a ranking model and the path of its SavedModel."""
-    experiment, model = trained(experiments.ranking(kind), ranking_batches()[1])
+def retrieval_batch():
+    return {
+        "item_id": ragged([20, 3], [*ITEMS, 4, 5, 6]),
+        "timestamp": ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9]),
+    }
+
+
+@functools.cache
+def exported_once(name):
+    """Returns a model and the path of its SavedModel, which every test of this process shares.
+
+    name: A kind of ranking models, or a name in ENCODERS.
+    """
+    if name in ENCODERS:
+        fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], **ENCODERS[name]}}
+        experiment, model = trained(fields, retrieval_batch())
+    else:
+        experiment, model = trained(experiments.ranking(name), ranking_batches()[1])
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="exported-"))
+    atexit.register(shutil.rmtree, folder)
     return model, exported(folder, experiment, model)
-
-
-@pytest.fixture(scope="module")
-def grm(tmp_path_factory):
-    return exported_ranking(tmp_path_factory.mktemp("grm"), "grm")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
-def test_ranking_scores(grm, tmp_path, kind):
-    model, path = grm if kind == "grm" else exported_ranking(tmp_path, kind)
+def test_ranking_scores(kind):
+    model, path = exported_once(kind)
     batch, cut = ranking_batches()
     inputs = {"user_budget": batch["user_budget"].numpy()}
     for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
@@ -71,39 +95,25 @@ def test_ranking_scores(grm, tmp_path, kind):
         np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)
 
 
-ENCODERS = {
-    "hstu": {},
-    "hstu_whole_catalogue": {"whole_catalogue": True},
-    "fuxi_alpha": {"encoder": "fuxi_alpha"},
-    "fuxi_beta": {"encoder": "fuxi_beta", "time_encoding": "stretched"},
-    "sasrec": {"encoder": "sasrec"},
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
-def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
-    batch = {
-        "item_id": ragged([20, 3], [*ITEMS, 4, 5, 6]),
-        "timestamp": ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9]),
-    }
-    fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], **encoder}}
-    experiment, model = trained(fields, batch)
-    model(batch)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_retrieval_embeds_and_finds_the_best_unseen_items(encoder):
+    model, path = exported_once(encoder)
     inputs = {
         "item_id": np.array([4, 5, 6, 2, 999]),  # 999 is unknown
         "timestamp": START + np.arange(5) * 100,
         "row_splits": np.array([0, 3, 5, 5]),
         "query_time": START + np.array([400, 900, 900]),
     }
-    path = exported(tmp_path, experiment, model)
-    users = run_signature(path, "serving_default", inputs)["user_embedding"]
+    signatures = tf.saved_model.load(path).signatures
+    constants = {name: tf.constant(value) for name, value in inputs.items()}
+    users = signatures["serving_default"](**constants)["user_embedding"].numpy()
     known = [column[:1] for column in (ragged([3, 2, 0], inputs["item_id"]), ragged([3, 2, 0], inputs["timestamp"]))]
     expected = model.embed_users(*known, tf.constant(inputs["query_time"][:1]))
     np.testing.assert_allclose(users[:1], expected, atol=1e-6)  # float32, other order of summation
     assert not users[2].any()  # no history
 
-    best = run_signature(path, "top_k", {**inputs, "k": np.int32(15)})
+    best = {name: value.numpy() for name, value in signatures["top_k"](**constants, k=tf.constant(15)).items()}
     scores = users @ model.embed_items(tf.constant(ITEMS)).numpy().T
     for row, seen in enumerate([[4, 5, 6], [2], []]):
         unseen = [item for item in ITEMS if item not in seen]
@@ -144,12 +154,12 @@ def test_an_index_is_part_of_the_version(tmp_path):
     for id_, score in zip(found, wanted["scores"].numpy()[0]):
         assert id_ < 0 or id_ not in of_exact or score == pytest.approx(of_exact[id_], abs=1e-6)
     with pytest.raises(ValueError, match="an index needs a retrieval model, got GRM"):
-        signatures_of(trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))[1], index=index)
+        signatures_of(exported_once("grm")[0], index=index)
 
 
 @pytest.mark.slow
-def test_serve_names_signatures_and_inputs(grm):
-    _, path = grm
+def test_serve_names_signatures_and_inputs():
+    _, path = exported_once("grm")
     with pytest.raises(ValueError, match=r"no signature 'top_k', it has \[.*'serving_default', 'version'\]. Pass one"):
         run_signature(path, "top_k", {})
     with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Pass exactly"):
@@ -157,8 +167,8 @@ def test_serve_names_signatures_and_inputs(grm):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_something_else_is_refused(grm, tmp_path):
-    model, _ = grm
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    model, _ = exported_once("grm")
     fr.checkpoint.save(tmp_path / "other", model)
     with pytest.raises(ValueError, match="was not written by models.train"):
         trained_model(tmp_path / "other")

@@ -8,13 +8,14 @@ from tf_fusedrec import keras, tf
 LIMITS = np.iinfo(np.int64)
 
 
-def make_model(backend="native", unknown="initial"):
+def make_model(backend="native"):
+    """Unknown items get their initial rows, unknown users zeros."""
     optimizer = fr.optimizers.Adagrad(0.1) if backend == "native" else keras.optimizers.legacy.Adagrad(0.1)
     dtype = "bfloat16" if backend == "native" else "float32"
     embedding = fr.FusedEmbedding(
         tables=[
-            fr.TableConfig("item", 8, optimizer, fr.Uniform(-1.0, 1.0), unknown=unknown),
-            fr.TableConfig("user", 4, optimizer, fr.Normal(0.0, 1.0), dtype=dtype, unknown=unknown),
+            fr.TableConfig("item", 8, optimizer, fr.Uniform(-1.0, 1.0)),
+            fr.TableConfig("user", 4, optimizer, fr.Normal(0.0, 1.0), dtype=dtype, unknown="zeros"),
         ],
         features=[
             fr.FeatureConfig("shown", "item"),

@@ -1,7 +1,7 @@
 """A server that has nothing but TensorFlow. It loads SavedModels by every loader of TensorFlow.
 
-python server.py JOBS.json: a list of {"model": folder, "signature": name, "inputs": file.npz, "outputs": prefix};
-writes <prefix>.<loader>.npz, and for "cli", which is saved_model_cli run, one <prefix>.cli/<output>.npy per output.
+python server.py JOBS.json: a list of {"model": folder, "signature": name, "inputs": file.npz, "outputs": prefix,
+"loaders": names}. Writes <prefix>.<loader>.npz; for "cli", which is saved_model_cli run, <prefix>.cli/<output>.npy.
 """
 
 import contextlib
@@ -48,7 +48,8 @@ if __name__ == "__main__":
         folder, signature, given, outputs = (job[name] for name in ("model", "signature", "inputs", "outputs"))
         with np.load(given) as arrays:
             inputs = {name: tf.constant(arrays[name]) for name in arrays}
-        for loader in (by_saved_model, by_keras, by_v1):
-            name = loader.__name__.removeprefix("by_")
-            np.savez(f"{outputs}.{name}.npz", **loader(folder, signature, inputs))
-        by_cli(folder, signature, given, f"{outputs}.cli")
+        for name in job["loaders"]:
+            if name == "cli":
+                by_cli(folder, signature, given, f"{outputs}.cli")
+            else:
+                np.savez(f"{outputs}.{name}.npz", **globals()[f"by_{name}"](folder, signature, inputs))

@@ -1,6 +1,7 @@
 """fr.export of a functional model, with either kind of operations: the SavedModel gives the model's answers."""
 
 import json
+import shutil
 import types
 
 import numpy as np
@@ -11,33 +12,18 @@ from tests.saved_model import click_model
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.signatures import default_signatures, flat_outputs
 
 # The float32 numbers are equal; sums of pooled rows run in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-@pytest.fixture(scope="module")
-def model():
-    model = click_model.make_model()
-    click_model.train(model)
-    return model
-
-
-@pytest.fixture(scope="module")
-def both(model, tmp_path_factory):
-    """Returns the folder of exports of either kind, and the model's answers at that time by the seed of the batch."""
-    folder = tmp_path_factory.mktemp("both")
-    for ops in ("stock", "ours"):
-        fr.export(model, folder / ops, ops)
-    return folder, {seed: model(click_model.batch(seed), training=False) for seed in (0, 1, 2)}
+TFRA_IDS = np.array([click_model.LIMITS.min, -1, 0, 1, 7, 2**40, click_model.LIMITS.max])
 
 
 @pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_it_answers_as_the_model(both, ops):
-    folder, answers = both
-    loaded = tf.saved_model.load(str(folder / ops))
-    for seed, expected in answers.items():
+def test_it_answers_as_the_model(click, ops):
+    loaded = tf.saved_model.load(str(click.folder / ops))
+    for seed, expected in click.answers[1].items():
         inputs, answer = click_model.batch(seed), loaded.signatures["serving_default"]
         got = answer(**click_model.served(inputs))
         assert set(got) == {"click", "like"}
@@ -48,51 +34,48 @@ def test_it_answers_as_the_model(both, ops):
     assert answer(**nothing)["click"].shape == (0, 1)
 
 
-def test_the_model_trains_on_as_before(model, tmp_path):
-    before = model(click_model.batch(1))["click"]
-    fr.export(model, tmp_path / "served")
-    np.testing.assert_array_equal(model(click_model.batch(1))["click"], before)
-    click_model.train(model, [1])
-    assert (model(click_model.batch(1))["click"] != before).numpy().any()
+def test_the_model_trains_on_as_before(click):
+    for seed, before in click.answers[1].items():
+        np.testing.assert_array_equal(click.answers["exported"][seed]["click"], before["click"])
+        assert (click.answers[2][seed]["click"] != before["click"]).numpy().any()
 
 
-def test_stock_needs_no_operation_but_those_of_tensorflow(both):
-    folder, _ = both
+def test_stock_needs_no_operation_but_those_of_tensorflow(click):
     known = {"Horovod", "Fusedrec>", "TFRA>"}
-    assert not {op for op in saved_operations(folder / "stock") if any(op.startswith(name) for name in known)}
-    assert {op for op in saved_operations(folder / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
+    assert not {op for op in saved_operations(click.folder / "stock") if any(op.startswith(name) for name in known)}
+    assert {op for op in saved_operations(click.folder / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
 
 
-def test_only_the_remains_of_an_export_are_removed(model, tmp_path):
+def test_only_the_remains_of_an_export_are_removed(tmp_path):
     """A killed export left its folder. Folders of a like name, or with other contents, belong to the user."""
     users = ["served.partial/rows", f"served.{'0' * 32}.partial/notes", f"other.{'0' * 32}.partial/rows"]
     for folder in (*users, f"served.{'a' * 32}.partial/rows", f"served.{'b' * 32}.partial"):
         (tmp_path / folder).mkdir(parents=True)
-    fr.export(model, tmp_path / "served")
+    inputs = keras.Input([1], name="x")
+    fr.export(keras.Model(inputs, keras.layers.Dense(1)(inputs)), tmp_path / "served")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["served", *(name.split("/")[0] for name in users)])
     assert all((tmp_path / folder).is_dir() for folder in users)
 
 
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_tables_without_rows_and_with_some(ops, tmp_path):
-    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
+    inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("some", "none")}
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("t", 3, fr.optimizers.SGD(0.1), fr.Constant(2.0), unknown="zeros")],
-        [fr.FeatureConfig("x", "t")],
+        [fr.TableConfig(name, 3, fr.optimizers.SGD(0.1), fr.Constant(2.0), unknown="zeros") for name in inputs],
+        [fr.FeatureConfig(name, name) for name in inputs],
     )
-    model = keras.Model(inputs, embedding(inputs)["x"])
-    fr.export(model, tmp_path / "empty", ops)
-    model(({"x": tf.constant([5, click_model.LIMITS.min])}), training=True)
+    model = keras.Model(inputs, embedding(inputs))
+    embedding({"some": tf.constant([5, click_model.LIMITS.min])}, training=True)
     fr.export(model, tmp_path / "served", ops)
     asked = tf.constant([5, 6, click_model.LIMITS.min, click_model.LIMITS.max, 5])
-    for folder, expected in (("empty", [0, 0, 0, 0, 0]), ("served", [2, 0, 2, 0, 2])):
-        loaded = tf.saved_model.load(str(tmp_path / folder))
-        (rows,) = loaded.signatures["serving_default"](x=asked).values()
-        np.testing.assert_array_equal(rows, np.repeat(np.float32(expected)[:, np.newaxis], 3, axis=1))
+    rows = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](some=asked, none=asked)
+    for name, expected in (("none", [0, 0, 0, 0, 0]), ("some", [2, 0, 2, 0, 2])):
+        np.testing.assert_array_equal(rows[name], np.repeat(np.float32(expected)[:, np.newaxis], 3, axis=1))
 
 
-def test_custom_signatures(model, tmp_path):
-    calls = []
+def test_custom_signatures_and_ids_as_strings(click, tmp_path):
+    """Strings are flat values of a ragged input and a dense one. The hash is of stock operations."""
+    calls, model = [], click.model
 
     def first_click(inputs):
         calls.append(inputs)
@@ -100,24 +83,20 @@ def test_custom_signatures(model, tmp_path):
         return {"first": model(given, training=False)["click"][0]}
 
     own = {"first_click": fr.Signature(first_click, {"users": tf.TensorSpec([6], tf.int64)})}
-    fr.export(model, tmp_path / "served", signatures=own)
+    signatures = {**default_signatures(model), **own}
+    fr.export(model, tmp_path / "served", signatures=signatures, strings={"history": False, "user": True})
     assert len(calls) == 1, "tracing takes most of the time of an export"
     loaded = tf.saved_model.load(str(tmp_path / "served"))
-    users = click_model.batch(0)["user"]
-    got = loaded.signatures["first_click"](users=users)["first"]
-    np.testing.assert_allclose(got, model(click_model.batch(0))["click"][0], **CLOSE)
-
-
-def test_ids_may_come_as_strings(model, tmp_path):
-    """Flat values of a ragged input and a dense one; the hash is of stock operations."""
-    fr.export(model, tmp_path / "served", strings={"history": False, "user": True})
     inputs = click_model.batch(0)
+    got = loaded.signatures["first_click"](users=inputs["user"])["first"]
+    np.testing.assert_allclose(got, click.answers[2][0]["click"][0], **CLOSE)
     words = {"history": [f"w{i}" for i in range(len(inputs["history"].values))], "user": ["", "7", "7.0", *"abc"]}
     sent = {**click_model.served(inputs), **{name: tf.constant(of) for name, of in words.items()}}
-    got = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](**sent)
+    got = loaded.signatures["serving_default"](**sent)
     ids = {name: tf.constant(fr.hash_strings(of, integers=name == "user")) for name, of in words.items()}
     assert ids["user"][1] == ids["user"][2] == 7
-    expected = model({**inputs, "history": inputs["history"].with_values(ids["history"]), "user": ids["user"]})
+    hashed = {**inputs, "history": inputs["history"].with_values(ids["history"]), "user": ids["user"]}
+    expected = model(hashed, training=False)
     for name, value in got.items():
         np.testing.assert_allclose(value, expected[name], **CLOSE)
     assert not [op for op in saved_operations(tmp_path / "served") if ">" in op]
@@ -137,7 +116,8 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
     assert default_signatures(types.SimpleNamespace(serving_signatures=lambda: own)) is own
 
 
-def test_refusals(model, tmp_path):
+def test_refusals(click, tmp_path):
+    model = click.model
     (tmp_path / "here").mkdir()
     with pytest.raises(ValueError, match=r"path '.*here' exists. Remedy: another folder"):
         fr.export(model, tmp_path / "here")
@@ -174,21 +154,27 @@ def test_refusals(model, tmp_path):
 
 def exported(folder):
     """Body: trains on this rank's batches, exports and saves. Returns the models' answers."""
-    answers, rank = {}, fr.collectives.rank()
-    for backend in ("native", "tfra"):
-        model = click_model.make_model(backend)
-        fr.collectives.broadcast_variables(model.variables)
-        click_model.train(model, [2 * step + rank for step in range(3)])
-        fr.export(model, f"{folder}/{backend}")
-        outputs = model(click_model.batch(3), training=False)
-        answers[backend] = {name: output.numpy() for name, output in outputs.items()}
-        if backend == "native":
-            fr.export(model, f"{folder}/ours", "ours")
-            fr.checkpoint.save(f"{folder}/checkpoint", model)
+    rank = fr.collectives.rank()
+    model = click_model.make_model()
+    fr.collectives.broadcast_variables(model.variables)
+    click_model.train(model, [2 * step + rank for step in range(3)])
+    fr.export(model, f"{folder}/native")
+    fr.checkpoint.save(f"{folder}/checkpoint", model)
+    answers = {name: output.numpy() for name, output in model(click_model.batch(3), training=False).items()}
+    table = fr.TableConfig("item", 2, keras.optimizers.legacy.SGD(0.1), fr.Uniform(-1.0, 1.0))
+    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
+    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("x", "item")], backend="tfra", key_encoding="hash")
+    of_tfra = keras.Model(inputs, keras.layers.Dense(1)(embedding(inputs)["x"]))
+    of_tfra.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), "mse")
+    fr.collectives.broadcast_variables(of_tfra.variables)
+    own = TFRA_IDS[rank::3]
+    of_tfra.fit({"x": own}, np.ones([len(own), 1]), batch_size=len(own), verbose=0)
+    fr.export(of_tfra, f"{folder}/tfra")
+    outputs = of_tfra({"x": tf.constant(TFRA_IDS)}, training=False).numpy()
     try:
-        fr.export(model, f"{folder}/tfra")
+        fr.export(of_tfra, f"{folder}/tfra")
     except (ValueError, RuntimeError) as error:
-        return answers, str(error)
+        return answers, outputs, str(error)
 
 
 @pytest.fixture(scope="module")
@@ -199,28 +185,32 @@ def of_three_ranks(tmp_path_factory):
 
 def test_rows_of_all_ranks(of_three_ranks):
     folder, results = of_three_ranks
-    for answers, refusal in results:
+    loaded = {backend: tf.saved_model.load(str(folder / backend)) for backend in ("native", "tfra")}
+    got = loaded["native"].signatures["serving_default"](**click_model.served(click_model.batch(3)))
+    (of_tfra,) = loaded["tfra"].signatures["serving_default"](x=tf.constant(TFRA_IDS)).values()
+    assert [len(ids) for ids, _ in applying.read_tables(folder / "tfra").values()] == [len(TFRA_IDS)]
+    for answers, outputs, refusal in results:
         assert "exists. Remedy" in refusal  # on every rank, though rank 0 alone writes
-        for backend, expected in answers.items():
-            loaded = tf.saved_model.load(str(folder / backend))
-            got = loaded.signatures["serving_default"](**click_model.served(click_model.batch(3)))
-            for name, value in expected.items():
-                np.testing.assert_allclose(got[name], value, **CLOSE)
+        for name, value in answers.items():
+            np.testing.assert_allclose(got[name], value, **CLOSE)
+        np.testing.assert_allclose(of_tfra, outputs, **CLOSE)
 
 
 def changes(delta):
     return {path.name: np.load(path) for path in (delta / "changes").iterdir()}
 
 
-@pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_base_and_delta_are_the_full_export(of_three_ranks, ops, tmp_path):
-    """Three ranks make the base. One rank resumes from their checkpoint, evicts rows and exports the changes."""
+def test_base_and_delta_are_the_full_export(of_three_ranks, tmp_path):
+    """Three ranks make the base. One rank resumes from their checkpoint, evicts rows and exports the changes.
+
+    test_updates.py compares deltas with full exports, for both kinds of operations.
+    """
     folder, _ = of_three_ranks
-    base = folder / ("native" if ops == "stock" else "ours")
+    base = folder / "native"
     model = click_model.make_model()
     embedding = model.get_layer("fused_embedding")
     fr.checkpoint.load(folder / "checkpoint", model)
-    fr.export(model, tmp_path / "nothing", ops, base=base)
+    fr.export(model, tmp_path / "nothing", base=base)
     assert all(len(array) == 0 for array in changes(tmp_path / "nothing").values())
 
     click_model.train(model, [9])
@@ -232,7 +222,7 @@ def test_base_and_delta_are_the_full_export(of_three_ranks, ops, tmp_path):
         "rows": fr.Signature(lambda inputs: rows_of(embedding, inputs["ids"]), {"ids": tf.TensorSpec([None], tf.int64)})
     }
     signatures = {**default_signatures(model), **own}
-    fr.export(model, tmp_path / "delta", ops, base=base, signatures=signatures)
+    fr.export(model, tmp_path / "delta", base=base, signatures=signatures)
     fr.apply_delta(base, tmp_path / "delta", tmp_path / "applied")
     loaded = tf.saved_model.load(str(tmp_path / "applied"))
     inputs = click_model.batch(9)  # ids without a row are among them
@@ -259,15 +249,16 @@ def rows_of(embedding, ids):
     return {"item": rows["shown"], "user": rows["user"]}
 
 
-def test_refusals_of_a_delta(of_three_ranks, model, tmp_path):
-    folder, _ = of_three_ranks
-    fr.export(model, tmp_path / "base")
-    fr.export(model, tmp_path / "delta", base=tmp_path / "base")
-    delta, fine = tmp_path / "delta", tmp_path / "base"
+def test_refusals_of_a_delta(click, tmp_path):
+    model = click.model
+    shutil.copytree(click.folder / "stock", tmp_path / "base")
+    shutil.copytree(click.folder / "delta", tmp_path / "delta")
+    delta, fine, ours = tmp_path / "delta", tmp_path / "base", click.folder / "ours"
+    fr.apply_delta(fine, delta, tmp_path / "next")
     with pytest.raises(
         ValueError, match=r"'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full export"
     ):
-        fr.export(model, tmp_path / "other", base=folder / "ours")
+        fr.export(model, tmp_path / "other", base=ours)
     with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Remedy: the full export that apply_delta builds"):
         fr.export(model, tmp_path / "other", base=delta)
     with pytest.raises(ValueError, match="is not an export"):
@@ -275,17 +266,19 @@ def test_refusals_of_a_delta(of_three_ranks, model, tmp_path):
     cases = {
         "exists. Remedy: another folder": (fine, delta, fine),
         "holds no delta.json. Remedy": (fine, fine, tmp_path / "out"),
-        "does not start from base '.*native': the base has {'version': .*Remedy": (folder / "native", delta),
-        "does not start from base '.*ours': the base has": (folder / "ours", delta),
+        "does not start from base '.*next': the base has {'version': .*Remedy": (tmp_path / "next", delta),
+        "does not start from base '.*ours': the base has": (ours, delta),
     }
     for message, (base, given, *output) in cases.items():
         with pytest.raises(ValueError, match=message):
             fr.apply_delta(base, given, *(output or [tmp_path / "out"]))
-    np.save(delta / "changes" / "item.removed.npy", np.array([1, 2]))
+    changed = delta / "changes" / "item.removed.npy"
+    changed.unlink()
+    np.save(changed, np.array([1, 2]))
     with pytest.raises(ValueError, match="file '.*item.removed.npy' is damaged: it has .* bytes"):
         fr.apply_delta(fine, delta, tmp_path / "out")
     described = json.loads((fine / "assets.extra/tables.json").read_text(encoding="utf-8"))
     (fine / "assets.extra/tables.json").write_text(json.dumps({**described, "format": 0}), encoding="utf-8")
     with pytest.raises(ValueError, match="tables.json' has format 0, want 2 or 3. Remedy: a full export"):
         fr.export(model, tmp_path / "other", base=fine)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta", "next"]

@@ -21,12 +21,12 @@ ASKED = np.array([LIMITS.min, 0, 1, 2, 3, 4, 5, 6, LIMITS.max])
 
 
 def make_model():
-    tables = [
-        fr.TableConfig("a", 2, fr.optimizers.SGD(0.5), fr.Normal(0.0, 1.0)),
+    tables = [  # '.' is escaped in checkpoints
+        fr.TableConfig("a.item", 2, fr.optimizers.SGD(0.5), fr.Normal(0.0, 1.0)),
         fr.TableConfig("b", 2, fr.optimizers.SGD(0.5), unknown="zeros"),
         fr.TableConfig("c", 3, fr.optimizers.SGD(0.5), fr.Uniform(-1.0, 1.0), dtype="bfloat16"),
     ]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in "abc"])
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name[0], table.name) for table in tables])
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in "abc"}
     rows = embedding(inputs)
     hidden = tf.concat([rows["a"], rows["b"], tf.cast(rows["c"], tf.float32)], 1)
@@ -100,6 +100,22 @@ def test_a_server_with_deltas_answers_as_full_exports(ops, chain, tmp_path):
     restarted = tf.saved_model.load(str(chain / f"{ops}-1"))
     assert call(restarted, "apply_deltas", tmp_path) == told
     np.testing.assert_array_equal(ask(restarted), answers[-1])
+
+
+@pytest.mark.parametrize("ops", ["stock", "ours"])
+def test_base_and_delta_are_the_full_export(ops, chain, tmp_path):
+    """And the delta holds the changed and removed rows, no others. test_row_formats.py asks the result."""
+    delta = chain / f"{ops}-deltas/2"
+    fr.apply_delta(chain / f"{ops}-1", delta, tmp_path / "applied")
+    before, full, applied = map(applying.read_tables, (chain / f"{ops}-1", chain / f"{ops}-2", tmp_path / "applied"))
+    written = {path.name: np.load(path).tolist() for path in (delta / "changes").glob("*.npy")}
+    assert set(applied) == {"a.item", "b", "c"}
+    for name in applied:
+        for got, expected in zip(applied[name], full[name]):
+            np.testing.assert_array_equal(got, expected)
+        old, now = ({i: row.tobytes() for i, row in zip(of[name][0].tolist(), of[name][1])} for of in (before, full))
+        assert written[f"{name}.ids.npy"] == sorted(i for i in now if now[i] != old.get(i))
+        assert written[f"{name}.removed.npy"] == [1] and set(old) - set(now) == {1}
 
 
 def test_bad_deltas_are_refused_by_name_and_change_nothing(chain, tmp_path):

@@ -46,13 +46,23 @@ def state(model, emb):
     return tables, steps, [lookup.table.clock for lookup in emb.lookups], [w.tolist() for w in model.get_weights()]
 
 
-@pytest.fixture(params=["native", "tfra"])
-def trained(request):
-    model, emb = compiled(request.param)
-    fit(model, 3)
-    other = compiled(request.param)
-    fit(other[0], 1)
-    return model, emb, *other
+@pytest.fixture(scope="module", params=["native", "tfra"])
+def made_once(request):
+    """Two trained models, each with its embedding and its weights."""
+    keras.backend.reset_uids()
+    models = []
+    for epochs in (3, 1):
+        model, emb = compiled(request.param)
+        fit(model, epochs)
+        models.append((model, emb, model.get_weights()))
+    return models
+
+
+@pytest.fixture
+def trained(made_once):
+    for model, _, weights in made_once:
+        model.set_weights(weights)
+    return [part for model, emb, _ in made_once for part in (model, emb)]
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class ArrayTable(DictTable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "then"), [(1, 1), (1, 3), (2, 3), (3, 1), (1, 4), (4, 3), (3, 4), (1, 16)])
+@pytest.mark.parametrize(("ranks", "then"), [(1, 1), (2, 3), (3, 1), (4, 3), (1, 16)])
 def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp_path):
     ids = np.random.default_rng(0).integers(-(2**63), 2**63, 600_000)
     owners = hash_order.hash_range_owner(ids, ranks)

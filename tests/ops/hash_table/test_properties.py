@@ -15,7 +15,6 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.tables.hash_order import mix64
 
-SEQUENCES = 2000
 DIM, SEEDS = 3, [5, -6]
 IDS = [*range(12), -1, INT64_MIN, INT64_MAX, 1 << 40]
 
@@ -169,11 +168,12 @@ class Pair:
 
 
 @pytest.mark.slow
-def test_random_operations_agree_with_a_dictionary():
+@pytest.mark.parametrize("sequences", [800, pytest.param(4000, marks=pytest.mark.nightly)])
+def test_random_operations_agree_with_a_dictionary(sequences):
     done = 0
 
     @settings(
-        max_examples=SEQUENCES, derandomize=True, deadline=None, database=None,
+        max_examples=sequences, derandomize=True, deadline=None, database=None,
         phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(policies=policies, sequence=st.lists(operations, min_size=1, max_size=12))
@@ -189,4 +189,4 @@ def test_random_operations_agree_with_a_dictionary():
             pair.destroy()
 
     sequence_agrees()
-    assert done >= SEQUENCES
+    assert done >= sequences

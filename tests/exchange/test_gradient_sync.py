@@ -97,8 +97,8 @@ def _third(number):
     return [(mode, table) for m, mode in enumerate(MODES) for t, table in enumerate(TABLES) if (m + t) % 3 == number]
 
 
-# Cases by ranks and groups. Groups of one rank, whose replicas do not share a table out, take a third each.
-CASES = {(2, 2): _third(0), (4, 2): ALL, (3, 3): _third(1)}
+# Cases by ranks and groups. Two groups meet every mode with every table, a third of them as groups of one rank.
+CASES = {(2, 2): _third(0), (4, 2): _third(1) + _third(2), (3, 3): _third(1)}
 FEW = [("sync", "plain"), ("ahead", "ttl"), ("parts", "admission"), ("stale", "hot")]
 
 

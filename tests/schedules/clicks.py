@@ -55,16 +55,17 @@ def batch(samples, seed):
     return x, tf.constant(y, tf.float32), tf.constant(weights, tf.float32)
 
 
-# Sizes differ from step to step, and one traced step must serve them all.
-SIGNATURE = (
-    {
+def signature(features=("item", "past", "user")):
+    """The signature of batches with these features and any number of samples, for one traced step."""
+    specs = {
         "item": tf.TensorSpec([None], tf.int64),
         "past": tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64),
         "user": tf.TensorSpec([None], tf.int64),
-    },
-    tf.TensorSpec([None], tf.float32),
-    tf.TensorSpec([None], tf.float32),
-)
+    }
+    return ({name: specs[name] for name in features}, *[tf.TensorSpec([None], tf.float32)] * 2)
+
+
+SIGNATURE = signature()
 
 
 def last_layer_reduced_early(ops):

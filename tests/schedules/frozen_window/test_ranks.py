@@ -1,4 +1,4 @@
-"""FrozenWindow(M) on 1 and 3 processes, 2 and 4 are in test_fifty_steps.py: gradient accumulation, bit for bit.
+"""FrozenWindow(M) on 1 and 3 processes, 2 are in ../test_matrix.py: gradient accumulation, bit for bit.
 
 The oracle is a loop of single passes, with gradients added up in Python: of rows per rank over micro-batches, then over
 ranks (rank_sums.py). On one process, a loop of single steps with FusedEmbedding(accumulate_steps=M) is a second oracle.
@@ -20,7 +20,6 @@ STEPS = 4
 SCENARIOS = {
     "adam_1": (1, "Adam", "average"),
     "adam_4": (4, "Adam", "average"),
-    "rowwise_2": (2, "RowWiseAdagrad", "average"),
     "rowwise_3": (3, "RowWiseAdagrad", "sum"),
 }
 

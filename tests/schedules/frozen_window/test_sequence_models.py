@@ -1,27 +1,16 @@
-"""GRM and retrieval, whose losses are means over the positions of all ranks, under FrozenWindow."""
+"""Retrieval under FrozenWindow; GRM under accumulation, the reference of ../test_matrix.py."""
 
 import copy
 
 import numpy as np
 
 from tests.models.batches import of_any_size, ranking_batch, retrieval_batch
-from tests.models.experiments import RANKING, RETRIEVAL
+from tests.models.experiments import RETRIEVAL
 from tests.schedules import clicks
 from tests.schedules.frozen_window.rank_sums import RankSums
-from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
-from tests.support.graphs import reduced_in_between, without_fusions
-from tests.support.ranks import run_ranks
 
-M, STEPS = 2, 3
+M = 2
 COUNTED = ("ids", "last", "count", "updated", "pool")
-KUAIRAND = {
-    **RANKING,
-    "data": {"source": "kuairand"},
-    "model": {
-        **RANKING["model"], "contextual": ["user_active_degree"], "click_label": "exposed_click",
-        "conversion_label": "exposed_long_view", "max_history": 100, "max_exposures": 64,
-    },
-}  # fmt: skip
 
 
 def _sizes(step, rank):
@@ -37,8 +26,11 @@ def _ranking_batch(step, rank):
     )
 
 
-def _make(fields, gradient_op="average"):
-    """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank."""
+def _make(fields, gradient_op="average", plain=None):
+    """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank.
+
+    plain: a function from the embedding to the layer that the model looks up instead.
+    """
     import tf_fusedrec as fr
     from models.build import make_embedding, make_model
     from models.experiment import from_dict
@@ -50,7 +42,8 @@ def _make(fields, gradient_op="average"):
     config = make_embedding(experiment).get_config()
     embedding = fr.FusedEmbedding.from_config({**config, "gradient_op": gradient_op})
     keras.utils.set_random_seed(3)
-    return make_model(experiment, embedding, np.arange(1, 60), np.ones(59, np.int64)), embedding
+    rows = plain(embedding) if plain else embedding
+    return make_model(experiment, rows, np.arange(1, 60), np.ones(59, np.int64)), embedding
 
 
 def _trained(schedule, fields, batches):
@@ -66,8 +59,6 @@ def _trained(schedule, fields, batches):
     model(batches[0], training=False)
     make_optimizer_slots(model)
     step = tf.function(unconverted(model.train_step), input_signature=[of_any_size(batches[0])])
-    # Counts over ranks come from the data.
-    assert not reduced_in_between(step.get_concrete_function().graph.get_operations())
     states, losses = [], []
     for batch in batches:
         model.reset_metrics()
@@ -76,18 +67,18 @@ def _trained(schedule, fields, batches):
     return states, losses
 
 
-def _accumulated(fields, batches, ranks):
+def accumulated(fields, batches, ranks, optimizer):
     """GRM's oracle: a pass per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step.
 
     Yields (model, embedding) after every step.
     """
     import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
+    from tf_fusedrec import tf
     from tf_fusedrec.schedules.feed import unconverted
 
     model, embedding = _make(fields, gradient_op="sum")
     sums_of_rows = RankSums(embedding, 1 / ranks)
-    model.compile(keras.optimizers.legacy.Adam(0.01))
+    model.compile(optimizer)
     rank = fr.collectives.rank()
     model(batches[rank][0], training=False)
 
@@ -98,13 +89,10 @@ def _accumulated(fields, batches, ranks):
 
     signature = [of_any_size(batches[rank][0]), tf.TensorSpec([])]
     gradients = tf.function(unconverted(gradients), input_signature=signature)
-    pieces = {}  # cut once, though they come again
     for step, mine in enumerate(batches[rank]):
-        if id(mine) not in pieces:
-            pieces[id(mine)] = [_piece(mine, i) for i in range(M)]
         positions = np.sum([_positions(batches[r][step]) for r in range(ranks)], axis=0, dtype=np.float32)
         sums = None
-        for piece, weight in zip(pieces[id(mine)], positions / positions.sum()):
+        for piece, weight in zip([_piece(mine, i) for i in range(M)], positions / positions.sum()):
             grads = gradients(piece, tf.constant(weight, tf.float32))
             sums = grads if sums is None else [total + g for total, g in zip(sums, grads)]
         if ranks > 1:
@@ -135,17 +123,6 @@ def _bounds(batch):
     return [int(bound) for bound in token_bounds(tokens, M)]
 
 
-def _grm(ranks):
-    import tf_fusedrec as fr
-    from tf_fusedrec.schedules import FrozenWindow
-
-    without_fusions()
-    batches = [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
-    mine = batches[fr.collectives.rank()]
-    found = [_trained(schedule, RANKING, mine) for schedule in (FrozenWindow(M), "sync")]
-    return *found, [clicks.state(*after) for after in _accumulated(RANKING, batches, ranks)]
-
-
 def assert_near(states, others, rtol):
     """Asserts equality except for rounding. Ids and counters of tables must be equal."""
     for got, wanted in zip(states, others):
@@ -155,23 +132,6 @@ def assert_near(states, others, rtol):
                 np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
             else:
                 np.testing.assert_allclose(got[what], wanted[what], rtol=rtol, atol=rtol / 10, err_msg=what)
-
-
-def assert_equals_both(results):
-    """Asserts equality with accumulation bit for bit, and with whole batches but for rounding; counters are equal."""
-    for (states, _), (whole, _), accumulated in results:
-        assert len(states) == len(whole) == len(accumulated) == STEPS
-        for step, (got, wanted) in enumerate(zip(states, accumulated)):
-            assert_equals_accumulation(got, wanted, f"step {step}")
-        # Adam divides gradients by their size, so pure rounding makes random steps. Three of 0.01 leave 1e-3.
-        assert_near(states, whole, rtol=1e-3)
-    losses, wanted = (np.mean([result[i][1] for result in results], axis=0) for i in (0, 1))
-    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
-
-
-def test_grm_equals_accumulation_and_whole_batches(monkeypatch):
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_ranks.py
-    assert_equals_both(run_ranks(_grm, 2, timeout_s=480, ranks=2))
 
 
 def test_retrieval_with_shared_negatives_equals_whole_batches():

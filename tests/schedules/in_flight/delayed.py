@@ -51,8 +51,8 @@ def train(model, tables, gradients, batches, staleness, rate, sync_every=1, aver
     """Trains with Adagrad (v += g^2 from 0.1, w -= rate g / (sqrt(v) + 1e-7)) on rows that lack `staleness` updates.
 
     Args:
-      model: with an optimizer for its dense weights.
-      tables: the PlainTables inside the model.
+      model: with an optimizer for its dense weights, which it trains.
+      tables: the PlainTables inside the model, which it leaves as they were.
       gradients: from a batch to gradients of model.trainable_variables and of tables.shown.
       batches: of each step a list: the batch of each group of ranks that has tables of its own.
       sync_every: updates after which the tables of all groups, v among them, become their mean.
@@ -95,4 +95,6 @@ def train(model, tables, gradients, batches, staleness, rate, sync_every=1, aver
                         of_group[table] = mean.copy()
         means = [tf.add_n(parts) / len(parts) for parts in zip(*all_dense)]
         model.optimizer.apply_gradients(zip(means, model.trainable_variables))
+    for table, shown in tables.shown.items():
+        shown.assign(begin[table].astype(np.float32))
     return versions[0][-1]

@@ -1,4 +1,4 @@
-"""Native tables on 1, 2, 3 and 4 real processes equal one process: rows, ages, counts and statistics.
+"""Native tables on 4 real processes equal one process: rows, ages, counts and statistics.
 
 Initial rows, admission and TTL are functions of the id and the number of steps, which all ranks share. max_rows limits
 each rank, so R ranks keep R times as many rows. Evictions depend on the owner's other rows, so test_capacity.py tests
@@ -11,8 +11,7 @@ import pytest
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 
-WORLD_SIZES = [1, 2, 3, 4]
-STEPS, SAMPLES, DIM = 6, 12, 4
+WORLD_SIZE, STEPS, SAMPLES, DIM = 4, 6, 12, 4
 # Names of rules of tf_fusedrec.optimizers with their options, of the layer, of the table.
 SCENARIOS = {
     "adam": {"rule": "Adam"},
@@ -169,9 +168,8 @@ def total(results, scenario, table):
     return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
-def test_all_ranks_together_equal_one_process(world_size, one_process, source, tmp_path):
-    results = run_ranks(train_all, world_size, folder=str(tmp_path), checkpoint=source[0])
+def test_all_ranks_together_equal_one_process(one_process, source, tmp_path):
+    results = run_ranks(train_all, WORLD_SIZE, folder=str(tmp_path), checkpoint=source[0])
     for scenario in SCENARIOS:
         check_scenario(results, one_process, scenario)
     check_external(results, *source)

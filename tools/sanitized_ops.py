@@ -1,7 +1,7 @@
 """The op library under AddressSanitizer: an op call that reads or writes beyond its arrays ends the process.
 
-It compiles custom_ops, except the GPU kernels, into build/sanitizers/ops, and compiles only changed sources again. That
-takes minutes, so `make soak` does it, and not the tests.
+It compiles the sources of custom_ops, except the GPU kernels, that no clone of this machine has compiled
+(object_cache.py). That takes minutes, so `make soak` does it, and not the tests.
 
     python -m tools.sanitized_ops        # compiles, and prints the path of the library
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 
 from tools import sanitizers
+from tools.object_cache import Output
 
 # The checks that TensorFlow's headers allow. Its classes have no type information, which -fsanitize=undefined needs.
 _CHECKS = "address,signed-integer-overflow,shift,bounds,integer-divide-by-zero"
@@ -36,18 +37,19 @@ def build() -> pathlib.Path:
     Raises:
       sanitizers.Failed: The compilation failed; the message says why.
     """
-    compile_flags, link_flags = sanitizers.tensorflow_flags()
-    compiler = [os.environ.get("CXX", "g++"), *compile_flags, *sanitizers.FLAGS, *KIND.flags, "-Icustom_ops"]
-    objects = [sanitizers.compilation(KIND, compiler, source) for source in sanitizers.host_sources()]
-    library = KIND.folder() / LIBRARY
-    linked = [compiler[0], "-shared", *KIND.flags, *(str(step.output) for step in objects), *link_flags]
+    tensorflow = sanitizers.describe_tensorflow()
+    command = [*sanitizers.compiler(KIND, tensorflow), "-c"]
+    objects = [
+        Output(sanitizers.ROOT, command, [source], ".o", tensorflow.version) for source in sanitizers.host_sources()
+    ]
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        sanitizers.run_all(objects, pool)
-        sanitizers.run_all([sanitizers.Step(library, linked)], pool)
+        made = list(pool.map(Output.make, objects))
+    linking = [command[0], "-shared", *KIND.flags]
+    library = Output(sanitizers.ROOT, linking, made, ".so", tensorflow.version, tensorflow.link_flags).make()
     package = sanitizers.ROOT / PACKAGES / "tf_fusedrec"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(sanitizers.ROOT / "tf_fusedrec", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    return pathlib.Path(shutil.copy(sanitizers.ROOT / library, package / "ops"))
+    return pathlib.Path(shutil.copy(library, package / "ops" / LIBRARY))
 
 
 def environment() -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Runs the C++ tests (tests/cpp) under sanitizers: memory errors and undefined behaviour, then data races.
 
-It compiles the algorithms of custom_ops, which include no TensorFlow, and the programs of tests/cpp into
-build/sanitizers/<kind>, and compiles only changed sources again. The headers that most of them include are compiled
-once. A program passes when it ends with 0.
+Each kind of sanitizer has one program: the algorithms of custom_ops, which include no TensorFlow, and the tests. Only
+objects that no clone of this machine has compiled (object_cache.py) are compiled. A test passes when the program ends
+with 0.
 
     python -m tools.sanitizers [address] [thread]
 """
@@ -19,22 +19,34 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tools.object_cache import Failed, Output
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
-PROGRAMS = "tests/cpp"
+TESTS = "tests/cpp"
 HEADERS = pathlib.Path("tests/cpp/headers.h")
 BUILD = pathlib.Path("build/sanitizers")  # relative to ROOT, as are all paths given to the compiler
-TIMEOUT_S = 300.0  # of one program
+TIMEOUT_S = 300.0  # of one test
+LACKING = ("cannot find -l", "libasan", "libubsan", "libtsan")
 
-# The optimization that sanitizers need: reports name lines, and programs are not too slow. Rounding as in setup.py.
-FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]
+# Reports name lines, and programs are not too slow; -O1 compiles half as long again. Rounding as in setup.py.
+FLAGS = ["-Og", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]
 
 DESCRIBE_TENSORFLOW = """
 import json, tensorflow as tf
-print(json.dumps([tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()]))
+print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()]))
 """
+
+
+class TensorFlow(NamedTuple):
+    """Version and flags. The headers and symbols of absl are TensorFlow's."""
+
+    version: str
+    compile_flags: list[str]
+    link_flags: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +56,7 @@ class Kind:
     name: str
     finds: str
     flags: tuple[str, ...]
-    only_threads: bool = False  # only programs that have threads
-
-    def folder(self) -> pathlib.Path:
-        return BUILD / self.name
+    only_threads: bool = False  # only tests that have threads
 
 
 KINDS = {
@@ -63,12 +72,7 @@ KINDS = {
 }
 
 
-class Failed(Exception):
-    """A build or a program failed. The message is for the user."""
-
-
-def tensorflow_flags() -> tuple[list[str], list[str]]:
-    """Returns the flags of compiler and linker. The headers and symbols of absl are TensorFlow's."""
+def describe_tensorflow() -> TensorFlow:
     answer = subprocess.run(
         [sys.executable, "-c", DESCRIBE_TENSORFLOW],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, encoding="utf-8", errors="replace",
@@ -76,11 +80,10 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
         raise Failed(f"error: {sys.executable} cannot import TensorFlow ({reason}). Remedy: run `make setup`.")
-    compile_flags, link_flags = json.loads(answer.stdout.splitlines()[-1])
+    version, compile_flags, link_flags = json.loads(answer.stdout.splitlines()[-1])
     # As system headers, TensorFlow's own warnings stay out of the output.
     compile_flags = ["-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in compile_flags]
-    folders = [flag[len("-L") :] for flag in link_flags if flag.startswith("-L")]
-    return compile_flags, [*link_flags, *(f"-Wl,-rpath,{folder}" for folder in folders)]
+    return TensorFlow(version, compile_flags, link_flags)
 
 
 def host_sources() -> list[pathlib.Path]:
@@ -94,92 +97,53 @@ def algorithms() -> list[pathlib.Path]:
     return [path for path in host_sources() if not path.stem.endswith(("_op", "_kernel"))]
 
 
-def programs(kind: Kind) -> list[pathlib.Path]:
-    """Returns the sources of tests/cpp, one program each."""
-    sources = sorted((ROOT / PROGRAMS).rglob("*.cc"))
+def tests(kind: Kind) -> list[pathlib.Path]:
+    sources = sorted((ROOT / TESTS).rglob("*_test.cc"))
     wanted = [path for path in sources if not kind.only_threads or '"threads.h"' in path.read_text(encoding="utf-8")]
     return [path.relative_to(ROOT) for path in wanted]
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A call of the compiler: an object of one source, or a program of several objects."""
-
-    output: pathlib.Path
-    command: list[str]
-
-    def _record(self) -> pathlib.Path:
-        return ROOT / self.output.with_name(f"{self.output.name}.command")
-
-    def is_done(self) -> bool:
-        """Returns whether the same command made the output, and nothing that it read is younger."""
-        output, record = ROOT / self.output, self._record()
-        if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != shlex.join(self.command):
-            return False
-        made = output.stat().st_mtime
-        return all(path.exists() and path.stat().st_mtime < made for path in self._inputs())
-
-    def _inputs(self) -> Iterable[pathlib.Path]:
-        depfile = ROOT / self.output.with_suffix(".d")
-        if self.output.suffix in (".o", ".gch"):  # `object: source header ...`, as -MMD writes it
-            return [ROOT / word for word in shlex.split(depfile.read_text(encoding="utf-8").replace("\\\n", " "))[1:]]
-        return [ROOT / word for word in self.command if word.endswith(".o")]
-
-    def run(self) -> None:
-        started = time.time()
-        (ROOT / self.output).parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [*self.command, "-o", str(self.output)], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace"
-        )
-        if done.returncode != 0:
-            (ROOT / self.output).unlink(missing_ok=True)
-            remedy = (
-                "\nRemedy: install the sanitizers of the compiler (Debian: g++; Fedora: libasan, libubsan, libtsan)."
-            )
-            lacking = any(name in done.stderr for name in ("cannot find -l", "libasan", "libubsan", "libtsan"))
-            reason = f"{done.stderr}error: this command failed: {shlex.join(self.command)}"
-            raise Failed(reason + (remedy if lacking else ""))
-        sys.stderr.write(done.stderr)  # warnings
-        # The output gets the time at which its inputs were read, so that a file edited meanwhile is younger.
-        os.utime(ROOT / self.output, (started, started))
-        self._record().write_text(shlex.join(self.command), encoding="utf-8")
+def compiler(kind: Kind, tensorflow: TensorFlow) -> list[str]:
+    include = [f"-I{ALGORITHMS}", f"-I{TESTS}"]
+    return [os.environ.get("CXX", "g++"), *tensorflow.compile_flags, *FLAGS, *kind.flags, *include]
 
 
-def compilation(kind: Kind, compiler: list[str], source: pathlib.Path) -> Step:
-    output = kind.folder() / source.with_suffix(".o")
-    depfile = str(output.with_suffix(".d"))
-    return Step(output, [*compiler, "-MMD", "-MF", depfile, "-MT", "object", "-c", str(source)])
+def compile_headers(kind: Kind, tensorflow: TensorFlow) -> None:
+    """Makes the headers that most sources include, where objects_of looks for them."""
+    command = [*compiler(kind, tensorflow), "-c", "-x", "c++-header"]
+    compiled = Output(ROOT, command, [HEADERS], ".gch", tensorflow.version).make()
+    folder = ROOT / BUILD / kind.name
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(compiled)
+    link.replace(folder / "headers.h.gch")
 
 
-def compiled_headers(kind: Kind, compiler: list[str]) -> Step:
-    output = kind.folder() / HEADERS.with_suffix(".h.gch")
-    depfile = str(output.with_suffix(".d"))
-    return Step(output, [*compiler, "-x", "c++-header", "-MMD", "-MF", depfile, "-MT", "headers", "-c", str(HEADERS)])
-
-
-def run_all(steps: list[Step], pool: concurrent.futures.Executor) -> None:
-    list(pool.map(Step.run, [step for step in steps if not step.is_done()]))
-
-
-def build(kind: Kind, flags: tuple[list[str], list[str]], pool: concurrent.futures.Executor) -> list[pathlib.Path]:
-    """Compiles and links the programs of one kind. Returns their paths."""
-    compile_flags, link_flags = flags
-    compiler = [os.environ.get("CXX", "g++"), *compile_flags, *FLAGS, *kind.flags, f"-I{ALGORITHMS}", f"-I{PROGRAMS}"]
-    headers = compiled_headers(kind, compiler)
-    # The compiler looks for this name with .gch. Without it there is no such file.
-    compiler = [*compiler, "-include", str(headers.output.with_suffix(""))]
-    parts = [compilation(kind, compiler, source) for source in algorithms()]
-    tests = [compilation(kind, compiler, source) for source in programs(kind)]
-    run_all([headers], pool)
+def objects_of(kind: Kind, tensorflow: TensorFlow) -> list[Output]:
     # The slow sources first, so that no core waits for the last of them.
-    run_all([*tests, *parts], pool)
-    objects = [str(step.output) for step in parts]
-    linked = [
-        Step(test.output.with_suffix(""), [compiler[0], *kind.flags, str(test.output), *objects, *link_flags])
-        for test in tests
-    ]
-    run_all(linked, pool)
-    return [step.output for step in linked]
+    sources = [*tests(kind), *(ROOT / TESTS).glob("main.cc"), *algorithms()]
+    # The compiler looks for this name with .gch. It does not list what the compiled headers contain.
+    command = [*compiler(kind, tensorflow), "-include", str(BUILD / kind.name / "headers.h"), "-c"]
+    framework = tensorflow.version + (ROOT / HEADERS).read_text(encoding="utf-8")
+    return [Output(ROOT, command, [source], ".o", framework) for source in sources]
+
+
+def build(kinds: Sequence[Kind], tensorflow: TensorFlow) -> list[pathlib.Path]:
+    """Compiles what is missing, and links. Returns the program of each kind."""
+    objects = {kind: objects_of(kind, tensorflow) for kind in kinds}
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        lacking = [kind for kind in kinds if not all(one.find() for one in objects[kind])]
+        list(pool.map(functools.partial(compile_headers, tensorflow=tensorflow), lacking))
+        list(pool.map(Output.make, [one for kind in lacking for one in objects[kind]]))
+        programs = [
+            Output(
+                ROOT, [compiler(kind, tensorflow)[0], *kind.flags], [one.make() for one in objects[kind]], ".run",
+                tensorflow.version, tensorflow.link_flags,
+            )
+            for kind in kinds
+        ]  # fmt: skip
+        return list(pool.map(Output.make, programs))
 
 
 def without_address_randomization() -> list[str]:
@@ -192,19 +156,19 @@ def without_address_randomization() -> list[str]:
     return prefix if works else []
 
 
-def run(program: pathlib.Path, prefix: list[str]) -> float:
-    """Runs a program; returns its seconds."""
+def run(command: list[str], libraries: str) -> float:
+    """Runs a test; returns its seconds."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "UBSAN_OPTIONS": "print_stacktrace=1"}
     started = time.monotonic()
     try:
         done = subprocess.run(
-            [*prefix, str(ROOT / program)], cwd=ROOT, env=env, timeout=TIMEOUT_S,
+            command, cwd=ROOT, env={**env, "LD_LIBRARY_PATH": libraries}, timeout=TIMEOUT_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise Failed(f"error: {program} did not end within {TIMEOUT_S:.0f} s") from error
+        raise Failed(f"error: {command[-1]} did not end within {TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
-        raise Failed(f"{done.stdout}error: {program} ended with {done.returncode}")
+        raise Failed(f"{done.stdout}error: {command[-1]} ended with {done.returncode}: {shlex.join(command)}")
     return time.monotonic() - started
 
 
@@ -213,20 +177,29 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"error: unknown kind {unknown[0]!r}. Known: {', '.join(KINDS)}", file=sys.stderr)
         return 2
+    kinds = [KINDS[name] for name in arguments or KINDS]
     try:
-        flags = tensorflow_flags()
+        started = time.monotonic()
+        for kind in kinds:
+            print(f"sanitize: {kind.name} ({kind.finds})", flush=True)
+        tensorflow = describe_tensorflow()
+        built = build(kinds, tensorflow)
+        print(f"sanitize: compiled what changed in {time.monotonic() - started:.0f} s", flush=True)
+        prefix = {"thread": without_address_randomization()}
+        libraries = ":".join(flag[len("-L") :] for flag in tensorflow.link_flags if flag.startswith("-L"))
+        commands = [
+            (kind, [*prefix.get(kind.name, []), str(program), test.stem.removesuffix("_test")])
+            for kind, program in zip(kinds, built) for test in tests(kind)
+        ]  # fmt: skip
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for kind in [KINDS[name] for name in arguments or KINDS]:
-                started = time.monotonic()
-                print(f"sanitize: {kind.name} ({kind.finds}): compiling what changed ...", flush=True)
-                built = build(kind, flags, pool)
-                print(f"sanitize: {kind.name}: compiled in {time.monotonic() - started:.0f} s", flush=True)
-                prefix = without_address_randomization() if kind.name == "thread" else []
-                durations = pool.map(functools.partial(run, prefix=prefix), built)
-                for program, duration in zip(built, durations):
-                    print(f"sanitize: {kind.name}: {program.name} ... {duration:.1f} s", flush=True)
+            durations = pool.map(lambda one: run(one[1], libraries), commands)
+            for (kind, command), duration in zip(commands, durations):
+                print(f"sanitize: {kind.name}: {command[-1]} ... {duration:.1f} s", flush=True)
     except Failed as error:
         print(error, file=sys.stderr)
+        if any(word in str(error) for word in LACKING):
+            print("Remedy: install the compiler's sanitizers (Debian: g++; Fedora: libasan, libubsan, libtsan).",
+                  file=sys.stderr)  # fmt: skip
         return 1
     return 0
 

@@ -1,12 +1,19 @@
-// Checks for the programs of this folder. The first failure prints its place and values, and ends the program with 1.
+// Tests of this folder, and their checks. The first failure prints its place and values, and ends the program with 1.
 #ifndef FUSEDREC_TESTS_CPP_CHECK_H_
 #define FUSEDREC_TESTS_CPP_CHECK_H_
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+
+// TEST(name) { ... } in name_test.cc is what main.cc runs by that name.
+#define TEST(name)                                                                                                \
+  static void Test_##name();                                                                                      \
+  [[maybe_unused]] static const bool is_test_##name = ::fusedrec::Tests().emplace(#name, &Test_##name).second; \
+  static void Test_##name()
 
 // `...`: Arguments of absl::StrCat that explain a failure, a string literal first.
 #define CHECK(condition, ...)                                                                      \
@@ -32,6 +39,11 @@
   } while (false)
 
 namespace fusedrec {
+
+inline std::map<std::string, void (*)()>& Tests() {
+  static std::map<std::string, void (*)()> tests;
+  return tests;
+}
 
 [[noreturn]] inline void Fail(const char* file, int line, const char* condition, const std::string& words) {
   std::fprintf(stderr, "%s:%d: not so: %s; %s\n", file, line, condition, words.c_str());

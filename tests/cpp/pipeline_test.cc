@@ -153,6 +153,6 @@ void Steps(int threads) {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(pipeline) {
   for (const int threads : {1, 3}) fusedrec::Steps(threads);
 }

@@ -11,6 +11,13 @@
 
 namespace fusedrec {
 
+// ThreadSanitizer makes programs ten times slower and looks for races alone: tests leave out what has no threads.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kRacesAlone = true;
+#else
+inline constexpr bool kRacesAlone = false;
+#endif
+
 // `threads` ranges of almost equal length, each on a thread of its own, whatever the cost: tests want the threads.
 inline ParallelFor Threads(int threads) {
   return [threads](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {

@@ -498,7 +498,7 @@ void RefusedSizes() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(user_states) {
   using namespace fusedrec;
   for (uint64_t seed = 0; seed < 100; ++seed) RandomSequences(seed);
   SnapshotsStayAndAppendsCopyNothing();

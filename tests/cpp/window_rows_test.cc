@@ -158,7 +158,7 @@ void LiesAreRefused() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(window_rows) {
   for (const int pieces : {1, 2, 3, 8, 9, 17, 70}) {
     for (const int ranks : {1, 2, 5}) fusedrec::EveryIdHasOneRowAndOneGradient(pieces, ranks, pieces + ranks);
   }

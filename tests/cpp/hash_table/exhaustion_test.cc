@@ -234,7 +234,7 @@ void InAChild(const char* name, int (*body)()) {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(exhaustion) {
   using namespace fusedrec;
   InAChild("address space ends", AddressSpaceEnds);
   InAChild("address space ends at a demotion", AddressSpaceEndsAtADemotion);

@@ -143,7 +143,7 @@ void SumsAreForgotten() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(gradient_sum) {
   using namespace fusedrec;
   for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16, Storage::kFloat16}) {
     for (const int dim : {1, 8, 300}) InTheOrderReceived(storage, dim);

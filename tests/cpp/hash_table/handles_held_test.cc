@@ -124,7 +124,7 @@ void RowsWithWaitingGradientsAreNotDemoted() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(handles_held) {
   fusedrec::HeldRowsDoNotMove();
   fusedrec::RowsWithWaitingGradientsAreNotDemoted();
 }

@@ -197,7 +197,7 @@ int RandomSequence(const TableSpec& spec, int steps, const ParallelFor& parallel
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(hash_table) {
   using namespace fusedrec;
   std::mt19937_64 random(6);
   int exhausted = 0;

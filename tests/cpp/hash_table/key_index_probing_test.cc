@@ -57,7 +57,7 @@ void EveryLineIsReached(int64_t lines, std::mt19937_64* random) {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(key_index_probing) {
   std::mt19937_64 random(1);
   for (int64_t lines = 1; lines <= 4096; lines *= 2) fusedrec::EveryLineIsReached(lines, &random);
 }

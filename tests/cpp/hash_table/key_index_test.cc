@@ -90,7 +90,7 @@ void WornLinesAreRenewed() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(key_index) {
   using namespace fusedrec;
   std::mt19937_64 random(2);
   for (const double stagger : {0.0, 0.5, 0.99}) {

@@ -198,7 +198,7 @@ void Disturbed() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(look_ahead) {
   fusedrec::Policies();
   fusedrec::Tier();
   fusedrec::Disturbed();

@@ -141,7 +141,7 @@ void Refused(const std::string& rule, const std::vector<float>& hyperparameters,
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(optimizer) {
   std::mt19937 random(1);
   for (const auto& tried : fusedrec::Cases()) {
     for (int dim = 1; dim <= 70; ++dim) {

@@ -133,7 +133,7 @@ void DeltaHoldsWhatChanged() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(records) {
   using namespace fusedrec;
   const std::vector<Rule> rules = {{"sgd", {0.0f}},
                                    {"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},

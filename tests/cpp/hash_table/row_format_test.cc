@@ -117,7 +117,7 @@ void LoadGivesBackWhatStoreTook(Storage storage, int dim, int wide_slots, int sc
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(row_format) {
   using namespace fusedrec;
   const Grid half(Storage::kFloat16), brain(Storage::kBfloat16);
   for (const Grid* grid : {&half, &brain}) {

@@ -62,7 +62,7 @@ void HandlesStay() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(rows_stay) {
   fusedrec::AddressesStay();
   fusedrec::HandlesStay();
 }

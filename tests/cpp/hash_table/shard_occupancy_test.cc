@@ -81,7 +81,7 @@ void LinesOfAShardFillEvenly(const Pattern& pattern, uint32_t ranks) {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(shard_occupancy) {
   using namespace fusedrec;
   static_assert(kShards == kBins);
   for (const Pattern& pattern : Patterns()) {

@@ -108,7 +108,7 @@ void NothingBecomesAnotherKindOfNumber() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(stochastic_rounding) {
   using namespace fusedrec;
   for (const Storage storage : {Storage::kFloat16, Storage::kBfloat16}) {
     const Grid grid(storage);

@@ -181,7 +181,7 @@ void TheLowestRowsOfTheSegmentsAreTaken() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(table_parts) {
   static_assert((uint32_t{1} << 31 | (fusedrec::RowPool::kMaxRows - 1)) != fusedrec::kAbsent,
                 "the handle of the last row of pool 1");
   fusedrec::AnIdIsAdmittedAtTheThreshold();

@@ -187,7 +187,7 @@ void RowsGetHot() {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(tiers) {
   using namespace fusedrec;
   SpillingChangesNothing(SerialFor);
   SpillingChangesNothing(Threads(3));

@@ -103,7 +103,7 @@ void EveryForm(const std::vector<int64_t>& lengths) {
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(jagged_gate) {
   using namespace fusedrec;
   EveryForm(AwkwardLengths());
   EveryForm({600, 3});

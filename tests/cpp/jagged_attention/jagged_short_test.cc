@@ -88,7 +88,7 @@ void CheckMasks(int64_t targets, int64_t context, int64_t window, int64_t full, 
 }  // namespace
 }  // namespace fusedrec
 
-int main() {
+TEST(jagged_short) {
   fusedrec::CheckMasks(0, 0, 0, 0, false);
   fusedrec::CheckMasks(0, 0, 0, 0, true);
   fusedrec::CheckMasks(40, 0, 0, 0, true);

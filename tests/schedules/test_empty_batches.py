@@ -11,8 +11,8 @@ from tf_fusedrec import keras, tf
 SAMPLES = (5, 6, 4, 7, 5, 1)
 # By kind of model, its schedule's equal on one process.
 REFERENCES = {
-    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "frozen_window": "frozen_window",
-    "semi_async": "semi_async", "pipelined": "semi_async", "plain": "plain",
+    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "semi_async": "semi_async",
+    "pipelined": "semi_async", "plain": "plain",
 }  # fmt: skip
 ON_THREE_RANKS = ("sync", "nested")  # the others on two
 

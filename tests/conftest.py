@@ -9,8 +9,10 @@ A test that skips for a reason beyond MAY_SKIP fails.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
+import os
 import pathlib
 import re
 import sys
@@ -23,6 +25,9 @@ RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
+# Memory of a process at the end of a module. Less than MAY_GROW_MIB is not worth a collection, which takes a second.
+WORKER_MIB, MAY_GROW_MIB = 5000, 100
+kept_mib = [0.0]  # after the last collection
 DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
@@ -88,6 +93,39 @@ def within_quick_limit(item):
 def pytest_runtest_call(item):
     with within_quick_limit(item):
         return (yield)
+
+
+def resident_mib() -> float:
+    pages = int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def free_graphs():
+    """Frees the graphs of a module's models if memory has grown. They refer to themselves, so a collection is needed.
+
+    Raises:
+      pytest.fail.Exception: more than WORKER_MIB stay.
+    """
+    if resident_mib() < kept_mib[0] + MAY_GROW_MIB:
+        return
+    if "tf_keras" in sys.modules:
+        sys.modules["tf_keras"].backend.clear_session()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    kept_mib[0] = resident_mib()
+    if kept_mib[0] > WORKER_MIB:
+        pytest.fail(
+            f"{kept_mib[0]:.0f} MiB stay in this process behind the module, wanted at most {WORKER_MIB}. "
+            "Remedy: fixtures that end with their module, and fewer traced models."
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if nextitem is None or nextitem.module is not item.module:
+        free_graphs()
+    return result
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import pytest
 CAUSES = ("worker", "children", "ranks")
 _before = [0.0, 0.0, 0.0]
 _seconds: dict[str, list[float]] = {}  # by test
+_peak_mib = [0]  # of the largest worker
 
 
 def _now() -> list[float]:
@@ -34,13 +35,15 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if call.when == "teardown":  # xdist passes these properties on to the process that prints
         report.user_properties.append(("seconds", [now - before for now, before in zip(_now(), _before)]))
+        report.user_properties.append(("MiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
     return report
 
 
 def pytest_runtest_logreport(report):
-    for name, seconds in report.user_properties:
-        if name == "seconds":
-            _seconds[report.nodeid] = seconds
+    measured = dict(report.user_properties)
+    if "seconds" in measured:
+        _seconds[report.nodeid] = measured["seconds"]
+        _peak_mib[0] = max(_peak_mib[0], measured["MiB"])
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -55,3 +58,4 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line("".join(f"{cause:>9}" for cause in CAUSES))
     for name, seconds in rows if _seconds else ():
         terminalreporter.write_line("".join(f"{second:9.1f}" for second in seconds) + f"  {name}")
+    terminalreporter.write_line(f"The largest worker took {_peak_mib[0]} MiB.")

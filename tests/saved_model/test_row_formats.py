@@ -68,6 +68,7 @@ def check(got, truth, form):
             assert (rows[2:8] != wanted[2:8]).any()  # Rows of the table are.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "form"), FORMS[:2])
 def test_rows_and_deltas(exports, ops, form, tmp_path):
     folder, truth, _ = exports

@@ -35,6 +35,7 @@ def export(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_requests_come_back(export, installed, prediction_log):
     asked = [np.arange(3)[np.newaxis], np.zeros([4, 3])]
     with pytest.raises(

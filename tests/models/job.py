@@ -55,9 +55,9 @@ def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -
 
 
 def launched(ranks: int, module: str, *arguments: str) -> tuple[int, str]:
-    """Returns exit code and output of a module. A limit of 180 s ends a hanging job."""
+    """Returns exit code and output of a module. A limit of 600 s ends a hanging job."""
     with running(ranks, module, *arguments) as job:
-        output = job.communicate(timeout=180)[0]
+        output = job.communicate(timeout=600)[0]
         return job.returncode, output
 
 

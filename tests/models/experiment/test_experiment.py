@@ -320,18 +320,20 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("task", "precision"),
     [
-        *((task, precision) for task in ("grm", "dlrm", "retrieval") for precision in experiment.PRECISIONS),
+        ("grm", "mixed_bfloat16"),
+        ("retrieval", "mixed_float16"),
+        *(("dlrm", precision) for precision in ("float32", "mixed_float16")),
         ("din", "mixed_bfloat16"),
         ("dcn", "mixed_bfloat16"),
     ],
 )
-def test_every_model_learns_in_every_precision(task, precision):
+def test_models_learn_in_every_precision(task, precision):
     ranking = task != "retrieval"
+    small = {"grm": {"num_blocks": 1}, "retrieval": {"num_blocks": 1, "num_negatives": 4}}.get(task, {})
     sections = fields(
         task="ranking" if ranking else "retrieval", train={"precision": precision},
         data={"source": "synthetic-ranking" if ranking else "synthetic-retrieval"},
-        model={"kind": task, "dim": 8} if ranking else {"num_blocks": 1, "dim": 8, "num_negatives": 4},
-        embedding={"learning_rate": 0.2},
+        model={"dim": 8, **({"kind": task} if ranking else {}), **small}, embedding={"learning_rate": 0.2},
     )  # fmt: skip
     loaded = experiment.from_dict(sections)
     keras.utils.set_random_seed(2)

@@ -15,7 +15,7 @@ from benchmarks.harness.gpu import Rates, Work, bounded
 from benchmarks.ops import __main__ as benchmark
 from benchmarks.ops import cases
 from tests.cuda import libraries
-from tests.gpu import benchmarks_over_emulation, session
+from tests.gpu import session
 
 MEASURES = {
     "peer", "ms_ours", "ms_p90_ours", "ms_peer", "ms_p90_peer", "ratio", "ids_per_s", "bytes_per_s", "ms_floor"
@@ -72,10 +72,7 @@ def test_a_machine_without_a_gpu_is_told_what_it_lacks(tmp_path):
 
 def test_every_case_runs_over_the_emulation():
     """Checks, calls and fields of the benchmarks, so that a machine with a GPU is not lent to find a wrong name."""
-    folder = libraries.ROOT / "build/emulation"
-    for op in benchmarks_over_emulation.OPS:
-        libraries.build(op, folder)
-    done = libraries.under_sanitizers("tests.gpu.benchmarks_over_emulation", str(folder))
+    done = libraries.under_sanitizers("tests.gpu.benchmarks_over_emulation", str(libraries.build()))
     assert done.returncode == 0 and "the cases of the benchmarks run" in done.stdout, done.stdout + done.stderr
 
 

@@ -1,7 +1,7 @@
 """Faults that the checks over the emulation must find. Each fault changes one place of a kernel's source.
 
-FAULT in a new text is true while the checks look for that fault, and false otherwise. So one compilation of an op
-contains all its faults, and one run finds each. The old text must occur once, so that the list keeps up with the code.
+FAULT in a new text is true while the checks look for that fault, and false otherwise. So one compilation contains all
+faults, and one run finds each. The old text must occur once, so that the list keeps up with the code.
 """
 
 from __future__ import annotations
@@ -29,23 +29,6 @@ CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
 PAIRS = "jagged_attention/cuda/attention_pairs.cuh"
 TIME_FUNCTION = "jagged_attention/cuda/attention_time_function.cuh"
 GATE = "jagged_attention/cuda/attention_gate.cuh"
-# (path, old, new) by op: leaves out sizes of heads that these checks do not run.
-SMALLER = {
-    "jagged_attention": [
-        (
-            "jagged_attention/cuda/attention_launch.cuh",
-            """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
-  if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
-  return LaunchPass<T, 256, kPass>(problem, stream);
-""",
-            "  return kCudaInvalidValue;\n",
-        ),
-        (
-            "jagged_attention/cuda/attention_channels_launch.cuh",
-            "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
-        ),
-    ],
-}  # fmt: skip
 
 MUTANTS = [
     Mutant(
@@ -118,7 +101,8 @@ MUTANTS = [
     ),
     Mutant(
         "counts are added before they are bounded", "join_messages", JOIN_MESSAGES,
-        "0 <= count && count <= free;", "FAULT || (0 <= count && count <= free);", "headers_that_lie", "assert",
+        "0 <= count && count <= free;", "FAULT || (0 <= count && count <= free);", "headers_that_lie",
+        "signed integer overflow",
     ),
     Mutant(
         "a row that exists is not copied where it has another place", "initial_rows", INITIAL_ROWS,
@@ -227,21 +211,16 @@ def numbered(op: str) -> list[tuple[int, Mutant]]:
     return [(number, mutant) for number, mutant in enumerate(MUTANTS, 1) if mutant.op == op]
 
 
-def changed(text: str, old: str, new: str, what: str) -> str:
-    assert text.count(old) == 1, f"{what}: {old!r} is {text.count(old)} times in its file"
-    return text.replace(old, new)
-
-
-def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the sources of kernels with all faults of an op into `folder`. Unchanged files keep their time."""
+def write_sources(custom_ops: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies the sources of kernels with all faults into `folder`. Unchanged files keep their time."""
     paths = [path for path in custom_ops.rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
     texts = {str(path.relative_to(custom_ops)): path.read_text(encoding="utf-8") for path in paths}
-    for path, old, new in SMALLER.get(op, []):
-        texts[path] = changed(texts[path], old, new, path)
-    for number, mutant in numbered(op):
-        assert "FAULT" in mutant.new, f"{mutant.name}: without FAULT it would hide the others"
+    for number, mutant in enumerate(MUTANTS, 1):
+        text, name = texts[mutant.path], mutant.name
+        assert text.count(mutant.old) == 1, f"{name}: {mutant.old!r} is {text.count(mutant.old)} times in its file"
+        assert "FAULT" in mutant.new, f"{name}: without FAULT it would hide the others"
         new = mutant.new.replace("FAULT", f"(emulation::fault == {number})")
-        texts[mutant.path] = changed(texts[mutant.path], mutant.old, new, mutant.name)
+        texts[mutant.path] = text.replace(mutant.old, new)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w", encoding="utf-8") as lock:  # another process may write the same
         fcntl.flock(lock, fcntl.LOCK_EX)

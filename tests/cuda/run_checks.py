@@ -2,7 +2,7 @@
 
 Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs with threads in
 order and then under fixed random schedules. Checks marked `once` run in order only. Checks marked `over_streams` run
-again while the work of streams is deferred.
+again while the work of streams is deferred. With --faults, only the faults of mutants.py are looked for.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import os
 import sys
+import tempfile
 import time
+import traceback
+import types
 
+from tests.cuda import mutants
 from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
 # Workers, probability of giving way at an atomic operation, seed.
@@ -21,41 +26,75 @@ SCHEDULES = [(1, 0.0, 0), (1, 0.3, 1), (2, 0.3, 2)]
 ORDERS = [(0.0, 0), (0.6, 1)]
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("op")
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--memory", choices=["numpy", "torch"], default="numpy")
-    parser.add_argument("--schedules", type=int, default=len(SCHEDULES), help="how many of them (emulation)")
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of the checks to run")
-    parser.add_argument("--fault", type=int, default=0, help="number of the fault that is to be there (mutants.py)")
-    options = parser.parse_args(arguments)
-    checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
-    every = [name for name in dir(checks) if name.startswith("check_")]
-    unknown = [part for part in options.only if not any(part in name for name in every)]
-    if unknown:
-        parser.error(f"--only {' '.join(unknown)}: no check of {options.op} has this in its name. Name one of {every}.")
-    chosen = [name for name in every if any(part in name for part in options.only)]
-    emulated = options.memory == "numpy"
-    kernels = Kernels(options.library, NumpyMemory() if emulated else TorchMemory())
-    if options.fault != 0:
-        kernels.library.emulation_fault(ctypes.c_int(options.fault))
-    for name in chosen:
+def run(op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -> None:
+    """Runs checks; the first that fails raises."""
+    emulated = isinstance(kernels.memory, NumpyMemory)
+    for name in names:
         check = getattr(checks, name)
-        schedules = options.schedules if emulated and not getattr(check, "once", False) else 1
+        schedules = len(SCHEDULES) if emulated and not getattr(check, "once", False) else 1
         for workers, preempt, seed in SCHEDULES[:schedules]:
             if emulated:
                 set_options = kernels.library.emulation_options
                 set_options(ctypes.c_int(workers), ctypes.c_double(preempt), ctypes.c_uint64(seed))
             started = time.monotonic()
             check(kernels)
-            print(f"{options.op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
+            print(f"{op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
         for wander, seed in ORDERS if emulated and getattr(check, "over_streams", False) else ():
             started = time.monotonic()
             with kernels.memory.deferred(kernels.library, wander, seed):
                 check(kernels)
-            print(f"{options.op}: {name} over streams, seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
-    return 0
+            print(f"{op}: {name} over streams, seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
+
+
+def outcome(fault: int, op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -> tuple[bool, str]:
+    """Runs checks in a process that the fault may end. Returns whether they pass, and what they print."""
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                kernels.library.emulation_fault(ctypes.c_int(fault))
+                run(op, checks, names, kernels)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        output.seek(0)
+        return status == 0, output.read().decode("utf-8", "replace")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("op")
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--memory", choices=["numpy", "torch"], default="numpy")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of the checks to run")
+    parser.add_argument("--faults", action="store_true", help="look for the faults of the op (emulation)")
+    options = parser.parse_args(arguments)
+    checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
+    every = [name for name in dir(checks) if name.startswith("check_")]
+    unknown = [part for part in options.only if not any(part in name for name in every)]
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: no check of {options.op} has this in its name. Name one of {every}.")
+    kernels = Kernels(options.library, NumpyMemory() if options.memory == "numpy" else TorchMemory())
+    if not options.faults:
+        run(options.op, checks, [name for name in every if any(part in name for part in options.only)], kernels)
+        return 0
+    missed = 0
+    for number, mutant in mutants.numbered(options.op):
+        names = [name for name in every if mutant.only in name]
+        passes, printed = outcome(number, options.op, checks, names, kernels)
+        if passes or mutant.words not in printed:
+            missed += 1
+            print(f"{options.op}: not found: {mutant.name}; {mutant.words!r} is not in:\n{printed}", flush=True)
+        else:
+            print(f"{options.op}: found: {mutant.name}", flush=True)
+    return int(missed > 0)
 
 
 if __name__ == "__main__":

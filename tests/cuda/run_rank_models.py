@@ -11,9 +11,7 @@ from tests.cuda import libraries
 
 
 def main() -> int:
-    folder = libraries.ROOT / "build/emulation"
-    library = libraries.build_op_kernels(folder, [libraries.build(op, folder) for op in libraries.OPS])
-    done = libraries.under_sanitizers("tests.cuda.run_op_kernels", str(library), "rank-models")
+    done = libraries.under_sanitizers("tests.cuda.run_op_kernels", str(libraries.build_op_kernels()), "rank-models")
     print(done.stdout if done.returncode == 0 else done.stdout + done.stderr)
     return done.returncode
 

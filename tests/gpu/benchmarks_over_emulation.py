@@ -1,6 +1,6 @@
-"""Runs the cases of the benchmarks on a GPU over the emulation: python -m tests.gpu.benchmarks_over_emulation FOLDER.
+"""Runs the cases of the benchmarks on a GPU over the emulation: python -m tests.gpu.benchmarks_over_emulation LIBRARY.
 
-FOLDER has the emulated libraries. Checks, calls and fields are real, sizes are small. A clock that tells the time of
+LIBRARY has the emulated kernels. Checks, calls and fields are real, sizes are small. A clock that tells the time of
 no device takes the place of CUDA's. The peers need a GPU and are left out.
 """
 
@@ -18,7 +18,6 @@ from tests.cuda.memory import Kernels, NumpyMemory
 
 RATES = Rates(2e12, 6e14, 5e10)
 NONE = Libraries([])
-OPS = ("segment_unique", "recovery", "hash_table", "jagged_attention")
 
 
 def called_once(calls, *, rounds=20, warm_up=5):
@@ -35,25 +34,25 @@ def names_of(lines):
     return [line["name"] for line in lines]
 
 
-def main(folder: pathlib.Path) -> int:
-    kernels = {op: Kernels(folder / f"{op}.so", NumpyMemory()) for op in OPS}
+def main(library: pathlib.Path) -> int:
+    kernels = Kernels(library, NumpyMemory())
     small = {"num_ids": 300, "lines": 64}
     with mock.patch.object(gpu, "medians_us", called_once):
-        assert names_of(cases.segment_unique(kernels["segment_unique"], RATES, NONE, 2000)) == ["segment_unique"]
-        lines = cases.recovery(kernels["recovery"], RATES, NONE, 1500, 70, 8)
+        assert names_of(cases.segment_unique(kernels, RATES, NONE, 2000)) == ["segment_unique"]
+        lines = cases.recovery(kernels, RATES, NONE, 1500, 70, 8)
         assert names_of(lines) == ["recover", "recover_grad"]
-        lines = table.find(kernels["hash_table"], RATES, NONE, 8, **small)
+        lines = table.find(kernels, RATES, NONE, 8, **small)
         assert names_of(lines) == ["find numbers", "find"] * 2 and lines[1]["published_G_rows_per_s"]
-        lines = table.train(kernels["hash_table"], RATES, NONE, 8, **small)
+        lines = table.train(kernels, RATES, NONE, 8, **small)
         assert names_of(lines) == ["lookup", "update", "lookup and update"] and lines[2]["published"]
-        lines = table.exchange(kernels["hash_table"], RATES, NONE, 8, rows=40)
+        lines = table.exchange(kernels, RATES, NONE, 8, rows=40)
         assert names_of(lines) == ["rows to a buffer", "the next batch, rows back"]
         assert [line["bound_by"] for line in lines] == ["host_bytes", "host_bytes"]
     with (
         mock.patch.object(gpu, "medians_us", called_once),
         mock.patch.object(cases, "lengths_of_rows", lambda random, longest: [longest, 0, longest // 2]),
     ):
-        lines = cases.attention(kernels["jagged_attention"], RATES, NONE, 64, 40, True)
+        lines = cases.attention(kernels, RATES, NONE, 64, 40, True)
         assert names_of(lines) == ["forward", "backward"] and lines[1]["flops"] == 2.5 * lines[0]["flops"]
     print("the cases of the benchmarks run")
     return 0

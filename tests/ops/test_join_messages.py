@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from tests.oracles.join_messages import join_oracle, split_oracle
+from tests.oracles.join_messages import EDGE_CASES, LIES, join_oracle, split_oracle
 from tests.support.compare import assert_same_integers
-from tests.support.ids import INT64_MAX, INT64_MIN
 from tests.support.shape_functions import inferred
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
@@ -38,17 +37,7 @@ def check(messages, splits, segments):
         assert_same_integers(length, of_message, "length, as it was joined")
 
 
-@pytest.mark.parametrize(
-    ("messages", "splits", "segments"),
-    [
-        ([[1, 7, 2, 5, 9], [2, 4, 4, 0]], [[2, 3], [3, 1]], [1, 1]),
-        ([[0, 0], [0, 0]], [[1, 1], [1, 1]], [1, 1]),
-        ([[1, INT64_MIN, 0], [0, 2, -1, INT64_MAX]], [[2], [4]], [1, 2]),
-        ([[], []], [[], []], [1, 2]),
-        ([[1, 5, 8, 8, 8]], [[2]], [1]),
-    ],
-    ids=["two ranks", "no ids", "one rank, extreme ids", "no ranks", "one lookup, padding"],
-)
+@pytest.mark.parametrize(("messages", "splits", "segments"), EDGE_CASES.values(), ids=EDGE_CASES)
 def test_against_the_oracle(messages, splits, segments):
     check(messages, splits, segments)
 
@@ -86,13 +75,7 @@ def test_splits_outside_their_message_are_refused(splits, words):
         ([1, 5, 0], [4], r"splits\[0\] must lie in \[0, 3\], got 4"),
         ([1, 5, 0], [3, -1], r"splits\[1\] must lie in \[0, 0\], got -1"),
         ([1, 5, 0, 9], [3], "splits must sum to the 4 entries of message, got 3"),
-        ([1, 5, 0, 3, 1, 0], [3, 3], "message of rank 1 counts 3 ids in segment 0 of lookup 0, more than the 2"),
-        ([1, 5, 0, 2, 1, 0], [3, 3], "message of rank 1 must hold 1 counts of lookup 1, got 0 entries"),
-        ([-1, 0], [2], "message of rank 0 counts -1 ids in segment 0 of lookup 0"),
-        ([2**62, 2**62], [2], "message of rank 0 counts 4611686018427387904 ids in segment 0 of lookup 0"),
-        ([1, 5], [2], "message of rank 0 must hold 1 counts of lookup 1, got 0 entries"),
-        ([1, 5, 0, 9], [4], "message of rank 0 must end behind the last lookup, got 1 more entries"),
-        ([], [0], "message of rank 0 must hold 1 counts of lookup 0, got 0 entries"),
+        *LIES,
     ],
 )
 def test_a_message_that_lies_is_refused(message, splits, words):

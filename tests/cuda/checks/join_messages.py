@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 from tests.cuda.checks import once
-from tests.oracles.join_messages import join_oracle, split_oracle
+from tests.oracles.join_messages import EDGE_CASES, LIES, join_oracle, split_oracle
 
 INVALID = 1  # cudaErrorInvalidValue
 LEAST = np.iinfo(np.int64).min
@@ -59,13 +59,7 @@ def compare(kernels, messages, splits, segments):
 
 
 def check_edge_cases(kernels):
-    for messages, splits, segments in (
-        ([[1, 7, 2, 5, 9], [2, 4, 4, 0]], [[2, 3], [3, 1]], [1, 1]),
-        ([[0, 0], [0, 0]], [[1, 1], [1, 1]], [1, 1]),
-        ([[1, LEAST, 0], [0, 2, -1, LEAST]], [[2], [4]], [1, 2]),
-        ([[], []], [[], []], [1, 2]),
-        ([[1, 5, 8, 8, 8]], [[2]], [1]),
-    ):
+    for messages, splits, segments in EDGE_CASES.values():
         compare(kernels, messages, splits, segments)
 
 
@@ -87,8 +81,7 @@ def check_headers_that_lie_are_found(kernels):
     """No entry outside the block is read, whatever a header says."""
     many = [2**62] * 40
     for message, splits, segments in (
-        ([1, 5, 0, 3, 1, 0], [3, 3], [1, 1]), ([1, 5, 0, 2, 1, 0], [3, 3], [1, 1]), ([-1, 0], [2], [1, 1]),
-        ([2**62, 2**62], [2], [1, 1]), ([1, 5], [2], [1, 1]), ([1, 5, 0, 9], [4], [1, 1]), ([], [0], [1]),
+        *((message, splits, [1, 1]) for message, splits, _ in LIES),
         (many, [40], [40]), ([1] * 40 + [9] * 39, [79], [40]), ([LEAST, 0, 0], [3], [2]),
     ):  # fmt: skip
         assert read_lengths(kernels, message, splits, segments)[0] == INVALID, (message, splits)

@@ -79,7 +79,7 @@ left_splits: <int64>[S + 1].
 ids: <int64>[n] distinct, grouped by segment. Rows that are there stay where they are, others are made.
 segment_splits: <int64>[S + 1].
 numbers: <float>[>= n, k] as of TableReadNumbers.
-headers: <int64>[n] last << 32 | count. A row keeps its own counters where they are larger.
+headers: <int64>[n] last << 32 | count. A row that was looked up later keeps its clock and the larger count.
 step: <int64>[] seeds the rounding of 16-bit rows, the same at all replicas.
 )doc");
 

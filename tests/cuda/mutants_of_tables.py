@@ -175,6 +175,10 @@ MUTANTS = [
         "Larger(meta->last, ", "Larger(FAULT ? 0 : meta->last, ", "under_way", "under way has left",
     ),
     Mutant(
+        "an average keeps the count of a row that came back elsewhere", "hash_table", REPLICAS,
+        "meta->last < last ?", "!FAULT && meta->last < last ?", "came_back", "has the row anew",
+    ),
+    Mutant(
         "rows of replicas expire into a list without room", "hash_table", "hash_table/cuda/evict.cu",
         "options_.record_tombstones || options_.averaged) {",
         "options_.record_tombstones || (!FAULT && options_.averaged)) {",

@@ -88,8 +88,9 @@ static __global__ void __launch_bounds__(kThreads)
 
 __device__ inline uint32_t Larger(uint32_t a, uint32_t b) { return a < b ? b : a; }
 
-// The rows of handles[inverse[n]] get numbers [count, width], and headers unless their own counters are larger. A lookup
-// under way is not among the replicas' counters. With its clock the row would lose its pin.
+// The rows of handles[inverse[n]] get numbers [count, width] and the counters of headers. The count may be smaller, of a
+// row that has left other replicas and come back. A row that was looked up later than `last` keeps that clock, which its
+// pin needs, and the larger count.
 static __global__ void __launch_bounds__(kThreads)
     MergeKernel(TableView table, const int64_t* __restrict__ handles, const int32_t* __restrict__ inverse, int64_t count,
                 int64_t width, const float* __restrict__ numbers, const int64_t* __restrict__ headers, uint32_t version,
@@ -101,8 +102,10 @@ static __global__ void __launch_bounds__(kThreads)
     table.At(number).Store(numbers[i], j, step);
     if (j != 0) continue;
     RowMeta* const meta = table.Meta(number);
-    meta->last = Larger(meta->last, static_cast<uint32_t>(static_cast<uint64_t>(headers[n]) >> 32));
-    meta->count = Larger(meta->count, static_cast<uint32_t>(headers[n]));
+    const uint32_t last = static_cast<uint32_t>(static_cast<uint64_t>(headers[n]) >> 32);
+    const uint32_t replicas_count = static_cast<uint32_t>(headers[n]);
+    meta->count = meta->last < last ? replicas_count : Larger(meta->count, replicas_count);
+    meta->last = Larger(meta->last, last);
     meta->updated = version;
   }
 }

@@ -42,6 +42,7 @@ from tests.cuda.checks.hash_table_mixed import (  # noqa: F401
     check_rows_move_between_their_pools,
 )
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
+    check_a_row_that_came_back_elsewhere_has_the_count_of_its_return,
     check_a_row_under_way_survives_an_average,
     check_all_rows_above_max_rows_are_listed,
     check_all_rows_that_expire_are_listed,

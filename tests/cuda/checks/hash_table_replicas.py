@@ -125,6 +125,16 @@ def check_the_common_state(kernels):
     table.close()
 
 
+def check_a_row_that_came_back_elsewhere_has_the_count_of_its_return(kernels):
+    table = table_of(kernels, max_rows=6, eviction="lfu")
+    for _ in range(4):
+        table.lookup([1, 0, 1], [3])
+    table.merge([], [0, 0, 0], [1], [0, 1, 1], np.zeros([1, 2 * DIM]), [header(6, 1)])
+    ((_, record),) = zip(*table.export(0))
+    assert record[:8].view(np.uint32).tolist() == [6, 1], "counters of the replica that has the row anew"
+    table.close()
+
+
 def check_a_row_under_way_survives_an_average(kernels):
     """Another replica has trained id 1 before the lookup whose gradients come here, behind the next lookup."""
     table = table_of(kernels, max_rows=6, eviction="lru", window=2)

@@ -63,6 +63,15 @@ def test_a_row_whose_gradients_are_under_way_survives_an_older_average():
         assert (found[1]["last"], found[1]["count"]) == (3, 5), "the largest counters of the replicas"
 
 
+def test_a_row_that_left_another_replica_and_came_back_has_the_count_of_its_return():
+    with new_table(max_rows=6, eviction="lfu", averaged=True) as table:
+        for _ in range(4):
+            table.lookup([[[1]]])
+        _merge(table, [[]], [[1]], np.zeros([1, DIM]), [_header(6, 1)])
+        _, records = table.records()
+        assert [(row["last"], row["count"]) for row in records] == [(6, 1)], "those of the other replica"
+
+
 class _Replica:
     """A table and its oracle."""
 
@@ -120,7 +129,7 @@ class _Replica:
             for i in ids[s]:
                 numbers, (last, count) = next(of_row)
                 own = rows.get(i, Row(numbers, 0, 0))
-                count = max(count, own.count)
+                count = count if own.last < last else max(count, own.count)
                 rows[i] = Row(numbers, max(last, own.last), count, frequency=count)
         self._see_rows()
         for s, rows in enumerate(self.oracle.rows):

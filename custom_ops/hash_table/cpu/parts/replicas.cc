@@ -73,9 +73,13 @@ absl::Status Replicas::WriteNumbers(Shard* shard, int64_t segment, int64_t id, c
   char* row = rows_->Row(handle);
   rows_->change_log().Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
   RowHeader* about = RowFormat::Header(row);
-  // A lookup under way is not among the replicas' counters. With its clock the row would lose its pin (pinned_rows.h).
-  about->last = std::max(about->last, static_cast<uint32_t>(header >> 32));
-  about->count = std::max(about->count, static_cast<uint32_t>(header));
+  const uint32_t last = static_cast<uint32_t>(header >> 32), count = static_cast<uint32_t>(header);
+  if (about->last < last) {  // The count may be smaller: the row has left other replicas and come back.
+    about->last = last;
+    about->count = count;
+  } else {  // A lookup under way, which the row's pin needs (pinned_rows.h), is not among the replicas' counters.
+    about->count = std::max(about->count, count);
+  }
   about->updated = rows_->version();
   rows_->format(RowStore::PoolOf(handle)).Store(numbers, step, row);
   return absl::OkStatus();

@@ -34,6 +34,7 @@ LACKING = ("cannot find -l", "libasan", "libubsan", "libtsan")
 
 # Reports name lines, and programs are not too slow; -O1 compiles half as long again. Rounding as in setup.py.
 FLAGS = ["-Og", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]
+FLAGS += ["-Wno-uninitialized"]  # At -Og, GCC warns of its own headers of AVX-512.
 
 DESCRIBE_TENSORFLOW = """
 import json, tensorflow as tf

@@ -26,7 +26,7 @@ PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
 # Memory of a process at the end of a module. Less than MAY_GROW_MIB is not worth a collection, which takes a second.
-WORKER_MIB, MAY_GROW_MIB = 5000, 100
+WORKER_MIB, MAY_GROW_MIB = 8000, 100
 kept_mib = [0.0]  # after the last collection
 DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")

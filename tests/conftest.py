@@ -32,7 +32,7 @@ DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
 
-# What a machine may lack. A skip for any other reason fails.
+# Reasons for a skip: a machine may lack these. A skip for any other reason fails.
 MAY_SKIP = re.compile(
     "^Skipped: ("
     + "|".join([
@@ -120,7 +120,7 @@ def free_graphs():
     kept_mib[0] = resident_mib()
     if kept_mib[0] > WORKER_MIB:
         pytest.fail(
-            f"{kept_mib[0]:.0f} MiB stay in this process behind the module, wanted at most {WORKER_MIB}. "
+            f"{kept_mib[0]:.0f} MiB stay in this process after the module, wanted at most {WORKER_MIB}. "
             "Remedy: fixtures that end with their module, and fewer traced models."
         )
 
@@ -158,7 +158,7 @@ def tfra_is_there() -> bool:
 
 
 def checked(report, where):
-    """The report of a test or of a module: skipped if it failed for want of TFRA, failed if it skipped unasked."""
+    """The report of a test or of a module: skipped if TFRA was missing, failed if MAY_SKIP lacks the skip's reason."""
     if report.failed and not tfra_is_there() and "Recommenders Addons (TFRA) is not installed" in str(report.longrepr):
         report.outcome = "skipped"
         report.longrepr = (str(where), 0, "Skipped: needs TFRA, the extra tf_fusedrec[tfra]")

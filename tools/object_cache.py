@@ -73,15 +73,15 @@ def remove_oldest(cache: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a command makes.
+    """The output of a command.
 
     Attributes:
       root: The clone, in which the command runs.
       command: The compiler and its flags. With `-c`, the headers that it reads count as inputs.
       inputs: Sources or objects; paths in the clone are relative to it.
-      suffix: Of the output's name.
-      framework: Version of what the compiler reads outside the clone.
-      last: Words behind the inputs.
+      suffix: End of the output's name, such as `.o`.
+      framework: Version of the headers that the compiler reads outside the clone.
+      last: Words after the inputs.
     """
 
     root: pathlib.Path

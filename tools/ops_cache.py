@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from tools import object_cache
 from tools.horovod_wheel import cache_folder
+from tools.object_cache import HERE
 
 SOURCES = "custom_ops"
 BUILT = pathlib.Path("build/custom_ops")
 HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")  # which sources include without naming them in their lists
-HERE = "@clone@"  # in place of the clone's path, which stands in commands and in lists of inputs
 
 
 def key(settings: str, compilers: Sequence[str]) -> str:

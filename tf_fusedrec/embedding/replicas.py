@@ -6,8 +6,8 @@
 id without a row in a replica counts as its initial row, and gets a row there. A row that left one replica leaves all,
 unless another one has trained it since. Afterwards replicas are equal bit by bit, and every counter for eviction is the
 largest among the replicas that have trained the row since. A lookup whose gradients are still to come, as under
-SemiAsync, is no part of that: it counts on its own replica alone until the average behind its update, and holds its
-rows there.
+SemiAsync, is no part of that: it counts on its own replica at most, until the average behind its update, and keeps
+its rows there.
 
 With Topology.average_late, the mean of the rows behind update t is merged behind update t + 1. It travels while batch
 t + 1 computes:
@@ -110,8 +110,8 @@ class Replica:
         received = ops.unpack_message(message, entries, num_segments=2 * segments)
         union = ops.segment_unique(received.ids, received.segment_splits)
         number = tf.gather(union.inverse, received.position)  # of each received id, in the order of the headers
-        # A replica that has not trained a row has the counters of the last synchronisation, or those of lookups under
-        # way, which `merge` keeps.
+        # A replica that has not trained a row takes these counters. If a lookup under way is later, `merge` keeps its
+        # clock and the larger count.
         shift, low = tf.constant(32, tf.int64), tf.constant(0xFFFFFFFF, tf.int64)
         parts = tf.bitwise.right_shift(headers, shift), tf.bitwise.bitwise_and(headers, low)
         last, count = (tf.math.unsorted_segment_max(part, number, tf.size(union.ids)) for part in parts)

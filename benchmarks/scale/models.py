@@ -1,5 +1,8 @@
 """The cost models of benchmarks.scale: a few published cells fix their constants, and they predict the others.
 
+published.csv has the printed figures of five papers. Its cells with the use "input" are what a paper states, such as
+the FLOPs of a model. TABLE III of NestPipe prints two decimals, so its 0.26 is exact to 2 % only.
+
 An all-to-all among N workers takes alpha * (N - 1) + volume * (N - 1) / N. The first part is a message to every other
 worker, the second the bytes over the bandwidth. A lookup in a group of N workers takes a constant and a part that grows
 with N. All workers ask the owner of the hottest rows. The papers print neither row bytes nor bandwidths, so that both
@@ -8,48 +11,67 @@ parts come from fitted cells. The steps are replayed by tf_fusedrec/schedules/pl
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
+import pathlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.scale import own
-from benchmarks.scale.published import (
-    FUSEDREC,
-    GPU_METHODS,
-    MTGRBOOST,
-    NESTPIPE,
-    TABLE_1_MODELS,
-    TABLE_3,
-    TABLE_6,
-    TURBOGR,
-    TWO_D,
-    WORKERS,
-    Cell,
-    cells,
-)
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, Nested, Pipelined, Schedule, Sync
 from tf_fusedrec.schedules.planning.replay import Piece, StepCosts, step_s
 
-Key = tuple[str, str, str, str]
-NO_OPS = own.OpCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no paper states the cost of its ops
+PUBLISHED = pathlib.Path(__file__).with_name("published.csv")
+NESTPIPE, TURBOGR, TWO_D = "NestPipe", "TurboGR", "2D-SP"
 FIXED_LENGTH = 1024  # assumed: tokens of the model whose compute TABLE II gives
 LOOKUP_STAGES = 4  # NestPipe IV.A: prefetch, copy to the device, routing, retrieval
+Key = tuple[str, str, str, str]  # paper, table, row, column
+
+
+class Cell(NamedTuple):
+    """One printed figure."""
+
+    value: float | None  # None: out of memory
+    is_input: bool  # stated by the paper, and not predicted
+
+
+@functools.cache
+def published() -> dict[Key, Cell]:
+    """Returns the figures of published.csv."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file))[1:]
+    return {
+        (paper, table, row, column): Cell(None if value == "out of memory" else float(value), use == "input")
+        for paper, table, row, column, value, use in lines
+    }
+
+
+def value_of(paper: str, table: str, row: str, column: str) -> float:
+    """Returns a printed figure."""
+    value = published()[(paper, table, row, column)].value
+    assert value is not None, (paper, table, row, column)
+    return value
+
+
+def rows_of(paper: str, table: str) -> list[str]:
+    """Returns the names of a table's rows."""
+    return list(dict.fromkeys(key[2] for key in published() if key[:2] == (paper, table)))
 
 
 class Prediction(NamedTuple):
+    key: Key
     value: float
-    fitted: bool = False  # whether this cell, or an equivalent one, fixed a constant of the model
+    fitted: bool  # whether this cell, or an equivalent one, fixed a constant of the model
 
 
-Table = dict[Key, Prediction]
-PRINTED = {cell.key: cell.value for cell in cells()}
-
-
-def value_of(*key: str) -> float:
-    """Returns a figure that a paper prints, by paper, table, row and column."""
-    value = PRINTED[(key[0], key[1], key[2], key[3])]
-    assert value is not None, key
-    return value
+def predicted(
+    paper: str, table: str, row: str, figures: Mapping[str, float], fitted: Collection[str] = ()
+) -> Iterator[Prediction]:
+    """Yields the predictions of a row by column. `fitted` has the columns that fixed a constant."""
+    for column, value in figures.items():
+        yield Prediction((paper, table, row, column), value, column in fitted)
 
 
 class Line(NamedTuple):
@@ -88,8 +110,7 @@ class PaperStep:
 
     lookup: float  # the stages before rows leave their owner: read, route, find, copy
     compute: float  # dense forward and backward
-    rows: float  # all-to-all
-    gradients: float  # all-to-all
+    exchange: float  # all-to-alls of rows and of gradients, of one size
     synchronize: float = 0.0  # exchange between replicas, of rows after the update or of gradients before it
 
 
@@ -100,6 +121,11 @@ class Replay(NamedTuple):
     lookup_exposed: float  # time that lookups add to the compute
     exposed: float  # time that the network adds to both
 
+    def ms(self, method: str) -> dict[str, float]:
+        """Returns the columns of a method in NestPipe's TABLE II."""
+        names = ("step ms", "lookup ms", "exposed ms")
+        return {f"{method} {name}": 1e3 * seconds for name, seconds in zip(names, self)}
+
 
 def replay(costs: PaperStep, schedule: Schedule) -> Replay:
     """Replays a step in equal micro-batches. A look-ahead has a resource for each stage of the lookups."""
@@ -107,15 +133,16 @@ def replay(costs: PaperStep, schedule: Schedule) -> Replay:
     stages = LOOKUP_STAGES if isinstance(schedule, (DualBuffer, Nested)) else 1
 
     def seconds(network: float) -> float:
-        piece = Piece(costs.compute / count, network * costs.rows / count, network * costs.gradients / count)
+        one_way = network * costs.exchange / 2 / count
+        pieces = (Piece(costs.compute / count, one_way, one_way),) * count
         average = network * costs.synchronize
-        return step_s(StepCosts(0.0, 0.0, costs.lookup / stages, (piece,) * count, 0.0, average=average), schedule)
+        return step_s(StepCosts(0.0, 0.0, costs.lookup / stages, pieces, 0.0, average=average), schedule)
 
     step, without_network = seconds(1.0), seconds(0.0)
     return Replay(step, without_network - costs.compute, step - without_network)
 
 
-class NestPipeCluster:
+class NestPipe:
     """1,536 NPUs, HSTU, 512 samples per worker (section VII). Fitted: TorchRec at 128 (Fig. 2) and 1,536 (TABLE II)."""
 
     SAMPLES = 512
@@ -123,6 +150,7 @@ class NestPipeCluster:
     # 154 of 1,186 ms are exposed, "13 %": 1/8 and the ends. The number of micro-batches is not stated.
     MICRO_BATCHES = 8
     METHODS = {"TorchRec": Sync(), "2D-SP": Sync(), "UniEmb": DualBuffer(), "NestPipe": Nested(MICRO_BATCHES)}
+    WORKERS = (128, 256, 512, 1024, 1536)
 
     def __init__(self) -> None:
         columns = ("step ms", "lookup ms", "exposed ms")
@@ -131,13 +159,11 @@ class NestPipeCluster:
         shares = [value_of(NESTPIPE, "Fig. 2", "128", f"TorchRec {x} %") / 100 for x in ("lookup", "communication")]
         step_128 = self.compute / (1 - sum(shares))
         self.lookup = Line.through(128, shares[0] * step_128, 1536, lookup)
-        # Rows and gradients take two all-to-alls of one size.
-        self.all_to_all = AllToAll.through(128, shares[1] * step_128 / 2, 1536, exchange / 2)
+        self.exchange = AllToAll.through(128, shares[1] * step_128, 1536, exchange)
 
     def costs(self, workers: int, groups: int = 1) -> PaperStep:
-        exchange = self.all_to_all.at(workers // groups)
         # Lookups do not shrink with groups here: 2,767 of 2,871 ms stay under 2D-SP (TABLE II).
-        return PaperStep(self.lookup.at(workers), self.compute, exchange, exchange)
+        return PaperStep(self.lookup.at(workers), self.compute, self.exchange.at(workers // groups))
 
     def run(self, method: str, workers: int) -> Replay:
         groups = self.GROUPS if "2D-SP" in method else 1
@@ -147,54 +173,81 @@ class NestPipeCluster:
         """Returns the throughput in 10^5 samples per second."""
         return workers * self.SAMPLES / self.run(method, workers).step / 1e5
 
-    def predictions(self) -> Table:
-        table: Table = {}
+    def predictions(self) -> Iterator[Prediction]:
+        return (cell for part in (self._tables, self._gpus, self._figures, self._figure_10) for cell in part())
+
+    def _tables(self) -> Iterator[Prediction]:
+        """TABLES II (NPUs), III and IV, Figs. 2 and 8."""
+        for workers in self.WORKERS:
+            for method in self.METHODS:
+                qps, alone = self.qps(method, workers), self.qps("TorchRec", workers)
+                scaling = 100 * qps / self.qps(method, 128) / (workers / 128)
+                figures = {"QPS 1e5": qps, "speedup": qps / alone, "scaling %": scaling}
+                columns = {f"{method} {name}": figure for name, figure in figures.items()}
+                yield from predicted(
+                    NESTPIPE, "TABLE III", str(workers), columns, ["TorchRec QPS 1e5"] if workers == 1536 else []
+                )
         for method in self.METHODS:
-            base = self.qps(method, 128)
-            for workers in WORKERS:
-                qps, row = self.qps(method, workers), (NESTPIPE, "TABLE III", str(workers))
-                table[(*row, f"{method} QPS 1e5")] = Prediction(qps, (method, workers) == ("TorchRec", 1536))
-                if method != "TorchRec":
-                    table[(*row, f"{method} speedup")] = Prediction(qps / self.qps("TorchRec", workers))
-                if workers > 128:
-                    table[(*row, f"{method} scaling %")] = Prediction(100 * qps / base / (workers / 128))
-            run = self.run(method, 1536)
-            fits = {"2D-SP": "lookup ms", "NestPipe": "exposed ms"}
-            for column, seconds in zip(("step ms", "lookup ms", "exposed ms"), (run.step, *run[1:])):
-                fitted = method == "TorchRec" or fits.get(method) == column
-                table[(NESTPIPE, "TABLE II", "1536 NPUs", f"{method} {column}")] = Prediction(1e3 * seconds, fitted)
+            columns = self.run(method, 1536).ms(method)
+            fitted = [*self.run("TorchRec", 1536).ms("TorchRec"), "2D-SP lookup ms", "NestPipe exposed ms"]
+            yield from predicted(NESTPIPE, "TABLE II", "1536 NPUs", columns, fitted)
         for method in ("2D-SP", "NestPipe", "NestPipe+2D-SP"):
             costs = self.costs(1536, self.GROUPS if "2D-SP" in method else 1)
-            row, fitted = (NESTPIPE, "TABLE IV", "1536"), method == "NestPipe"
-            both = 1e3 * (costs.rows + costs.gradients), 1e3 * self.run(method, 1536).exposed
-            table[(*row, f"{method} communication ms")] = Prediction(both[0], fitted)
-            table[(*row, f"{method} exposed ms")] = Prediction(both[1], fitted)
-            table[(*row, f"{method} QPS 1e5")] = Prediction(self.qps(method, 1536))
+            columns = {
+                f"{method} communication ms": 1e3 * costs.exchange,
+                f"{method} exposed ms": 1e3 * self.run(method, 1536).exposed,
+                f"{method} QPS 1e5": self.qps(method, 1536),
+            }
+            fitted = ["NestPipe communication ms", "NestPipe exposed ms"]
+            yield from predicted(NESTPIPE, "TABLE IV", "1536", columns, fitted)
         run = self.run("TorchRec", 128)
-        for column, seconds in (("lookup %", run.lookup_exposed), ("communication %", run.exposed)):
-            table[(NESTPIPE, "Fig. 2", "128", f"TorchRec {column}")] = Prediction(100 * seconds / run.step, True)
-        return table
+        parts = {"lookup": run.lookup_exposed, "communication": run.exposed}
+        columns = {f"TorchRec {name} %": 100 * seconds / run.step for name, seconds in parts.items()}
+        yield from predicted(NESTPIPE, "Fig. 2", "128", columns, columns)
+        for workers in (128, 1536):
+            columns = {f"{m} utilization %": 100 * self.compute / self.run(m, workers).step for m in self.METHODS}
+            # Fig. 2 and TABLE II, from which the constants are, print the same for TorchRec.
+            yield from predicted(NESTPIPE, "Fig. 8", str(workers), columns, ["TorchRec utilization %"])
+
+    def _gpus(self) -> Iterator[Prediction]:
+        """TABLE II, 128 GPUs. Its row of TorchRec fixes the costs; messages and bytes split as on the NPUs."""
+        columns = ("step ms", "lookup ms", "exposed ms")
+        step, lookup, exchange = (1e-3 * value_of(NESTPIPE, "TABLE II", "128 GPUs", f"TorchRec {x}") for x in columns)
+        of_groups = self.exchange.at(128 // self.GROUPS) / self.exchange.at(128)
+        for method, schedule in self.METHODS.items():
+            share = of_groups if method == "2D-SP" else 1.0
+            run = replay(PaperStep(lookup, step - lookup - exchange, share * exchange), schedule)
+            fitted = run.ms("TorchRec")
+            yield from predicted(NESTPIPE, "TABLE II", "128 GPUs", run.ms(method), fitted)
+
+    def _figures(self) -> Iterator[Prediction]:
+        """Fig. 9: micro-batches of 16 samples on 512 NPUs."""
+        costs = self.costs(512)
+        run = replay(costs, Nested(self.SAMPLES // 16))
+        columns = {"communication ms": 1e3 * costs.exchange, "exposed %": 100 * run.exposed / costs.exchange}
+        yield from predicted(NESTPIPE, "Fig. 9", "micro-batch 16", columns)
+        yield from predicted(NESTPIPE, "Fig. 9", "micro-batch 16, clustered", {"exposed ms": 1e3 * run.exposed})
+
+    def _figure_10(self) -> Iterator[Prediction]:
+        """Fig. 10: 1,536 NPUs with the compute and the communication that section VII states."""
+        whole = self.costs(1536)
+        wide = 1e-3 * value_of(NESTPIPE, "Fig. 10", "8 layers", "communication ms")
+        compute = {
+            "2 layers": self.compute * 2 / 4, "8 layers": self.compute * 8 / 4,
+            **{f"length {n}": self.compute * n / FIXED_LENGTH for n in (512, 2048)},
+        }  # fmt: skip
+        for row, seconds in compute.items():
+            yield from predicted(NESTPIPE, "Fig. 10", row, {"compute ms": 1e3 * seconds})
+        stated = {row: 1e-3 * value_of(NESTPIPE, "Fig. 10", row, "compute ms") for row in compute}
+        exchanges = {"8 layers": wide, "2 layers": wide, "length 2048": whole.exchange, "dimension 1024": wide}
+        for row, exchange in exchanges.items():
+            costs = dataclasses.replace(whole, compute=stated.get(row, self.compute), exchange=exchange)
+            exposed = replay(costs, Nested(self.MICRO_BATCHES)).exposed
+            columns = {"exposed ms": 1e3 * exposed, "exposed %": 100 * exposed / exchange}
+            yield from predicted(NESTPIPE, "Fig. 10", row, columns)
 
 
-def turbogr() -> Table:
-    """Ascend 910B1 nodes of TurboGR (Table 4). Fitted: the baseline, and the all-to-alls of HSP (4 groups)."""
-    columns = ("step ms", "all-to-all ms", "communication ms")
-    step, whole, communication = (1e-3 * value_of(TURBOGR, "Table 4", "Baseline", column) for column in columns)
-    # Neither the number of groups nor that of NPUs is stated.
-    groups_of_hsp = round(whole / (1e-3 * value_of(TURBOGR, "Table 4", "HSP", "all-to-all ms")))
-    predicted: Table = {}
-    for strategy, groups in (("Baseline", 1), ("HSP", groups_of_hsp)):
-        all_to_all = whole / groups
-        # Each other group sends a worker as many gradients as an all-to-all of its own group does. The rest is dense.
-        synchronize = (groups - 1) * all_to_all / 2 + communication - whole
-        run = replay(PaperStep(0.0, step - communication, all_to_all / 2, all_to_all / 2, synchronize), Sync())
-        for column, seconds in zip(columns, (run.step, all_to_all, run.exposed)):
-            fitted = strategy == "Baseline" or column == "all-to-all ms"
-            predicted[(TURBOGR, "Table 4", strategy, column)] = Prediction(1e3 * seconds, fitted)
-    return predicted
-
-
-class TwoDCluster:
+class TwoD:
     """ExFM and the CTR model of 2D-SP: 1.7 TB and 0.5 TB of tables on 256 to 4,096 GPUs (section 4).
 
     Fitted figures:
@@ -211,57 +264,44 @@ class TwoDCluster:
     LOOKUP_BYTES_PER_GPU = 15e9 / 1024  # Fig. 2: "almost 15GB" at 1K GPUs
 
     def __init__(self) -> None:
-        full = {n: n * self.EXFM_BATCH / self._qps_2("full", n) for n in (256, 1024)}
+        full, grouped = (
+            {n: n * self.EXFM_BATCH / value_of(TWO_D, "Table 2", f"{n} GPUs", f"{strategy} QPS") for n in (256, 1024)}
+            for strategy in ("full", "2D")
+        )
         self.exfm = Line.through(256, full[256], 1024, full[1024])
-        synchronize = 1024 * self.EXFM_BATCH / self._qps_2("2D", 1024) - self.exfm.at(256)
-        self.replica_bytes_per_s = 2 * self.EXFM_BYTES * 3 / (1024 * synchronize)
-        steps = {g: 256 * self.CTR_BATCH / self._qps_1("CTR", g) for g in (1, 2)}
-        self.ctr = Line.through(256, steps[1], 128, steps[2] - self._sync(self.CTR_BYTES, 2, 256))
-
-    def _qps_1(self, model: str, groups: int) -> float:
-        return value_of(TWO_D, "Table 1", f"{groups} groups", f"{model} QPS")
-
-    def _qps_2(self, strategy: str, gpus: int) -> float:
-        return value_of(TWO_D, "Table 2", f"{gpus} GPUs", f"{strategy} QPS")
+        self.replica_bytes_per_s = 2 * self.EXFM_BYTES * 3 / (1024 * (grouped[1024] - self.exfm.at(256)))
+        ctr = {g: 256 * self.CTR_BATCH / value_of(TWO_D, "Table 1", f"{g} groups", "CTR QPS") for g in (1, 2)}
+        self.ctr = Line.through(256, ctr[1], 128, ctr[2] - self._sync(self.CTR_BYTES, 2, 256))
 
     def _sync(self, table_bytes: float, groups: int, gpus: int) -> float:
         """Returns the seconds of a ring all-reduce of a worker's rows among its replicas (2D-SP, equation 1)."""
         return 2 * table_bytes * (groups - 1) / (gpus * self.replica_bytes_per_s)
 
-    def predictions(self) -> Table:
-        return {**self._table_1(), **self._table_2()}
-
-    def _table_1(self) -> Table:
-        predicted: Table = {}
+    def predictions(self) -> Iterator[Prediction]:
         share = self.EXFM_BATCH_TABLE_1 / self.EXFM_BATCH  # of the work of a step
-        models = {
-            "CTR": (256, self.CTR_BATCH, self.CTR_BYTES, self.ctr),
-            "ExFM": (
-                1024,
-                self.EXFM_BATCH_TABLE_1,
-                self.EXFM_BYTES,
-                Line(share * self.exfm.constant, share * self.exfm.slope),
-            ),
-        }
-        for model, (gpus, batch, table_bytes, line) in models.items():
+        exfm = Line(share * self.exfm.constant, share * self.exfm.slope)
+        yield from self._table_1("CTR", 256, self.CTR_BATCH, self.CTR_BYTES, self.ctr)
+        yield from self._table_1("ExFM", 1024, self.EXFM_BATCH_TABLE_1, self.EXFM_BYTES, exfm)
+        yield from self._table_2()
 
-            def of(groups: int, column: str, model: str = model) -> float:
-                return value_of(TWO_D, "Table 1", f"{groups} groups", f"{model} {column}")
+    def _table_1(self, model: str, gpus: int, batch: int, table_bytes: float, line: Line) -> Iterator[Prediction]:
+        def of(groups: int, column: str) -> float:
+            return value_of(TWO_D, "Table 1", f"{groups} groups", f"{model} {column}")
 
-            hottest = of(1, "imbalance") / gpus  # the busiest shard's part of all lookups
-            peak = (of(1, "peak memory %") - of(1, "mean memory %")) / (of(1, "imbalance") - 1)
-            for groups in (1, 2, 4, 8):
-                step = line.at(gpus / groups) + self._sync(table_bytes, groups, gpus)
-                imbalance = max(of(8, "imbalance"), hottest * gpus / groups)
-                replicas = 100 * table_bytes * (groups - 1) / gpus / self.HBM_BYTES
-                mean = of(1, "mean memory %") + replicas
-                row = (TWO_D, "Table 1", f"{groups} groups")
-                fitted = groups in (1, 2) and model == "CTR"
-                predicted[(*row, f"{model} QPS")] = Prediction(gpus * batch / step, fitted)
-                predicted[(*row, f"{model} imbalance")] = Prediction(imbalance, groups in (1, 8))
-                predicted[(*row, f"{model} mean memory %")] = Prediction(mean, groups == 1)
-                predicted[(*row, f"{model} peak memory %")] = Prediction(mean + peak * (imbalance - 1), groups == 1)
-        return predicted
+        hottest = of(1, "imbalance") / gpus  # the busiest shard's part of all lookups
+        peak = (of(1, "peak memory %") - of(1, "mean memory %")) / (of(1, "imbalance") - 1)
+        for groups in (1, 2, 4, 8):
+            step = line.at(gpus / groups) + self._sync(table_bytes, groups, gpus)
+            imbalance = max(of(8, "imbalance"), hottest * gpus / groups)
+            mean = of(1, "mean memory %") + 100 * table_bytes * (groups - 1) / gpus / self.HBM_BYTES
+            columns = {
+                f"{model} QPS": gpus * batch / step, f"{model} imbalance": imbalance, f"{model} mean memory %": mean,
+                f"{model} peak memory %": mean + peak * (imbalance - 1),
+            }  # fmt: skip
+            fitted = {
+                1: [*list(columns)[1:], "CTR QPS"], 2: ["CTR QPS"], 8: [f"{model} imbalance"]
+            }.get(groups, [])  # fmt: skip
+            yield from predicted(TWO_D, "Table 1", f"{groups} groups", columns, fitted)
 
     def _memory(self, group: int) -> float:
         """Returns the peak memory, in % of the device, of a worker in a group of `group` GPUs."""
@@ -269,181 +309,124 @@ class TwoDCluster:
         def varying(n: int) -> float:
             return 100 * (self.EXFM_BYTES / n + self.LOOKUP_BYTES_PER_GPU * n) / self.HBM_BYTES
 
-        rest = value_of(TWO_D, "Table 2", "256 GPUs", "full memory %") - varying(256)
-        return rest + varying(group)
+        return value_of(TWO_D, "Table 2", "256 GPUs", "full memory %") - varying(256) + varying(group)
 
-    def _table_2(self) -> Table:
-        predicted: Table = {}
-        for strategy, sizes in (("full", (256, 512, 1024, 2048, 4096)), ("2D", (256, 512, 1024, 2048, 4096))):
-            for gpus in sizes:
-                groups = gpus // self.GROUP if strategy == "2D" else 1
+    def _table_2(self) -> Iterator[Prediction]:
+        for gpus in (256, 512, 1024, 2048, 4096):
+            for strategy, groups in (("full", 1), ("2D", gpus // self.GROUP)):
                 step = self.exfm.at(gpus // groups) + self._sync(self.EXFM_BYTES, groups, gpus)
-                row = (TWO_D, "Table 2", f"{gpus} GPUs")
-                fits = (256, 1024)
-                predicted[(*row, f"{strategy} memory %")] = Prediction(self._memory(gpus // groups), gpus == 256)
-                predicted[(*row, f"{strategy} QPS")] = Prediction(gpus * self.EXFM_BATCH / step, gpus in fits)
-                scaling = 100 * self.exfm.at(256) / step
-                predicted[(*row, f"{strategy} scaling %")] = Prediction(scaling, gpus in fits)
-        return predicted
+                columns = {
+                    f"{strategy} memory %": self._memory(gpus // groups),
+                    f"{strategy} QPS": gpus * self.EXFM_BATCH / step,
+                    f"{strategy} scaling %": 100 * self.exfm.at(256) / step,
+                }
+                fitted = {256: list(columns), 1024: list(columns)[1:]}.get(gpus, [])
+                yield from predicted(TWO_D, "Table 2", f"{gpus} GPUs", columns, fitted)
 
 
-def checks() -> Table:
-    """Returns a prediction for the cells of other clusters and models, with as few fitted constants as they allow.
-
-    Each function says what it takes from the paper. An error here is a limit of the model and stays in the output.
-    """
-    return {**_gpu_rows(), **_figs_8_to_10(), **_table_1(), **_table_3(), **_table_6(), **_scaling()}
-
-
-def _gpu_rows() -> Table:
-    """TABLE II, GPUs. Its row of TorchRec fixes the costs; messages and bytes split as on the NPUs."""
-    npus = NestPipeCluster()
-
-    def of(method: str, column: str) -> float:
-        return 1e-3 * value_of(NESTPIPE, "TABLE II", "128 GPUs", f"{method} {column}")
-
-    lookup, exchange = of("TorchRec", "lookup ms"), of("TorchRec", "exposed ms")
-    compute = of("TorchRec", "step ms") - lookup - exchange
-    predicted: Table = {}
-    for method in GPU_METHODS:
-        share = npus.all_to_all.at(128 // npus.GROUPS) / npus.all_to_all.at(128) if method == "2D-SP" else 1.0
-        costs = PaperStep(lookup, compute, share * exchange / 2, share * exchange / 2)
-        run = replay(costs, npus.METHODS[method])
-        figures = {"step ms": run.step, "lookup ms": run.lookup_exposed, "exposed ms": run.exposed}
-        for column, seconds in figures.items():
-            key = (NESTPIPE, "TABLE II", "128 GPUs", f"{method} {column}")
-            predicted[key] = Prediction(1e3 * seconds, method == "TorchRec")
-    return predicted
+def turbogr() -> Iterator[Prediction]:
+    """TurboGR, Table 4 on Ascend 910B1 nodes. Fitted: the baseline, and the all-to-alls of HSP (4 groups)."""
+    columns = ("step ms", "all-to-all ms", "communication ms")
+    step, whole, communication = (1e-3 * value_of(TURBOGR, "Table 4", "Baseline", column) for column in columns)
+    # Neither the number of groups nor that of NPUs is stated.
+    groups_of_hsp = round(whole / (1e-3 * value_of(TURBOGR, "Table 4", "HSP", "all-to-all ms")))
+    for strategy, groups in (("Baseline", 1), ("HSP", groups_of_hsp)):
+        all_to_all = whole / groups
+        # Each other group sends a worker as many gradients as an all-to-all of its own group does. The rest is dense.
+        synchronize = (groups - 1) * all_to_all / 2 + communication - whole
+        run = replay(PaperStep(0.0, step - communication, all_to_all, synchronize), Sync())
+        figures = {name: 1e3 * seconds for name, seconds in zip(columns, (run.step, all_to_all, run.exposed))}
+        yield from predicted(TURBOGR, "Table 4", strategy, figures, columns if groups == 1 else columns[1:2])
 
 
-def _figs_8_to_10() -> Table:
-    """Figs. 8 to 10. The fit of the NPUs, with the compute and communication that section VII states for Fig. 10."""
-    npus = NestPipeCluster()
-
-    def add(figure: str, row: str, column: str, value: float) -> None:
-        predicted[(NESTPIPE, figure, row, column)] = Prediction(value)
-
-    predicted: Table = {}
-    for workers in (128, 1536):
-        for method in ("TorchRec", "2D-SP"):
-            use = 100 * npus.compute / npus.run(method, workers).step
-            fitted = method == "TorchRec"  # Fig. 2 and TABLE II, from which the constants are, print the same
-            key = (NESTPIPE, "Fig. 8", str(workers), f"{method} utilization %")
-            predicted[key] = Prediction(use, fitted)
-    small = npus.costs(512)
-    run = replay(small, Nested(npus.SAMPLES // 16))
-    together = small.rows + small.gradients
-    add("Fig. 9", "micro-batch 16", "communication ms", 1e3 * together)
-    add("Fig. 9", "micro-batch 16", "exposed %", 100 * run.exposed / together)
-    add("Fig. 9", "micro-batch 16, clustered", "exposed ms", 1e3 * run.exposed)
-
-    whole = npus.costs(1536)
-
-    def exposed(compute: float, communication: float) -> float:
-        costs = dataclasses.replace(whole, compute=compute, rows=communication / 2, gradients=communication / 2)
-        return replay(costs, Nested(npus.MICRO_BATCHES)).exposed
-
-    def stated(row: str) -> float:
-        return 1e-3 * value_of(NESTPIPE, "Fig. 10", row, "compute ms")
-
-    communication = 1.1698  # "the communication time of 1,169.8ms", with 8 layers
-    add("Fig. 10", "dimension 1024", "exposed %", 100 * exposed(npus.compute, communication) / communication)
-    add("Fig. 10", "8 layers", "compute ms", 1e3 * npus.compute * 8 / 4)
-    add("Fig. 10", "8 layers", "exposed ms", 1e3 * exposed(stated("8 layers"), communication))
-    add("Fig. 10", "2 layers", "compute ms", 1e3 * npus.compute * 2 / 4)
-    add("Fig. 10", "2 layers", "exposed %", 100 * exposed(stated("2 layers"), communication) / communication)
-    for length in (512, 2048):
-        add("Fig. 10", f"length {length}", "compute ms", 1e3 * npus.compute * length / FIXED_LENGTH)
-    communication = whole.rows + whole.gradients
-    add("Fig. 10", "length 2048", "exposed ms", 1e3 * exposed(stated("length 2048"), communication))
-    return predicted
-
-
-def _table_1() -> Table:
+def turbogr_models() -> Iterator[Prediction]:
     """TurboGR, Table 1. A step is compute plus an overhead, and exposed communication when there are more NPUs.
 
     Fitted: MFU of HSTU-large and HSTU-long (overhead and best MFU), scalability of HSTU-large (communication).
     """
-    flops = {model: stated[0] for model, stated in TABLE_1_MODELS.items()}
+
+    def of(model: str, column: str) -> float:
+        return value_of(TURBOGR, "Table 1", model, column)
+
     large, long = "HSTU-large", "HSTU-long"
+    flops = {model: of(model, "TFLOPs per step") for model in rows_of(TURBOGR, "Table 1")}
     # Seconds of a step are FLOPs / MFU, in units of the peak: a line in FLOPs.
-    seconds = {model: flops[model] / (TABLE_1_MODELS[model][1] / 100) for model in (large, long)}
+    seconds = {model: flops[model] / (of(model, "MFU %") / 100) for model in (large, long)}
     step = Line.through(flops[large], seconds[large], flops[long], seconds[long])
-    scalability = TABLE_1_MODELS[large][2]
-    communication = flops[large] * (1 / scalability - 1)
-    predicted: Table = {}
+    communication = flops[large] * (1 / of(large, "linear scalability") - 1)
     for model, work in flops.items():
-        mfu = 100 * work / step.at(work)
-        predicted[(TURBOGR, "Table 1", model, "MFU %")] = Prediction(mfu, model in (large, long))
-        scaled = work / (work + communication)
-        predicted[(TURBOGR, "Table 1", model, "linear scalability")] = Prediction(scaled, model == large)
-    return predicted
+        columns = {"MFU %": 100 * work / step.at(work), "linear scalability": work / (work + communication)}
+        fitted = {large: list(columns), long: ["MFU %"]}.get(model, [])
+        yield from predicted(TURBOGR, "Table 1", model, columns, fitted)
 
 
-def _table_3() -> Table:
+def turbogr_balance() -> Iterator[Prediction]:
     """TurboGR, Table 3. The row with fixed batches fixes the balanced step, and a delay in proportion to the tokens."""
-    predicted: Table = {}
-    for data, ((tokens, step, delay, _), (left, *_)) in TABLE_3.items():
-        for strategy, of_strategy in (("fixed", delay), ("balanced", delay * left / tokens)):
+    for data in rows_of(TURBOGR, "Table 3"):
+
+        def of(column: str, data: str = data) -> float:
+            return value_of(TURBOGR, "Table 3", data, column)
+
+        step, delay = of("fixed step ms"), of("fixed delay ms")
+        share = of("balanced difference of tokens") / of("fixed difference of tokens")
+        for strategy, of_strategy in (("fixed", delay), ("balanced", delay * share)):
             whole = step - delay + of_strategy
             figures = {"step ms": whole, "delay ms": of_strategy, "delay %": 100 * of_strategy / whole}
-            for column, value in figures.items():
-                predicted[(TURBOGR, "Table 3", data, f"{strategy} {column}")] = Prediction(value, strategy == "fixed")
-    return predicted
+            columns = {f"{strategy} {name}": figure for name, figure in figures.items()}
+            yield from predicted(TURBOGR, "Table 3", data, columns, columns if strategy == "fixed" else ())
 
 
-def _table_6() -> Table:
+def turbogr_stages() -> Iterator[Prediction]:
     """TurboGR, Table 6, by our own Pipelined(6).
 
     Taken from the paper: compute and communication, and the part of dense all-reduces in Table 4's baseline.
     """
-    whole, sparse = (
-        value_of(TURBOGR, "Table 4", "Baseline", column) for column in ("communication ms", "all-to-all ms")
-    )
-    predicted: Table = {}
-    for model, (compute, communication, *_) in TABLE_6.items():
-        rows = communication * sparse / whole / 2
-        costs = StepCosts(0.0, 0.0, 0.0, (Piece(compute, rows, rows),), 0.0, dense=communication - 2 * rows)
+    whole, sparse = (value_of(TURBOGR, "Table 4", "Baseline", f"{name} ms") for name in ("communication", "all-to-all"))
+    for model in rows_of(TURBOGR, "Table 6"):
+        compute, exchange = (value_of(TURBOGR, "Table 6", model, f"{x} ms") for x in ("computing", "communication"))
+        rows = exchange * sparse / whole / 2
+        costs = StepCosts(0.0, 0.0, 0.0, (Piece(compute, rows, rows),), 0.0, dense=exchange - 2 * rows)
         step = step_s(costs, Pipelined(6))
-        predicted[(TURBOGR, "Table 6", model, "not overlapped ms")] = Prediction(step - compute)
-        predicted[(TURBOGR, "Table 6", model, "computing %")] = Prediction(100 * compute / step)
-    return predicted
+        columns = {"not overlapped ms": step - compute, "computing %": 100 * compute / step}
+        yield from predicted(TURBOGR, "Table 6", model, columns)
 
 
-def _scaling() -> Table:
+def scaling() -> Iterator[Prediction]:
     """MTGRBoost, Fig. 17, and FusedRec, Fig. 6: our own step under sync, on the hardware that the papers state.
 
     Neither paper states its batch, its dense weights or what it overlaps: own.py assumes them. A dimension factor of 1
     is taken as 64 columns.
     """
 
-    def scaling(hardware: own.Hardware, dim: int, flops: float) -> float:
-        work = own.workload(NO_OPS, hardware.flops_per_s, imbalance=1.0, dim=dim, flops=flops)
-        few, many = (own.step_seconds(work, hardware, workers, Topology(), Sync()) for workers in (8, 128))
+    def factor(hardware: own.Hardware, dim: int, flops: float) -> float:
+        few, many = (own.step_seconds(hardware, n, Topology(), Sync(), dim=dim, flops=flops) for n in (8, 128))
         return few / many
 
-    models = [scaling(own.A100, dim, flops) for dim, flops in ((64, 4e9), (64, 110e9), (2 * 64, 4e9), (64 * 64, 4e9))]
-    row = (MTGRBOOST, "Fig. 17", "128 GPUs")
-    return {
-        (*row, "lowest scaling %"): Prediction(100 * min(models)),
-        (*row, "highest scaling %"): Prediction(100 * max(models)),
-        (FUSEDREC, "Fig. 6", "128 GPUs", "scaling factor"): Prediction(scaling(own.H20, own.DIM, own.FLOPS)),
-    }
+    sizes = ((64, 4e9), (64, 110e9), (2 * 64, 4e9), (64 * 64, 4e9))
+    factors = [100 * factor(own.A100, dim, flops) for dim, flops in sizes]
+    columns = {"lowest scaling %": min(factors), "highest scaling %": max(factors)}
+    yield from predicted("MTGRBoost", "Fig. 17", "128 GPUs", columns)
+    columns = {"scaling factor": factor(own.H20, own.DIM, own.FLOPS)}
+    yield from predicted("FusedRec", "Fig. 6", "128 GPUs", columns)
 
 
-def predictions() -> Table:
-    """Returns a prediction for every published cell."""
-    return NestPipeCluster().predictions() | TwoDCluster().predictions() | turbogr() | checks()
+def compared() -> list[dict[str, Any]]:
+    """Returns every published cell beside its prediction, with the error in % of the published figure.
 
-
-def compared(cell: Cell, prediction: Prediction) -> dict[str, Any]:
-    """Returns a cell beside its prediction. "out of memory" has an `error %` of 0 if the model predicts over 100 %."""
-    if cell.value is None:
-        error = 0.0 if prediction.value > 100 else 100 - prediction.value
-    else:
-        error = 100 * (prediction.value / cell.value - 1)
-    return {
-        "paper": cell.paper, "table": cell.table, "row": cell.row, "column": cell.column,
-        "published": "out of memory" if cell.value is None else cell.value, "model": round(prediction.value, 6),
-        "error %": round(error, 3), "kind": "fitted" if prediction.fitted else "predicted",
-    }  # fmt: skip
+    A cell "out of memory" has an error of 0 if the model predicts over 100 %.
+    """
+    of_functions = (turbogr, turbogr_models, turbogr_balance, turbogr_stages, scaling)
+    generators = (NestPipe().predictions(), TwoD().predictions(), *(function() for function in of_functions))
+    predictions = {prediction.key: prediction for predictions in generators for prediction in predictions}
+    records = []
+    for key, (value, is_input) in published().items():
+        if is_input:
+            continue
+        _, model, fitted = predictions[key]
+        error = max(100 - model, 0.0) if value is None else 100 * (model / value - 1)
+        records.append({
+            **dict(zip(("paper", "table", "row", "column"), key)),
+            "published": "out of memory" if value is None else value, "model": round(model, 6),
+            "error %": round(error, 3), "kind": "fitted" if fitted else "predicted",
+        })  # fmt: skip
+    return records

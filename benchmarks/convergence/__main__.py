@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tf_fusedrec as fr
-from benchmarks.harness import harness, processes
-from benchmarks.harness.training import fit, made, start
+from benchmarks.harness import harness, processes, training
 from benchmarks.ranking.data_sets import DataSet, data_set_of
 from models.build import features
+from models.evaluate import evaluator
 from models.experiment import Experiment, from_dict
 from models.fit_calls import fit_calls
 from tf_fusedrec import keras
@@ -38,21 +38,16 @@ class Curve(keras.callbacks.Callback):
 
     def __init__(self, evaluate: Callable[[], Mapping[str, float]], every: int):
         super().__init__()
-        self._evaluate, self._every = evaluate, every
-        self._steps = 0
+        self._evaluate, self._every, self._steps = evaluate, every, 0
         self.points: list[dict[str, float]] = []
 
-    def _measure(self) -> None:
-        self.points.append({"step": self._steps, **self._evaluate()})
-
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        if not self.points:
-            self._measure()
+        self.points.append({"step": 0, **self._evaluate()})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._steps += 1
         if self._steps % self._every == 0:
-            self._measure()
+            self.points.append({"step": self._steps, **self._evaluate()})
 
 
 def layer(config: Experiment, backend: str) -> fr.FusedEmbedding:
@@ -65,13 +60,14 @@ def layer(config: Experiment, backend: str) -> fr.FusedEmbedding:
     return fr.FusedEmbedding(tables, features(config.model), seed=config.seed, backend=backend, key_encoding="hash")
 
 
-def train(experiment: Mapping[str, Any], backend: str, every: int, data: str) -> list[dict[str, float]]:
+def train(experiment: Mapping[str, Any], backend: str, data: str) -> list[dict[str, float]]:
     """Trains the experiment. Returns the points of the curve: step, and the held-out metrics by name."""
     config, source = from_dict(experiment), pathlib.Path(data)
-    start(config)
-    model, evaluate = made(config, layer(config, backend), source)
-    curve = Curve(lambda: evaluate().results, every)
-    fit(model, config, source, curve)
+    model = training.compiled(config, source, lambda config: layer(config, backend))
+    evaluate = evaluator(config, model)
+    (call,) = fit_calls(config, source, None)
+    curve = Curve(lambda: evaluate(source).results, max(1, call.steps // POINTS_PER_EPOCH))
+    training.fit(model, call, [curve])
     return curve.points
 
 
@@ -85,61 +81,38 @@ class Variant(NamedTuple):
 NATIVE, TFRA, OTHER_SEED = Variant("native", 0), Variant("tfra", 0), Variant("native", 1)
 
 
-def trained(data: DataSet, folder: pathlib.Path, variant: Variant, epochs: int) -> list[dict[str, float]]:
-    """Returns the points of a training in a process of its own."""
-    experiment = data.experiment("grm", [f"train.epochs={epochs}", f"seed={variant.seed}"])
-    steps = next(iter(fit_calls(experiment, folder, None))).steps
-    return processes.ask(
-        train, experiment=experiment.to_dict(), backend=variant.backend, every=max(1, steps // POINTS_PER_EPOCH),
-        data=str(folder),
-    )  # fmt: skip
-
-
 def largest_difference(one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], name: str) -> float:
     """Returns the largest difference of a metric at equal steps, except the point before the first step."""
     harness.check_equal("steps of the points", [p["step"] for p in one], [p["step"] for p in other])
     return max(abs(a[name] - b[name]) for a, b in zip(one[1:], other[1:]))
 
 
-def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, epochs: int, seeds: bool) -> dict[str, Any]:
-    """Returns the fields of the JSON file. `seeds`: whether the second seed trains too."""
-    folder = data.prepared(source, run)["test"]
-    points = {
-        variant: trained(data, folder, variant, epochs) for variant in (NATIVE, TFRA, *([OTHER_SEED] if seeds else []))
-    }
-    names = [f"{task}_{metric}" for task in data.tasks for metric in ("gauc", "auc")]
-    for name in names:
-        first = [points[variant][0][name] for variant in (NATIVE, TFRA)]
-        reason = "rows and weights are equal, and few users of nearly equal scores change places by rounding"
-        harness.check_close(f"{name} before the first step", first[1], first[0], relative=EQUAL, reason=reason)
+def measure(data: DataSet, folder: pathlib.Path, epochs: int, variants: Sequence[Variant]) -> dict[str, Any]:
+    """Returns the fields of the JSON file."""
+    points: dict[Variant, list[dict[str, float]]] = {}
+    for variant in variants:  # each in a process of its own
+        experiment = data.experiment("grm", [f"train.epochs={epochs}", f"seed={variant.seed}"]).to_dict()
+        points[variant] = processes.ask(train, experiment=experiment, backend=variant.backend, data=str(folder))
+    names = {
+        f"{prefix}{metric}": f"{task}_{metric}"
+        for prefix, task in zip(("", "second_"), data.tasks)
+        for metric in ("gauc", "auc")
+    }  # fmt: skip
     fields: dict[str, Any] = {"data": data.name, "tasks": list(data.tasks), "epochs": epochs}
     fields["steps"] = points[NATIVE][-1]["step"]
-    for prefix, task in zip(("", "second_"), data.tasks):
-        for metric in ("gauc", "auc"):
-            name, field = f"{task}_{metric}", f"{prefix}{metric}"
-            fields[field] = {variant.backend: points[variant][-1][name] for variant in (NATIVE, TFRA)}
-            fields[f"{field}_difference"] = largest_difference(points[NATIVE], points[TFRA], name)
-            if seeds:
-                fields[f"{field}_difference_seeds"] = largest_difference(points[NATIVE], points[OTHER_SEED], name)
+    for field, name in names.items():
+        reason = "rows and weights are equal, and few users of nearly equal scores change places by rounding"
+        first = [points[variant][0][name] for variant in (TFRA, NATIVE)]
+        harness.check_close(f"{name} before the first step", *first, relative=EQUAL, reason=reason)
+        fields[field] = {variant.backend: points[variant][-1][name] for variant in (NATIVE, TFRA)}
+        fields[f"{field}_difference"] = largest_difference(points[NATIVE], points[TFRA], name)
+        if OTHER_SEED in points:
+            fields[f"{field}_difference_seeds"] = largest_difference(points[NATIVE], points[OTHER_SEED], name)
     fields["curves"] = [
-        {**variant._asdict(), "points": [{"step": p["step"], **{name: p[name] for name in names}} for p in of]}
+        {**variant._asdict(), "points": [{"step": p["step"], **{name: p[name] for name in names.values()}} for p in of]}
         for variant, of in points.items()
     ]
     return fields
-
-
-def show(fields: Mapping[str, Any]) -> None:
-    of = {(curve["backend"], curve["seed"]): curve["points"] for curve in fields["curves"]}
-    click = f"{fields['tasks'][0]}_gauc"
-    rows = [
-        {"step": points[0]["step"], **{f"{name}, seed {seed}": p[click] for (name, seed), p in zip(of, points)}}
-        for points in zip(*of.values())
-    ]
-    harness.print_table(f"{click} of the test split", rows)
-    for field in ("gauc", "auc", "second_gauc", "second_auc"):
-        seeds = fields.get(f"{field}_difference_seeds")
-        beside = "" if seeds is None else f", between two seeds {seeds:.5f}"
-        print(f"{field}: largest difference between the tables {fields[f'{field}_difference']:.5f}{beside}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -148,9 +121,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", type=pathlib.Path, default="runs/convergence", help="folder of the prepared data")
     arguments = parser.parse_args(argv)
     data = data_set_of(arguments.data)
-    epochs = 1 if arguments.quick else 3
-    fields = measure(data, arguments.data.resolve(), arguments.run.resolve(), epochs, seeds=not arguments.quick)
-    show(fields)
+    folder = data.prepared(arguments.data.resolve(), arguments.run.resolve())["test"]
+    variants = (NATIVE, TFRA) if arguments.quick else (NATIVE, TFRA, OTHER_SEED)
+    fields = measure(data, folder, 1 if arguments.quick else 3, variants)
+    curves, click = fields["curves"], f"{data.tasks[0]}_gauc"
+    rows = [
+        {"step": step[0]["step"],
+         **{f"{curve['backend']}, seed {curve['seed']}": point[click] for curve, point in zip(curves, step)}}
+        for step in zip(*(curve["points"] for curve in curves))
+    ]  # fmt: skip
+    harness.print_table(f"{click} of the test split", rows)
+    harness.print_fields("largest differences between the tables, and between seeds", fields)
     harness.write_json(arguments.json, {"benchmark": "convergence", **fields})
 
 

@@ -6,8 +6,8 @@ import json
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,7 @@ class DataSet(NamedTuple):
     name: str  # experiments are configs/<model>_<name>.yaml
     files: tuple[str, ...]  # a folder with one of them is of this kind
     tasks: tuple[str, str]  # the click task first
-    tuning_seeds: tuple[int, ...]  # a small validation split needs the mean of several
-    size_seeds: tuple[int, ...]  # of --sizes; a small test split needs the mean of several
+    tuning_seeds: tuple[int, ...]  # of tuning and of --sizes; a small split needs the mean of several
     split: Callable[[DataSet, Sequence[str], pathlib.Path], dict[str, pathlib.Path]]
 
     @property
@@ -42,13 +41,15 @@ class DataSet(NamedTuple):
         return load(harness.ROOT / f"configs/{model}_{self.name}.yaml", overrides)
 
     def job(
-        self, model: str, setting: Mapping[str, Any], epochs: int, seed: int, folder: pathlib.Path, run: pathlib.Path,
-        patience: int = 0,
+        self, model: str, setting: training.Setting, epochs: int, seed: int, split: str, folder: pathlib.Path,
+        run: pathlib.Path, patience: int = 0,
     ) -> training.Job:  # fmt: skip
-        """Returns the job of a model with the fields `setting` of the experiment, such as {"model.dropout": 0.1}."""
-        overrides = [*(f"{name}={value}" for name, value in setting.items()), f"train.epochs={epochs}", f"seed={seed}"]
-        experiment = self.experiment(model, overrides)
-        return training.job_of(model, experiment, folder, run, deciding=self.deciding, patience=patience)
+        """Returns the job of a model, which trains on a data set and evaluates its part `test` as `split`."""
+        fields = [f"{name}={value}" for name, value in setting.items()]
+        experiment = self.experiment(model, [*fields, f"train.epochs={epochs}", f"seed={seed}"])
+        return training.job_of(
+            model, experiment, run, folder, {split: folder}, deciding=self.deciding, patience=patience
+        )  # fmt: skip
 
     def prepared(self, source: pathlib.Path, run: pathlib.Path) -> dict[str, pathlib.Path]:
         """Returns the folders "validation" and "test" below `run`. The part `test` of each is the held-out one."""
@@ -107,6 +108,6 @@ def _first_of(folder: pathlib.Path, names: Sequence[str]) -> pathlib.Path:
 
 
 DATA_SETS = (
-    DataSet("kuairand", LOGS, ("ctr", "long_view"), (0, 1, 2), (0, 1, 2), _by_user),
-    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), (0,), (0,), _by_time),
+    DataSet("kuairand", LOGS, ("ctr", "long_view"), (0, 1, 2), _by_user),
+    DataSet("ml1m_ranking", RATINGS, ("ctr", "ctcvr"), (0,), _by_time),
 )

@@ -81,7 +81,7 @@ nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of
 test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
 	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow="$$TENSORFLOW" --python="$$PYTHON"
 
-quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes on 2 cores.
+quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; two minutes on 2 cores.
 	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow or nightly)"
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.

@@ -254,7 +254,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] if way[0].isupper() else []) for way in WAYS]
+)
 def test_calls_of_one_step_train_as_one_call(way):
     tables = [table("first", optimizer=fr.optimizers.Adagrad(0.5)), table("second", optimizer=fr.optimizers.Adam(0.1))]
     features = [feature(f"{x}_{t.name}", t.name, "mean" if x == "a" else None) for t in tables for x in "ab"]

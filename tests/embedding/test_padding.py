@@ -265,6 +265,7 @@ def test_schedules_look_ahead_at_the_same_ids():
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_exports_answer_as_the_model(ops, tmp_path):
     emb = fr.FusedEmbedding(

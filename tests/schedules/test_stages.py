@@ -108,6 +108,7 @@ def effects(model, x, training):
         return tf.identity(x["item"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, eager", [(DualBuffer(), False), (DualBuffer(), True), (FrozenWindow(1), False)])
 def test_effects_before_a_lookup_come_once_a_step(schedule, eager):
     model, reference = Prefixed(schedule, effects), Prefixed("sync", effects)

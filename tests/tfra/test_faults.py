@@ -158,6 +158,7 @@ def test_ids_that_a_group_has_no_room_for_are_refused():
             model([tf.constant([[bad]], tf.int64), tf.constant([[1]], tf.int64)])
 
 
+@pytest.mark.slow
 def test_64_bit_hashes_keep_the_bits_that_a_group_has_room_for(caplog, tmp_path):
     """The model trains as the same layers alone, which need no cut. Saves write no warning about the group."""
     hashes = np.append(hash_strings(["ann", "bob", "cem", ""]), 2**63 - 25)[:, np.newaxis]

@@ -103,6 +103,7 @@ def run(seed):
     return demoted
 
 
+@pytest.mark.slow
 def test_random_histories_agree_with_a_model_that_visits_every_row():
     demoted = [run(seed) for seed in range(HISTORIES)]
     assert sum(demoted) > 100 and sum(n > 0 for n in demoted) > HISTORIES / 3, "the case is too easy"

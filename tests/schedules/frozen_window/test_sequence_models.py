@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pytest
 
 from tests.models.batches import of_any_size, ranking_batch, retrieval_batch
 from tests.models.experiments import RETRIEVAL
@@ -134,6 +135,7 @@ def assert_near(states, others, rtol):
                 np.testing.assert_allclose(got[what], wanted[what], rtol=rtol, atol=rtol / 10, err_msg=what)
 
 
+@pytest.mark.slow
 def test_retrieval_with_shared_negatives_equals_whole_batches():
     from tf_fusedrec.schedules import FrozenWindow
 

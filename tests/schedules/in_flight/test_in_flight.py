@@ -95,6 +95,7 @@ class Reload(keras.callbacks.Callback):
             self.load(self.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [SemiAsync(), Pipelined(6)], ids=str)
 def test_a_load_in_the_middle_forgets_what_is_under_way(schedule, tmp_path):
     """Training goes on as that of a model that was loaded before its first step."""

@@ -126,6 +126,7 @@ def test_only_what_is_tolerated_is_considered(model):
     assert {one.topology.rule for one in free.forecasts} == {"gradient_sync", "weight_sync"}
 
 
+@pytest.mark.slow
 def test_schedules_that_the_tables_refuse_are_left_out():
     evicts, _ = make_model(max_rows=1000, eviction="lru")
     found = fr.plan(evicts, make_batch(), fr.Cluster(4, GIGABYTE), tolerate=["stale_rows"])
@@ -172,6 +173,7 @@ def test_senseless_arguments_are_refused(model):
         fr.plan(keras.Sequential(), batch, cluster)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypatch):
     model, embedding = make_model()
     embedding.trainable = False

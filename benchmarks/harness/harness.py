@@ -47,41 +47,45 @@ def timing(seconds: Sequence[float] | np.ndarray) -> Timing:
     return Timing(float(np.median(seconds)), float(np.percentile(seconds, 90)))
 
 
-def measure(variants: Mapping[str, Callable[[], object]], *, warmup: int, repeats: int) -> dict[str, Timing]:
-    """Times the variants in turns. Each repeat starts with another variant."""
-    names = list(variants)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+def in_turns(names: Sequence[str], repeats: int, warmup: int = 0) -> Iterator[tuple[int, str]]:
+    """Yields (repeat, name). Each repeat has all names and starts with another one. A warm-up has repeats below 0."""
     for repeat in range(-warmup, repeats):
-        for turn in range(len(names)):
-            name = names[(repeat + turn) % len(names)]
-            begin = time.perf_counter()
-            variants[name]()
-            if repeat >= 0:
-                seconds[name].append(time.perf_counter() - begin)
+        first = repeat % len(names)
+        for name in [*names[first:], *names[:first]]:
+            yield repeat, name
+
+
+def measure(variants: Mapping[str, Callable[[], object]], *, warmup: int, repeats: int) -> dict[str, Timing]:
+    """Times the variants in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat, name in in_turns(list(variants), repeats, warmup):
+        begin = time.perf_counter()
+        variants[name]()
+        if repeat >= 0:
+            seconds[name].append(time.perf_counter() - begin)
     return {name: timing(values) for name, values in seconds.items()}
 
 
 def check_equal(what: str, got: Any, want: Any) -> None:
-    """Raises CheckFailed, naming the first difference, unless arrays are equal in shape and in every entry."""
-    got, want = np.asarray(got), np.asarray(want)
-    if got.shape != want.shape:
-        raise CheckFailed(f"{what}: shape {got.shape}, want {want.shape}.")
-    if not np.array_equal(got, want):
-        at = tuple(int(i) for i in np.argwhere(got != want)[0])
-        raise CheckFailed(f"{what}: {np.sum(got != want)} entries differ, at {at} got {got[at]}, want {want[at]}.")
+    """Raises CheckFailed unless two arrays are equal. Its message has NumPy's list of differences: x got, y wanted."""
+    _check(what, np.testing.assert_array_equal, got, want)
 
 
 def check_close(
     what: str, got: Any, want: Any, *, relative: float, reason: str = "float32 sums in another order"
 ) -> None:
     """Raises CheckFailed unless max |got - want| <= relative * max |want|. `reason` justifies the tolerance."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    if got.shape != want.shape:
-        raise CheckFailed(f"{what}: shape {got.shape}, want {want.shape}.")
-    error, limit = np.abs(got - want), relative * np.max(np.abs(want), initial=0.0)
-    if not np.all(error <= limit):  # NaN fails too
-        at = tuple(int(i) for i in np.argwhere(~(error <= limit))[0])
-        raise CheckFailed(f"{what}: {got[at]} at {at}, want {want[at]}; the difference may be {limit:.3g} ({reason}).")
+    want = np.asarray(want, np.float64)
+    limit = relative * np.max(np.abs(want), initial=0.0)
+    what = f"{what} (tolerated: {reason})"
+    _check(what, np.testing.assert_allclose, np.asarray(got, np.float64), want, rtol=0, atol=limit, equal_nan=False)
+
+
+def _check(what: str, compare: Callable[..., None], got: Any, want: Any, **options: Any) -> None:
+    try:
+        compare(got, want, **options)
+    except AssertionError as error:
+        raise CheckFailed(f"{what}:{error}") from None
 
 
 def memcpy_bytes_per_s(megabytes: int = 256, repeats: int = 7) -> float:

@@ -1,7 +1,7 @@
 """The processes of a benchmark: children, ranks, and peers in other interpreters. They end with it, however it ends.
 
     processes.ask(case, rows=3)                                 case(rows=3) in a process of its own
-    processes.ask_ranks(step, 2, rows=3)                        the same on two ranks, one of which returns the answer
+    processes.ask_ranks(step, 2, rows=3)                        the same on two ranks; rank 0 answers
     with processes.Remote(python, peer, rows=3) as side: ...    peer(rows=3), which calls `serve`
 
 A child imports the function by its module. Requests and answers are JSON. This module needs the standard library and
@@ -115,10 +115,10 @@ def command_of(python: str, function: Callable[..., Any], request: Mapping[str, 
 
 
 def _answer() -> None:
-    """Runs the function of command_of."""
+    """Runs the function of command_of. Of several ranks, the first one prints what it returns."""
     module, _, name = sys.argv[1].partition(":")
     answer = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))
-    if answer is not None:
+    if answer is not None and os.environ.get("HOROVOD_RANK", "0") == "0":
         print(_MARK + json.dumps(answer), flush=True)
 
 
@@ -143,7 +143,7 @@ def ask_ranks(
     function: Callable[..., Any], ranks: int, *, inside: Sequence[str] = (), options: Sequence[str] = (),
     variables: Mapping[str, str] = _NOTHING, timeout_s: float = 3600, **request: Any,
 ) -> Any:  # fmt: skip
-    """Runs function(**request) on new ranks and returns the answer of the one that answers. Prints rank 0's lines.
+    """Runs function(**request) on new ranks. Returns rank 0's answer and prints its lines.
 
     Args:
       function: Function of a module.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ import numpy as np
 from benchmarks.harness import harness
 from tf_fusedrec.exchange import collectives, horovod_threads
 
+CHECKED = 12  # steps whose losses are compared
+LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen training steps amplify that
 AS_LAUNCHED = "tfra_as_launched"  # TFRA in a job that calls hvd.init alone
 
 
@@ -41,32 +44,63 @@ def turns(
     """
     names, threads = list(variants), horovod_threads.threads_without_preemption()
     seconds = np.zeros([2, len(names), repeats])
-    for repeat in range(-warmup, repeats):
+    inputs = functools.lru_cache(maxsize=1)(inputs)  # all variants of a repeat share them
+    for repeat, name in harness.in_turns(names, repeats, warmup):
         arguments = inputs(repeat)
-        for turn in range(len(names)):
-            n = (repeat + turn) % len(names)
-            as_launched = horovod_threads.with_preemption(threads) if names[n] == AS_LAUNCHED else None
-            with as_launched or contextlib.nullcontext():
-                collectives.barrier()
-                begin = time.perf_counter(), time.process_time()
-                variants[names[n]](*arguments)
-                if repeat >= 0:
-                    seconds[:, n, repeat] = time.perf_counter() - begin[0], time.process_time() - begin[1]
-                collectives.barrier()  # lets the other ranks' turns end under the same policy
+        as_launched = horovod_threads.with_preemption(threads) if name == AS_LAUNCHED else contextlib.nullcontext()
+        with as_launched:
+            collectives.barrier()
+            begin = time.perf_counter(), time.process_time()
+            variants[name](*arguments)
+            if repeat >= 0:
+                taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
+                seconds[:, names.index(name), repeat] = taken
+            collectives.barrier()  # lets the other ranks' turns end under the same policy
     by_rank = collectives.all_gather(seconds[np.newaxis])
     wall, cpu = by_rank[:, 0].max(axis=0), by_rank[:, 1].mean(axis=0)
     return Turns(dict(zip(names, wall)), dict(zip(names, cpu)))
 
 
-def check_losses(losses: Mapping[str, Any], tolerance: float) -> None:
-    """Raises CheckFailed unless all variants have the first one's losses at every step, and the losses change."""
+def check_losses(losses: Mapping[str, Any]) -> float:
+    """Raises CheckFailed unless all variants have the first one's losses at every step, and the losses change.
+
+    Returns the largest difference of two losses on this rank.
+    """
     first, *others = losses
     for name in others:
         reason = "float32 sums in another order, amplified by training"
         what = f"losses of {name} by step against the losses of {first}"
-        harness.check_close(what, losses[name], losses[first], relative=tolerance, reason=reason)
-    if np.ptp(losses[first]) < 100 * tolerance:
+        harness.check_close(what, losses[name], losses[first], relative=LOSS_TOLERANCE, reason=reason)
+    if np.ptp(losses[first]) < 100 * LOSS_TOLERANCE:
         raise harness.CheckFailed(f"losses of {first} do not move, so they compare nothing: {losses[first]}.")
+    return float(np.ptp(list(losses.values()), axis=0).max())
+
+
+def compare_steps(
+    steps: Mapping[str, Any], batch: Callable[[int], tuple[Any, ...]], *, warmup: int, repeats: int
+) -> dict[str, Any]:
+    """Compares the losses of training steps, then times the steps in turns on new batches.
+
+    Args:
+      steps: tf.functions by name, "tfra" and "ours" among them. TFRA takes turns as AS_LAUNCHED, too.
+      batch: Returns the arguments of a step by number.
+      warmup, repeats: See turns.
+
+    Returns:
+      By variant ms_* and cpu_ms_* (medians) and ratio_vs_* (over the time of "ours"); alltoalls_per_step, counted in
+      the graphs; and max_loss_difference over steps, variants and ranks.
+    """
+    difference = check_losses({name: [float(step(*batch(n))) for n in range(CHECKED)] for name, step in steps.items()})
+    in_turns = {AS_LAUNCHED: steps["tfra"], **steps}
+    times = turns(in_turns, warmup=warmup, repeats=repeats, inputs=lambda n: batch(CHECKED + warmup + n))
+    graphs = {name: step.get_concrete_function(*batch(0)).graph.as_graph_def() for name, step in steps.items()}
+    cpu = {f"cpu_ms_{name}": 1e3 * float(np.median(seconds)) for name, seconds in times.cpu.items()}
+    return {
+        **{f"ms_{name}": ms for name, ms in times.ms.items()}, **cpu,
+        **{f"ratio_vs_{name}": ms / times.ms["ours"] for name, ms in times.ms.items() if name != "ours"},
+        "alltoalls_per_step": {name: harness.count_nodes(graph, "HorovodAlltoall") for name, graph in graphs.items()},
+        "max_loss_difference": float(collectives.all_gather(np.array([difference])).max()),
+    }  # fmt: skip
 
 
 def print_on_rank_0(what: str) -> None:

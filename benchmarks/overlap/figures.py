@@ -20,7 +20,7 @@ With M = 1, w = r + max(c, s) + g + p + d/k + a.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import harness
@@ -47,6 +47,9 @@ class Parts:
     @property
     def exchange(self) -> float:
         return sum(dataclasses.astuple(self))
+
+
+PARTS = tuple(field.name for field in dataclasses.fields(Parts))
 
 
 def kind_of(name: str) -> str:
@@ -113,76 +116,48 @@ def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float,
     return i + lookup + window
 
 
-# Name of a field: the figure and its variant.
-FIELDS = {
-    "exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
-    "exposed_ratio_nested_M8": ("exposed_ratio", "nested_M8"),
-    "speedup_frozen_M4": ("speedup", "frozen_M4"),
-    "speedup_nested_M8": ("speedup", "nested_M8"),
-    "speedup_nested_M16": ("speedup", "nested_M16"),
-    "speedup_dual_lookup45": ("speedup", "dual_lookup45"),
-    "speedup_pipelined6": ("speedup", "pipelined6"),
-    "speedup_semi_async": ("speedup", "semi_async"),
-    "speedup_2d": ("speedup", "2d"),
-    "speedup_nested_2d": ("speedup", "nested_2d"),
-    "speedup_nested_clustered": ("speedup", "nested_clustered"),
-}
-AT_OTHER_RATES = (
-    "exposed_ratio_frozen_M4", "exposed_ratio_nested_M8", "speedup_frozen_M4", "speedup_nested_M8",
-    "speedup_semi_async", "floor_ratio_worst",
-)  # fmt: skip
-
-
 def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks: int) -> dict[str, Any]:
     """Returns the figures of one phase, by variant."""
     variants: dict[str, dict[str, float]] = {}
+    parts = {name: Parts(**{part: turns["bare"][part] for part in PARTS}) for name, turns in answer["variants"].items()}
     for name, turns in answer["variants"].items():
-        full, parts = turns["full"], Parts(**turns["bare"]["parts"])
-        floor = floor_ms(
-            VARIANTS[name].schedule, parts, compute=full["compute"], lookup=full["lookup"], layers=layers
-        )  # fmt: skip
+        full, exchange = turns["full"], parts[name].exchange
+        schedule = VARIANTS[name].schedule
+        floor = floor_ms(schedule, parts[name], compute=full["compute"], lookup=full["lookup"], layers=layers)
         variants[name] = {
             "ms": full["step"], "floor_ms": floor, "floor_ratio": full["step"] / floor, "exposed_ms": full["exposed"],
-            "exchange_alone_ms": parts.exchange,
-            "exposed_ratio": full["exposed"] / parts.exchange if parts.exchange else 0.0,
+            "exchange_alone_ms": exchange, "exposed_ratio": full["exposed"] / exchange if exchange else 0.0,
             **{f"{part}_ms": full[part] for part in ("compute", "lookup", "free", "cpu")},
             "cores": ranks * full["cpu"] / full["step"],
         }  # fmt: skip
     for name, figures in variants.items():
-        baseline = variants.get(VARIANTS[name].baseline)
-        if baseline is not None:
-            figures["speedup"] = baseline["ms"] / figures["ms"]
+        if VARIANTS[name].baseline in variants:
+            figures["speedup"] = variants[VARIANTS[name].baseline]["ms"] / figures["ms"]
     sync = variants["sync"]
-    ratio = sync["compute_ms"] / sync["exchange_alone_ms"] if sync["exchange_alone_ms"] else None
     return {
-        "rate": phase["rate"], "ratio": ratio, "device_cores": 1 / answer["device"], "ranks": ranks,
-        "variants": variants,
-        "parts": {name: turns["bare"]["parts"] for name, turns in answer["variants"].items()},
+        "rate": phase["rate"], "device_cores": 1 / answer["device"], "ranks": ranks,
+        "ratio": sync["compute_ms"] / sync["exchange_alone_ms"] if sync["exchange_alone_ms"] else None,
+        "variants": variants, "parts": {name: dataclasses.asdict(one) for name, one in parts.items()},
     }  # fmt: skip
 
 
-def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Returns FIELDS of the case at the main rate. A field is None without root, or where its variant did not run."""
+def fields(one: Mapping[str, Any] | None, names: Iterable[str], suffix: str = "") -> dict[str, float | None]:
+    """Returns exposed_ratio and speedup of every variant of a case, and the largest floor_ratio. None: not measured."""
     variants = {} if one is None else one["variants"]
     found = {
-        field: variants[variant][figure] if variant in variants else None for field, (figure, variant) in FIELDS.items()
+        f"{figure}_{name}{suffix}": variants.get(name, {}).get(figure)
+        for figure in ("exposed_ratio", "speedup")
+        for name in names
     }
-    return {**found, "floor_ratio_worst": max((figures["floor_ratio"] for figures in variants.values()), default=None)}
-
-
-def fields_at(rate: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Returns AT_OTHER_RATES of the case at this rate, with the rate behind their names. All are None without it."""
-    found = fields(next((one for one in cases if one["rate"] == rate), None))
-    return {f"{field}_{rate}": found[field] for field in AT_OTHER_RATES}
+    worst = max((figures["floor_ratio"] for figures in variants.values()), default=None)
+    return {**found, f"floor_ratio_worst{suffix}": worst}
 
 
 def show(one: Mapping[str, Any]) -> None:
     """Prints a case: a variant per line."""
-    rows = [{"variant": name, "speedup": "-", **figures} for name, figures in one["variants"].items()]
-    print("\nCompute is a stream of ops that take time and no core.")
-    ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
     where = "one host" if one["rate"] is None else f"two hosts, {one['rate']} between them"
-    device = f"a device as fast as {one['device_cores']:.3g} of our cores"
-    harness.print_table(f"{one['ranks']} ranks, {where}; {device}; compute : exchange {ratio}", rows)
+    device = f"a device as fast as {one['device_cores']:.3g} of our cores, which computes nothing"
+    title = f"{one['ranks']} ranks, {where}; {device}; compute : exchange {one['ratio']}"
+    harness.print_table(title, [{"variant": name, **figures} for name, figures in one["variants"].items()])
     parts = [{"variant": name, **parts} for name, parts in one["parts"].items()]
     harness.print_table("exchange alone, ms by kind", parts)

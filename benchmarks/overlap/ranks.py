@@ -19,10 +19,11 @@ from benchmarks.harness import harness, network
 from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.overlap import device as stream
 from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
-from benchmarks.overlap.figures import Parts, exposed_ms, free_ms, parts_of
+from benchmarks.overlap.figures import PARTS, exposed_ms, free_ms, parts_of
 from benchmarks.overlap.real_model import Step, training
-from benchmarks.overlap.variants import VARIANTS, Variant
+from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec import keras, tf
+from tf_fusedrec.callbacks.timeline.intervals import seconds
 
 CALIBRATION = 3  # steps whose median sets a pace
 PROBE_S = 1e-6  # time per id in the step that counts the ids of a lookup
@@ -33,33 +34,13 @@ def mean_over_ranks(value: float) -> float:
     return float(fr.collectives.all_gather(np.array([value])).mean())
 
 
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """The times of one turn, in ms per step of this rank."""
+def take_turn(step: Step, steps: int) -> dict[str, float]:
+    """Runs a variant after all ranks are ready. Returns times in ms per step of this rank. Collective.
 
-    step: float
-    cpu: float  # processor time of all threads of the process
-    exposed: float  # some exchange ran and the device stream did not
-    free: float  # no exchange and no stream ran: work of the host that nothing hides
-    compute: float
-    lookup: float
-    parts: Parts
-
-    def numbers(self) -> list[float]:
-        *times, parts = dataclasses.astuple(self)
-        return [*times, *parts]
-
-    @staticmethod
-    def median(of_ranks: np.ndarray) -> Turn:
-        """Returns the median of turns <double>[R, turns, numbers]. A step is the slowest rank's, else means count."""
-        numbers = of_ranks.mean(axis=0)
-        numbers[:, 0] = of_ranks[:, :, 0].max(axis=0)
-        step, cpu, exposed, free, compute, lookup, *parts = np.median(numbers, axis=0).tolist()
-        return Turn(step, cpu, exposed, free, compute, lookup, Parts(*parts))
-
-
-def take_turn(step: Step, steps: int) -> Turn:
-    """Runs a variant after all ranks are ready. Collective."""
+    step: wall clock. cpu: processor time of all threads. exposed: some exchange ran and the device stream did not.
+    free: no exchange and no stream ran, which is work of the host that nothing hides. compute and lookup: the streams.
+    The fields of figures.Parts follow.
+    """
     fr.collectives.barrier()
     stream.take_record()
     cpu, begin = time.process_time(), time.monotonic()
@@ -67,19 +48,21 @@ def take_turn(step: Step, steps: int) -> Turn:
         step()
     end, cpu = time.monotonic(), time.process_time() - cpu
     record = stream.take_record()
+    compute, lookup = (1e3 * seconds(record.get(name, ())) for name in (stream.DEVICE, stream.MEMORY))
+    ms = {
+        "step": 1e3 * (end - begin), "cpu": 1e3 * cpu, "exposed": exposed_ms(record),
+        "free": free_ms(record, begin, end), "compute": compute, "lookup": lookup,
+        **dataclasses.asdict(parts_of(record)),
+    }  # fmt: skip
+    return {name: value / steps for name, value in ms.items()}
 
-    def busy_ms(name: str) -> float:
-        return 1e3 * sum(end - begin for begin, end in record.get(name, ())) / steps
 
-    return Turn(
-        step=1e3 * (end - begin) / steps,
-        cpu=1e3 * cpu / steps,
-        exposed=exposed_ms(record) / steps,
-        free=free_ms(record, begin, end) / steps,
-        compute=busy_ms(stream.DEVICE),
-        lookup=busy_ms(stream.MEMORY),
-        parts=Parts(*(value / steps for value in dataclasses.astuple(parts_of(record)))),
-    )
+def median_turn(turns: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the median of turns. A step is the slowest rank's; other times are means over ranks. Collective."""
+    of_ranks = fr.collectives.all_gather(np.array([[list(turn.values()) for turn in turns]]))  # [R, turns, times]
+    times = of_ranks.mean(axis=0)
+    times[:, 0] = of_ranks[:, :, 0].max(axis=0)
+    return dict(zip(turns[0], np.median(times, axis=0).tolist()))
 
 
 def make_steps(
@@ -131,16 +114,16 @@ def started(
 def device_factor(step: Step, pace: Pace, compute_s: float, ratio: float) -> float:
     """Returns the factor of all compute times at which compute is `ratio` times the exchange of sync. Collective."""
     pace.set(device=0.0, memory=0.0)
-    exchange_ms = float(np.median([take_turn(step, 1).parts.exchange for _ in range(CALIBRATION)]))
+    exchange_ms = float(np.median([sum(take_turn(step, 1)[part] for part in PARTS) for _ in range(CALIBRATION)]))
     return ratio * mean_over_ranks(exchange_ms) / (1e3 * compute_s)
 
 
 def memory_pace(step: Step, pace: Pace, device: float) -> float:
     """Returns the seconds per id at which lookups take as long as a step of sync without them. Collective."""
     pace.set(device=device, memory=PROBE_S)
-    ids = mean_over_ranks(take_turn(step, 1).lookup / (1e3 * PROBE_S))
+    ids = mean_over_ranks(take_turn(step, 1)["lookup"] / (1e3 * PROBE_S))
     pace.set(device=device, memory=0.0)
-    step_ms = float(np.median([take_turn(step, 1).step for _ in range(CALIBRATION)]))
+    step_ms = float(np.median([take_turn(step, 1)["step"] for _ in range(CALIBRATION)]))
     return mean_over_ranks(step_ms) / (1e3 * ids)
 
 
@@ -149,60 +132,46 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the median turns of the variants, full and bare. The variants take turns. Collective."""
     memory = memory_pace(steps["sync"], pace, device) if any(VARIANTS[name].lookup for name in names) else 0.0
-
-    def runs(variant: Variant, name: str) -> Turn:
-        share = variant.lookup
+    model_of = {name: VARIANTS[name].model or name for name in names}
+    full, alone = ({name: list[dict[str, float]]() for name in chosen} for chosen in (names, model_of.values()))
+    for _, name in harness.in_turns(names, repeats):
+        share = VARIANTS[name].lookup
         pace.set(device=device, memory=memory * share / (1 - share))
-        return take_turn(steps[variant.model or name], variant.steps)
-
-    def runs_bare(variant: Variant, name: str) -> Turn:
-        pace.set(device=0.0, memory=0.0)
-        return take_turn(steps[name], variant.steps)
-
-    own = list(dict.fromkeys(VARIANTS[name].model or name for name in names))
-    kinds: dict[str, dict[str, Turn]] = {}
-    for kind, take, chosen, count in (("full", runs, names, repeats), ("bare", runs_bare, own, bare)):
-        taken: dict[str, list[list[float]]] = {name: [] for name in chosen}
-        for repeat in range(count):
-            for turn in range(len(chosen)):
-                name = chosen[(repeat + turn) % len(chosen)]
-                taken[name].append(take(VARIANTS[name], name).numbers())
-            print_on_rank_0(f"{kind} round {repeat + 1} of {count}")
-        of_ranks = fr.collectives.all_gather(np.array([list(taken.values())]))
-        kinds[kind] = {name: Turn.median(of_ranks[:, n]) for n, name in enumerate(chosen)}
-    return {
-        name: {
-            "full": dataclasses.asdict(kinds["full"][name]),
-            "bare": dataclasses.asdict(kinds["bare"][VARIANTS[name].model or name]),
-        }
-        for name in names
-    }
+        full[name].append(take_turn(steps[model_of[name]], VARIANTS[name].steps))
+    pace.set(device=0.0, memory=0.0)
+    for _, name in harness.in_turns(list(alone), bare):
+        alone[name].append(take_turn(steps[name], VARIANTS[name].steps))
+    medians = {name: median_turn(turns) for name, turns in alone.items()}
+    return {name: {"full": median_turn(full[name]), "bare": medians[model_of[name]]} for name in names}
 
 
-def on_rank(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Measures all phases. Returns, on rank 0, `device` and `variants` of each phase.
+def limit_cable(rate: str | None) -> None:
+    """Limits the cable between the hosts to `rate`. Collective. None: one host, without a cable."""
+    if rate is not None and os.environ["HOROVOD_LOCAL_RANK"] == "0":
+        network.limit_here("eth0", rate)
+    fr.collectives.barrier()
+
+
+def on_rank(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measures all phases. Returns `device` and `variants` of each phase.
 
     Args:
       size: Fields of DeviceSize.
       compute: Fields of Compute.
-      phases: For each phase the `rate` of the cable between the hosts (None: no cable), the names of the `variants`,
-        their `repeats` and `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute
-        to the exchange of sync that it shall have. Both None: the pace of the phase before.
+      phases: For each phase the `rate` of the cable (see limit_cable), the names of the `variants`, their `repeats` and
+        `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute to the exchange of
+        sync that it shall have.
     """
     names = list(dict.fromkeys(VARIANTS[name].model or name for phase in phases for name in phase["variants"]))
     of_size, times = DeviceSize(**size), Compute(**compute)
     pace, steps, _ = started(of_size, times, names, [VARIANTS[name].topology for name in names])
     found: list[dict[str, Any]] = []
-    device = 0.0
     for phase in phases:
-        if phase["rate"] is not None and os.environ["HOROVOD_LOCAL_RANK"] == "0":
-            network.limit_here("eth0", phase["rate"])
-        fr.collectives.barrier()
-        if phase["device"] is not None:
-            device = phase["device"]
-        elif phase["ratio"] is not None:
+        limit_cable(phase["rate"])
+        device = phase.get("device")
+        if device is None:
             device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), phase["ratio"])
         print_on_rank_0(f"at {phase['rate']}: {', '.join(phase['variants'])}; the device is {1 / device:.2f} cores")
         variants = measure(steps, pace, device, phase["variants"], phase["repeats"], phase["bare"])
         found.append({"device": device, "variants": variants})
-    return found if fr.collectives.rank() == 0 else None
+    return found

@@ -3,11 +3,6 @@
 In the contended case, two ranks compute on the two cores that also move the bytes. Both train the GRM on real ops, and
 their loop-back is limited. So the case shows the gain of a schedule on a machine without an accelerator. It is a lower
 bound, because exchanges take cores from the compute that hides them.
-
-    exposed ratio = (step - dense only) / (exchange only)
-
-"dense only" reads rows from a variable and averages no gradients. "exchange only" is lookup and update with their
-all-to-alls.
 """
 
 from __future__ import annotations
@@ -105,13 +100,12 @@ def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
     )
 
 
-def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any, *, reduce: bool = True) -> GRM:
-    """Makes a model with the same dense weights each time. `reduce` averages their gradients over ranks."""
+def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any) -> GRM:
+    """Makes a model with the same dense weights each time."""
     keras.utils.set_random_seed(1)
     model = GRM(config(size), embedding, np.arange(1), np.ones(1, np.int64))
     model.schedule = schedule
-    adam = keras.optimizers.legacy.Adam(1e-3)
-    model.compile(fr.collectives.distributed_optimizer(adam) if reduce else adam)
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
     model(make_batch(size, 0), training=False)  # draws the weights
     # The step needs no AutoGraph, whose conversion takes longer than the measurement.
     model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)  # type: ignore[method-assign]
@@ -144,29 +138,6 @@ class LocalRows(keras.layers.Layer):
         return {name: ids.with_values(values) for (name, ids), values in zip(inputs.items(), rows(self._anchor))}
 
 
-def dense_only(size: Size, batches: tf.data.Dataset, *, reduce: bool) -> Step:
-    """Returns a step without tables and without exchange of rows. `reduce` adds the all-reduces of dense gradients."""
-    model = make_model(size, LocalRows(size), "sync", reduce=reduce)
-    iterator = iter(batches)
-    return tf.function(lambda: model.train_step(next(iterator)), autograph=False)
-
-
-def exchange_only(size: Size, batches: tf.data.Dataset) -> Step:
-    """Returns a step of lookup and update with their three all-to-alls, without a model."""
-    embedding = make_embedding(size, "exchange_only")
-    iterator = iter(batches)
-
-    @tf.function(autograph=False)
-    def step() -> Any:
-        batch = next(iterator)
-        with tf.GradientTape() as tape:
-            rows = embedding({name: batch[name] for name in FEATURES})
-            loss = tf.add_n([1e-6 * tf.reduce_sum(row.values) for row in rows.values()])
-        return tape.gradient(loss, embedding.trainable_variables)
-
-    return step
-
-
 USERS = (1, 4, 16, 64)  # of the micro-batches; the smallest one shows the fixed time
 
 
@@ -191,7 +162,7 @@ def shortest_s(call: Callable[[], Any], repeats: int) -> float:
 
 def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Returns the forward pass, and the forward with the backward pass, of a micro-batch of this size."""
-    model = make_model(size, LocalRows(size), "sync", reduce=False)
+    model = make_model(size, LocalRows(size), "sync")
     batch = make_batch(size, 0)
 
     def forward() -> tf.Tensor:
@@ -232,42 +203,21 @@ SCHEDULES = {
     "nested_M4": Nested(4),
     "semi_async": SemiAsync(),
 }
-FIELDS = {
-    "contended_exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
-    "contended_exposed_ratio_nested_M4": ("exposed_ratio", "nested_M4"),
-    "contended_speedup_frozen_M4": ("speedup", "frozen_M4"),
-    "contended_speedup_nested_M4": ("speedup", "nested_M4"),
-    "contended_speedup_dual": ("speedup", "dual"),
-    "contended_speedup_semi_async": ("speedup", "semi_async"),
-}
 
 
-def contended(size: Size, names: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Runs two ranks in a namespace of their own and returns the figures of the case."""
+def contended(size: Size, names: Sequence[str], repeats: int) -> dict[str, float]:
+    """Runs two ranks in a namespace of their own. Returns contended_ms and contended_speedup of every schedule."""
     with network.slow_loopback(RATE) as name:
         ms = processes.ask_ranks(
             on_rank, RANKS, inside=network.inside(name, []), timeout_s=900, size=dataclasses.asdict(size),
             names=list(names), repeats=repeats,
         )  # fmt: skip
-    return case(ms)
+    times = {f"contended_ms_{name}": ms[name] for name in names}
+    return times | {f"contended_speedup_{name}": ms["sync"] / ms[name] for name in names}
 
 
-def case(ms: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the figures of the case: times in ms, and the exposed part of the exchange."""
-    dense, exchange = ms["dense_only"], ms["exchange_only"]
-    names = [name for name in SCHEDULES if name in ms]
-    exposed = {name: (ms[name] - dense) / exchange for name in names}
-    speedup = {name: ms["sync"] / ms[name] for name in names}
-    return {"rate": RATE, "ratio": dense / exchange, "ms": dict(ms), "exposed_ratio": exposed, "speedup": speedup}
-
-
-def contended_fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Returns FIELDS of the contended case, None for each without root."""
-    return {name: None if one is None else one[figure].get(variant) for name, (figure, variant) in FIELDS.items()}
-
-
-def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, float] | None:
-    """Checks every step, then times them in turns. Returns, on rank 0, the median milliseconds of the slowest rank."""
+def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, float]:
+    """Checks every step, then times them in turns. Returns the median milliseconds of the slowest rank."""
     # One core per rank computes. A second thread lets lookups run beside the compute of another micro-batch.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -276,10 +226,7 @@ def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, f
     of_size = Size(**size)
     batches = dataset(of_size)
     models = {name: make_model(of_size, make_embedding(of_size, name), SCHEDULES[name]) for name in names}
-    steps = {
-        "dense_only": dense_only(of_size, batches, reduce=False), "exchange_only": exchange_only(of_size, batches),
-        **{name: training(model, batches) for name, model in models.items()},
-    }  # fmt: skip
+    steps = {name: training(model, batches) for name, model in models.items()}
     for step in steps.values():
         for _ in range(of_size.batches):
             step()
@@ -289,4 +236,4 @@ def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, f
         tolerance = STALE if name == "semi_async" else EXACT
         harness.check_close(f"mean loss of {name}", loss, losses["sync"], relative=tolerance, reason=reason)
     ms = ranks.turns(steps, warmup=0, repeats=repeats).ms
-    return ms if fr.collectives.rank() == 0 else None
+    return ms

@@ -12,13 +12,12 @@ the rate of the cable and the measured time of one message. It knows nothing of 
 
 After two rounds, only choices within 30 % of the best are measured on.
 
-Needs root; without root the fields are null. --quick tries a few choices for one size on two networks.
+Needs root; without root nothing is measured. --quick tries a few choices for one size on two networks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, compiled, make_batch, make_model
-from benchmarks.overlap.ranks import device_factor, memory_pace, started, take_turn
+from benchmarks.overlap.ranks import device_factor, limit_cable, memory_pace, started, take_turn
 from benchmarks.overlap.real_model import Step
 from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec import tf
@@ -71,7 +70,7 @@ NETWORKS = (
 )
 
 
-TRIALS = 2  # rounds of all choices
+TRIALS = 2  # rounds of all choices; all rounds of --quick
 FAR = 1.3
 
 
@@ -88,21 +87,16 @@ def message_s() -> float:
     return 1e-3 * ms / max(world.size - 1, 1)
 
 
-def sent_bytes(models: Mapping[str, DeviceModel], steps: Mapping[str, Step], name: str, count: int) -> float:
+def sent_bytes(model: DeviceModel, step: Step, count: int) -> float:
     """Returns the bytes of ids, rows and gradients that a rank sends in a step, the mean over ranks. Collective."""
-    lookups = models[name].embedding.lookups
-    before = sum(int(lookup.traffic.numpy()[2]) for lookup in lookups)
+
+    def sent() -> int:
+        return sum(int(lookup.traffic.numpy()[2]) for lookup in model.embedding.lookups)
+
+    before = sent()
     for _ in range(count):
-        steps[name]()
-    after = sum(int(lookup.traffic.numpy()[2]) for lookup in lookups)
-    return float(fr.collectives.all_gather(np.array([(after - before) / count])).mean())
-
-
-def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
-    """Returns the median time of the slowest rank, by choice. Collective."""
-    slowest = fr.collectives.all_gather(np.concatenate([*taken.values()])[np.newaxis]).max(axis=0)
-    parts = np.split(slowest, np.cumsum([len(times) for times in taken.values()])[:-1])
-    return {name: float(np.median(part)) for name, part in zip(taken, parts)}
+        step()
+    return float(fr.collectives.all_gather(np.array([(sent() - before) / count])).mean())
 
 
 def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> dict[str, float]:
@@ -111,37 +105,34 @@ def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> di
     The choices take turns. After TRIALS rounds only those within FAR times the quickest go on.
     """
     taken: dict[str, list[float]] = {name: [] for name in names}
-    running = list(names)
-    for repeat in range(repeats):
-        for turn in range(len(running)):
-            name = running[(repeat + turn) % len(running)]
-            taken[name].append(take_turn(steps[name], VARIANTS[name].steps).step)
-        if repeat + 1 == TRIALS:
-            ms = slowest_medians(taken)
-            running = [name for name in ms if ms[name] <= FAR * min(ms.values())]
-        print_on_rank_0(f"round {repeat + 1} of {repeats}: {len(running)} choices")
-    return slowest_medians(taken)
+
+    def medians(running: Sequence[str], rounds: int) -> dict[str, float]:
+        for _, name in harness.in_turns(running, rounds):
+            taken[name].append(take_turn(steps[name], VARIANTS[name].steps)["step"])
+        slowest = {name: fr.collectives.all_gather(np.array([ms])).max(axis=0) for name, ms in taken.items()}
+        return {name: float(np.median(ms)) for name, ms in slowest.items()}
+
+    ms = medians(names, TRIALS)
+    return medians([name for name in names if ms[name] <= FAR * min(ms.values())], repeats - TRIALS)
 
 
 def on_rank(
     size: dict[str, Any], compute: dict[str, Any], networks: list[list[Any]], names: list[str], repeats: int
-) -> list[dict[str, Any]] | None:
-    """Returns, on rank 0, what each network gave: the pace, the seconds of a message, and ms and bytes by choice."""
+) -> list[dict[str, Any]]:
+    """Returns what each network gave: the pace, seconds of a message, bytes of sync, ms by choice."""
     of_size, times = DeviceSize(**size), Compute(**compute)
     pace, steps, models = started(of_size, times, names, [VARIANTS[name].topology for name in names])
-    counted = {name: sent_bytes(models, steps, name, of_size.batches) for name in names}
+    sent = sent_bytes(models["sync"], steps["sync"], of_size.batches)
     found = []
     for one in (Network(*fields) for fields in networks):
-        if os.environ["HOROVOD_LOCAL_RANK"] == "0":
-            network.limit_here("eth0", one.rate)
-        fr.collectives.barrier()
+        limit_cable(one.rate)
         device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), one.ratio)
         memory = memory_pace(steps["sync"], pace, device) * one.lookup / (1 - one.lookup)
         pace.set(device=device, memory=memory)
         print_on_rank_0(f"at {one.rate}: the device is {1 / device:.2f} cores")
         ms = measure(steps, names, repeats)
-        found.append({"device": device, "memory": memory, "message_s": message_s(), "ms": ms, "bytes": counted})
-    return found if fr.collectives.rank() == 0 else None
+        found.append({"device": device, "memory": memory, "message_s": message_s(), "ms": ms, "bytes": sent})
+    return found
 
 
 def choose(
@@ -169,7 +160,7 @@ def choose(
     return answers
 
 
-REPEATS, QUICK_REPEATS = 7, 2
+REPEATS = 7
 WITHIN = 0.05
 TIMEOUT_S = 1800
 
@@ -199,15 +190,13 @@ def case(one: Network, measured: dict[str, Any], forecasts: list[dict[str, Any]]
         **one._asdict(), "message_ms": 1e3 * measured["message_s"], "best": best, "best_ms": ms[best],
         "chosen": chosen["choice"], "chosen_ms": ms_of_choice, "forecast_ms": chosen["ms"],
         "regret": ms_of_choice / ms[best] - 1, "error": chosen["ms"] / ms_of_choice - 1,
-        "bytes_error": of_sync["bytes"] / measured["bytes"]["sync"] - 1, "measured_ms": ms,
+        "bytes_error": of_sync["bytes"] / measured["bytes"] - 1, "measured_ms": ms,
         "forecasts_ms": {forecast["choice"]: forecast["ms"] for forecast in forecasts},
     }  # fmt: skip
 
 
-def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
-    """Returns the figures over all workloads, None for each without root."""
-    if not cases:
-        return dict.fromkeys(("workloads", "within_5_percent", "worst_regret", "median_error", "worst_bytes_error"))
+def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Returns the figures over all workloads."""
     regrets = [one["regret"] for one in cases]
     return {
         "workloads": len(cases), "within_5_percent": sum(regret <= WITHIN for regret in regrets),
@@ -219,21 +208,22 @@ def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
     quick, reason = arguments.quick, network.why_not()
-    cases: list[dict[str, Any]] = []
-    if reason is None:
-        compute = overlap.measured_compute(quick)
-        sizes = dict([next(iter(SIZES.items()))]) if quick else SIZES
-        networks = NETWORKS[:2] if quick else NETWORKS
-        names, repeats = (QUICK_CHOICES, QUICK_REPEATS) if quick else (CHOICES, REPEATS)
-        for name, size in sizes.items():
-            cases += [{"size": name, **one} for one in run(size, compute, networks, names, repeats)]
-        shown = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in cases]
-        harness.print_table("the choice of fr.plan and the best choice", shown)
-    else:
+    if reason is not None:
         print(f"not measured: {reason}")
+        harness.write_json(arguments.json, {"not_measured": reason, "cases": []})
+        return
+    compute = overlap.measured_compute(quick)
+    names, repeats = (QUICK_CHOICES, TRIALS) if quick else (CHOICES, REPEATS)
+    cases = [
+        {"size": name, **one}
+        for name, size in list(SIZES.items())[: 1 if quick else None]
+        for one in run(size, compute, NETWORKS[: 2 if quick else None], names, repeats)
+    ]
+    shown = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in cases]
+    harness.print_table("the choice of fr.plan and the best choice", shown)
     found = fields(cases)
     harness.print_fields("fields", found)
-    harness.write_json(arguments.json, {**found, "not_measured": reason, "cases": cases})
+    harness.write_json(arguments.json, {**found, "not_measured": None, "cases": cases})
 
 
 if __name__ == "__main__":

@@ -62,22 +62,6 @@ def summary(
     return fields | {name: growth[name] for name in ("max_growth_pause_ms", "copy_rows_ms")}
 
 
-def show_rates(rates: Sequence[Mapping[str, Any]]) -> None:
-    """Prints rates, bytes of the floor, times of stages."""
-    flat = [{name: value for name, value in rate.items() if not isinstance(value, dict)} for rate in rates]
-    show("ours, row-wise Adagrad, by threads", flat)
-    floors = [
-        {"resident": rate["rows"], **{part: count / 1e6 for part, count in rate["floor_bytes"].items()}}
-        for rate in rates
-        if rate["threads"] == THREADS[0]
-    ]
-    show("bytes of the memory floor (work.FloorBytes), MB per step", floors)
-    by_case = {f"{rate['rows']:.0e} rows, {rate['threads']} threads": rate["stages_ms"] for rate in rates}
-    stages = rates[0]["stages_ms"]
-    rows = [{"stage": stage, **{case: ms.get(stage, 0.0) for case, ms in by_case.items()}} for stage in stages]
-    show("ms that each stage adds to the step", rows)
-
-
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter with torch and fbgemm-gpu-cpu to compare with")
@@ -85,31 +69,28 @@ def main() -> None:
     repeats, results = 20 if arguments.quick else 60, dict[str, Any]()
     print(f"table: {IDS_PER_STEP} ids per step, zipf({ZIPF_ALPHA}), {DIM} columns unless said")
     print(f"on: {harness.describe_machine()}")
-    results["versus_tfra"] = versus = [
+    if arguments.peer:
+        results["peers"] = [
+            record for threads in THREADS
+            for record in peers.compare(arguments.peer, rows=ROWS[0], threads=threads, repeats=repeats // 4)
+        ]  # fmt: skip
+        show("against FBGEMM (CPU) and torch, the same rule and form of answer", results["peers"])
+    results["versus_tfra"] = [
         processes.ask(cases.versus_tfra, rows=rows, optimizer=optimizer, repeats=repeats)
         for rows in ROWS for optimizer in ("adagrad", "adam")
     ]  # fmt: skip
-    show("against TFRA, the same rule, all cores", versus)
-    results["rates"] = rates = [
+    show("against TFRA, the same rule, all cores", results["versus_tfra"])
+    results["rates"] = [
         processes.ask(cases.rate, rows=rows, threads=threads, repeats=2 * repeats)
         for rows in ROWS for threads in THREADS
     ]  # fmt: skip
-    show_rates(rates)
-    results["growth"] = growth = processes.ask(cases.growth, rows=ROWS[-1], repeats=3)
-    show("longest pause of a step while the table grows", [growth])
+    show("ours, row-wise Adagrad, by threads", results["rates"])
+    results["growth"] = processes.ask(cases.growth, rows=ROWS[-1], repeats=3)
+    show("longest pause of a step while the table grows", [results["growth"]])
     sizes = SCALING_QUICK if arguments.quick else SCALING
     results["scaling"] = [processes.ask(cases.scaling, rows=rows, dim=dim, repeats=repeats) for rows, dim in sizes]
     show("time per id by rows resident, row-wise Adagrad, all cores", results["scaling"])
-    if arguments.peer:
-        results["peers"] = []
-        for threads in THREADS:
-            found = peers.compare(arguments.peer, rows=ROWS[0], threads=threads, repeats=repeats // 4)
-            if isinstance(found, str):
-                print(f"peers skipped: --peer {arguments.peer} lacks a library: {found}. Install it there.")
-                break
-            results["peers"] += found
-        show("against FBGEMM (CPU) and torch, the same rule and form of answer", results["peers"])
-    fields = summary(versus, rates, growth, results.get("peers", []))
+    fields = summary(results["versus_tfra"], results["rates"], results["growth"], results.get("peers", []))
     harness.print_fields("fields", fields)
     harness.write_json(arguments.json, {**fields, **results})
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
-from benchmarks.harness.stage_times import MarkedStep, stage_ms
 from benchmarks.harness.synthetic import id_of
 from benchmarks.table.work import (
     DIM,
@@ -25,7 +25,6 @@ from benchmarks.table.work import (
     Copy,
     Work,
     all_ids,
-    available_bytes,
     floor_bytes,
     make_work,
 )
@@ -176,9 +175,9 @@ def in_turn(variant: Variant, work: Work, gradients: tf.Tensor) -> Callable[[], 
     return lambda: variant.step(next(batches), gradients)
 
 
-def memory_lacks(wanted: int, available: int | None = None) -> str:
+def memory_lacks(wanted: int) -> str:
     """Returns the reason why so many bytes do not fit, or ""."""
-    available = available_bytes() if available is None else available
+    available = psutil.virtual_memory().available
     needed = f"{available / 1e9:.1f} GB are available, {wanted / 1e9:.1f} GB are needed"
     return needed if wanted > available else ""
 
@@ -212,22 +211,15 @@ def rate(rows: int, threads: int, repeats: int) -> dict[str, Any]:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     copy, work, variant = Copy(threads), make_work(rows), Native("rowwise_adagrad", DIM)
     variant.fill(all_ids(rows))
-    marked, runs, gradients = MarkedStep(variant.plain_step), [], tf.constant(work.gradients)
-    batches = itertools.cycle([tf.constant(ids) for ids in work.ids])
-    plain = in_turn(variant, work, gradients)
-    calls: dict[str, Callable[[], object]] = {
-        "plain": plain,
-        "copy": copy,
-        "marked": lambda: runs.append(marked.run(next(batches), gradients)),
-    }
-    times = harness.measure(calls, warmup=5, repeats=repeats)
-    seconds, bandwidth = times["plain"].median_s, copy.bytes_moved / times["copy"].median_s
+    step = in_turn(variant, work, tf.constant(work.gradients))
+    times = harness.measure({"step": step, "copy": copy}, warmup=5, repeats=repeats)
+    seconds, bandwidth = times["step"].median_s, copy.bytes_moved / times["copy"].median_s
     floor = floor_bytes(n=len(work.ids[0]), distinct=work.distinct, dim=DIM, payload=variant.payload)
     return {
         "rows": rows, "threads": threads, "distinct": round(work.distinct), "ms": 1e3 * seconds,
-        "ms_p90": 1e3 * times["plain"].p90_s, "ids_per_s": len(work.ids[0]) / seconds, "memcpy_bytes_per_s": bandwidth,
-        "ms_floor": 1e3 * floor.total / bandwidth, "ratio_vs_memory_floor": floor.total / bandwidth / seconds,
-        "bytes_per_row_overhead": variant.overhead, "floor_bytes": floor._asdict(), "stages_ms": stage_ms(runs[5:]),
+        "ms_p90": 1e3 * times["step"].p90_s, "ids_per_s": len(work.ids[0]) / seconds, "memcpy_bytes_per_s": bandwidth,
+        "ms_floor": 1e3 * floor / bandwidth, "ratio_vs_memory_floor": floor / bandwidth / seconds,
+        "bytes_per_row_overhead": variant.overhead,
     }  # fmt: skip
 
 

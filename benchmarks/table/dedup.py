@@ -148,7 +148,7 @@ def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
     return records
 
 
-def on_rank(quick: bool) -> list[dict[str, Any]] | None:
+def on_rank(quick: bool) -> list[dict[str, Any]]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.get_logger().setLevel("ERROR")  # TensorFlow warns of the eight functions that make_step traces
     fr.init()
@@ -156,7 +156,7 @@ def on_rank(quick: bool) -> list[dict[str, Any]] | None:
     for dim in DIMS:
         _check(dim)
         records += _measure(dim, repeats=16 if quick else 64)
-    return records if collectives.rank() == 0 else None
+    return records
 
 
 def main() -> None:

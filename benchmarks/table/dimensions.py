@@ -109,11 +109,11 @@ def _measure(dim: int, batches: Batches, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def on_rank(quick: bool) -> list[dict[str, Any]] | None:
+def on_rank(quick: bool) -> list[dict[str, Any]]:
     fr.init()
     batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
     records = [_measure(dim, batches, repeats=48 if quick else 192) for dim in DIMS]
-    return records if collectives.rank() == 0 else None
+    return records
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table.work import DIM, INITIAL_VALUE, LEARNING_RATE, serve_steps
+from benchmarks.table.work import BAG, DIM, INITIAL_VALUE, INTERVAL, LEARNING_RATE, serve_steps
 
 MISSING = MISSING_TORCHREC = ""
 try:
@@ -33,7 +33,7 @@ except ImportError as error:
 Step = Callable[[Any, Any], Any]  # ids and gradients to rows
 
 
-def fbgemm(rows: int, pooling: PoolingMode, bag: int = 1, dim: int = DIM) -> Step:
+def fbgemm(rows: int, pooling: PoolingMode, dim: int) -> Step:
     """Returns a step of FBGEMM's table batched embeddings, with one table and row-wise Adagrad."""
     table = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
@@ -44,7 +44,7 @@ def fbgemm(rows: int, pooling: PoolingMode, bag: int = 1, dim: int = DIM) -> Ste
 
     def step(ids: Any, gradients: Any) -> Any:
         # `offsets` has an entry per bag. Without pooling it bounds the ids of the table.
-        offsets = torch.arange(0, len(ids) + 1, bag if pooling == PoolingMode.SUM else len(ids))
+        offsets = torch.arange(0, len(ids) + 1, BAG if pooling == PoolingMode.SUM else len(ids))
         rows_out = table(ids, offsets)
         rows_out.backward(gradients[: len(rows_out)])
         return rows_out.detach()
@@ -68,22 +68,21 @@ def _torch(rows: int, make_optimizer: Callable[[Any], Any]) -> Step:
     return step
 
 
-def _work(folder: str, ids: str) -> tuple[list[Any], Any]:
-    place = pathlib.Path(folder)
-    batches = [torch.from_numpy(batch) for batch in np.load(place / ids)]
-    return batches, torch.from_numpy(np.load(place / "gradients.npy"))
+def _load(folder: str, *names: str) -> list[np.ndarray]:
+    return [np.load(pathlib.Path(folder) / f"{name}.npy") for name in names]
 
 
-def tables(folder: str, rows: int, threads: int, bag: int) -> None:
+def tables(folder: str, threads: int) -> None:
     """The peers of peers.compare."""
     if MISSING:
         serve_steps(folder, {}, 0, missing=MISSING)
         return
     torch.set_num_threads(threads)
-    batches, gradients = _work(folder, "numbers.npy")
+    numbers, grads, resident = _load(folder, "numbers", "gradients", "resident")
+    batches, gradients, rows = torch.from_numpy(numbers), torch.from_numpy(grads), len(resident)
     variants = {
-        "fbgemm_sequence": fbgemm(rows, PoolingMode.NONE, bag),
-        "fbgemm_pooled": fbgemm(rows, PoolingMode.SUM, bag),
+        "fbgemm_sequence": fbgemm(rows, PoolingMode.NONE, DIM),
+        "fbgemm_pooled": fbgemm(rows, PoolingMode.SUM, DIM),
         "torch_sgd": _torch(rows, lambda weights: torch.optim.SGD(weights, lr=LEARNING_RATE)),
         "torch_adam": _torch(rows, lambda weights: torch.optim.SparseAdam(list(weights), lr=LEARNING_RATE, eps=1e-7)),
     }
@@ -94,22 +93,23 @@ def tables(folder: str, rows: int, threads: int, bag: int) -> None:
     serve_steps(folder, {name: functools.partial(run, step) for name, step in variants.items()}, 4)
 
 
-def managed_collisions(folder: str, rows: int, dim: int, interval: int, threads: int) -> None:
+def managed_collisions(folder: str, threads: int) -> None:
     """The peer of collisions.compare: TorchRec's managed collisions before FBGEMM's table."""
     if MISSING_TORCHREC:
         serve_steps(folder, {}, 0, missing=MISSING_TORCHREC)
         return
     torch.set_num_threads(threads)
-    batches, gradients = _work(folder, "ids.npy")
+    ids, grads, resident = _load(folder, "ids", "gradients", "resident")
+    batches, gradients, rows = torch.from_numpy(ids), torch.from_numpy(grads), len(resident) + 1
     # The last number stands for all ids without one.
     places = MCHManagedCollisionModule(
-        rows + 1, torch.device("cpu"), eviction_policy=DistanceLFU_EvictionPolicy(), eviction_interval=interval
+        rows, torch.device("cpu"), eviction_policy=DistanceLFU_EvictionPolicy(), eviction_interval=INTERVAL
     )
 
     def numbers(ids: Any) -> Any:
         return places({"ids": JaggedTensor(ids, lengths=torch.tensor([len(ids)]))})["ids"].values()
 
-    for part in np.array_split(np.load(pathlib.Path(folder) / "resident.npy"), interval):
+    for part in np.array_split(resident, INTERVAL):
         numbers(torch.from_numpy(part))  # The last part ends an interval, which gives every id its number.
-    table = fbgemm(rows + 1, PoolingMode.NONE, dim=dim)
-    serve_steps(folder, {"mch": lambda n: table(numbers(batches[n % len(batches)]), gradients)}, interval)
+    table = fbgemm(rows, PoolingMode.NONE, gradients.shape[1])
+    serve_steps(folder, {"mch": lambda n: table(numbers(batches[n % len(batches)]), gradients)}, INTERVAL)

@@ -1,4 +1,4 @@
-"""Native tables beside FBGEMM's CPU tables and torch's sparse embedding, in two interpreters that take turns.
+"""Native tables beside tables of PyTorch in another interpreter. Both interpreters take turns.
 
 The peers' tables are static, with row numbers 0 .. rows - 1 as ids. Here a row number is the place of the id among all
 ids in ascending order, so that frequent rows are not neighbours.
@@ -10,6 +10,7 @@ import functools
 import pathlib
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,41 +18,38 @@ import numpy as np
 from benchmarks.harness import harness
 from benchmarks.harness.processes import Remote
 from benchmarks.table import peer_torch
-from benchmarks.table.work import DIM, Work, all_ids, make_work, serve_steps
+from benchmarks.table.work import BAG, Work, all_ids, make_work, serve_steps
 
-BAG = 10  # ids pooled into one row, where rows are pooled
-# By peer, our variant with the same rule and the same form of output: its optimizer, pooling and the rule in words.
+STEPS = 4  # of a turn
+# By peer, our variant with the same rule and the same form of output: name, optimizer, ids of a bag, and words.
 PAIRS = {
-    "fbgemm_sequence": ("sequence", "rowwise_adagrad_mean", "row-wise Adagrad, a row per id"),
-    "fbgemm_pooled": ("pooled", "rowwise_adagrad_mean", f"row-wise Adagrad, sums of {BAG} rows"),
-    "torch_sgd": ("sgd", "sgd", "SGD, a row per id"), "torch_adam": ("adam", "adam", "Adam, a row per id"),
+    "fbgemm_sequence": ("sequence", "rowwise_adagrad_mean", 0, "row-wise Adagrad, a row per id"),
+    "fbgemm_pooled": ("pooled", "rowwise_adagrad_mean", BAG, f"row-wise Adagrad, sums of {BAG} rows"),
+    "torch_sgd": ("sgd", "sgd", 0, "SGD, a row per id"), "torch_adam": ("adam", "adam", 0, "Adam, a row per id"),
 }  # fmt: skip
 # Sums of gradients are exact (work.py). FBGEMM sums squares in another order, and torch adds gradients one by one.
 TOLERANCE = 1e-4
 
 
-def ours(folder: str, rows: int, threads: int, bag: int) -> None:
-    """Our side, in this project's interpreter."""
+def ours(folder: str, threads: int, variants: list[list[Any]], checked: int) -> None:
+    """Our side, in this project's interpreter. A variant is name, optimizer and ids of a bag (0: a row per id)."""
     from benchmarks.table.cases import Native
     from tf_fusedrec import tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    batches = [tf.constant(ids) for ids in np.load(pathlib.Path(folder) / "ids.npy")]
-    gradients = tf.constant(np.load(pathlib.Path(folder) / "gradients.npy"))
-    variants, resident = {}, all_ids(rows)
-    for name, optimizer, _ in PAIRS.values():
-        pooled = name == "pooled"
-        table = Native(optimizer, DIM, "sum" if pooled else None)
-        table.fill(resident)
-        inputs = [tf.reshape(ids, [-1, bag]) for ids in batches] if pooled else batches
-        variants[name] = (table, inputs, gradients[: len(inputs[0])])
+    ids, gradients, resident = (np.load(pathlib.Path(folder) / f"{x}.npy") for x in ("ids", "gradients", "resident"))
 
-    def step(name: str, n: int) -> tf.Tensor:
-        table, inputs, of_rows = variants[name]
+    def step(table: Native, inputs: Sequence[tf.Tensor], of_rows: tf.Tensor, n: int) -> tf.Tensor:
         return table.step(inputs[n % len(inputs)], of_rows)
 
-    serve_steps(folder, {name: functools.partial(step, name) for name in variants}, 4)
+    steps = {}
+    for name, optimizer, bag in variants:
+        table = Native(optimizer, gradients.shape[1], "sum" if bag else None)
+        table.fill(resident)
+        inputs = [tf.constant(batch.reshape(-1, bag) if bag else batch) for batch in ids]
+        steps[name] = functools.partial(step, table, inputs, tf.constant(gradients[: len(inputs[0])]))
+    serve_steps(folder, steps, checked)
 
 
 def write_work(folder: pathlib.Path, work: Work, resident: np.ndarray) -> None:
@@ -64,38 +62,62 @@ def write_work(folder: pathlib.Path, work: Work, resident: np.ndarray) -> None:
         np.save(folder / f"{name}.npy", array)
 
 
-def compare(python: str, *, rows: int, threads: int, repeats: int) -> list[dict[str, Any]] | str:
-    """Returns one record per peer, or the reason why `python` cannot run the peers."""
+def turns(
+    python: str, theirs: Callable[..., None], work: Work, rows: int, pairs: Mapping[str, Sequence[Any]], *,
+    steps: int, repeats: int, threads: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Compares the rows of both sides after `steps` steps, then returns the ms of steps by variant, [repeats, steps].
+
+    Args:
+      python: Interpreter of the peers.
+      theirs: Function of peer_torch.
+      work: Batches and gradients of both sides.
+      rows: Rows of a table.
+      pairs: Our variant by peer, as PAIRS.
+      steps: Steps of a turn.
+      repeats: Turns of each variant.
+      threads: Threads of each side.
+
+    Raises:
+      CheckFailed: `python` lacks a library, or rows differ.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        work = make_work(rows)
         write_work(pathlib.Path(folder), work, all_ids(rows))
-        request = {"folder": folder, "rows": rows, "threads": threads, "bag": BAG}
-        with Remote(python, peer_torch.tables, **request) as theirs:
-            if theirs.facts["missing"]:
-                return theirs.facts["missing"]
+        with Remote(python, theirs, folder=folder, threads=threads) as their_side:
+            if missing := their_side.facts["missing"]:
+                raise harness.CheckFailed(f"--peer {python} lacks a library: {missing}. Install it there.")
+            variants = [list(variant[:3]) for variant in pairs.values()]
+            request = {"folder": folder, "threads": threads, "variants": variants, "checked": steps}
             with Remote(sys.executable, ours, **request) as our_side:
-                medians = _medians(theirs, our_side, pathlib.Path(folder), repeats)
-    n = len(work.ids[0])
+                return take_turns(their_side, our_side, pathlib.Path(folder), pairs, steps, repeats)
+
+
+def take_turns(
+    theirs: Remote, our_side: Remote, folder: pathlib.Path, pairs: Mapping[str, Sequence[Any]], steps: int, repeats: int
+) -> dict[str, np.ndarray]:
+    theirs.check(), our_side.check()
+    sides: dict[str, Remote] = {}
+    for peer, (mine, *_) in pairs.items():
+        rows = (np.load(folder / f"{name}.npy") for name in (mine, peer))
+        harness.check_close(f"rows after training against the rows of {peer}", *rows, relative=TOLERANCE)
+        sides |= {peer: theirs, mine: our_side}
+    ms: dict[str, list[list[float]]] = {name: [] for name in sides}
+    for repeat, name in harness.in_turns(list(sides), repeats, warmup=1):
+        taken = sides[name].steps(name, steps)
+        ms[name] += [taken] if repeat >= 0 else []
+    return {name: 1e3 * np.array(taken) for name, taken in ms.items()}
+
+
+def compare(python: str, *, rows: int, threads: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns one record per peer."""
+    work = make_work(rows)
+    ms = turns(python, peer_torch.tables, work, rows, PAIRS, steps=STEPS, repeats=repeats, threads=threads)
+    step_ms, n = {name: float(np.median(taken)) for name, taken in ms.items()}, 1e3 * len(work.ids[0])
     return [
         {
-            "peer": peer, "rule": rule, "rows": rows, "threads": threads, "ms_ours": 1e3 * medians[mine],
-            "ms_peer": 1e3 * medians[peer], "ids_per_s_ours": n / medians[mine], "ids_per_s_peer": n / medians[peer],
-            "ratio": medians[peer] / medians[mine],
+            "peer": peer, "rule": rule, "rows": rows, "threads": threads, "ms_ours": step_ms[mine],
+            "ms_peer": step_ms[peer], "ids_per_s_ours": n / step_ms[mine], "ids_per_s_peer": n / step_ms[peer],
+            "ratio": step_ms[peer] / step_ms[mine],
         }
-        for peer, (mine, _, rule) in PAIRS.items()
+        for peer, (mine, _, _, rule) in PAIRS.items()
     ]  # fmt: skip
-
-
-def _medians(theirs: Remote, our_side: Remote, folder: pathlib.Path, repeats: int) -> dict[str, float]:
-    """Compares the rows of both sides, then returns the median seconds of each peer and each variant of ours."""
-    theirs.check(), our_side.check()
-    for peer, (mine, *_) in PAIRS.items():
-        rows = (np.load(folder / f"{name}.npy") for name in (mine, peer))
-        harness.check_close(f"rows against the rows of {peer}", *rows, relative=TOLERANCE)
-    seconds: dict[str, list[float]] = {name: [] for peer, (mine, *_) in PAIRS.items() for name in (peer, mine)}
-    for repeat in range(-1, repeats):
-        for peer, (mine, *_) in PAIRS.items():
-            for side, name in [(theirs, peer), (our_side, mine)][:: 1 if repeat % 2 else -1]:
-                taken = side.steps(name, 2)
-                seconds[name] += taken if repeat >= 0 else []
-    return {name: harness.timing(values).median_s for name, values in seconds.items()}

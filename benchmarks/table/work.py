@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +18,8 @@ ZIPF_ALPHA = 1.05
 INITIAL_VALUE = 0.05
 LEARNING_RATE = 0.05
 BATCHES = 16  # different batches, used in turn
+BAG = 10  # ids pooled into one row, where rows are pooled
+INTERVAL = 8  # steps from one sort of TorchRec's managed collisions to the next
 _LINE = 64  # bytes of a cache line
 
 
@@ -53,28 +54,13 @@ def make_work(rows: int, *, n: int = IDS_PER_STEP, dim: int = DIM, uniform: bool
     return Work(ids, random.integers(-8, 9, (n, dim)).astype(np.float32) / 64)
 
 
-class FloorBytes(NamedTuple):
-    """Bytes that any implementation of a step moves, with N ids, U of them distinct, and D columns of float32."""
+def floor_bytes(*, n: int, distinct: float, dim: int, payload: int) -> float:
+    """Returns the bytes that any implementation of a step moves, with N ids, U of them distinct, and D float32 columns.
 
-    ids: float  # 8 N read
-    keys: float  # 64 U: the cache line in which each distinct id is found
-    rows: float  # 4 D U read in the forward pass
-    output: float  # 4 D N written
-    gradients: float  # 4 D N read
-    update: float  # 2 (4 D + slots) U: rows and slots read and written
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
-def floor_bytes(*, n: int, distinct: float, dim: int, payload: int) -> FloorBytes:
-    """Returns the bytes of one step. `payload` is the number of bytes of a row with its optimizer slots."""
-    wide = 4 * dim
-    return FloorBytes(
-        ids=8 * n, keys=_LINE * distinct, rows=wide * distinct, output=wide * n, gradients=wide * n,
-        update=2 * payload * distinct,
-    )  # fmt: skip
+    `payload` has the bytes of a row with its optimizer slots. The parts: 8 N bytes of ids read; a cache line for each
+    distinct id; 4 D U bytes of rows read forward; 4 D N written; 4 D N of gradients read; rows with slots updated.
+    """
+    return 8 * n + _LINE * distinct + 4 * dim * distinct + 2 * 4 * dim * n + 2 * payload * distinct
 
 
 class Copy:
@@ -96,13 +82,6 @@ class Copy:
         np.copyto(*self._parts[0])
         for copy in copies:
             copy.join()
-
-
-def available_bytes(meminfo: str | None = None) -> int:
-    """Returns the memory that is available to a new process."""
-    text = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8") if meminfo is None else meminfo
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
-    return 1024 * int(found.group(1)) if found else 0
 
 
 def serve_steps(folder: str, variants: Mapping[str, Callable[[int], Any]], checked: int, **facts: Any) -> None:

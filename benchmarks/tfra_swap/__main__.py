@@ -29,9 +29,7 @@ from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2
 FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA, DIM = 26, 512, 4, 1.05, 16
-CHECKED_STEPS = 12
 ROWS_PER_LAYER = 1 << 16  # allocated at once by both, so that no table grows during the measurement
-LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen steps amplify that
 
 
 class Clicks(keras.Model):
@@ -81,36 +79,23 @@ def variants(features: Sequence[str]) -> dict[str, Any]:
 
 
 def measure(steps: dict[str, Any], batches: Batches, warmup: int, repeats: int) -> dict[str, Any]:
-    """Trains CHECKED_STEPS steps of each and compares the losses, then times them. Returns the fields."""
+    """Returns the fields."""
 
     def batch(number: int) -> tuple[tf.Tensor, ...]:
         return tuple(map(tf.constant, batches.batch(number, fr.collectives.rank())))
 
-    losses = {name: [float(step(*batch(s))) for s in range(CHECKED_STEPS)] for name, step in steps.items()}
-    ranks.check_losses(losses, LOSS_TOLERANCE)
-    difference = np.abs(np.subtract(losses["ours"], losses["tfra"])).max()
-    fields: dict[str, Any] = {"max_loss_difference": float(fr.collectives.all_gather(np.array([difference])).max())}
-    for name, step in steps.items():
-        graph = step.get_concrete_function(*batch(0)).graph.as_graph_def()
-        fields[f"alltoalls_{name}"] = harness.count_nodes(graph, "HorovodAlltoall")
-    fields[f"alltoalls_{AS_LAUNCHED}"] = fields["alltoalls_tfra"]
-    timed = ranks.turns(
-        {AS_LAUNCHED: steps["tfra"], **steps}, warmup=warmup, repeats=repeats,
-        inputs=lambda repeat: batch(CHECKED_STEPS + warmup + repeat),
-    ).wall  # fmt: skip
-    for name, seconds in timed.items():
-        timing = harness.timing(seconds)
-        fields |= {f"ms_{name}": 1e3 * timing.median_s, f"ms_p90_{name}": 1e3 * timing.p90_s}
-    ratios = {"ratio": fields["ms_tfra"] / fields["ms_ours"]}
-    return {**ratios, "ratio_as_launched": fields[f"ms_{AS_LAUNCHED}"] / fields["ms_ours"], **fields}
+    fields = ranks.compare_steps(steps, batch, warmup=warmup, repeats=repeats)
+    all_to_alls = {f"alltoalls_{name}": count for name, count in fields.pop("alltoalls_per_step").items()}
+    ratios = {"ratio": fields["ratio_vs_tfra"], "ratio_as_launched": fields[f"ratio_vs_{AS_LAUNCHED}"]}
+    return {**ratios, **fields, **all_to_alls}
 
 
-def on_rank(quick: bool) -> dict[str, Any] | None:
+def on_rank(quick: bool) -> dict[str, Any]:
     fr.init()
     tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
     batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
     fields = measure(variants([f"f{f:02d}" for f in range(FEATURES)]), batches, 10, 60 if quick else 300)
-    return fields if fr.collectives.rank() == 0 else None
+    return fields
 
 
 def main() -> None:

@@ -11,20 +11,17 @@ A check comes first: the losses of all variants must agree at every step. Then t
 `stages_ms`: clocks inside the graph of the native step. `phases_ms`: lookup, forward and backward pass by variant
 (MTGRBoost, section 6, figure 12). Graphs of the lookup, of the lookup with the dense layers, and of the whole step take
 turns. "lookup" is the time of the first, with the exchange, the others what the next graph takes longer.
-`ratio_native_vs_tfra` equals `ratio_vs_tfra`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, ranks
-from benchmarks.harness.ranks import AS_LAUNCHED, Turns
 from benchmarks.harness.stage_times import MarkedStep, stage_ms
 from benchmarks.harness.synthetic import Batches
 from benchmarks.train_step.variants import VARIANTS, Variant
@@ -32,36 +29,8 @@ from tf_fusedrec import tf
 
 RANKS = 2
 FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA = 26, 512, 4, 1.05
-CHECKED_STEPS = 12
-LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen training steps amplify that
 PHASES = ("lookup", "forward", "backward")
 Batch = Callable[[int], tuple[dict[str, tf.Tensor], tf.Tensor]]
-
-
-def summary(times: Turns, all_to_alls: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields of the JSON file, with times in milliseconds per step."""
-    fields: dict[str, Any] = {}
-    for name, wall_s in times.wall.items():
-        wall = harness.timing(wall_s)
-        fields |= {f"ms_{name}": 1e3 * wall.median_s, f"ms_p90_{name}": 1e3 * wall.p90_s}
-        fields[f"ms_p10_{name}"] = 1e3 * float(np.percentile(wall_s, 10))  # near the time on a quiet machine
-        fields[f"cpu_ms_{name}"] = 1e3 * float(np.median(times.cpu[name]))
-    for name in times.wall:
-        if name != "ours":
-            fields[f"ratio_vs_{name}"] = fields[f"ms_{name}"] / fields["ms_ours"]
-            fields[f"p10_ratio_vs_{name}"] = fields[f"ms_p10_{name}"] / fields["ms_p10_ours"]
-            fields[f"cpu_ratio_vs_{name}"] = fields[f"cpu_ms_{name}"] / fields["cpu_ms_ours"]
-    return {**fields, "ratio_native_vs_tfra": fields["ratio_vs_tfra"], "alltoalls_per_step": dict(all_to_alls)}
-
-
-def train_and_check(variants: Sequence[Variant], batch: Batch) -> None:
-    losses = {}
-    for variant in variants:
-        begin = time.perf_counter()
-        losses[variant.name] = [float(variant.step(*batch(step))) for step in range(CHECKED_STEPS)]
-        seconds = time.perf_counter() - begin
-        ranks.print_on_rank_0(f"{variant.name}: traced and ran {CHECKED_STEPS} steps in {seconds:.1f} s")
-    ranks.check_losses(losses, LOSS_TOLERANCE)
 
 
 def stages_ms(variant: Variant, batch: Batch, *, warmup: int, repeats: int) -> dict[str, float]:
@@ -92,8 +61,8 @@ def phases_ms(variants: Sequence[Variant], batch: Batch, *, warmup: int, repeats
     return {name: dict(zip(PHASES, np.diff(ends, prepend=0.0).tolist())) for name, ends in until.items()}
 
 
-def on_rank(quick: bool) -> dict[str, Any] | None:
-    """Returns, on rank 0, the fields of the JSON file."""
+def on_rank(quick: bool) -> dict[str, Any]:
+    """Returns the fields of the JSON file."""
     fr.init()
     tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
     names, repeats = [f"f{f:02d}" for f in range(FEATURES)], 200 if quick else 600
@@ -104,19 +73,14 @@ def on_rank(quick: bool) -> dict[str, Any] | None:
         return {name: tf.constant(ids) for name, ids in zip(names, drawn.ids)}, tf.constant(drawn.labels)
 
     variants: list[Variant] = [variant(names) for variant in VARIANTS]
-    train_and_check(variants, batch)
-    steps = {AS_LAUNCHED: variants[0].step, **{variant.name: variant.step for variant in variants}}
-    times = ranks.turns(steps, warmup=20, repeats=repeats, inputs=lambda n: batch(CHECKED_STEPS + 20 + n))
-    stages = stages_ms(variants[-1], batch, warmup=10, repeats=repeats // 4)
-    phases = phases_ms(variants, batch, warmup=10, repeats=repeats // 4)
-    graphs = {one.name: one.step.get_concrete_function(*batch(0)).graph.as_graph_def() for one in variants}
-    counts = {name: harness.count_nodes(graph, "HorovodAlltoall") for name, graph in graphs.items()}
-    setting = {
+    fields = ranks.compare_steps({one.name: one.step for one in variants}, batch, warmup=20, repeats=repeats)
+    fields["stages_ms"] = stages_ms(variants[-1], batch, warmup=10, repeats=repeats // 4)
+    fields["phases_ms"] = phases_ms(variants, batch, warmup=10, repeats=repeats // 4)
+    fields["setting"] = {
         "ranks": RANKS, "features": FEATURES, "batch_size": BATCH_SIZE, "ids_per_feature": IDS_PER_FEATURE,
         "zipf_alpha": ZIPF_ALPHA, "repeats": repeats,
     }  # fmt: skip
-    fields = {**summary(times, counts), "phases_ms": phases, "stages_ms": stages, "setting": setting}
-    return fields if fr.collectives.rank() == 0 else None
+    return fields
 
 
 def main() -> None:

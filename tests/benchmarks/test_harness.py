@@ -35,27 +35,23 @@ processes.program(main)
 """
 
 
-def test_checks_name_the_first_difference_and_its_limit():
+def test_checks_fail_beyond_the_tolerance_and_name_what_differs():
     harness.check_equal("ids", np.array([1, 2]), [1, 2])
-    with pytest.raises(harness.CheckFailed, match=r"^ids: 2 entries differ, at \(1,\) got 5, want 2\.$"):
-        harness.check_equal("ids", [1, 5, 6], [1, 2, 3])
-    for check in (harness.check_equal, lambda *given: harness.check_close(*given, relative=1.0)):
-        with pytest.raises(harness.CheckFailed, match=r"ids: shape \(1,\), want \(2,\)"):
-            check("ids", [1], [1, 2])
     harness.check_close("loss", [1.0, 2.0], [1.0, 2.0 + 1e-6], relative=1e-6)
-    with pytest.raises(harness.CheckFailed, match=r"loss: 2\.1 at \(1,\), want 2\.0; .* may be 0\.02 \(rounding\)"):
-        harness.check_close("loss", [1.0, 2.1], [1.0, 2.0], relative=1e-2, reason="rounding")
-    with pytest.raises(harness.CheckFailed, match="nan at"):
-        harness.check_close("loss", [np.nan], [1.0], relative=1.0)
+    for got, want in (([1, 5, 6], [1, 2, 3]), ([1], [1, 2])):
+        with pytest.raises(harness.CheckFailed, match=r"ids:\s+Arrays are not equal"):
+            harness.check_equal("ids", got, want)
+    for got, want in (([1.0, 2.1], [1.0, 2.0]), ([np.nan], [1.0]), ([np.nan], [np.nan]), ([1.0], [1.0, 2.0])):
+        with pytest.raises(harness.CheckFailed, match=r"loss \(tolerated: rounding\):\s+Not equal to tolerance"):
+            harness.check_close("loss", got, want, relative=1e-2, reason="rounding")
 
 
 def test_variants_take_turns_and_medians_count():
-    order = []
-    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    times = harness.measure(calls, warmup=1, repeats=2)
-    assert sorted(order) == ["a"] * 3 + ["b"] * 3 and order[:4] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
-    assert all(0 <= t.median_s <= t.p90_s for t in times.values())
-    assert harness.timing([1.0, 2.0, 3.0]) == harness.Timing(2.0, 2.8)
+    turns = list(harness.in_turns(["a", "b"], repeats=2, warmup=1))
+    assert turns == [(-1, "b"), (-1, "a"), (0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    calls = []
+    times = harness.measure({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, warmup=1, repeats=2)
+    assert calls == [name for _, name in turns] and all(0 <= t.median_s <= t.p90_s for t in times.values())
 
 
 def turns_of_two_ranks():
@@ -69,10 +65,6 @@ def turns_of_two_ranks():
         time.sleep(0.02 + 0.06 * collectives.rank())
 
     found = ranks.turns({"slow": slow, "quick": lambda _: None}, warmup=1, repeats=3, inputs=lambda n: (n,))
-    with pytest.raises(harness.CheckFailed, match="losses of ours by step .* of tfra: 0.61 at"):
-        ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]}, 1e-5)
-    with pytest.raises(harness.CheckFailed, match="do not move"):
-        ranks.check_losses({"tfra": [0.7, 0.7], "ours": [0.7, 0.7]}, 1e-5)
     return seen, found.wall["slow"].tolist()
 
 

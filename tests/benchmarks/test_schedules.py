@@ -5,7 +5,6 @@ import gzip
 import itertools
 import json
 import time
-import types
 
 import numpy as np
 import pytest
@@ -95,13 +94,9 @@ def test_a_record_is_parted_by_kind():
 
 
 def turn(step, **times):
-    parts = {name: times.pop(name, 0.0) for name in Parts.__dataclass_fields__}
-    return {
-        "cpu": 20.0,
-        **dict.fromkeys(("exposed", "free", "compute", "lookup"), 0.0),
-        "step": step,
-        "parts": parts,
-    } | times
+    return dict.fromkeys(("exposed", "free", "compute", "lookup", *figures.PARTS), 0.0) | {
+        "step": step, "cpu": 20.0, **times
+    }  # fmt: skip
 
 
 def test_figures_are_made_of_turns():
@@ -113,49 +108,20 @@ def test_figures_are_made_of_turns():
     }  # fmt: skip
     answer = {"device": 0.5, "variants": {name: {"full": one, "bare": bare} for name, one in full.items()}}
     one = figures.case({"rate": "1gbit"}, answer, layers=4, ranks=4)
-    assert one["ratio"] == 1.4 and one["device_cores"] == 2
-    found = figures.fields(one)
-    assert found["exposed_ratio_frozen_M4"] == 0.2 and found["speedup_frozen_M4"] == 1.25
-    assert found["speedup_dual_lookup45"] == 400 / 300 and found["speedup_2d"] is None
-    assert found["floor_ratio_worst"] == pytest.approx(200 / (140 + 100 / 6))
-    assert one["variants"]["sync"]["cores"] == 4 * 20 / 250 and one["variants"]["sync"]["free_ms"] == 10
-    slow = figures.fields_at(
-        "250mbit", [one, {**one, "rate": "250mbit", "variants": {"sync": one["variants"]["sync"]}}]
-    )
-    assert slow["speedup_frozen_M4_250mbit"] is None and slow["floor_ratio_worst_250mbit"] == pytest.approx(250 / 240)
-    contended = real_model.case({"dense_only": 100, "exchange_only": 80, "sync": 180, "frozen_M4": 120})
-    fields = real_model.contended_fields(contended)
-    assert (fields["contended_exposed_ratio_frozen_M4"], fields["contended_speedup_frozen_M4"]) == (0.25, 1.5)
-    assert all(variant in VARIANTS for _, variant in figures.FIELDS.values())
-    assert all(one.baseline in VARIANTS and (one.model or "sync") in VARIANTS for one in VARIANTS.values())
-
-
-def test_weak_scaling_is_against_one_rank(monkeypatch):
-    def figures_of(count, ms):
-        variants = dict.fromkeys(overlap.SCALING_VARIANTS, {"ms": ms, "cores": 0.5})
-        return {"ranks": count, "device_cores": 2.0, "variants": variants}
-
-    def run_ranks(count, size, compute, phases):
-        assert (phases[0]["rate"] is None) == (count == 1) and phases[0]["device"] == 0.5
-        return [figures_of(count, 100.0 * count)]
-
-    monkeypatch.setattr(overlap, "run_ranks", run_ranks)
-    rows = overlap.weak_scaling(overlap.DEVICE_SIZE, {}, figures_of(4, 250.0))
-    assert [(row["ranks"], row["efficiency_sync"]) for row in rows] == [(1, 1.0), (2, 0.5), (4, 0.4), (8, 0.125)]
+    assert (one["ratio"], one["device_cores"], one["variants"]["sync"]["cores"]) == (1.4, 2, 4 * 20 / 250)
+    found = figures.fields(one, VARIANTS, "_x")
+    assert found["exposed_ratio_frozen_M4_x"] == 0.2 and found["speedup_frozen_M4_x"] == 1.25
+    assert found["speedup_dual_lookup45_x"] == 400 / 300 and found["speedup_2d_x"] is None
+    assert found["floor_ratio_worst_x"] == pytest.approx(200 / (140 + 100 / 6))
 
 
 @pytest.mark.parametrize("program", [overlap, planner, horovod_queue], ids=lambda program: program.__name__)
-def test_without_root_fields_are_null_and_the_reason_is_said(program, tmp_path, monkeypatch, capsys):
+def test_without_root_the_reason_is_said(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(overlap, "headline", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--json", str(tmp_path / "r.json")])
     program.main()
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    none = {
-        overlap: {**figures.fields(None), **figures.fields_at(overlap.SLOW_RATE, []), "clustering_ms": None},
-        planner: planner.fields([]), horovod_queue: horovod_queue.fields([]),
-    }  # fmt: skip
-    assert {name: result[name] for name in none[program]} == none[program] and result["cases"] == []
     assert result["not_measured"] == "network namespaces need root"
     assert "not measured: network namespaces need root" in capsys.readouterr().out
 
@@ -214,9 +180,10 @@ def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
 def test_tiny_runs_of_overlap(capsys):
     size = DeviceSize(users=8, tokens_per_user=64, dim=512, weights=1000, batches=2)
     compute = {"fixed": [0.001, 0.001], "per_token": [1e-4, 1e-4]}
+    variants = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
     phases = [
-        overlap.phase("200mbit", ["sync", "dual", "sync_lookup45", "dual_lookup45"], 3, 2, device=1.0),
-        overlap.phase("20mbit", ["sync"], 1, 2),
+        {"rate": "200mbit", "variants": variants, "repeats": 3, "bare": 2, "device": 1.0},
+        {"rate": "20mbit", "variants": ["sync"], "repeats": 1, "bare": 2, "device": 1.0},
     ]
     fast, slow = overlap.run_ranks(4, size, compute, phases)
     # The device takes its time, whatever the variant.
@@ -230,25 +197,20 @@ def test_tiny_runs_of_overlap(capsys):
         assert 0 < variant["exposed_ms"] < variant["ms"] and variant["floor_ms"] > variant["compute_ms"]
     figures.show(fast)
     assert "dual: traced" in capsys.readouterr().out
-    one = real_model.contended(Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2), ["sync"], 2)
-    # 1 MB each way takes 2 x 8 ms on the wire.
-    assert one["ms"]["exchange_only"] > 8 and one["speedup"] == {"sync": 1.0}
+    size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
+    assert real_model.contended(size, ["sync"], 2)["contended_speedup_sync"] == 1.0
 
 
 def test_the_regret_is_that_of_the_measured_steps(monkeypatch):
-    assert len(planner.SIZES) * len(planner.NETWORKS) == 12
-    assert set(planner.QUICK_CHOICES) < set(planner.CHOICES) < set(VARIANTS) and "nested_M16" not in planner.CHOICES
     forecasts = [{"choice": "dual", "ms": 90.0, "bytes": 0.0}, {"choice": "sync", "ms": 99.0, "bytes": 1010.0}]
-    measured = {"message_s": 0.001, "bytes": {"sync": 1000.0}, "ms": {"sync": 120.0, "dual": 110.0, "frozen_M4": 100.0}}
+    measured = {"message_s": 0.001, "bytes": 1000.0, "ms": {"sync": 120.0, "dual": 110.0, "frozen_M4": 100.0}}
     one = planner.case(planner.NETWORKS[0], measured, forecasts)
     assert (one["best"], one["chosen"], one["bytes_error"]) == ("frozen_M4", "dual", pytest.approx(0.01))
     fields = planner.fields([one, {**one, "regret": 0.0}])
     assert (fields["workloads"], fields["within_5_percent"]) == (2, 1)
     assert fields["worst_regret"] == pytest.approx(0.1) and fields["median_error"] == pytest.approx(1 - 90 / 110)
     ms, turns = {"sync": 130.0, "dual": 100.0, "semi_async": 131.0}, []
-    monkeypatch.setattr(
-        planner, "take_turn", lambda step, _: turns.append(step) or types.SimpleNamespace(step=ms[step])
-    )
+    monkeypatch.setattr(planner, "take_turn", lambda step, _: turns.append(step) or {"step": ms[step]})
     assert planner.measure({name: name for name in ms}, list(ms), 5) == pytest.approx(ms)
     assert [turns.count(name) for name in ms] == [5, 5, 2], "a choice far from the best stops after two rounds"
 

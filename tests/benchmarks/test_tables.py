@@ -12,7 +12,7 @@ from benchmarks.harness import harness, ranks
 from benchmarks.harness.ranks import AS_LAUNCHED, Turns
 from benchmarks.harness.synthetic import Batches
 from benchmarks.table import __main__ as table
-from benchmarks.table import cases, collisions, dedup, dimensions, peers, work
+from benchmarks.table import cases, dedup, dimensions, peers, work
 from benchmarks.tfra_swap import __main__ as tfra_swap
 from benchmarks.tier import __main__ as tier
 from benchmarks.train_step import __main__ as train_step
@@ -28,7 +28,7 @@ def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
         forwards, backwards = made.gradients.cumsum(axis=0)[-1], made.gradients[::-1].cumsum(axis=0)[-1]
         np.testing.assert_array_equal(forwards, backwards)
         np.testing.assert_array_equal(forwards, made.gradients.astype(np.float64).sum(axis=0))
-    assert work.floor_bytes(n=100, distinct=10, dim=4, payload=20) == (800, 640, 160, 1600, 1600, 400)
+    assert work.floor_bytes(n=100, distinct=10, dim=4, payload=20) == sum((800, 640, 160, 1600, 1600, 400))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -44,9 +44,7 @@ def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
     # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
     assert cases.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
     assert cases.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
-    assert cases.memory_lacks(4 * 10**9, available=4 * 10**9) == ""
-    assert cases.memory_lacks(4_500_000_000, available=4 * 10**9) == "4.0 GB are available, 4.5 GB are needed"
-    assert work.available_bytes("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 << 20
+    assert cases.memory_lacks(10**6) == "" and "available, 1000000.0 GB are needed" in cases.memory_lacks(10**15)
 
 
 def test_a_pause_counts_when_it_comes_in_every_repeat():
@@ -85,16 +83,8 @@ def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
         cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
 
 
-def test_peers_get_the_same_rows_by_number_or_are_skipped_with_the_reason(tmp_path):
-    made, resident = work.make_work(50, n=30, dim=2), work.all_ids(50)
-    peers.write_work(tmp_path, made, resident)
-    ids, numbers = np.load(tmp_path / "ids.npy"), np.load(tmp_path / "numbers.npy")
-    np.testing.assert_array_equal(np.array(sorted(resident))[numbers], ids)
-    assert peers.compare(sys.executable, rows=100, threads=1, repeats=1) == "No module named 'torch'"
-
-
 class Side:
-    """A side of table.collisions whose steps take given times, in milliseconds."""
+    """A side of table.peers: rows that its check writes, and the milliseconds of its steps."""
 
     def __init__(self, path, rows, milliseconds):
         self._path, self._rows, self._seconds = path, rows, [each / 1e3 for each in milliseconds]
@@ -103,19 +93,24 @@ class Side:
         np.save(self._path, self._rows)
 
     def steps(self, variant, count):
-        assert count == collisions.INTERVAL == len(self._seconds)
+        assert count == len(self._seconds)
         return self._seconds
 
 
-def test_managed_collisions_are_timed_with_their_sorts_and_compared_first(tmp_path):
-    ours = Side(tmp_path / "ours.npy", np.ones([2, 3]), [1.0] * 8)
-    theirs = Side(tmp_path / "mch.npy", np.ones([2, 3]), [2.0] * 7 + [18.0])
-    record = collisions.measure({"ours": ours, "mch": theirs}, tmp_path, 256, 2)
-    assert record["factor"] == 8 and record["ms_peer_between"] == pytest.approx(2)
-    assert (record["ms_ours"], record["ms_peer"], record["ratio"]) == pytest.approx((1, 4, 4))
-    other = Side(tmp_path / "mch.npy", np.array([[1, 1, 1], [1, 1, 1.001]]), [1.0] * 8)
-    with pytest.raises(harness.CheckFailed, match="rows of 256 columns after training"):
-        collisions.measure({"ours": ours, "mch": other}, tmp_path, 256, 2)
+def test_peers_get_the_same_rows_by_number_and_are_compared_first(tmp_path):
+    made, resident = work.make_work(50, n=30, dim=2), work.all_ids(50)
+    peers.write_work(tmp_path, made, resident)
+    ids, numbers = np.load(tmp_path / "ids.npy"), np.load(tmp_path / "numbers.npy")
+    np.testing.assert_array_equal(np.array(sorted(resident))[numbers], ids)
+    with pytest.raises(harness.CheckFailed, match="lacks a library: No module named 'torch'. Install it"):
+        peers.compare(sys.executable, rows=100, threads=1, repeats=1)
+    ours = Side(tmp_path / "ours.npy", np.ones([2, 3]), [1.0, 2.0])
+    theirs, other = (Side(tmp_path / "mch.npy", rows, [4.0, 8.0]) for rows in (np.ones([2, 3]), np.full([2, 3], 1.001)))
+    pairs = {"mch": ("ours", "rowwise_adagrad_mean", 0)}
+    ms = peers.take_turns(theirs, ours, tmp_path, pairs, 2, 3)
+    assert ms["ours"].tolist() == [[1, 2]] * 3 and ms["mch"].tolist() == [[4, 8]] * 3
+    with pytest.raises(harness.CheckFailed, match="rows after training against the rows of mch"):
+        peers.take_turns(other, ours, tmp_path, pairs, 2, 3)
 
 
 def test_dedup_counts_ids_and_rows_and_finds_lost_gradients(monkeypatch):
@@ -147,28 +142,20 @@ def test_dimensions_count_distinct_ids_by_owner():
     np.testing.assert_array_equal(together, alone.sum(axis=0))
 
 
-def test_both_models_of_the_swap_train_alike_and_take_turns():
+def test_both_models_of_the_swap_train_alike_and_take_turns(monkeypatch):
     import horovod.tensorflow as hvd  # after tf_fusedrec, which chooses the version of Keras
 
     hvd.init()  # TFRA's layers need it in a single process too
     batches = Batches(features=2, batch_size=8, ids_per_feature=2, alpha=1.05)
     steps = tfra_swap.variants(["a", "b"])
     fields = tfra_swap.measure(steps, batches, 1, 2)
-    assert fields["max_loss_difference"] <= tfra_swap.LOSS_TOLERANCE
-    assert fields["ratio"] == fields["ms_tfra"] / fields["ms_ours"] and fields[f"ms_{AS_LAUNCHED}"] > 0
-
-
-def test_the_fields_of_a_training_step():
-    wall = {"tfra": [0.100, 0.120, 0.110], "tfra_fused": [0.044] * 3, "ours": [0.020, 0.022, 0.024]}
-    cpu = {"tfra": [0.08] * 3, "tfra_fused": [0.04] * 3, "ours": [0.02] * 3}
-    times = Turns(*({name: np.array(of) for name, of in both.items()} for both in (wall, cpu)))
-    fields = train_step.summary(times, {"tfra": 78, "tfra_fused": 4, "ours": 3})
-    wanted = {
-        "ms_tfra": 110, "ms_ours": 22, "ratio_vs_tfra": 5, "ratio_native_vs_tfra": 5, "ratio_vs_tfra_fused": 2,
-        "cpu_ratio_vs_tfra": 4, "ms_p90_ours": 23.6, "ms_p10_tfra": 102,
-    }  # fmt: skip
-    assert {name: fields[name] for name in wanted} == pytest.approx(wanted)
-    assert fields["alltoalls_per_step"] == {"tfra": 78, "tfra_fused": 4, "ours": 3}
+    assert fields["max_loss_difference"] <= ranks.LOSS_TOLERANCE and fields[f"ms_{AS_LAUNCHED}"] > 0
+    assert fields["ratio"] == fields["ms_tfra"] / fields["ms_ours"]
+    monkeypatch.setattr(ranks, "LOSS_TOLERANCE", 1e-12)
+    with pytest.raises(harness.CheckFailed, match="losses of ours by step against the losses of tfra"):
+        ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})
+    with pytest.raises(harness.CheckFailed, match="do not move"):
+        ranks.check_losses({"tfra": [0.7, 0.7], "ours": [0.7, 0.7]})
 
 
 def test_phases_are_differences_of_three_graphs(monkeypatch):
@@ -220,7 +207,7 @@ def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):
     chunks = resharding.SectionReader.chunks
     mixed = lambda reader: ((ids, np.roll(records, 1)) for ids, records in chunks(reader))  # noqa: E731
     monkeypatch.setattr(resharding.SectionReader, "chunks", mixed)
-    with pytest.raises(harness.CheckFailed, match="entries differ"):
+    with pytest.raises(harness.CheckFailed, match="Mismatched elements"):
         checkpoint.measure(tmp_path, 2_000, repeats=1)
     seconds = {"save": [2.0], "plain_write": [1.0], "load": [4.0], "plain_read": [0.5], "copy": [0.25]}
     wanted = {

@@ -22,8 +22,6 @@ Fields:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from benchmarks.balance import reader, steps
@@ -38,9 +36,8 @@ CASES = {"": 128, "_8_rows": 8}  # rows of the mean length in a rank's batch
 
 def _fixed(tokens: np.ndarray, rows: int) -> list[list[np.ndarray]]:
     """Returns row numbers [step][rank], the same number of rows in every batch."""
-    part = len(tokens) // RANKS
-    return [[np.arange(rank * part + step * rows, rank * part + (step + 1) * rows) for rank in range(RANKS)]
-            for step in range(STEPS)]  # fmt: skip
+    by_rank = np.arange(len(tokens)).reshape(RANKS, -1, rows)
+    return [list(by_rank[:, step]) for step in range(STEPS)]
 
 
 def _planned(tokens: np.ndarray, target_tokens: int, scope: str, cost: Cost) -> list[list[np.ndarray]]:
@@ -54,14 +51,18 @@ def _planned(tokens: np.ndarray, target_tokens: int, scope: str, cost: Cost) -> 
 
 def gaps(batches: list[list[np.ndarray]], work: np.ndarray) -> tuple[float, float]:
     """Returns mean and 99th percentile over steps of (max - min) / mean of the ranks' sums of `work` <float>[rows]."""
-    sums = np.array([[work[rows].sum() for rows in step] for step in batches])
+    sums = _sums(batches, work)
     gap = (sums.max(axis=1) - sums.min(axis=1)) / sums.mean(axis=1)
     return float(gap.mean()), float(np.percentile(gap, 99))
 
 
+def _sums(batches: list[list[np.ndarray]], work: np.ndarray) -> np.ndarray:
+    return np.array([[work[rows].sum() for rows in step] for step in batches])
+
+
 def memory_use(batches: list[list[np.ndarray]], tokens: np.ndarray) -> float:
     """Returns the mean of the batches' tokens over the tokens of the largest batch."""
-    sums = np.array([[tokens[rows].sum() for rows in step] for step in batches])
+    sums = _sums(batches, tokens)
     return float(sums.mean() / sums.max())
 
 
@@ -91,9 +92,10 @@ def simulated() -> dict[str, float]:
 
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
-    fields: dict[str, Any] = simulated()
-    fields.update(processes.ask(reader.measure, quick=arguments.quick))
-    fields.update(processes.ask_ranks(steps.on_rank, steps.RANKS, quick=arguments.quick))
+    fields = simulated()
+    fields |= processes.ask(reader.measure, rows=16384, repeats=3 if arguments.quick else 9)
+    rows, rounds = (64, 2) if arguments.quick else (160, 5)
+    fields |= processes.ask_ranks(steps.on_rank, steps.RANKS, rows=rows, rounds=rounds)
     harness.print_fields(f"(max - min) / mean over {RANKS} ranks, {STEPS} steps; steps; the reader", fields)
     harness.write_json(arguments.json, {"benchmark": "balance", **fields})
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pathlib
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -47,61 +48,46 @@ class Case:
         self.positives = tf.constant(generator.integers(0, items, positions), tf.int64)
         self.negatives = tf.constant(generator.integers(0, items, (positions, negatives)), tf.int64)
 
-    def plain(self, row_dtype: str) -> tf.Tensor:
+    def plain(self) -> tf.Tensor:
         """Returns the mean loss of the plain form."""
-        rows = tf.cast(tf.cast(tf.gather(self.table, self.negatives), row_dtype), tf.float32)
-        positive = tf.gather(self.table, self.positives)
-        query, positive, rows = (tf.math.l2_normalize(vectors, axis=-1) for vectors in (self.query, positive, rows))
+        gathered = self.query, tf.gather(self.table, self.positives), tf.gather(self.table, self.negatives)
+        query, positive, rows = (tf.math.l2_normalize(vectors, axis=-1) for vectors in gathered)
         own = tf.reduce_sum(query * positive, axis=-1, keepdims=True) / TEMPERATURE
         others = tf.einsum("pd,pnd->pn", query, rows) / TEMPERATURE
         others = tf.where(self.negatives == self.positives[:, tf.newaxis], losses.COLLISION_LOGIT, others)
-        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(_first(others), tf.concat([own, others], axis=1)))
+        first = tf.zeros_like(self.positives)  # the positive
+        logits = tf.concat([own, others], axis=1)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(first, logits))
 
-    def ours(self, row_dtype: str) -> tf.Tensor:
+    def ours(self) -> tf.Tensor:
         """Returns the mean loss of losses.sampled_softmax."""
         items, chosen = tf.unique(tf.reshape(self.negatives, [-1]))
-        rows = _narrowed(tf.gather(self.table, items), row_dtype)
-        positive, chosen = tf.gather(self.table, self.positives), tf.reshape(chosen, tf.shape(self.negatives))
+        rows, positive = tf.gather(self.table, items), tf.gather(self.table, self.positives)
+        chosen = tf.reshape(chosen, tf.shape(self.negatives))
         nll = losses.sampled_softmax(self.query, positive, rows, self.positives, items, TEMPERATURE, chosen=chosen)
         return tf.reduce_mean(nll)
 
-    def step(self, form: str, row_dtype: str = "float32") -> tf.types.experimental.GenericFunction:
+    def step(self, form: str) -> tf.types.experimental.GenericFunction:
         """Returns a function without arguments: loss, gradients of queries and of table rows (with repeated ids)."""
         loss_of = {"plain": self.plain, "ours": self.ours}[form]
 
         @tf.function(autograph=False)
         def run() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
-                loss = loss_of(row_dtype)
+                loss = loss_of()
             d_query, d_table = tape.gradient(loss, [self.query, self.table])
             return [loss, d_query, d_table.values, d_table.indices]
 
         return run
 
 
-def _first(others: tf.Tensor) -> tf.Tensor:
-    """Returns labels with all weight on the positive, which comes first."""
-    zeros = tf.zeros_like(others)
-    return tf.concat([tf.ones_like(zeros[:, :1]), zeros], axis=1)
-
-
-def _narrowed(rows: tf.Tensor, dtype: str) -> tf.Tensor:
-    """Casts rows as an embedding layer does. The gradient is cast back and is otherwise unchanged."""
-
-    @tf.custom_gradient
-    def narrowed(rows: tf.Tensor):
-        return tf.cast(rows, dtype), lambda upstream: tf.cast(upstream, rows.dtype)
-
-    return narrowed(rows)
-
-
-def peak_bytes(form: str, positions: int, negatives: int, row_dtype: str) -> float:
+def peak_bytes(form: str, positions: int, negatives: int) -> float:
     """Returns the bytes that the second step, forward and backward, adds at its peak.
 
     The first step traces, starts threads and loads code. The process needs RETURN_MEMORY in its environment. Otherwise
     memory that the first step has freed counts as held before the second one.
     """
-    step = Case(positions, negatives).step(form, row_dtype)
+    step = Case(positions, negatives).step(form)
     step()
     pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins here
     before = harness.kilobytes("VmRSS")
@@ -109,8 +95,11 @@ def peak_bytes(form: str, positions: int, negatives: int, row_dtype: str) -> flo
     return 1024.0 * (harness.kilobytes("VmHWM") - before)
 
 
-def bytes_of_a_step(output_dtype: str) -> dict[str, int]:
-    """Returns the bytes of all ranks, by feature (`negative` or others) and by kind of message."""
+def bytes_of_rows(output_dtype: str) -> int:
+    """Returns the bytes of rows and gradients that all ranks send in a step, with negatives of this dtype. Collective.
+
+    In float32 both features share an exchange, so that an id of both travels once. Hence the bytes are of all rows.
+    """
     table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(1e-3))
     features = [fr.FeatureConfig("item_id", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
     layer = fr.FusedEmbedding([table], features, seed=1, name=f"wire_{output_dtype}")
@@ -118,28 +107,21 @@ def bytes_of_a_step(output_dtype: str) -> dict[str, int]:
     items = tf.constant(generator.integers(0, WIRE_ITEMS, WIRE_POSITIONS))
     drawn, chosen = np.unique(generator.integers(0, WIRE_ITEMS, (WIRE_POSITIONS, 128)), return_inverse=True)
     drawn, chosen = tf.constant(drawn), tf.constant(chosen.reshape(WIRE_POSITIONS, 128), tf.int32)
-    counts: dict[str, int] = {}
-    honest = collectives.all_to_all
+    sent, honest = [0], collectives.all_to_all
 
     def counted(tensor: tf.Tensor, splits: tf.Tensor, *, name: str, **ranks: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        feature, kind = ("negative" if "float16" in name else "others"), name.rpartition(".")[2]
-        width = tensor.dtype.size * int(np.prod(tensor.shape[1:]))
-        counts[f"{feature}_{kind}"] = counts.get(f"{feature}_{kind}", 0) + int(tf.reduce_sum(splits)) * width
+        if not name.endswith("ids"):
+            sent[0] += int(tf.reduce_sum(splits)) * tensor.dtype.size * int(np.prod(tensor.shape[1:]))
         return honest(tensor, splits, name=name, **ranks)
 
-    collectives.all_to_all = counted
-    try:
+    with mock.patch.object(collectives, "all_to_all", counted):
         with tf.GradientTape() as tape:
             rows = layer({"item_id": items, "negative": drawn})
             own = rows["item_id"]
-            nll = losses.sampled_softmax(own, own, rows["negative"], items, drawn, 0.05, chosen=chosen)
+            nll = losses.sampled_softmax(own, own, rows["negative"], items, drawn, TEMPERATURE, chosen=chosen)
             loss = losses.global_mean(nll, name="wire.loss")
         tape.gradient(loss, layer.trainable_variables)
-    finally:
-        collectives.all_to_all = honest
-    names = sorted(collectives.all_gather_object(sorted(counts))[0])
-    total = collectives.all_gather(np.array([[counts[name] for name in names]])).sum(axis=0)
-    return dict(zip(names, map(int, total)))
+    return int(collectives.all_gather(np.array(sent)).sum())
 
 
 def check_gradients() -> None:
@@ -162,36 +144,31 @@ def measure(positions: int, negatives: int, repeats: int) -> dict[str, Any]:
     harness.check_close(
         "loss", losses_of["ours"], losses_of["plain"], relative=LOSS_TOLERANCE, reason="float32 logits to 20"
     )
-    half = float(case.step("ours", "float16")()[0])
     times = harness.measure(steps, warmup=1, repeats=repeats)
     rows = int(np.unique(case.negatives).size)
     del case, steps
     peaks = {}
-    for name, form, dtype in (("plain", "plain", "float32"), ("ours", "ours", "float32"), ("half", "ours", "float16")):
-        request = {"form": form, "row_dtype": dtype, "positions": positions, "negatives": negatives}
+    for form in ("plain", "ours"):
+        request = {"form": form, "positions": positions, "negatives": negatives}
         # The median over processes, because TensorFlow runs ops in varying orders.
-        found = [processes.ask(peak_bytes, variables=RETURN_MEMORY, **request) for _ in range(PEAK_PROCESSES)]
-        peaks[name] = float(np.median(found))
+        answers = [processes.ask(peak_bytes, variables=RETURN_MEMORY, **request) for _ in range(PEAK_PROCESSES)]
+        peaks[form] = float(np.median(answers))
     return {
-        "negatives": negatives, "positions": positions, "rows": rows, "dim": DIM, "loss_plain": losses_of["plain"],
-        "loss_ours": losses_of["ours"], "loss_float16_rows": half, "ms_plain": 1e3 * times["plain"].median_s,
-        "ms_ours": 1e3 * times["ours"].median_s,
-        "step_time_ratio": times["ours"].median_s / times["plain"].median_s, "peak_bytes_plain": peaks["plain"],
-        "peak_bytes_ours": peaks["ours"], "peak_bytes_float16_rows": peaks["half"],
+        "negatives": negatives, "positions": positions, "rows": rows, "dim": DIM,
+        **{f"loss_{form}": loss for form, loss in losses_of.items()},
+        **{f"ms_{form}": 1e3 * timing.median_s for form, timing in times.items()},
+        "step_time_ratio": times["ours"].median_s / times["plain"].median_s,
+        **{f"peak_bytes_{form}": peak for form, peak in peaks.items()},
         "peak_memory_ratio": peaks["ours"] / peaks["plain"],
     }  # fmt: skip
 
 
-def wire_on_rank() -> dict[str, Any] | None:
-    """Returns, on rank 0, the bytes of one step with float32 and with float16 negatives, and their ratio.
-
-    In float32 both features share an exchange, so that an id of both travels once. Hence the ratio is over all rows.
-    """
+def wire_on_rank() -> dict[str, float] | None:
+    """Returns, on rank 0, the bytes of rows with float32 and with float16 negatives, and their ratio."""
     fr.init()
-    sent = {dtype: bytes_of_a_step(dtype) for dtype in ("float32", "float16")}
-    rows = {dtype: sum(x for name, x in counts.items() if not name.endswith("ids")) for dtype, counts in sent.items()}
-    fields = {f"wire_bytes_{dtype}": counts for dtype, counts in sent.items()}
-    return {**fields, "wire_ratio": rows["float16"] / rows["float32"]} if fr.collectives.rank() == 0 else None
+    fields: dict[str, float] = {f"wire_bytes_{dtype}": bytes_of_rows(dtype) for dtype in ("float32", "float16")}
+    fields["wire_ratio"] = fields["wire_bytes_float16"] / fields["wire_bytes_float32"]
+    return fields if fr.collectives.rank() == 0 else None
 
 
 def main() -> None:

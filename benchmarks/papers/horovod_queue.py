@@ -15,8 +15,8 @@ empty rows. So their time beyond one's gives the splits, and the rest of one is 
     splits_ms      = (empty_8 - empty) / 7 / 2
     negotiation_ms = empty - 2 splits_ms
 
-A second job has the process sets of two groups as well, and gives `with_sets`. There, an all-to-all inside a host asks
-while an all-reduce between the hosts runs: blocked_ms is what it takes longer than alone.
+A second job has the process sets of two groups as well. There, an all-to-all inside a host asks while an all-reduce
+between the hosts runs: blocked_ms is what it takes longer than alone.
 
 Steps of benchmarks.overlap run at the same latencies, with a compute of RATIO times the exchange without latency:
 
@@ -24,17 +24,16 @@ Steps of benchmarks.overlap run at the same latencies, with a compute of RATIO t
     splits_part_*   the part of it that the splits cause: latency_part * splits_ms / empty
 
 An all-to-all with known splits saves splits_part. One without negotiation saves at most latency_part. Namespaces need
-root, and without root the fields are null. --quick measures one latency and sync alone, with fewer repeats. A time
+root, and without root there are no cases. --quick measures two latencies and sync alone, with fewer repeats. A time
 is from the call until a rank has its result. The slowest rank's time counts, and of these the median.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap import device
-from benchmarks.overlap.device import Compute, DeviceSize
+from benchmarks.overlap.device import Compute
 from benchmarks.overlap.ranks import device_factor, measure, started
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
@@ -57,21 +56,16 @@ COMPUTE = Compute(fixed=(0.0, 0.0), per_token=(1e-5, 2e-5))  # one third forward
 LATER_S = 0.01  # the all-to-all asks so long after the all-reduce, which runs by then
 
 Call = Callable[[], Any]
+Case = dict[str, float]  # latency_ms, and ms by what took them
 
 
-def all_to_alls(name: str, rows: int, dim: int, at_once: int) -> Call:
-    """Returns a call of `at_once` all-to-alls, each of `rows` to every rank. Checks what arrives."""
-    ranks, me = collectives.size(), collectives.rank()
-    sent = tf.reshape(tf.repeat(tf.range(ranks, dtype=tf.float32) + ranks * me, rows * dim), [ranks * rows, dim])
-
-    @tf.function(autograph=False)
-    def call() -> list[tf.Tensor]:
-        splits = tf.fill([ranks], rows)
-        return [collectives.all_to_all(sent, splits, name=f"{name}.{n}")[0] for n in range(at_once)]
-
-    for received in call():
-        harness.check_equal(f"rows of {name}", received[:, :1], np.repeat(np.arange(ranks) * ranks + me, rows)[:, None])
-    return call
+def empty(name: str, dim: int, at_once: int) -> Call:
+    """Returns a call of `at_once` all-to-alls of no rows."""
+    nothing, splits = tf.zeros([0, dim]), tf.zeros([collectives.size()], tf.int32)
+    return tf.function(
+        lambda: [collectives.all_to_all(nothing, splits, name=f"{name}.{n}")[0] for n in range(at_once)],
+        autograph=False,
+    )  # fmt: skip
 
 
 def queue(dim: int) -> dict[str, Call]:
@@ -113,129 +107,105 @@ def span(call: Call, name: str) -> float:
     return end - begin
 
 
-def on_rank(
-    latencies_ms: Sequence[float],
-    delay: str,
-    rate: str,
-    sets: bool,
-    rows: int,
-    repeats: int,
-    steps: Mapping[str, Any],
-) -> list[dict[str, Any]] | None:
-    """Measures at each latency. Returns, on rank 0, the cases."""
-    size = DeviceSize(**steps["size"])
-    pace, variants, _ = started(size, COMPUTE, steps["variants"], [GROUPS] if sets else [])
+def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **cable: Any) -> list[Case] | None:
+    """Returns, on rank 0, the ms of empty all-to-alls and of the steps of variants, by latency."""
+    size = overlap.DEVICE_SIZE
+    pace, steps, _ = started(size, COMPUTE, variants, [])
+    calls = {f"empty_{count}": empty(f"empty_{count}", size.dim, count) for count in (1, AT_ONCE)}
+    factor: list[float] = []
+
+    def measured() -> Case:
+        ms = ranks.turns(calls, warmup=1, repeats=repeats).ms  # the warm-up fills Horovod's response cache
+        if not factor:  # the first latency sets the pace of the device
+            factor.append(device_factor(steps["sync"], pace, COMPUTE.seconds(size.tokens), overlap.RATIO))
+        turns = measure(steps, pace, factor[0], variants, step_repeats, 1)
+        return {**ms, **{name: turns[name]["full"]["step"] for name in steps}}
+
+    return by_latency(measured, **cable)
+
+
+def queue_on_rank(repeats: int, **cable: Any) -> list[Case] | None:
+    """Returns, on rank 0, the ms of an all-to-all that is alone, and of one beside an all-reduce, by latency."""
+    size = overlap.DEVICE_SIZE
+    started(size, COMPUTE, [], [GROUPS])
+    calls = queue(size.dim)
+
+    def measured() -> Case:
+        seconds = [[span(calls[name], "queue.rows") for name in ("exchange", "both")] for _ in range(repeats + 1)]
+        slowest = np.median(collectives.all_gather(np.array([seconds[1:]])).max(axis=0), axis=0)
+        return dict(zip(("alone", "queued"), (1e3 * slowest).tolist()))
+
+    return by_latency(measured, **cable)
+
+
+def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], delay: str) -> list[Case] | None:
+    """Measures at each latency of the cable. Returns the cases on rank 0. Collective."""
     if os.environ["HOROVOD_LOCAL_RANK"] == "0":
-        network.limit_here("eth0", rate)
-    calls = {
-        "empty": all_to_alls("empty", 0, size.dim, 1),
-        f"empty_{AT_ONCE}": all_to_alls(f"empty_{AT_ONCE}", 0, size.dim, AT_ONCE),
-        "rows": all_to_alls("rows", rows, size.dim, 1),
-    }  # fmt: skip
-    queued = queue(size.dim) if sets else {}
-    spans = {
-        "exchange_alone": ("exchange", "queue.rows"), "exchange_queued": ("both", "queue.rows"),
-    }  # fmt: skip
-    cases, factor = [], 0.0
+        network.limit_here("eth0", RATE)
+    cases = []
     for latency_ms in latencies_ms:
         collectives.barrier()
         if collectives.rank() == 0:
             network.set_delay(pathlib.Path(delay), 1e-3 * latency_ms)
-        # The warm-up fills Horovod's response cache.
-        ms = ranks.turns(calls, warmup=1, repeats=repeats).ms
-        if sets:
-            seconds = [[span(queued[call], name) for call, name in spans.values()] for _ in range(repeats + 1)][1:]
-            slowest = np.median(collectives.all_gather(np.array([seconds])).max(axis=0), axis=0)
-            ms |= {name: 1e3 * float(value) for name, value in zip(spans, slowest)}
-        case: dict[str, Any] = {"latency_ms": latency_ms, **{f"ms_{name}": value for name, value in ms.items()}}
-        if variants:
-            # The first latency sets the pace of the device.
-            compute_s = COMPUTE.seconds(size.tokens)
-            factor = factor or device_factor(variants["sync"], pace, compute_s, steps["ratio"])
-            turns = measure(variants, pace, factor, steps["variants"], steps["repeats"], 1)
-            case["step_ms"] = {name: turns[name]["full"]["step"] for name in variants}
-        ranks.print_on_rank_0(f"{latency_ms} ms: {case}")
-        cases.append(case)
+        cases.append({"latency_ms": latency_ms, **measured()})
+        ranks.print_on_rank_0(str(cases[-1]))
     return cases if collectives.rank() == 0 else None
 
 
 RANKS, RATE = 4, "1gbit"
 LATENCIES_MS, QUICK_LATENCIES_MS = (0.0, 0.1, 1.0, 5.0), (0.0, 1.0)
 STEPS = {"sync": "sync", "nested": "nested_M8"}  # name in a field, and the variant of benchmarks.overlap
-ROWS = 1_800  # to each rank: the distinct ids of a batch by owner
 REPEATS, QUICK_REPEATS = 60, 10
 STEP_REPEATS, QUICK_STEP_REPEATS = 9, 2
 TIMEOUT_S = 1500
 
 
-def measured(quick: bool, *, sets: bool) -> list[dict[str, Any]]:
-    """Returns the cases of on_rank. The steps run in the job without sets."""
-    variants = [] if sets else [STEPS["sync"]] if quick else list(STEPS.values())
-    steps = {
-        "size": dataclasses.asdict(overlap.DEVICE_SIZE), "ratio": overlap.RATIO, "variants": variants,
-        "repeats": QUICK_STEP_REPEATS if quick else STEP_REPEATS,
-    }  # fmt: skip
+def on_two_hosts(function: Callable[..., Any], **request: Any) -> list[Case]:
     with tempfile.TemporaryDirectory() as folder:
         delay = pathlib.Path(folder) / "delay"
         with network.spread(RANKS, delay) as where:
-            return processes.ask_ranks(
-                on_rank, RANKS, **where, timeout_s=TIMEOUT_S,
-                latencies_ms=QUICK_LATENCIES_MS if quick else LATENCIES_MS, delay=str(delay), rate=RATE, sets=sets,
-                rows=ROWS, repeats=QUICK_REPEATS if quick else REPEATS, steps=steps,
-            )  # fmt: skip
+            return processes.ask_ranks(function, RANKS, **where, timeout_s=TIMEOUT_S, delay=str(delay), **request)
 
 
-def parts(case: Mapping[str, Any]) -> dict[str, float]:
-    """Returns splits_ms and negotiation_ms of one all-to-all."""
-    splits = max(0.0, case[f"ms_empty_{AT_ONCE}"] - case["ms_empty"]) / (AT_ONCE - 1) / 2
-    return {"splits_ms": splits, "negotiation_ms": case["ms_empty"] - 2 * splits}
-
-
-def figures(case: Mapping[str, Any], with_sets: Mapping[str, Any], at_once: Mapping[str, Any]) -> dict[str, Any]:
+def figures(case: Case, at_once: Case, queued: Case) -> Case:
     """Returns the figures at one latency.
 
     Args:
-      case: A case of the job without sets.
-      with_sets: The case of the same latency with sets.
-      at_once: The case of the job without sets and without latency.
+      case: A case of calls_on_rank.
+      at_once: The case without latency.
+      queued: The case of queue_on_rank at the latency of `case`.
     """
-    found: dict[str, Any] = {"latency_ms": case["latency_ms"], "rows_ms": case["ms_rows"], **parts(case)}
-    found["negotiation_ms_with_sets"] = parts(with_sets)["negotiation_ms"]
-    found["exchange_alone_ms"] = with_sets["ms_exchange_alone"]
-    found["blocked_ms"] = with_sets["ms_exchange_queued"] - with_sets["ms_exchange_alone"]
+    empty_ms = case["empty_1"]
+    splits_ms = max(0.0, case[f"empty_{AT_ONCE}"] - empty_ms) / (AT_ONCE - 1) / 2
+    fields = {"latency_ms": case["latency_ms"], "splits_ms": splits_ms, "negotiation_ms": empty_ms - 2 * splits_ms}
+    fields["blocked_ms"] = queued["queued"] - queued["alone"]
     for name, variant in STEPS.items():
-        if variant in case["step_ms"]:
-            step_ms = found[f"step_ms_{name}"] = case["step_ms"][variant]
-            latency_part = found[f"latency_part_{name}"] = max(0.0, 1 - at_once["step_ms"][variant] / step_ms)
-            found[f"splits_part_{name}"] = latency_part * found["splits_ms"] / case["ms_empty"]
-    return found
-
-
-def fields(cases: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Returns the parts of the steps by latency, such as splits_part_sync_1ms. None: not measured."""
-    by_latency = {case["latency_ms"]: case for case in cases}
-    return {
-        f"{part}_{name}_{latency_ms:g}ms": by_latency.get(latency_ms, {}).get(f"{part}_{name}")
-        for part in ("splits_part", "latency_part")
-        for name in STEPS
-        for latency_ms in LATENCIES_MS[1:]
-    }
+        if variant in case:
+            step_ms = fields[f"step_ms_{name}"] = case[variant]
+            latency_part = fields[f"latency_part_{name}"] = max(0.0, 1 - at_once[variant] / step_ms)
+            fields[f"splits_part_{name}"] = latency_part * splits_ms / empty_ms
+    return fields
 
 
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
-    reason = network.why_not()
+    reason, quick = network.why_not(), arguments.quick
     cases = []
     if reason is None:
         device.compiled()  # once, before the ranks ask for it
-        without_sets, with_sets = (measured(arguments.quick, sets=sets) for sets in (False, True))
-        cases = [figures(*pair, without_sets[0]) for pair in zip(without_sets, with_sets)]
+        request = {
+            "latencies_ms": QUICK_LATENCIES_MS if quick else LATENCIES_MS,
+            "repeats": QUICK_REPEATS if quick else REPEATS,
+        }
+        variants = list(STEPS.values())[: 1 if quick else None]
+        step_repeats = QUICK_STEP_REPEATS if quick else STEP_REPEATS
+        calls = on_two_hosts(calls_on_rank, variants=variants, step_repeats=step_repeats, **request)
+        queued = on_two_hosts(queue_on_rank, **request)
+        cases = [figures(case, calls[0], beside) for case, beside in zip(calls, queued)]
         harness.print_table("one all-to-all, and steps of schedules; ms, by latency of the cable", cases)
     else:
         print(f"not measured: {reason}")
-    shown = fields(cases)
-    harness.print_fields("fields", shown)
-    harness.write_json(arguments.json, {**shown, "not_measured": reason, "cases": cases})
+    harness.write_json(arguments.json, {"not_measured": reason, "cases": cases})
 
 
 if __name__ == "__main__":

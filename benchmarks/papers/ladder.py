@@ -21,7 +21,6 @@ ids_sent_<variant> (share of a step's ids that travels), alltoalls_<variant> (of
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -30,6 +29,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.balance.lengths import COST, LONGEST, MEAN, lengths
+from benchmarks.balance.steps import epoch_s
 from benchmarks.harness import harness, processes
 from benchmarks.harness.synthetic import ZipfIds
 from models.build import columns, make_embedding, make_model
@@ -174,13 +174,6 @@ RANKS = 2
 LOSS_TOLERANCE = 1e-4
 
 
-def summary(seconds: dict[str, np.ndarray], rows: int) -> dict[str, float]:
-    """Returns rates and ratios, from the seconds <float64>[rounds] of the slowest rank for all rows, by variant."""
-    medians = {name: float(np.median(of)) for name, of in seconds.items()}
-    fields = {f"samples_per_s_{name}": rows / median for name, median in medians.items()}
-    return fields | {f"ratio_{name}": medians["apart"] / median for name, median in medians.items()}
-
-
 def measure(count: int, rounds: int) -> dict[str, Any]:
     """Returns the fields of the JSON file. All ranks call it."""
     rank, tokens = collectives.rank(), lengths(count * RANKS * ROWS, seed=3)
@@ -192,23 +185,11 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
         harness.check_equal(f"rows of {name}", every, np.arange(len(tokens)))
         batches[name] = [tensors(rows.take(step[rank])) for step in numbers]
         steps[name] = Step(variant, LONGEST)
-    seconds = {name: np.zeros(rounds) for name in VARIANTS}
-    losses: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for turn in range(-1, rounds):
-        for at in range(max(map(len, batches.values()))):
-            for name in (name for name in VARIANTS if at < len(batches[name])):
-                collectives.barrier()
-                begin = time.perf_counter()
-                loss = steps[name](batches[name][at])
-                collectives.barrier()
-                if turn >= 0:
-                    seconds[name][turn] += time.perf_counter() - begin
-                else:
-                    losses[name].append(loss)
-        for name in ("merged", "deduplicated") if turn < 0 else ():
-            harness.check_close(f"losses, {name}", losses[name], losses["apart"], relative=LOSS_TOLERANCE)
-    slowest = {name: collectives.all_gather(of[np.newaxis]).max(axis=0) for name, of in seconds.items()}
-    fields: dict[str, Any] = summary(slowest, len(tokens))
+    seconds, losses = epoch_s(steps, batches, rounds)
+    for name in ("merged", "deduplicated"):
+        harness.check_close(f"losses, {name}", losses[name], losses["apart"], relative=LOSS_TOLERANCE)
+    fields: dict[str, Any] = {f"samples_per_s_{name}": len(tokens) / epoch for name, epoch in seconds.items()}
+    fields |= {f"ratio_{name}": seconds["apart"] / epoch for name, epoch in seconds.items()}
     for name, step in steps.items():
         asked, sent = collectives.all_gather(np.array([step.ids()])).sum(axis=0)
         fields[f"ids_sent_{name}"] = float(sent / asked)

@@ -88,7 +88,7 @@ def counted(sent: list[list[np.ndarray]], groups: int) -> dict[str, Any]:
     found, ranks = count(sent, groups), len(sent[0])
     # A lookup holds the received ids, their rows and their gradients.
     memory = found.rows * (ROW_BYTES + KEY_BYTES) + found.received.max(axis=0) * (8 + 2 * 4 * DIM)
-    # A rank owns 1 / shards of its ids, which do not travel.
+    # A rank owns 1 / shards of its ids, whose rows and gradients do not travel.
     to_group = found.received.mean() * (1 - groups / ranks)
     to_replicas = (groups - 1) * found.distinct.mean()
     if by_ranges(groups):
@@ -96,16 +96,8 @@ def counted(sent: list[list[np.ndarray]], groups: int) -> dict[str, Any]:
     return {
         "ranks": ranks, "groups": groups, "id_imbalance": imbalance(found.received),
         "row_imbalance": imbalance(found.rows), "peak_mb": float(memory.max() / 1e6),
-        "mean_mb": float(memory.mean() / 1e6), "all_to_all_peers": ranks // groups - 1,
-        "ids_kb": float(8e-3 * (to_group + to_replicas)),
-        "float32_kb": float(4e-3 * DIM * (2 * to_group + to_replicas)),
-        "bfloat16_kb": float(2e-3 * DIM * (2 * to_group + to_replicas)),
-        "of_which_to_replicas": float(to_replicas / max(2 * to_group + to_replicas, 1)),
+        "mean_mb": float(memory.mean() / 1e6), "float32_kb": float(4e-3 * DIM * (2 * to_group + to_replicas)),
     }  # fmt: skip
-
-
-def topology(groups: int) -> fr.Topology:
-    return fr.Topology(groups, "weight_sync")
 
 
 def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
@@ -114,7 +106,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
     layer = fr.FusedEmbedding(
         [fr.TableConfig("item", DIM, fr.optimizers.Adagrad(0.01, 0.1))],
         [fr.FeatureConfig("item", "item")],
-        topology=topology(groups),
+        topology=Topology(groups, "weight_sync"),
         name=name,
     )
     table, layout = layer.lookups[0].table, layer.layout
@@ -142,7 +134,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
 
 def on_rank(steps: int, ids_per_rank: int) -> dict[str, Any] | None:
     """Returns, on rank 0, the answers of `train` on each rank for every number of groups."""
-    fr.init(*map(topology, REAL_GROUPS))
+    fr.init(*(Topology(groups, "weight_sync") for groups in REAL_GROUPS))
     rank, ranks = fr.collectives.rank(), fr.collectives.size()
     mine = [of_step[rank] for of_step in batches(ranks, steps, ids_per_rank)]
     found = {}

@@ -7,17 +7,15 @@ process loads both and answers requests in turns. A user has a history of mean l
 exposures. A check comes first: both must give the same answers. The times cover the signature, without a
 network.
 
-Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the
-SavedModel over the size of its rows. speedup_state: the median time of one request of one user with 4,096 + 128 events
-and 256 candidates, over that with a kept state of the 4,096; speedup_state_processor: the same of the processor time of
-all threads. Pairs of tokens alone allow 6.2 times, dense layers 11.7 times. Fields that end with _4g are of MTGRBoost's
+Fields: p50_ms by ops ("stock", "ours") and number of users ("1", "64"). size_over_rows is the size of the SavedModel
+over the size of its rows. speedup_state: the median time of one request of one user with 4,096 + 128 events and 256
+candidates, over that with a kept state of the 4,096; speedup_state_processor: the same of the processor time of all
+threads. Pairs of tokens alone allow 6.2 times, dense layers 11.7 times. Fields that end with _4g are of MTGRBoost's
 GRM 4G, in which dense layers weigh more.
 
-Under open-loop load (load.py), for that request ("long") and one with 96 + 8 events and 32 candidates ("short"), for
-stock operations, ours, and ours with kept states: load_long and load_short hold by kind the rate per second (half of
-what it answers one after another), p50_ms, p99_ms, p99.9_ms, the number of requests, and max_rate, the highest rate at
-which p99 is at most 80 ms, 0 for none. p99_ms_state, p99_ms_stock,
-max_rate_state, max_rate_stock, cache_bytes_per_user and max_difference_state are those of the long request.
+`load` has, for that request under open-loop load (load.py), for stock operations, ours, and ours with kept states
+("state"): the rate per second (half of what it answers one after another), p50_ms, p99_ms and the number of requests;
+also cache_bytes_per_user and max_difference.
 
 recall_at_100_ivf: share of the exact 100 items that an index finds with a tenth of the products.
 int8_bytes_ratio: bytes of rows in int8 over float32; auc_difference_int8: of a trained model of users and items.
@@ -28,19 +26,16 @@ delta of 1 % of the rows, over that in windows without; delta_visible_s: the lon
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import tempfile
-import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
 from benchmarks.serving.load import KINDS, Load, load_fields
 from benchmarks.serving.parts import Catalogue, Clicks, Updates, retrieval_fields, row_fields, update_fields
-from benchmarks.serving.state import Request, state_fields
+from benchmarks.serving.state import IDS, Request, Server, asking, batch_of, fill, flat, state_fields
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import Experiment, load
 from models.experiment.ranking_config import RankingConfig
@@ -52,133 +47,91 @@ CONFIG = harness.ROOT / "configs" / "grm_tiny.yaml"
 LARGE = harness.ROOT / "configs" / "grm_4g.yaml"
 BATCHES = (1, 64)
 HISTORY, LONGEST, EXPOSED = 100, 200, 32
-DAY = 86_400
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Sizes of all parts."""
 
-    items: int  # rows of the item table
-    requests: int  # per kind of ops and number of users
+    items: int = 2_000_000  # rows of the item table
+    requests: int = 1_000  # per kind of ops and number of users
     load: Load = Load()
     long: Request = Request()
     large: Request = Request(rounds=6)  # of the model LARGE
-    others: tuple[tuple[str, Request], ...] = (("short", Request(events=96, new=8, candidates=32)),)  # under load
     updates: Updates = Updates()
     clicks: Clicks = Clicks()
     catalogue: Catalogue = Catalogue()
 
 
-FULL = Size(2_000_000, 1_000)
 QUICK = Size(
-    items=200_000,
-    requests=80,
-    load=Load(requests=150, seconds=3.0, trials=4),
-    updates=Updates(windows=2),
+    items=200_000, requests=80, load=Load(requests=150, seconds=3.0), updates=Updates(windows=2),
     catalogue=Catalogue(items=20_000, users=2_000, topics=200, steps=600),
-)
-
-
-def contextual(experiment: Experiment) -> tuple[str, ...]:
-    """Returns the scalar features of a user."""
-    assert isinstance(experiment.model, RankingConfig)
-    return experiment.model.contextual
+)  # fmt: skip
 
 
 def trained(experiment: Experiment, items: int) -> tuple[Any, dict[str, int]]:
     """Returns a model with a row for every item, and the number of rows by table."""
     model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
     model(no_rows(columns(experiment.model, "train")))
-    random, dim = np.random.default_rng(0), experiment.model.dim
-    rows = {"item": items, "action": 4, **dict.fromkeys(contextual(experiment), 1000)}
+    random = np.random.default_rng(0)
+    rows = {"item": items, "action": 4, **dict.fromkeys(model.config.contextual, IDS)}
     for table, count in rows.items():
-        values = random.normal(0, 0.1, [count, dim]).astype(np.float32)
-        fr.checkpoint.warm_start(model, table, np.arange(count), values)
+        fill(model, table, np.arange(count), random)
     return model, rows
 
 
-def request(experiment: Experiment, users: int, items: int, random: np.random.Generator) -> dict[str, tf.Tensor]:
+def requests_of(config: RankingConfig, users: int, items: int) -> list[dict[str, tf.Tensor]]:
     """Returns random inputs of the signature."""
-    lengths = np.minimum(random.geometric(1 / HISTORY, users), LONGEST)
-    history, exposed = int(lengths.sum()), users * EXPOSED
-    arrays = {
-        "history_item": random.zipf(1.2, history) % items,
-        "history_action": random.integers(0, 4, history),
-        "history_time": np.sort(random.integers(0, 30 * DAY, history)),
-        "history_row_splits": np.concatenate([[0], np.cumsum(lengths)]),
-        "exposed_item": random.integers(0, items, exposed),
-        "exposed_time": np.full(exposed, 31 * DAY),
-        "exposed_row_splits": np.arange(users + 1) * EXPOSED,
-        **{name: random.integers(0, 1000, users) for name in contextual(experiment)},
-    }
-    return {name: tf.constant(value, tf.int64) for name, value in arrays.items()}
-
-
-def percentiles(
-    servers: dict[str, Any], experiment: Experiment, users: int, size: Size
-) -> dict[str, tuple[float, float]]:
-    """Returns p50 and p99 of every server in ms. The servers take turns with the same requests."""
     random = np.random.default_rng(users)
-    requests = [request(experiment, users, size.items, random) for _ in range(32)]
+    lengths = [np.minimum(random.geometric(1 / HISTORY, users), LONGEST) for _ in range(32)]
+    return [flat(batch_of(config, of_users, EXPOSED, items, random)) for of_users in lengths]
+
+
+def medians_ms(servers: dict[str, Server], requests: list[dict[str, tf.Tensor]], repeats: int) -> dict[str, float]:
+    """Returns the median of every server in ms. The servers take turns with the same requests."""
     for inputs in requests[:4]:
         stock, ours = (server(**inputs) for server in servers.values())
         for task in stock:
             harness.check_close(task, ours[task], stock[task], relative=1e-4, reason="sums in another order")
-    seconds: dict[str, list[float]] = {name: [] for name in servers}
-    for turn in range(size.requests):
-        inputs = requests[turn % len(requests)]
-        for name in list(servers) if turn % 2 else reversed(list(servers)):
-            begin = time.perf_counter()
-            for output in servers[name](**inputs).values():
-                output.numpy()
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: tuple(1e3 * np.percentile(values, [50, 99])) for name, values in seconds.items()}
+
+    calls = {name: asking(server, requests) for name, server in servers.items()}
+    times = harness.measure(calls, warmup=4, repeats=repeats)
+    return {name: 1e3 * timing.median_s for name, timing in times.items()}
+
+
+def served_fields(experiment: Experiment, folder: pathlib.Path, size: Size) -> dict[str, Any]:
+    """Returns the times and sizes of both exports, and the fields of deltas."""
+    model, rows_of = trained(experiment, size.items)
+    bytes_of_rows = 4 * experiment.model.dim * sum(rows_of.values())
+    fields: dict[str, Any] = {"p50_ms": {ops: {} for ops in OPS}, "size_over_rows": {}}
+    servers = {}
+    for ops in OPS:
+        export(model, folder / ops, ops)
+        servers[ops] = tf.saved_model.load(str(folder / ops)).signatures["serving_default"]
+        bytes_of_export = sum(file.stat().st_size for file in (folder / ops).rglob("*") if file.is_file())
+        fields["size_over_rows"][ops] = bytes_of_export / bytes_of_rows
+    for users in BATCHES:
+        requests = requests_of(model.config, users, size.items)
+        for ops, median_ms in medians_ms(servers, requests, size.requests).items():
+            fields["p50_ms"][ops][str(users)] = median_ms
+    requests = requests_of(model.config, 1, size.items)
+    return fields | update_fields(model, folder / "stock", rows_of, requests, size.updates)
 
 
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
-    size = QUICK if arguments.quick else FULL
-    experiment = load(str(CONFIG), [])
-    model, rows_of = trained(experiment, size.items)
-    bytes_of_rows = 4 * experiment.model.dim * sum(rows_of.values())
-    fields: dict[str, Any] = {"p50_ms": {ops: {} for ops in OPS}, "p99_ms": {ops: {} for ops in OPS}}
+    size = QUICK if arguments.quick else Size()
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {ops: pathlib.Path(temporary) / ops for ops in OPS}
-        servers = {}
-        for ops, folder in folders.items():
-            export(model, folder, ops)
-            servers[ops] = tf.saved_model.load(str(folder)).signatures["serving_default"]
-        for users in BATCHES:
-            for ops, (median, tail) in percentiles(servers, experiment, users, size).items():
-                fields["p50_ms"][ops][str(users)], fields["p99_ms"][ops][str(users)] = median, tail
-        fields["size_over_rows"] = {
-            ops: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / bytes_of_rows
-            for ops, folder in folders.items()
-        }
-        random = np.random.default_rng(0)
-        requests = [request(experiment, 1, size.items, random) for _ in range(32)]
-
-        def ask(server: Any, number: int) -> None:
-            for output in server(**requests[number % len(requests)]).values():
-                output.numpy()
-
-        fields |= update_fields(model, folders["stock"], rows_of, ask, size.updates)
-    fields |= state_fields(str(CONFIG), size.long)
-    fields |= {f"{field}_4g": value for field, value in state_fields(str(LARGE), size.large).items()}
-    for name, request_size in (("long", size.long), *size.others):
-        with tempfile.TemporaryDirectory() as temporary:
-            loads = fields[f"load_{name}"] = load_fields(str(CONFIG), request_size, pathlib.Path(temporary), size.load)
-        rows = [{"kind": kind, **loads[kind]} for kind in KINDS]
-        harness.print_table(f"open-loop load, {name} requests", rows)
-    for kind in ("state", "stock"):
-        fields |= {f"{field}_{kind}": fields["load_long"][kind][field] for field in ("p99_ms", "max_rate")}
-    fields["cache_bytes_per_user"] = fields["load_long"]["cache_bytes_per_user"]
-    with tempfile.TemporaryDirectory() as temporary:
-        fields |= row_fields(pathlib.Path(temporary), size.clicks)
+        folder = pathlib.Path(temporary)
+        fields = served_fields(load(str(CONFIG), []), folder / "served", size)
+        fields |= state_fields(str(CONFIG), size.long)
+        fields |= {f"{field}_4g": value for field, value in state_fields(str(LARGE), size.large).items()}
+        fields["load"] = load_fields(str(CONFIG), size.long, folder / "load", size.load)
+        fields |= row_fields(folder / "rows", size.clicks)
     fields |= retrieval_fields(size.catalogue)
     rows = [{"ops": ops, **fields["p50_ms"][ops]} for ops in OPS]
     harness.print_table(f"a served GRM, {size.items} items, {EXPOSED} exposures per user; median ms by users", rows)
+    rows = [{"kind": kind, **fields["load"][kind]} for kind in KINDS]
+    harness.print_table("open-loop load", rows)
     harness.print_fields("the other fields", fields)
     harness.write_json(arguments.json, fields)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
+from benchmarks.serving.state import asking, fill
+from models.export import export
 from models.item_index import IndexOptions, ItemIndex
 from models.top_k import best_of_all, best_of_lists
 from tf_fusedrec import keras, tf
 from tf_fusedrec.metrics import exact
-from tf_fusedrec.saved_model import applying, server_changes
-from tf_fusedrec.saved_model.overlay import groups_of
+from tf_fusedrec.saved_model import applying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +31,25 @@ class Updates:
 
 
 def update_fields(
-    model: keras.Model, export: pathlib.Path, rows: dict[str, int], ask: Callable[[Any, int], None], size: Updates
+    model: keras.Model,
+    served: pathlib.Path,
+    rows: dict[str, int],
+    requests: Sequence[dict[str, tf.Tensor]],
+    size: Updates,
 ) -> dict[str, float]:
     """Returns p99_ratio_with_delta_every_10s and delta_visible_s, the longest time from a call to a new answer."""
-    deltas = _write_deltas(model, export, rows, size)
-    loaded = tf.saved_model.load(str(export))
+    deltas = _write_deltas(model, served, rows, size)
+    loaded = tf.saved_model.load(str(served))
     server, apply = loaded.signatures["serving_default"], loaded.signatures["apply_delta"]
-    for warm_up in range(4):
-        ask(server, warm_up)
+    ask = asking(server, requests)
+    for _ in range(4):
+        ask()
     visible: list[float] = []
 
     def bring(delta: pathlib.Path) -> None:
         begin = time.perf_counter()
         apply(path=tf.constant(str(delta)))
-        ask(server, 0)
+        asking(server, requests)()
         visible.append(time.perf_counter() - begin)
 
     bring(deltas[0])  # The first delta optimizes the signature's graph.
@@ -53,45 +57,34 @@ def update_fields(
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for window in range(2 * size.windows):
         with_delta = window % 2 == 1
-        update = threading.Thread(target=bring, args=[deltas[1 + window // 2]])
         end = time.perf_counter() + size.every
-        if with_delta:
-            update.start()
-        number = 0
+        update = threading.Thread(target=bring if with_delta else lambda _: None, args=[deltas[1 + window // 2]])
+        update.start()
         while (begin := time.perf_counter()) < end:
-            ask(server, number)
-            number += 1
+            ask()
             seconds[with_delta].append(time.perf_counter() - begin)
-        if with_delta:
-            update.join()
+        update.join()
     p99 = {with_delta: float(np.percentile(values, 99)) for with_delta, values in seconds.items()}
     return {"p99_ratio_with_delta_every_10s": p99[True] / p99[False], "delta_visible_s": max(visible)}
 
 
 def _write_deltas(
-    model: keras.Model, export: pathlib.Path, rows: dict[str, int], size: Updates
-) -> Sequence[pathlib.Path]:
-    """Writes a chain of deltas with random rows and the model's dense weights."""
-    described = json.loads((export / applying.DESCRIPTION).read_text(encoding="utf-8"))
-    groups, random = groups_of(described["tables"]), np.random.default_rng(0)
-    weights = [weight.numpy() for weight in model.variables]
-    version, deltas = described["version"], []
+    model: keras.Model, base: pathlib.Path, rows: dict[str, int], size: Updates
+) -> Sequence[pathlib.Path]:  # fmt: skip
+    """Writes a chain of deltas to the export `base`, each with new values of random rows."""
+    random, deltas = np.random.default_rng(0), []
     for number in range(size.windows + 1):
-        changes = {}
-        for group in groups:
-            for name in group.names:
-                ids = np.sort(random.choice(rows[name], max(1, int(size.changed * rows[name])), replace=False))
-                values = random.normal(0, 0.1, [len(ids), group.dim]).astype(group.dtype.as_numpy_dtype)
-                nothing = np.zeros(0, np.int64)
-                changes[name] = {"ids": ids, "rows": applying.bytes_of(values), "removed": nothing}
-        deltas.append(export.with_name(f"delta-{number}"))
-        after = f"{number:0{server_changes.VERSION_BYTES}}"
-        server_changes.write(deltas[-1], [version, after, described["layout"]], groups, changes, weights)
-        version = after
+        for table, count in rows.items():
+            fill(model, table, random.choice(count, max(1, int(size.changed * count)), replace=False), random)
+        deltas.append(base.with_name(f"delta-{number}"))
+        export(model, deltas[-1], base=base)
+        after = base.with_name(f"export-{number}")
+        fr.apply_delta(base, deltas[-1], after)
+        base = after
     return deltas
 
 
-FORMS = (None, "bfloat16", "int8")
+FORMS = (None, "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +100,7 @@ class Clicks:
 
 
 def row_fields(folder: pathlib.Path, size: Clicks) -> dict[str, float]:
-    """Returns int8_bytes_ratio (rows with their scales over float32 rows), and the differences of AUC.
+    """Returns int8_bytes_ratio (rows with their scales over float32 rows), and the difference of AUC.
 
     The AUC covers the held-out samples. Most of their users and items occur in training.
     """
@@ -132,7 +125,6 @@ def row_fields(folder: pathlib.Path, size: Clicks) -> dict[str, float]:
     return {
         "auc": auc[None],
         "auc_difference_int8": abs(auc["int8"] - auc[None]),
-        "auc_difference_bfloat16": abs(auc["bfloat16"] - auc[None]),
         "int8_bytes_ratio": size_of_rows["int8"] / size_of_rows[None],
     }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +15,15 @@ from benchmarks.harness import harness
 from models.base import Batch
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import load
+from models.experiment.ranking_config import RankingConfig
 from models.grm import GRM
 from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
 IDS = 1000  # rows of a table
+DAY = 86_400
+Server = Callable[..., dict[str, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +45,8 @@ def long_model(config: str, size: Request) -> tuple[GRM, Batch, Batch, Batch]:
     model(no_rows(columns(experiment.model, "train")))
     random = np.random.default_rng(0)
     for table in experiment.tables:
-        rows = random.normal(0, 0.1, [IDS, table.dim]).astype(np.float32)
-        fr.checkpoint.warm_start(model, table.name, np.arange(IDS), rows)
-    whole = _request(model, size)
+        fill(model, table.name, np.arange(IDS), random)
+    whole = batch_of(model.config, np.array([size.events + size.new]), size.candidates, IDS, random)
     history = [name for name in whole if name.startswith("history_")]
     cut = {name: jagged.split(whole[name], [[size.events], [size.new]]) for name in history}
     seen, since = ({**whole, **{name: cut[name][part] for name in history}} for part in range(2))
@@ -80,14 +85,39 @@ def state_fields(config: str, size: Request) -> dict[str, float]:
     }
 
 
-def _request(model: GRM, size: Request) -> Batch:
-    """Returns one user's whole history and candidates."""
-    random, history = np.random.default_rng(0), size.events + size.new
-    counts = {"history": history, "exposed": size.candidates}
-    rows = {name: random.integers(0, IDS, counts[role]) for role in counts for name in model.config.columns_of(role)}
-    rows["history_action"] = random.integers(0, 4, history)
-    rows["history_time"] = np.sort(random.integers(0, 10**7, history))
-    rows["exposed_time"] = np.full(size.candidates, 2 * 10**7)
-    ragged = {name: tf.RaggedTensor.from_row_lengths(tf.constant(x, tf.int64), [len(x)]) for name, x in rows.items()}
-    context = {name: tf.constant([number], tf.int64) for number, name in enumerate(model.config.contextual)}
-    return {**context, **ragged}
+def fill(model: Any, table: str, ids: np.ndarray, random: np.random.Generator) -> None:
+    """Gives the ids of a table random rows."""
+    rows = random.normal(0, 0.1, [len(ids), model.config.dim]).astype(np.float32)
+    fr.checkpoint.warm_start(model, table, ids, rows)
+
+
+def batch_of(
+    config: RankingConfig, lengths: np.ndarray, candidates: int, items: int, random: np.random.Generator
+) -> Batch:  # fmt: skip
+    """Returns inputs of users with histories of these lengths, and `candidates` exposures each."""
+    row_lengths = {"history": lengths, "exposed": np.full(len(lengths), candidates)}
+    batch = {name: tf.constant(random.integers(0, IDS, len(lengths))) for name in config.contextual}
+    for role, counts in row_lengths.items():
+        total = int(counts.sum())
+        values = {name: random.integers(0, IDS, total) for name in config.columns_of(role)}
+        values[f"{role}_item"] = random.zipf(1.2, total) % items
+        values[f"{role}_time"] = np.full(total, 31 * DAY)
+        if role == "history":
+            values["history_action"] = random.integers(0, 4, total)
+            values["history_time"] = np.sort(random.integers(0, 30 * DAY, total))
+        batch |= {
+            name: tf.RaggedTensor.from_row_lengths(tf.constant(x, tf.int64), counts) for name, x in values.items()
+        }
+    return batch
+
+
+def flat(batch: Batch) -> dict[str, tf.Tensor]:
+    """Returns a batch in the form of a server's inputs."""
+    values = {name: x.values if isinstance(x, tf.RaggedTensor) else x for name, x in batch.items()}
+    return {**values, **{f"{role}_row_splits": batch[f"{role}_time"].row_splits for role in ("history", "exposed")}}
+
+
+def asking(server: Server, requests: Sequence[Mapping[str, tf.Tensor]]) -> Callable[[], object]:
+    """Returns a call that sends the next request, in turns, and waits for its answer."""
+    turns = itertools.cycle(requests)
+    return lambda: [output.numpy() for output in server(**next(turns)).values()]

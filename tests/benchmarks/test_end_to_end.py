@@ -50,14 +50,6 @@ def test_the_peers_positions_are_all_events_but_the_last():
     assert got.valid.tolist() == [[True, True], [False] * 2, [False] * 2, [True, False]]
 
 
-def test_batches_of_a_folder(tmp_path):
-    written = [peer_torch.Users(np.arange(n), np.arange(n) + 1, np.array([0, n])) for n in (3, 2)]
-    peer_torch.write_batches(tmp_path / "batches.npz", written)
-    for got, want in zip(peer_torch.read_batches(tmp_path / "batches.npz"), written):
-        for one, other in zip(got, want):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_another_loss_or_gradient_is_refused(tmp_path):
     gradients = {"positions": np.array([[0.5, -0.25]]), "time_bias_0": np.array([1.0, 0.0])}
     np.savez(tmp_path / "check.npz", negatives=[[1]], loss=2.0, **gradients)

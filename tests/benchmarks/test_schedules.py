@@ -229,21 +229,14 @@ def test_a_slow_cable_calls_for_less_bytes():
 
 
 def test_a_step_is_charged_with_its_splits():
-    def case(latency_ms, empty, of_eight, **more):
-        return {"latency_ms": latency_ms, "ms_empty": empty, "ms_empty_8": of_eight, "ms_rows": 50.0, **more}
-
-    steps, quick = {"sync": 300.0, "nested_M8": 200.0}, {"sync": 240.0, "nested_M8": 220.0}
-    queue = {"ms_exchange_alone": 5.0, "ms_exchange_queued": 65.0}
     # Eight at once take 14 ms more than one, so an all-to-all of nothing makes two exchanges of 1 ms.
-    slow = case(1.0, 8.0, 22.0, step_ms=steps)
-    found = horovod_queue.figures(slow, case(1.0, 11.0, 25.0, **queue), case(0.0, 1.0, 2.0, step_ms=quick))
-    wanted = {
-        "splits_ms": 1, "negotiation_ms": 6, "negotiation_ms_with_sets": 9, "latency_part_sync": 0.2,
-        "latency_part_nested": 0, "splits_part_sync": 0.2 / 8, "blocked_ms": 60,
-    }  # fmt: skip
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
-    fields = horovod_queue.fields([found])
-    assert fields["latency_part_sync_1ms"] == found["latency_part_sync"] and fields["latency_part_sync_5ms"] is None
+    slow = {"latency_ms": 1.0, "empty_1": 8.0, "empty_8": 22.0, "sync": 300.0, "nested_M8": 200.0}
+    at_once = {"latency_ms": 0.0, "empty_1": 1.0, "empty_8": 2.0, "sync": 240.0, "nested_M8": 220.0}
+    assert horovod_queue.figures(slow, at_once, {"alone": 5.0, "queued": 65.0}) == pytest.approx({
+        "latency_ms": 1, "splits_ms": 1, "negotiation_ms": 6, "blocked_ms": 60, "step_ms_sync": 300,
+        "latency_part_sync": 0.2, "splits_part_sync": 0.2 / 8, "step_ms_nested": 200, "latency_part_nested": 0,
+        "splits_part_nested": 0,
+    })  # fmt: skip
 
 
 def test_the_cost_model_has_the_errors_of_the_kept_result(tmp_path, monkeypatch):
@@ -282,7 +275,9 @@ def test_balance_is_as_computed_by_hand_and_as_good_as_expected(tmp_path):
     assert fields["memory_use_fixed"] < 0.8 < 0.97 < fields["memory_use_dynamic"] < fields["memory_use_global"] <= 1
     assert fields["max_token_gap_dynamic"] <= 0.02 and fields["max_token_gap_global"] <= 0.0005
     assert fields["max_cost_gap_cost_model"] <= 0.01 and fields["max_token_gap_fixed"] > 0.1
-    reader._pipeline(tmp_path, reader.write(tmp_path, 400))
+    tokens = reader.write(tmp_path, 400, seed=0, row_group_size=256)
+    read = np.concatenate([times.row_lengths() for times in reader.pipeline(tmp_path)])
+    np.testing.assert_array_equal(np.sort(read), np.sort(np.tile(tokens, reader.EPOCHS)))
 
 
 def steps_of_two_ranks():
@@ -295,7 +290,7 @@ def steps_of_two_ranks():
 def test_balanced_steps_on_two_ranks():
     first, second = run_ranks(steps_of_two_ranks, 2)
     assert first == second
-    assert first["step_time_ratio"] > 0 and set(first) >= {"ms_per_step_fixed", "step_time_ratio_dynamic"}
+    assert all(ratio > 0 for ratio in first.values()) and len(first) == 3
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -361,7 +356,6 @@ def test_ranks_ask_owners_of_their_group():
     np.testing.assert_array_equal(two.received, 2 * two.distinct)
     assert one.received.sum() == two.received.sum() == 4_000 and one.rows.sum() == 1_000
     lines = [topology.counted(sent, groups) for groups in topology.REAL_GROUPS]
-    assert [line["all_to_all_peers"] for line in lines] == [3, 1, 0]
     # Each of four replicas sums a quarter of the rows: it receives three gradients for each, and the sums of the other
     # three quarters. Two groups send copies of their sums: 500 gradients, and half of 1,000 rows come from the group.
     kilobytes = [4e-3 * topology.DIM * rows for rows in (2 * 750, 500 + 2 * 500, 2 * 3 * 250)]

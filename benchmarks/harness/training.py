@@ -164,7 +164,7 @@ def compiled(
     return model
 
 
-def train_job(folder: str, ranks: int, **request: Any) -> int | None:
+def train_job(folder: str, ranks: int, **request: Any) -> int:
     """Trains or resumes a job on new ranks, or here if it has one. Returns its number of epochs."""
     if ranks == 1:
         return on_rank(folder, **request)
@@ -173,8 +173,8 @@ def train_job(folder: str, ranks: int, **request: Any) -> int | None:
 
 def on_rank(
     folder: str, experiment: Mapping[str, Any], data: str, users_per_batch: int, **options: Any
-) -> int | None:  # fmt: skip
-    """Trains or resumes a job. `options` are the last arguments of Progress. Returns the epochs, on rank 0."""
+) -> int:  # fmt: skip
+    """Trains or resumes a job. `options` are the last arguments of Progress. Returns its number of epochs."""
     config, place, source = from_dict(experiment), pathlib.Path(folder), pathlib.Path(data)
     checkpoint = place / "checkpoint"
     model = compiled(config, source)
@@ -186,11 +186,11 @@ def on_rank(
     for call in [] if progress.ended else _calls_of(config, source, users_per_batch, saved):
         saving = callbacks.Checkpoint(checkpoint, call.steps, input_position=call.position)
         fit(model, call, [progress, saving])
-    fr.collectives.barrier()  # a rank may still read the checkpoint, and horovodrun ends the job when a rank leaves
-    if fr.collectives.rank() != 0:
-        return None
-    (place / EPOCHS).replace(place / RESULT)
-    shutil.rmtree(checkpoint)
+    fr.collectives.barrier()  # another rank may still read the checkpoint
+    if fr.collectives.rank() == 0:
+        (place / EPOCHS).replace(place / RESULT)
+        shutil.rmtree(checkpoint)
+    fr.collectives.barrier()  # horovodrun ends the job when a rank leaves
     return len(progress.entries)
 
 

@@ -30,7 +30,6 @@ is from the call until a rank has its result. The slowest rank's time counts, an
 
 from __future__ import annotations
 
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap import device
 from benchmarks.overlap.device import Compute
-from benchmarks.overlap.ranks import device_factor, measure, started
+from benchmarks.overlap.ranks import device_factor, limit_cable, measure, started
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout
@@ -107,8 +106,8 @@ def span(call: Call, name: str) -> float:
     return end - begin
 
 
-def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **cable: Any) -> list[Case] | None:
-    """Returns, on rank 0, the ms of empty all-to-alls and of the steps of variants, by latency."""
+def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **cable: Any) -> list[Case]:
+    """Returns the ms of empty all-to-alls and of the steps of variants, by latency."""
     size = overlap.DEVICE_SIZE
     pace, steps, _ = started(size, COMPUTE, variants, [])
     calls = {f"empty_{count}": empty(f"empty_{count}", size.dim, count) for count in (1, AT_ONCE)}
@@ -124,8 +123,8 @@ def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **ca
     return by_latency(measured, **cable)
 
 
-def queue_on_rank(repeats: int, **cable: Any) -> list[Case] | None:
-    """Returns, on rank 0, the ms of an all-to-all that is alone, and of one beside an all-reduce, by latency."""
+def queue_on_rank(repeats: int, **cable: Any) -> list[Case]:
+    """Returns the ms of an all-to-all that is alone, and of one beside an all-reduce, by latency."""
     size = overlap.DEVICE_SIZE
     started(size, COMPUTE, [], [GROUPS])
     calls = queue(size.dim)
@@ -138,10 +137,9 @@ def queue_on_rank(repeats: int, **cable: Any) -> list[Case] | None:
     return by_latency(measured, **cable)
 
 
-def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], delay: str) -> list[Case] | None:
-    """Measures at each latency of the cable. Returns the cases on rank 0. Collective."""
-    if os.environ["HOROVOD_LOCAL_RANK"] == "0":
-        network.limit_here("eth0", RATE)
+def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], delay: str) -> list[Case]:
+    """Measures at each latency of the cable. Collective."""
+    limit_cable(RATE)
     cases = []
     for latency_ms in latencies_ms:
         collectives.barrier()
@@ -149,7 +147,7 @@ def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], dela
             network.set_delay(pathlib.Path(delay), 1e-3 * latency_ms)
         cases.append({"latency_ms": latency_ms, **measured()})
         ranks.print_on_rank_0(str(cases[-1]))
-    return cases if collectives.rank() == 0 else None
+    return cases
 
 
 RANKS, RATE = 4, "1gbit"

@@ -199,16 +199,16 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
     return fields
 
 
-def on_rank(quick: bool) -> dict[str, Any] | None:
+def on_rank(count: int, rounds: int) -> dict[str, Any]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     fr.init()
-    fields = measure(*((4, 1) if quick else (10, 7)))
-    return fields if collectives.rank() == 0 else None
+    return measure(count, rounds)
 
 
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
-    fields = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    count, rounds = (4, 1) if arguments.quick else (10, 7)
+    fields = processes.ask_ranks(on_rank, RANKS, count=count, rounds=rounds)
     harness.print_fields("ladder", fields)
     harness.write_json(arguments.json, {"benchmark": "ladder", **fields})
 

@@ -8,8 +8,8 @@ library with the device code does not link to TensorFlow, and it contains and hi
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
 the versions of TensorFlow and of this package to tf_fusedrec/ops/_build_info.py, so that the loader can explain a
 mismatch. A wheel has both in its version, as 0.1.0+tf2.21.0, and requires that TensorFlow; a source distribution allows
-all releases. tools/wheel.py makes a wheel of its own of the libraries with GPU kernels. The build keeps objects in
-build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
+all releases. tools/wheel.py makes a wheel of its own of the libraries with GPU kernels. Each object is compiled once
+for all clones of a machine (tools/object_cache.py).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import concurrent.futures
 import filecmp
 import importlib.metadata
 import json
-import math
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # pip leaves it out
+
+from tools import object_cache  # noqa: E402
+from tools.object_cache import CompiledHeaders, Output  # noqa: E402
+
 SOURCES = "custom_ops"
-OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT, as are all paths given to g++
+OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT; holds the compiled headers
 HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
@@ -141,141 +141,65 @@ def cuda_architectures() -> list[str]:
     return [word for number, code in codes for word in ("-gencode", f"arch=compute_{number},code={code}")]
 
 
-def newest(paths: list[pathlib.Path]) -> float:
-    """Returns the time of the last change of files, which is infinite while one of them or all are missing."""
-    try:
-        return max(path.stat().st_mtime for path in paths)
-    except (FileNotFoundError, ValueError):
-        return math.inf
-
-
-def is_current(output: pathlib.Path, command: list[str], changed: float) -> bool:
-    """Returns whether `command` made `output` after the last change of its inputs."""
-    record = output.with_suffix(".command")
-    if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != shlex.join(command):
-        return False
-    return changed < output.stat().st_mtime
-
-
-def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
-    """Returns source and headers of an object, as the compiler's -MMD listed them (`object: source header ...`)."""
-    if not depfile.exists():
-        return []
-    _, _, listed = depfile.read_text(encoding="utf-8").replace("\\\n", " ").partition(":")
-    return [ROOT / word for word in shlex.split(listed)]
-
-
-def run_compiler(command: list[str], output: pathlib.Path) -> None:
-    """Runs a compiler. `output` appears only when the compiler succeeds."""
-    unfinished = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    started = time.time()
-    done = subprocess.run([*command, "-o", str(unfinished)], cwd=ROOT)
-    if done.returncode != 0:
-        unfinished.unlink(missing_ok=True)
-        raise SystemExit(f"error: this command failed: {shlex.join([*command, '-o', str(output)])}")
-    # The output gets the time at which its inputs were read, so that a file edited meanwhile is younger.
-    os.utime(unfinished, (started, started))
-    os.replace(unfinished, output)
-    output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
-
-
-class Object(NamedTuple):
-    """One source and how it is compiled. Paths are relative to ROOT."""
-
-    source: pathlib.Path
-    output: pathlib.Path
-    command: list[str]
-    changed: float  # time of the last change of an input
-
-    def is_current(self) -> bool:
-        return is_current(ROOT / self.output, self.command, self.changed)
-
-    def compile(self) -> None:
-        (ROOT / self.output).parent.mkdir(parents=True, exist_ok=True)
-        sys.stdout.write(f"compiling {self.source}\n")  # one write: the lines of the workers do not mix
-        sys.stdout.flush()
-        run_compiler(self.command, ROOT / self.output)
-
-
-def object_of(source: pathlib.Path, flags: list[str], headers: Object | None = None) -> Object:
-    """Returns how to compile one source.
-
-    Args:
-      source: Path relative to ROOT.
-      flags: The compiler and its flags.
-      headers: The compiled HEADERS, for a source that begins with them.
-    """
-    stem = OBJECTS / source.relative_to(SOURCES).with_suffix("")
-    output, depfile = stem.with_suffix(".h.gch" if source == HEADERS else ".o"), stem.with_suffix(".d")
-    # -MD lists TensorFlow's headers, too, so that those of another TensorFlow are compiled.
-    form = ["-x", "c++-header", "-MD"] if source == HEADERS else ["-MMD"]
-    if headers is not None:
-        form += ["-include", str(headers.output.with_suffix(""))]  # the compiler looks for this name and .gch
-    command = [*flags, *form, "-MF", str(depfile), "-MT", "object", "-c", str(source)]
-    changed = newest(dependencies(ROOT / depfile))
-    return Object(source, output, command, changed if headers is None else max(changed, headers.changed))
-
-
-def compile_objects(
-    sources: list[pathlib.Path], flags: list[str], behind_headers: Callable[[pathlib.Path], bool] = lambda source: False
-) -> tuple[list[str], bool]:
-    """Compiles sources if needed. Returns their objects, and whether any was compiled.
-
-    Args:
-      sources: Paths relative to ROOT.
-      flags: The compiler and its flags.
-      behind_headers: Whether a source begins with the compiled HEADERS, which are compiled if such a source is.
-    """
-    headers = object_of(HEADERS, flags)
-    first = [object_of(source, flags) for source in sources if not behind_headers(source)]
-    later = [object_of(source, flags, headers) for source in sources if behind_headers(source)]
-    stale_first, stale_later = ([one for one in group if not one.is_current()] for group in (first, later))
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        needed = pool.submit(headers.compile) if stale_later and not headers.is_current() else None
-        running = [pool.submit(one.compile) for one in stale_first]
-        if needed is not None:
-            needed.result()
-        running += [pool.submit(one.compile) for one in stale_later]
-    for compilation in running:
-        compilation.result()
-    return sorted(str(one.output) for one in (*first, *later)), bool(running)
-
-
-def link(name: str, command: list[str], objects: list[str], fresh: bool) -> pathlib.Path:
-    library = ROOT / OBJECTS / name
-    if fresh or not is_current(library, command, newest([ROOT / path for path in objects])):
-        print(f"linking {name}", flush=True)
-        run_compiler(command, library)
-    return library
-
-
-def build_cuda_library(nvcc: str) -> pathlib.Path:
-    """Compiles the changed device code and links it."""
-    sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
-    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, *cuda_architectures(), f"-I{SOURCES}"])
-    return link(CUDA_LIBRARY.name, [nvcc, *CUDA_LINK_FLAGS, *objects], objects, fresh)
-
-
-def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
-    """Compiles the changed sources of the ops and links them. Returns the library and the TensorFlow version."""
+def cxx() -> str:
+    """Returns the C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:  # before TensorFlow's import, which takes seconds
+    if shutil.which(compiler) is None:
         raise SystemExit(
             f"error: the C++ compiler {compiler!r} is not on PATH. Remedy: install g++ "
             "(Debian: apt install g++) or name another one in CXX."
         )
+    return compiler
+
+
+def compile_objects(plain: list[Output], later: list[Output], headers: CompiledHeaders | None) -> list[pathlib.Path]:
+    """Returns the objects. Those that no clone of this machine has made are compiled, `later` ones behind headers."""
+
+    def make(output: Output) -> pathlib.Path:
+        sys.stdout.write(f"compiling {output.inputs[0]}\n")  # one write: the lines of the workers do not mix
+        sys.stdout.flush()
+        return output.make()
+
+    lacking, behind = ([output for output in group if output.find() is None] for group in (plain, later))
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        needed = pool.submit(headers.make) if headers and behind else None
+        running = [pool.submit(make, output) for output in lacking]
+        if needed is not None:
+            needed.result()
+        running += [pool.submit(make, output) for output in behind]
+    for compilation in running:
+        compilation.result()
+    return [output.make() for output in (*plain, *later)]
+
+
+def cuda_library(nvcc: str) -> pathlib.Path:
+    """Compiles and links the device code."""
+    command = [nvcc, *CUDA_FLAGS, *cuda_architectures(), f"-I{SOURCES}", "-c"]
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
+    host = object_cache.version(cxx())  # nvcc calls this compiler
+    objects = compile_objects([Output(ROOT, command, [source], ".o", host) for source in sources], [], None)
+    return Output(ROOT, [nvcc, *CUDA_LINK_FLAGS], objects, ".so", host).make()
+
+
+def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:
+    """Compiles the ops. Returns how they are linked, and the TensorFlow version.
+
+    Args:
+      kernels: The library of the device code; None: without GPU kernels.
+    """
+    compiler = cxx()  # before TensorFlow's import, which takes seconds
     version, compile_flags, link_flags = describe_tensorflow()
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
-    cuda_flags = []
-    if with_cuda:
-        # The op library finds it beside itself, before TensorFlow's libraries.
-        cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
-    else:
+    if kernels is None:
         sources = [path for path in sources if "cuda" not in path.parts]
     flags = [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
-    objects, fresh = compile_objects(sources, flags, lambda source: source.stem.endswith(("_op", "_kernel")))
-    command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
-    return link(LIBRARY.name, command, objects, fresh), version
+    headers = CompiledHeaders(ROOT, flags, HEADERS, OBJECTS, version)
+    of_tensorflow = {path for path in sources if path.stem.endswith(("_op", "_kernel"))}
+    plain = [Output(ROOT, [*flags, "-c"], [path], ".o", version) for path in sources if path not in of_tensorflow]
+    objects = compile_objects(plain, [headers.object(path) for path in sorted(of_tensorflow)], headers)
+    # The op library finds that of the kernels beside itself, before TensorFlow's libraries.
+    beside = [] if kernels is None else [str(kernels), "-Wl,-rpath,$ORIGIN"]
+    return Output(ROOT, [compiler, "-shared"], objects, ".so", version, [*beside, *link_flags]), version
 
 
 def put(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -301,8 +225,13 @@ class BuildCustomOps(build_ext):
 
     def run(self) -> None:
         nvcc = find_nvcc()
-        built = {} if nvcc is None else {CUDA_LIBRARY: build_cuda_library(nvcc)}
-        built[LIBRARY], version = build_library(with_cuda=nvcc is not None)
+        (ROOT / OBJECTS).mkdir(parents=True, exist_ok=True)
+        try:
+            built = {} if nvcc is None else {CUDA_LIBRARY: cuda_library(nvcc)}
+            library, version = op_library(built.get(CUDA_LIBRARY))
+            built[LIBRARY] = library.make()
+        except object_cache.Failed as error:
+            raise SystemExit(str(error)) from None
         built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
         built[BUILD_INFO].write_text(
             '"""Written by setup.py with the library beside it."""\n\n'

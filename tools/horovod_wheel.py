@@ -10,8 +10,6 @@ rename.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -22,9 +20,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 
 from tools import prerequisites
+from tools.object_cache import cache_folder, locked
 from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -39,12 +37,6 @@ BUILD_OPTIONS = {
     "HOROVOD_WITHOUT_MXNET": "1",
 }
 JOB_MEMORY = 1.5 * 2**30  # Largest memory in bytes of one compilation of Horovod against TensorFlow.
-
-
-def cache_folder() -> pathlib.Path:
-    """Returns ${XDG_CACHE_HOME:-$HOME/.cache}/tf_fusedrec."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(base) / "tf_fusedrec"
 
 
 def pinned(name: str, requirements: pathlib.Path) -> str:
@@ -87,23 +79,6 @@ def check_cmake(env: dict[str, str]) -> None:
             + "\n  Remedy: remove .venv and run the command again (its cmake comes from "
             "requirements/build.txt), or Debian: apt install cmake"
         )
-
-
-@contextlib.contextmanager
-def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
-    """Holds the lock `path`, and prints `waiting` while another process holds it.
-
-    The commands of steps.run_logged inherit the lock. If the set-up is killed and a command lives on, the next set-up
-    waits for its end.
-    """
-    with path.open("w", encoding="utf-8") as stream:
-        os.set_inheritable(stream.fileno(), True)
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"      {waiting}", flush=True)
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def build(root: pathlib.Path, python: pathlib.Path, output: pathlib.Path, env: dict[str, str]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import os
@@ -18,9 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-
-from tools.horovod_wheel import cache_folder, locked
+from collections.abc import Iterator, Sequence
 
 KEPT_BYTES = 3 << 30
 HERE = "@clone@"  # in place of the clone's path in digests
@@ -28,6 +27,29 @@ HERE = "@clone@"  # in place of the clone's path in digests
 
 class Failed(Exception):
     """The compiler failed. The message is for the user."""
+
+
+def cache_folder() -> pathlib.Path:
+    """Returns ${XDG_CACHE_HOME:-$HOME/.cache}/tf_fusedrec."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(base) / "tf_fusedrec"
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
+    """Holds the lock `path`, and prints `waiting` while another process holds it.
+
+    The commands of steps.run_logged inherit the lock. If the set-up is killed and a command lives on, the next set-up
+    waits for its end.
+    """
+    with path.open("w", encoding="utf-8") as stream:
+        os.set_inheritable(stream.fileno(), True)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"      {waiting}", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def folder(root: pathlib.Path) -> pathlib.Path:
@@ -39,7 +61,8 @@ def folder(root: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def _version(compiler: str) -> str:
+def version(compiler: str) -> str:
+    """Returns the version of a compiler, and the machine."""
     answer = subprocess.run([compiler, "--version"], stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     return answer.stdout + platform.machine()
 
@@ -91,13 +114,14 @@ class Output:
     framework: str = ""
     last: Sequence[str] = ()
 
-    def _words(self) -> list[str]:
+    def words(self) -> list[str]:
+        """Returns the command, without the name of the output."""
         return [*self.command, *map(str, self.inputs), *self.last]
 
     @functools.cached_property
     def _entry(self) -> pathlib.Path:
         cache = folder(self.root)
-        text = "\0".join([_version(self.command[0]), self.framework, *self._words()])
+        text = "\0".join([version(self.command[0]), self.framework, *self.words()])
         text = text.replace(str(cache), "").replace(str(self.root), HERE)
         return cache / hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -130,14 +154,15 @@ class Output:
             for _ in range(2):  # again if a file was edited meanwhile
                 started = time.time()
                 done = subprocess.run(
-                    [*self._words(), *listing, "-o", str(unfinished)],
+                    [*self.words(), *listing, "-o", str(unfinished)],
                     cwd=self.root, capture_output=True, encoding="utf-8", errors="replace",
                 )  # fmt: skip
                 if done.returncode != 0:
-                    raise Failed(f"{done.stderr}error: this command failed: {shlex.join(self._words())}")
+                    raise Failed(f"{done.stderr}error: this command failed: {shlex.join(self.words())}")
                 if not listing:
                     break
-                read = shlex.split(depfile.read_text(encoding="utf-8").replace("\\\n", " "))[1:]
+                _, _, listed = depfile.read_text(encoding="utf-8").replace("\\\n", " ").partition(":")
+                read = shlex.split(listed)
                 if all((self.root / path).stat().st_mtime < started for path in read):
                     break
             sys.stderr.write(done.stderr)  # warnings
@@ -145,3 +170,40 @@ class Output:
             os.replace(unfinished, output)
             output.with_suffix(".inputs").write_text("\n".join(read), encoding="utf-8")
         return output
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledHeaders:
+    """Headers with which many sources begin, compiled apart.
+
+    Attributes:
+      root: The clone.
+      command: The compiler and its flags.
+      header: Path of the header that includes them, relative to the clone.
+      folder: Where the compiler looks for the compiled headers, relative to the clone.
+      framework: As of an Output.
+    """
+
+    root: pathlib.Path
+    command: Sequence[str]
+    header: pathlib.Path
+    folder: pathlib.Path
+    framework: str
+
+    def object(self, source: pathlib.Path) -> Output:
+        """Returns the object of a source that begins with the headers; `make` comes before its `make`."""
+        # The compiler looks for this name with .gch. It does not list what the compiled headers contain.
+        command = [*self.command, "-include", str(self.folder / self.header.name), "-c"]
+        framework = self.framework + (self.root / self.header).read_text(encoding="utf-8")
+        return Output(self.root, command, [source], ".o", framework)
+
+    def make(self) -> None:
+        """Compiles the headers if nobody has, and puts a link to them into the folder."""
+        command = [*self.command, "-c", "-x", "c++-header"]
+        compiled = Output(self.root, command, [self.header], ".gch", self.framework).make()
+        folder = self.root / self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / f"new{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(compiled)
+        link.replace(folder / f"{self.header.name}.gch")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tools.object_cache import Failed, Output
+from tools.object_cache import CompiledHeaders, Failed, Output
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
@@ -109,33 +108,19 @@ def compiler(kind: Kind, tensorflow: TensorFlow) -> list[str]:
     return [os.environ.get("CXX", "g++"), *tensorflow.compile_flags, *FLAGS, *kind.flags, *include]
 
 
-def compile_headers(kind: Kind, tensorflow: TensorFlow) -> None:
-    """Makes the headers that most sources include, where objects_of looks for them."""
-    command = [*compiler(kind, tensorflow), "-c", "-x", "c++-header"]
-    compiled = Output(ROOT, command, [HEADERS], ".gch", tensorflow.version).make()
-    folder = ROOT / BUILD / kind.name
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "new"
-    link.unlink(missing_ok=True)
-    link.symlink_to(compiled)
-    link.replace(folder / "headers.h.gch")
-
-
-def objects_of(kind: Kind, tensorflow: TensorFlow) -> list[Output]:
-    # The slow sources first, so that no core waits for the last of them.
-    sources = [*tests(kind), *(ROOT / TESTS).glob("main.cc"), *algorithms()]
-    # The compiler looks for this name with .gch. It does not list what the compiled headers contain.
-    command = [*compiler(kind, tensorflow), "-include", str(BUILD / kind.name / "headers.h"), "-c"]
-    framework = tensorflow.version + (ROOT / HEADERS).read_text(encoding="utf-8")
-    return [Output(ROOT, command, [source], ".o", framework) for source in sources]
+def headers_of(kind: Kind, tensorflow: TensorFlow) -> CompiledHeaders:
+    return CompiledHeaders(ROOT, compiler(kind, tensorflow), HEADERS, BUILD / kind.name, tensorflow.version)
 
 
 def build(kinds: Sequence[Kind], tensorflow: TensorFlow) -> list[pathlib.Path]:
     """Compiles what is missing, and links. Returns the program of each kind."""
-    objects = {kind: objects_of(kind, tensorflow) for kind in kinds}
+    headers = {kind: headers_of(kind, tensorflow) for kind in kinds}
+    # The slow sources first, so that no core waits for the last of them.
+    sources = {kind: [*tests(kind), *(ROOT / TESTS).glob("main.cc"), *algorithms()] for kind in kinds}
+    objects = {kind: [headers[kind].object(source) for source in sources[kind]] for kind in kinds}
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         lacking = [kind for kind in kinds if not all(one.find() for one in objects[kind])]
-        list(pool.map(functools.partial(compile_headers, tensorflow=tensorflow), lacking))
+        list(pool.map(CompiledHeaders.make, [headers[kind] for kind in lacking]))
         list(pool.map(Output.make, [one for kind in lacking for one in objects[kind]]))
         programs = [
             Output(

@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from tools import horovod_wheel, ops_cache, prerequisites
+from tools import horovod_wheel, object_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_beside, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -158,19 +158,14 @@ def install(step: str, version: str) -> None:
 
 @contextlib.contextmanager
 def compile_beside(version: str) -> Iterator[None]:
-    """Compiles the changed sources of the custom ops while the body runs, unless another clone has compiled them."""
+    """Compiles the custom ops while the body runs, except what a clone of this machine has compiled."""
     if is_done("package", version):
         yield
         return
-    inputs = inputs_of("package", version)
-    build = ops_cache.key(inputs_of("runtime", version), compilers())
-    count = len(ops_cache.restore(ROOT, build))
-    print(f"custom ops: {count} objects from the cache, compiling others beside the next steps ...", flush=True)
+    print("custom ops: compiling what no clone here has compiled, beside the next steps ...", flush=True)
     command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
     with run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV)):
         yield
-    if inputs_of("package", version) == inputs:  # no source was edited meanwhile
-        ops_cache.keep(ROOT, build)
 
 
 def set_up(steps: Sequence[str]) -> None:
@@ -194,11 +189,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
     try:
-        with horovod_wheel.locked(LOGS / "lock", "another set-up of this clone runs; waiting ..."):
+        with object_cache.locked(LOGS / "lock", "another set-up of this clone runs; waiting ..."):
             if shutil.which(compilers()[0]) and is_complete(steps):
                 print("set-up: .venv is up to date", flush=True)
                 return 0
-            fresh, cache = venv_version() is None, horovod_wheel.cache_folder()
+            fresh, cache = venv_version() is None, object_cache.cache_folder()
             if lacking := prerequisites.missing(ROOT, cache, fresh=fresh, horovod="horovod" in steps):
                 print("\n".join(lacking), file=sys.stderr)
                 return 1

@@ -83,7 +83,7 @@ def run_beside(
     with log.open("w", encoding="utf-8") as stream:
         stream.write(f"$ {shlex.join(command)}\n")
         stream.flush()
-        # The command inherits the set-up's lock (horovod_wheel.locked). An interruption ends its session: all children.
+        # The command inherits the set-up's lock (object_cache.locked). An interruption ends its session: all children.
         child = subprocess.Popen(
             command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, close_fds=False,
             start_new_session=True,

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tools import horovod_wheel, prerequisites
+from tools import horovod_wheel, object_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -79,7 +79,7 @@ class Environment:
     def __init__(self, tensorflow: str, python: str):
         check_pair(tensorflow, python)
         self.tensorflow, self.minor_python = tensorflow, python
-        self.folder = horovod_wheel.cache_folder() / "versions" / f"tensorflow-{tensorflow}-python-{python}"
+        self.folder = object_cache.cache_folder() / "versions" / f"tensorflow-{tensorflow}-python-{python}"
         self.clone = self.folder / "clone"
         self.python = self.clone / ".venv/bin/python"
         # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
@@ -201,11 +201,11 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         environment = Environment(arguments.tensorflow, arguments.python)
-        cache, fresh = horovod_wheel.cache_folder(), not environment.is_made()
+        cache, fresh = object_cache.cache_folder(), not environment.is_made()
         if lacking := prerequisites.missing(environment.clone, cache, fresh=fresh):
             raise StepFailed("\n".join(lacking))
         environment.folder.mkdir(parents=True, exist_ok=True)
-        with horovod_wheel.locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
+        with object_cache.locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
             environment.make()
             wheel = environment.wheel()
             for what, chosen in TESTS.items():

@@ -161,14 +161,14 @@ def test_architectures_get_machine_code_and_the_newest_ptx(setup_py, monkeypatch
             ("cuda_architectures", {"FUSEDREC_CUDA_ARCHS": value}, f"FUSEDREC_CUDA_ARCHS must be .*, got {value!r}")
             for value in ("", "sm_80", "8.0", "80,90", "native")
         ),
-        ("build_library", {}, r"the C\+\+ compiler 'g\+\+' is not on PATH. Remedy: install g\+\+ .* in CXX"),
+        ("op_library", {}, r"the C\+\+ compiler 'g\+\+' is not on PATH. Remedy: install g\+\+ .* in CXX"),
     ],
 )
 def test_a_build_that_cannot_be_is_refused_with_its_remedy(setup_py, programs, monkeypatch, function, variables, words):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match=f"^error: .*{words}"):
-        setup_py[function](*([False] if function == "build_library" else []))
+        setup_py[function](*([None] if function == "op_library" else []))
 
 
 def test_a_build_without_tensorflow_says_what_to_do(setup_py, monkeypatch, tmp_path):

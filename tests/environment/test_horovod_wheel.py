@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.support.shared import ROOT
-from tools import horovod_wheel
+from tools import horovod_wheel, object_cache
 from tools.steps import StepFailed, clean_environment, run_logged
 
 KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
@@ -69,17 +69,17 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
 def test_a_killed_set_up_is_waited_for_while_its_command_lives(tmp_path):
     """A set-up dies at once, as by SIGKILL, after its command has begun."""
     program = (
-        "import os, pathlib, threading; from tools import horovod_wheel, steps\n"
+        "import os, pathlib, threading; from tools import object_cache, steps\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "os.mkfifo(folder / 'began')\n"
         "threading.Thread(target=lambda: os._exit(int((folder / 'began').read_text()))).start()\n"
         "command = ['sh', '-c', 'echo 9 > began; until [ -e go ]; do sleep 0.02; done; sleep 0.3; echo > done']\n"
-        "with horovod_wheel.locked(folder / 'lock', ''):\n"
+        "with object_cache.locked(folder / 'lock', ''):\n"
         "    steps.run_logged(command, folder / 'log', folder, dict(os.environ))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 9
     (tmp_path / "go").touch()
-    with horovod_wheel.locked(tmp_path / "lock", "waiting"):
+    with object_cache.locked(tmp_path / "lock", "waiting"):
         assert (tmp_path / "done").exists()
 
 

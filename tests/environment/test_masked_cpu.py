@@ -12,20 +12,20 @@ import os
 import pathlib
 import platform
 import re
-import shlex
+import runpy
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import setuptools
 
 from tests.environment import kernel_answers
 from tests.support.shared import ROOT
 from tf_fusedrec.ops import build_facts
 from tf_fusedrec.ops._library import LIBRARY_PATH
 
-LINKED = ROOT / "build/custom_ops/_fusedrec_ops.command"
 # What remains -> the numbers of the features that GCC's library then hides; they are part of its ABI.
 HIDDEN = {"AVX2 (x86-64-v3)": (98,), "SSE2 (x86-64)": (97, 98)}
 LEVELS = ("SSE2 (x86-64)", "AVX2 (x86-64-v3)", "AVX-512 (x86-64-v4)")
@@ -42,13 +42,20 @@ __attribute__((constructor(101))) int __wrap___cpu_indicator_init() {
 }
 """
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not LINKED.exists(),
-    reason="needs x86-64, and build/custom_ops of the set-up (make setup)",
-)
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64, whose features it hides")
 
 
-def masked_package(folder: pathlib.Path, features: tuple[int, ...]) -> pathlib.Path:
+@pytest.fixture(scope="module")
+def linking() -> list[str]:
+    """Returns the command that links the ops; the objects are those of the set-up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **given: None)
+        op_library = runpy.run_path(str(ROOT / "setup.py"))["op_library"]
+    kernels = LIBRARY_PATH.parent / "libfusedrec_cuda.so"
+    return op_library(kernels if kernels.exists() else None)[0].words()
+
+
+def masked_package(folder: pathlib.Path, features: tuple[int, ...], linking: list[str]) -> pathlib.Path:
     """Makes a copy of the package in `folder`, whose ops do not see these features."""
     package = folder / "tf_fusedrec"
     shutil.copytree(ROOT / "tf_fusedrec", package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -56,7 +63,7 @@ def masked_package(folder: pathlib.Path, features: tuple[int, ...]) -> pathlib.P
         (package / "ops" / path.name).symlink_to(path)
     source = folder / "mask.cc"
     source.write_text(MASK % ", ".join(map(str, features)), encoding="utf-8")
-    command = [*shlex.split(LINKED.read_text(encoding="utf-8")), "-Wl,--wrap=__cpu_indicator_init", str(source)]
+    command = [*linking, "-Wl,--wrap=__cpu_indicator_init", str(source)]
     subprocess.run([*command, "-o", str(package / "ops/_fusedrec_ops.so")], cwd=ROOT, check=True)
     return package
 
@@ -67,10 +74,10 @@ def answers() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("level", HIDDEN)
-def test_the_ops_answer_alike_on_an_older_processor(level, answers, tmp_path):
+def test_the_ops_answer_alike_on_an_older_processor(level, answers, linking, tmp_path):
     if LEVELS.index(level) >= LEVELS.index(build_facts.cpu_kernels()):
         pytest.skip(f"this processor has {build_facts.cpu_kernels()}; there is nothing to hide")
-    package = masked_package(tmp_path, HIDDEN[level])
+    package = masked_package(tmp_path, HIDDEN[level], linking)
     env = {**os.environ, "PYTHONPATH": str(package.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, kernel_answers.__file__, str(tmp_path / "answers.npz")],

@@ -160,24 +160,10 @@ def test_a_failed_body_ends_the_command_beside_it(tmp_path):
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
 
-@pytest.mark.parametrize("edited", [False, True])
-def test_objects_of_sources_that_were_edited_meanwhile_are_not_kept(clone, monkeypatch, edited):
-    (clone / "ops.so").unlink()
-    kept = []
-    monkeypatch.setattr(setup_env, "LOGS", clone / "build/setup")
-    monkeypatch.setattr(setup_env.ops_cache, "restore", lambda root, build: [])
-    monkeypatch.setattr(setup_env.ops_cache, "keep", lambda root, build: kept.append(root))
-    monkeypatch.setattr(setup_env, "run_beside", lambda *arguments: contextlib.nullcontext())
-    with setup_env.compile_beside("3.11.7"):
-        if edited:
-            (clone / "custom_ops/a/a.cc").write_text("edited", encoding="utf-8")
-    assert kept == ([] if edited else [clone])
-
-
 @pytest.mark.parametrize("given", ["zwei", "0", "-1", ""])
 def test_a_number_of_processes_that_is_none_is_refused_before_anything_changes(monkeypatch, capsys, given):
     monkeypatch.setattr(setup_env.sys, "argv", ["setup_env", f"--train={given}"])
-    monkeypatch.setattr(setup_env.horovod_wheel, "locked", lambda *_: pytest.fail("the set-up began"))
+    monkeypatch.setattr(setup_env.object_cache, "locked", lambda *_: pytest.fail("the set-up began"))
     assert setup_env.main() == 2
     assert capsys.readouterr().err == f"error: NP must be a number of processes >= 1, got {given!r}.\n"
 

@@ -59,8 +59,11 @@ def archive(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("sources")
     for name in ("custom_ops", "tf_fusedrec", "requirements"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (folder / "tools").mkdir()
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder)
+    for name in ("__init__.py", "object_cache.py"):
+        shutil.copy2(ROOT / "tools" / name, folder / "tools")
     subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=folder, check=True)
     (path,) = (folder / "dist").glob("*.tar.gz")
     return path
@@ -68,14 +71,12 @@ def archive(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def clone(archive, tmp_path_factory) -> pathlib.Path:
-    """Unpacks the source distribution. Adds the objects of the set-up, whose compile commands have no full path."""
+    """Unpacks the source distribution, and adds the tools."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
     (clone,) = folder.iterdir()
-    for name in ("tools", "build/custom_ops"):
-        if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tools", clone / "tools", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return clone
 
 

@@ -437,7 +437,7 @@ def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None,
     user = np.asarray(rows.columns["user_id"])
     every = [np.repeat(user, items.lengths()), items.values, times.values]
     if last:
-        targets = user, rows.columns["target_item"], rows.columns["target_timestamp"]
+        targets = user, *(np.asarray(rows.columns[f"target_{name}"]) for name in ("item", "timestamp"))
         every = [np.insert(values, items.row_splits[1:], target) for values, target in zip(every, targets)]
     output.parent.mkdir(parents=True, exist_ok=True)
     source = f"{read_info(folder).source}, cut"

@@ -163,29 +163,23 @@ def quality_by_step(result: Mapping[str, Any]) -> str:
 
 def kept_plots(parse: Callable[[str], Any] = json.loads) -> dict[str, str]:
     """Returns the SVG of the results in the repository, by name."""
-    quality = parse((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
-    growth = quality["growth"]
-    page = (RESULTS / "table.txt").read_text(encoding="utf-8")
-    curves = {
-        name: parse((RESULTS / f"curves/retrieval_ml1m{file}.json").read_text(encoding="utf-8"))
-        for name, file in (("HSTU", ""), ("HSTU-large", "_hstu_large"), ("SASRec", "_sasrec"))
-    }
-    overlap = parse((RESULTS / "overlap.json").read_text(encoding="utf-8"))
-    sizes = {
-        data: parse((RESULTS / f"sizes/ranking_{data}_sizes.json").read_text(encoding="utf-8"))
-        for data in ("kuairand", "ml1m")
-    }
-    convergence = parse((RESULTS / "convergence.json").read_text(encoding="utf-8"))
+
+    def result(name: str) -> Any:
+        return parse((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+    page, quality = (RESULTS / "table.txt").read_text(encoding="utf-8"), result("schedule_quality")
+    models = {"HSTU": "", "HSTU-large": "_hstu_large", "SASRec": "_sasrec"}
     return {
         "table_versus_tfra": table_versus_tfra(page),
         "table_by_rows": table_by_rows(page),
         "table_peers": table_peers(page),
-        "retrieval_ml1m": retrieval_curve(curves),
+        "retrieval_ml1m": retrieval_curve({m: result(f"curves/retrieval_ml1m{end}") for m, end in models.items()}),
         "schedule_quality": validation_curves(quality),
-        **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
-        "overlap_scaling": weak_scaling(overlap["weak_scaling"]),
-        **{f"ranking_sizes_{data}": quality_by_flops(result) for data, result in sizes.items()},
-        "convergence": quality_by_step(convergence),
+        "second_moments": second_moments(quality["growth"]),
+        "overlap_scaling": weak_scaling(result("overlap")["weak_scaling"]),
+        "ranking_sizes_kuairand": quality_by_flops(result("sizes/ranking_kuairand_sizes")),
+        "ranking_sizes_ml1m": quality_by_flops(result("sizes/ranking_ml1m_sizes")),
+        "convergence": quality_by_step(result("convergence")),
     }
 
 

@@ -121,8 +121,8 @@ def row(variant: str, jobs: Jobs) -> dict[str, Any]:
     fields: dict[str, Any] = {"seeds": seeds, "epochs": [entry["epoch"] for entry in best]}
     table = {}
     if (BASELINE, seeds[0]) in jobs:
-        samples = ([jobs[name, seed].samples() for seed in seeds] for name in (BASELINE, variant))
-        table = training.differences(*samples, METRICS)
+        baseline, own = ([jobs[name, seed].samples() for seed in seeds] for name in (BASELINE, variant))
+        table = training.differences(baseline, own, METRICS)
     for metric in METRICS:
         field, of_seeds = metric.replace("@", "_at_"), [entry["test"][metric] for entry in best]
         fields |= {field: float(np.mean(of_seeds)), f"{field}_by_seed": of_seeds}

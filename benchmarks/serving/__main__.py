@@ -73,6 +73,7 @@ def trained(experiment: Experiment, items: int) -> tuple[Any, dict[str, int]]:
     model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
     model(no_rows(columns(experiment.model, "train")))
     random = np.random.default_rng(0)
+    assert isinstance(model.config, RankingConfig)
     rows = {"item": items, "action": 4, **dict.fromkeys(model.config.contextual, IDS)}
     for table, count in rows.items():
         fill(model, table, np.arange(count), random)

@@ -134,7 +134,7 @@ def load_fields(config: str, size: Request, folder: pathlib.Path, load: Load) ->
     fields["cache_bytes_per_user"] = servers.cache_bytes_per_user
     for kind in KINDS:
         ask = functools.partial(servers.ask, kind)
-        alone_s = harness.measure({kind: lambda ask=ask: ask(0)}, warmup=1, repeats=4)[kind].median_s
+        alone_s = harness.measure({kind: functools.partial(ask, 0)}, warmup=1, repeats=4)[kind].median_s
         servers.prepare()
         latencies = latencies_ms(ask, 0.5 / alone_s, load)
         p50_ms, p99_ms = (float(x) for x in np.percentile(latencies, [50, 99]))

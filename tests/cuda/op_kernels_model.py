@@ -88,11 +88,10 @@ def run():
         refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
     host_rows, hot_rows = {"host_rows": True}, {"host_rows": True, "hot_rows": 12}
     for table, reference, others in (
-        (LRU, "sync", (("sync", {}), (DualBuffer(), {}))),
-        (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), hot_rows))),
+        (LRU, FrozenWindow(2), ((Nested(2), hot_rows),)),
         (OF_DEVICE, "sync", ((DualBuffer(), {}),)),
         (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), hot_rows))),
-    ):  # fmt: skip
+    ):
         wanted, state = fitted(reference, table)
         for schedule, more in others:
             with on_device():

@@ -203,8 +203,8 @@ TEST(hash_table) {
   int exhausted = 0;
   for (const Case& test : Cases()) {
     std::fprintf(stderr, "  %s\n", test.name.c_str());
-    exhausted += RandomSequence(test.spec, 250, SerialFor, &random);
+    if (!kRacesAlone) exhausted += RandomSequence(test.spec, 250, SerialFor, &random);
     exhausted += RandomSequence(test.spec, 12, Threads(3), &random);
   }
-  CHECK(exhausted > 10, "only ", exhausted, " batches met a table that was too small");
+  CHECK(kRacesAlone || exhausted > 10, "only ", exhausted, " batches met a table that was too small");
 }

@@ -14,13 +14,15 @@ namespace fusedrec {
 namespace {
 
 constexpr int64_t kHeads = 3, kQkDim = 16, kValueDim = 32, kLongest = 64;
+// Fewer than a vector of floats, and beside the edges of one to four vectors.
+constexpr int64_t kLengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, kLongest};
 
 struct Tokens {
   std::vector<int64_t> splits = {0}, targets;
   std::vector<float> query, key, value, grads, scale;
 
   explicit Tokens(int64_t most_targets) {
-    for (int64_t length = 0; length <= kLongest; ++length) {
+    for (const int64_t length : kLengths) {
       splits.push_back(splits.back() + length);
       targets.push_back(std::min(length, most_targets));
     }

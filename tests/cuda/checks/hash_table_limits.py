@@ -18,6 +18,7 @@ PAIRS = [
 ]
 
 
+@once
 def check_segments_keep_limits_of_their_own(kernels):
     """Runs LRU beside LFU, a time to live beside none, and other admissions. A peek answers what the lookup answers."""
     for number, options in enumerate(PAIRS):

@@ -9,6 +9,7 @@ import json
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.checks.jagged_attention_call import (
     Call,
     assert_near,
@@ -128,6 +129,7 @@ def check_bad_arguments_are_refused(kernels):
         assert answer(**changes) == 1, changes
 
 
+@once
 def check_files_of_reference_results(kernels):
     folder = ROOT.parent / "shared/oracle/hstu"
     names = (

@@ -1,4 +1,4 @@
-"""The base of the benchmarks on a GPU: the library of kernels, the clock, rates and bounds, peers, the report.
+"""The base of the benchmarks on a GPU: the library of kernels, the clock, rates and bounds, peers.
 
 PyTorch provides the memory and the stream. TensorFlow is not needed. Times are medians over calls, each between two
 CUDA events. Before every call, a write to a large buffer evicts the data of the call from the last-level cache. A call
@@ -13,8 +13,6 @@ same device in the same process. Data that stay in the caches may take less.
 from __future__ import annotations
 
 import importlib
-import json
-import pathlib
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -51,28 +49,15 @@ class Call(NamedTuple):
     check: Callable[[], None] = lambda: None  # raises AssertionError if the results of `run` are wrong
 
 
-class Libraries:
-    """The libraries of peers that can be imported.
-
-    Args:
-      names: Names of their modules.
-
-    Attributes:
-      left_out: Reason by name of each library that cannot be imported.
-    """
-
-    def __init__(self, names: Iterable[str]):
-        self._modules: dict[str, Any] = {}
-        self.left_out: dict[str, str] = {}
-        for name in names:
-            try:
-                self._modules[name] = importlib.import_module(name)
-            except Exception as error:  # a library for another CUDA fails in many ways
-                self.left_out[name] = f"{type(error).__name__}: {error}"
-
-    def get(self, name: str) -> Any:
-        """The module, or None."""
-        return self._modules.get(name)
+def libraries(names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the modules of peers by name, and the reason for each that cannot be imported."""
+    modules, left_out = {}, {}
+    for name in names:
+        try:
+            modules[name] = importlib.import_module(name)
+        except Exception as error:  # a library for another CUDA fails in many ways
+            left_out[name] = f"{type(error).__name__}: {error}"
+    return modules, left_out
 
 
 def open_kernels() -> Kernels:
@@ -156,32 +141,3 @@ def device() -> dict[str, str]:
     command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader"]
     told = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
     return dict(zip(_CLOCKS.split(","), (field.strip() for field in told.splitlines()[0].split(","))))
-
-
-class Report:
-    """Prints results and writes them to a file as they come, so that a run that is cut off leaves what it has.
-
-    Args:
-      path: The file. None: none.
-      rates: Rates of the device.
-      left_out: Reason by name of each peer that is not measured.
-    """
-
-    def __init__(self, path: pathlib.Path | None, rates: Rates, left_out: Mapping[str, str]):
-        self._path, self._results = path, list[dict]()
-        self._head = {"device": device(), "rates": rates._asdict(), "left_out": dict(left_out)}
-        for name, reason in left_out.items():
-            print(f"left out: {name}: {reason}", flush=True)
-
-    def add(self, results: Iterable[dict]) -> None:
-        """Adds the lines of one case."""
-        for result in results:
-            cells = (f"{key} {x:.4g}" if isinstance(x, float) else f"{key} {x}" for key, x in result.items())
-            print("  ".join(cells), flush=True)
-            self._results.append(result)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self._path.with_suffix(".unfinished")
-            text = json.dumps({**self._head, "results": self._results}, indent=1) + "\n"
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(self._path)

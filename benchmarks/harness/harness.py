@@ -13,6 +13,7 @@ import pathlib
 import platform
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -88,16 +89,25 @@ def _check(what: str, compare: Callable[..., None], got: Any, want: Any, **optio
         raise CheckFailed(f"{what}:{error}") from None
 
 
-def memcpy_bytes_per_s(megabytes: int = 256, repeats: int = 7) -> float:
-    """Bytes read plus written per second when one thread copies a buffer larger than the caches; the best repeat."""
-    source = np.ones(megabytes << 17, np.int64)  # 2^20 bytes are 2^17 numbers
-    target = np.empty_like(source)
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - begin)
-    return 2 * source.nbytes / min(seconds)
+class Copy:
+    """A copy of a buffer by `threads` threads, each of which copies one part. A call runs it.
+
+    The parts are so large that memcpy bypasses the caches. This is its fastest way, so that the floor is a true bound.
+    """
+
+    def __init__(self, threads: int, megabytes_each: int = 256):
+        source = np.ones(threads * megabytes_each << 17, np.int64)  # 2^20 bytes are 2^17 numbers
+        target = np.empty_like(source)
+        self.bytes_moved = 2 * source.nbytes  # read and written
+        self._parts = list(zip(np.array_split(target, threads), np.array_split(source, threads)))
+
+    def __call__(self) -> None:
+        copies = [threading.Thread(target=np.copyto, args=part) for part in self._parts[1:]]
+        for copy in copies:
+            copy.start()
+        np.copyto(*self._parts[0])
+        for copy in copies:
+            copy.join()
 
 
 def kilobytes(field: str) -> int:
@@ -126,16 +136,14 @@ def count_nodes(graph: Any, op: str) -> int:
     return count(graph.node)
 
 
-def describe_machine(cpuinfo: str | None = None, *, gpu: bool | None = None) -> str:
+def describe_machine() -> str:
     """Returns, for example, "virtual machine, 2 x86-64 cores (AVX-512), no GPU". It identifies no machine."""
     path = pathlib.Path("/proc/cpuinfo")
-    text = cpuinfo if cpuinfo is not None else path.read_text(encoding="utf-8") if path.exists() else ""
-    flags = next((line.split(":")[1].split() for line in text.splitlines() if line.startswith("flags")), [])
+    flags = path.read_text(encoding="utf-8").split() if path.exists() else []
     kind = "virtual machine" if "hypervisor" in flags else "machine"
-    cores = text.count("processor\t") if cpuinfo is not None else os.cpu_count()
     vectors = next((f" ({name})" for flag, name in _VECTORS if flag in flags), "")
-    gpu = pathlib.Path("/dev/nvidia0").exists() if gpu is None else gpu
-    return f"{kind}, {cores} {platform.machine().replace('_', '-')} cores{vectors}, {'a GPU' if gpu else 'no GPU'}"
+    gpu = "a GPU" if pathlib.Path("/dev/nvidia0").exists() else "no GPU"
+    return f"{kind}, {os.cpu_count()} {platform.machine().replace('_', '-')} cores{vectors}, {gpu}"
 
 
 def _git(*words: str) -> str:
@@ -159,14 +167,15 @@ def environment() -> dict[str, Any]:
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints rows of equal keys under their keys."""
+    """Prints rows under the keys of all rows."""
     print(f"\n{title}")
     if not rows:
         print("  nothing was measured")
         return
-    shown = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
-    cells = [list(rows[0]), *shown]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(cells[0]))]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    values = [[row.get(key, "-") for key in keys] for row in rows]
+    cells = [keys, *([f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in values)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     for row in cells:
         print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)), flush=True)
 
@@ -178,6 +187,9 @@ def print_fields(title: str, fields: Mapping[str, Any]) -> None:
 
 
 def write_json(path: pathlib.Path | None, results: Mapping[str, Any]) -> None:
-    """Writes the results and the environment. Does nothing when path is None."""
+    """Writes the results and the environment, all or nothing. Does nothing when path is None."""
     if path is not None:
-        path.write_text(json.dumps({**results, **environment()}, indent=2) + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({**results, **environment()}, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(path)

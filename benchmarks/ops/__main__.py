@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.harness import harness, processes
 
@@ -36,14 +37,20 @@ def on_gpu(names: Sequence[str], quick: bool, path: pathlib.Path | None) -> None
 
     chosen = [cases.CASES[name] for name in names or cases.CASES]
     kernels = gpu.open_kernels()
-    libraries = gpu.Libraries(dict.fromkeys(library for case in chosen for library in case.libraries))
+    libraries, left_out = gpu.libraries(dict.fromkeys(library for case in chosen for library in case.libraries))
     rates = gpu.measured_rates()
-    report = gpu.Report(path, rates, libraries.left_out)
+    head = {"device": gpu.device(), "rates": rates._asdict(), "left_out": left_out}
+    results: list[dict[str, Any]] = []
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}", flush=True)
     for case in chosen:
         case.check(kernels)
         for size in case.quick if quick else case.sizes:
             for measure in case.measures:
-                report.add(measure(kernels, rates, libraries, *size))
+                lines = measure(kernels, rates, libraries, *size)
+                harness.print_table(f"{measure.__name__} {size}", lines)
+                results += lines
+                harness.write_json(path, {**head, "results": results})  # a run that is cut off leaves what it has
 
 
 def main() -> None:

@@ -18,12 +18,12 @@ Bytes are tensors of tokens, each read or written once. Rows of attention have b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness.gpu import Call, Libraries, Rates, Work, timed
+from benchmarks.harness.gpu import Call, Rates, Work, timed
 from benchmarks.ops import gpu_table
 from tests.cuda.checks import jagged_attention, jagged_attention_channels
 from tests.cuda.checks import recovery as recovery_checks
@@ -52,7 +52,7 @@ PUBLISHED_TFLOPS: dict[tuple[str, int], dict[int, tuple]] = {
 }
 
 
-def segment_unique(kernels: Any, rates: Rates, libraries: Libraries, n: int) -> list[dict]:
+def segment_unique(kernels: Any, rates: Rates, libraries: Mapping[str, Any], n: int) -> list[dict]:
     memory, torch, cupy = kernels.memory, libraries.get("torch"), libraries.get("cupy")
     ranks = np.random.default_rng(n).zipf(1.05, n).astype(np.uint64)
     keys = (ranks * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)  # spread over all 64 bits
@@ -92,7 +92,7 @@ def segment_unique(kernels: Any, rates: Rates, libraries: Libraries, n: int) -> 
     return lines
 
 
-def recovery(kernels: Any, rates: Rates, libraries: Libraries, n: int, num_rows: int, dim: int) -> list[dict]:
+def recovery(kernels: Any, rates: Rates, libraries: Mapping[str, Any], n: int, num_rows: int, dim: int) -> list[dict]:
     memory, random = kernels.memory, np.random.default_rng(0)
     index = np.minimum(random.zipf(1.2, n) - 1, num_rows - 1).astype(np.int32)
     rows = random.integers(-8, 9, [num_rows, dim]).astype(np.float32)
@@ -159,7 +159,9 @@ def _ours(kernels: Any, prepared: Prepared, work: Work) -> Call:
     return Call(lambda: kernels.run(prepared.launcher, prepared.call, prepared.scratch), work)
 
 
-def attention(kernels: Any, rates: Rates, libraries: Libraries, dim: int, longest: int, bias: bool) -> list[dict]:
+def attention(
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, longest: int, bias: bool
+) -> list[dict]:
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = random_case(lengths, HEADS, dim, dim, bias=bias)
@@ -229,7 +231,7 @@ def _dense_forward(case: dict, lengths: list[int]) -> Callable[[], Any]:
 
 
 def bias_attention(
-    kernels: Any, rates: Rates, libraries: Libraries, dim: int, longest: int, function: int
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, longest: int, function: int
 ) -> list[dict]:
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)

@@ -12,11 +12,12 @@ batch. The bound of rows that move between host and device is the measured rate 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness.gpu import Call, Libraries, Rates, Work, timed
+from benchmarks.harness.gpu import Call, Rates, Work, timed
 from tests.cuda.device_buffer import DeviceBuffer
 from tests.cuda.device_table import NOWHERE, STORAGES, DeviceTable, Step
 
@@ -57,12 +58,12 @@ def check(table: DeviceTable, ids: np.ndarray) -> None:
     assert len(set(here)) == len(here) and not np.any(here == NOWHERE) and np.all(there == NOWHERE)
 
 
-def find(kernels: Any, rates: Rates, libraries: Libraries, dim: int, **more: Any) -> list[dict]:
+def find(kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, **more: Any) -> list[dict]:
     return [line for load in (0.5, 0.75) for line in _find(kernels, rates, libraries, dim, load, **more)]
 
 
 def _find(
-    kernels: Any, rates: Rates, libraries: Libraries, dim: int, load: float, num_ids: int = NUM_IDS, **more: Any
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, load: float, num_ids: int = NUM_IDS, **more: Any
 ) -> list[dict]:
     table, ids = filled(kernels, dim, load, "sgd", **more)
     check(table, ids)
@@ -91,7 +92,7 @@ def _find(
 
 
 def train(
-    kernels: Any, rates: Rates, libraries: Libraries, dim: int, num_ids: int = NUM_IDS, **more: Any
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, num_ids: int = NUM_IDS, **more: Any
 ) -> list[dict]:
     table, ids = filled(kernels, dim, 0.5, "rowwise_adagrad", **more)
     memory, random = kernels.memory, np.random.default_rng(1)
@@ -139,7 +140,9 @@ def train(
     return results
 
 
-def exchange(kernels: Any, rates: Rates, libraries: Libraries, dim: int, rows: int = NUM_IDS // 4) -> list[dict]:
+def exchange(
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, rows: int = NUM_IDS // 4
+) -> list[dict]:
     """Times rows from host memory, and the change to the next batch with the rows of the last one back.
 
     The update rule is row-wise Adagrad.
@@ -187,7 +190,7 @@ class Trained(NamedTuple):
     epsilon: float
 
 
-def _embedding(libraries: Libraries, n: int, num_rows: int, dim: int) -> dict[str, Call]:
+def _embedding(libraries: Mapping[str, Any], n: int, num_rows: int, dim: int) -> dict[str, Call]:
     """torch embedding of n random rows of num_rows."""
     torch = libraries.get("torch")
     if torch is None:
@@ -204,7 +207,7 @@ def _embedding(libraries: Libraries, n: int, num_rows: int, dim: int) -> dict[st
     return {"torch embedding": Call(run, Work(bytes=n * (8 + 8 * dim)), check)}
 
 
-def _step(libraries: Libraries, wanted: Trained, work: Work) -> dict[str, Call]:
+def _step(libraries: Mapping[str, Any], wanted: Trained, work: Work) -> dict[str, Call]:
     """embedding, torch.unique, index_add_ and row-wise Adagrad, on gradients of 1e-3."""
     torch = libraries.get("torch")
     if torch is None:

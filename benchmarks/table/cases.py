@@ -22,7 +22,6 @@ from benchmarks.table.work import (
     DIM,
     INITIAL_VALUE,
     LEARNING_RATE,
-    Copy,
     Work,
     all_ids,
     floor_bytes,
@@ -209,7 +208,7 @@ def rate(rows: int, threads: int, repeats: int) -> dict[str, Any]:
     """Ids per second under row-wise Adagrad, beside the time to copy the bytes that a step must move."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    copy, work, variant = Copy(threads), make_work(rows), Native("rowwise_adagrad", DIM)
+    copy, work, variant = harness.Copy(threads), make_work(rows), Native("rowwise_adagrad", DIM)
     variant.fill(all_ids(rows))
     step = in_turn(variant, work, tf.constant(work.gradients))
     times = harness.measure({"step": step, "copy": copy}, warmup=5, repeats=repeats)
@@ -242,7 +241,7 @@ def growth(rows: int, repeats: int) -> dict[str, Any]:
         payload, size = variant.payload, variant.table.size("rows")
         del variant
         gc.collect()  # frees the table
-    copy = Copy(threads=1)
+    copy = harness.Copy(threads=1)
     copy_s = harness.measure({"copy": copy}, warmup=1, repeats=10)["copy"].median_s
     found = {"rows": size, "new_ids_per_step": NEW_IDS, "steps": steps, "repeats": repeats, **pauses(seconds)}
     return {**found, "copy_rows_ms": 1e3 * copy_s * size * payload / (copy.bytes_moved / 2)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -61,27 +60,6 @@ def floor_bytes(*, n: int, distinct: float, dim: int, payload: int) -> float:
     distinct id; 4 D U bytes of rows read forward; 4 D N written; 4 D N of gradients read; rows with slots updated.
     """
     return 8 * n + _LINE * distinct + 4 * dim * distinct + 2 * 4 * dim * n + 2 * payload * distinct
-
-
-class Copy:
-    """A copy of a buffer by `threads` threads, each of which copies one part. A call runs it.
-
-    The parts are so large that memcpy bypasses the caches. This is its fastest way, so that the floor is a true bound.
-    """
-
-    def __init__(self, threads: int, megabytes_each: int = 256):
-        source = np.ones(threads * megabytes_each << 17, np.int64)  # 2^20 bytes are 2^17 numbers
-        target = np.empty_like(source)
-        self.bytes_moved = 2 * source.nbytes  # read and written
-        self._parts = list(zip(np.array_split(target, threads), np.array_split(source, threads)))
-
-    def __call__(self) -> None:
-        copies = [threading.Thread(target=np.copyto, args=part) for part in self._parts[1:]]
-        for copy in copies:
-            copy.start()
-        np.copyto(*self._parts[0])
-        for copy in copies:
-            copy.join()
 
 
 def serve_steps(folder: str, variants: Mapping[str, Callable[[int], Any]], checked: int, **facts: Any) -> None:

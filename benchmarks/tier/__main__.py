@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
@@ -60,12 +61,6 @@ def give_up_pages() -> float:
         pages += len(present)
         resident += int(np.sum(np.ctypeslib.as_array(present) & 1))
     return resident / max(pages, 1)
-
-
-def bytes_read() -> int:
-    """Returns the bytes that this process has read from disks."""
-    found = re.search(r"^read_bytes: (\d+)$", pathlib.Path("/proc/self/io").read_text(encoding="utf-8"), re.MULTILINE)
-    return int(found.group(1)) if found else 0
 
 
 class Case(NamedTuple):
@@ -149,17 +144,16 @@ def measure(case: Case) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in plan}
         read = dict.fromkeys(plan, 0)
         stayed: list[float] = []
-        for n, block in enumerate(_blocks(case, case.blocks, seed=2)):
-            names = list(plan)
-            for name in names[n % len(names) :] + names[: n % len(names)]:
-                if name in ("tier", "tier_lookahead"):
-                    stayed.append(give_up_pages())
-                elif name == "tier_cached":  # the other variants removed its pages too: a lookup of all rows reads them
-                    variants[name].emb({"t": tf.range(case.rows, dtype=tf.int64)}, training=False)
-                started, before = time.perf_counter(), bytes_read()
-                variants[name].train(block)
-                seconds[name].append(time.perf_counter() - started)
-                read[name] += bytes_read() - before
+        blocks, process = _blocks(case, case.blocks, seed=2), psutil.Process()
+        for n, name in harness.in_turns(list(plan), case.blocks):
+            if name in ("tier", "tier_lookahead"):
+                stayed.append(give_up_pages())
+            elif name == "tier_cached":  # the other variants removed its pages too: a lookup of all rows reads them
+                variants[name].emb({"t": tf.range(case.rows, dtype=tf.int64)}, training=False)
+            started, before = time.perf_counter(), process.io_counters().read_bytes
+            variants[name].train(blocks[n])
+            seconds[name].append(time.perf_counter() - started)
+            read[name] += process.io_counters().read_bytes - before
     per_block = STEPS * case.ids
     rates = {f"ids_per_s_{name}": per_block / harness.timing(taken).median_s for name, taken in seconds.items()}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -31,7 +32,7 @@ def test_a_quick_run_writes_its_cases(tmp_path, monkeypatch):
         for case, axes in cases.AXES.items()
     }
     monkeypatch.setattr(cases, "AXES", smaller)
-    monkeypatch.setattr(harness, "memcpy_bytes_per_s", lambda: 1e10)
+    monkeypatch.setattr(harness, "Copy", functools.partial(harness.Copy, megabytes_each=1))
     monkeypatch.setattr("sys.argv", ["ops", "--quick", "--json", str(tmp_path / "r.json")])
     benchmark.main()
     written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["cases"]
@@ -86,17 +87,22 @@ def test_a_session_runs_every_op_with_kernels_and_every_benchmark_on_a_gpu(tmp_p
     assert [name for name in steps if name.startswith("quick.")] == [f"quick.{name}" for name in gpu_cases.CASES]
 
 
-def test_a_report_has_every_case_as_soon_as_it_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "device", lambda: {"name": "a device"})
-    path = tmp_path / "folder/results.json"
-    report = gpu.Report(path, Rates(1.0, 2.0, 3.0), {"cupy": "it is not installed"})
-    for n in range(3):
-        report.add([{"name": "find", "us": 1.5 * n}])
-        written = json.loads(path.read_text(encoding="utf-8"))
-        assert [line["us"] for line in written["results"]] == [1.5 * m for m in range(n + 1)]
-    assert written["rates"] == {"copy_bytes_per_s": 1.0, "matrix_flops": 2.0, "link_bytes_per_s": 3.0}
-    assert written["device"] == {"name": "a device"} and written["left_out"] == {"cupy": "it is not installed"}
-    assert "left out: cupy: it is not installed" in capsys.readouterr().out
+def test_a_run_that_is_cut_off_leaves_the_cases_before(tmp_path, monkeypatch):
+    from benchmarks.ops import gpu as gpu_cases
+
+    def measure(kernels, rates, libraries, size):
+        if size == 2:
+            raise KeyboardInterrupt
+        return [{"name": "find", "us": 1.5}, {"name": "torch", "published": 2}]
+
+    for name, value in {"open_kernels": None, "measured_rates": RATES, "device": {"name": "a device"}}.items():
+        monkeypatch.setattr(gpu, name, lambda value=value: value)
+    monkeypatch.setitem(gpu_cases.CASES, "table", gpu_cases.Cases([measure], [[1], [2]], [], ["no_such_library"]))
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.on_gpu(["table"], True, tmp_path / "folder/r.json")
+    written = json.loads((tmp_path / "folder/r.json").read_text(encoding="utf-8"))
+    assert [line["name"] for line in written["results"]] == ["find", "torch"]
+    assert written["device"] == {"name": "a device"} and list(written["left_out"]) == ["no_such_library"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,6 @@ def test_a_call_without_work_has_no_bound():
 def test_libraries_that_are_missing_or_broken_are_left_out_by_name(tmp_path, monkeypatch):
     (tmp_path / "broken_library.py").write_text("raise OSError('libcuda.so.1 is missing')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    found = gpu.Libraries(["numpy", "broken_library", "no_such_library"])
-    assert found.get("numpy") is np and found.get("broken_library") is None
-    assert found.left_out["broken_library"] == "OSError: libcuda.so.1 is missing"
-    assert "no_such_library" in found.left_out["no_such_library"] and len(found.left_out) == 2
+    modules, left_out = gpu.libraries(["numpy", "broken_library", "no_such_library"])
+    assert modules == {"numpy": np} and left_out["broken_library"] == "OSError: libcuda.so.1 is missing"
+    assert "no_such_library" in left_out["no_such_library"] and len(left_out) == 2

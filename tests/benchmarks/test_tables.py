@@ -33,7 +33,7 @@ def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_copy_copies_everything(threads):
-    copy = work.Copy(threads, megabytes_each=1)
+    copy = harness.Copy(threads, megabytes_each=1)
     copy()
     assert copy.bytes_moved == 2 * threads << 20 and len(copy._parts) == threads
     for target, source in copy._parts:

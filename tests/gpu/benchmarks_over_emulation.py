@@ -11,13 +11,13 @@ import sys
 from unittest import mock
 
 from benchmarks.harness import gpu
-from benchmarks.harness.gpu import Libraries, Rates
+from benchmarks.harness.gpu import Rates
 from benchmarks.ops import gpu as cases
 from benchmarks.ops import gpu_table as table
 from tests.cuda.memory import Kernels, NumpyMemory
 
 RATES = Rates(2e12, 6e14, 5e10)
-NONE = Libraries([])
+NONE = {}
 
 
 def called_once(calls, *, rounds=20, warm_up=5):

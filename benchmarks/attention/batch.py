@@ -200,10 +200,6 @@ class Batch:
     def peer(self, xla: bool, bucketed: bool = False, most_pairs: int = MOST_PAIRS) -> tuple[Peer, list[list[int]]]:
         """Returns the padded peer and the rows of each of its batches."""
         groups = groups_of(self.lengths, EDGES if bucketed else (self.longest,), most_pairs)
-        if not bucketed:  # padded to the longest of all
-            size = max(1, most_pairs // self.longest**2)
-            order = [row for group in groups for row in group]
-            groups = [order[begin : begin + size] for begin in range(0, len(order), size)]
         return Peer([self._rows(group, bucketed) for group in groups], self.weights, self.scale, xla), groups
 
     def _rows(self, rows: list[int], bucketed: bool) -> Rows:

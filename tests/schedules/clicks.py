@@ -42,6 +42,27 @@ def make_model(embedding, schedule="sync", optimizer=None, features=("item", "pa
     return model
 
 
+def reset_function(model, embedding):
+    """Returns a function that gives the model its present weights and slots again, and its tables no rows.
+
+    A model that is fitted again costs a fortieth of another one, because it keeps its traced step.
+    """
+    make_optimizer_slots(model)
+    tables = [lookup.table for lookup in embedding.lookups]
+    variables = [*model.variables, *model.optimizer.variables(), *[table.optimizer.iterations for table in tables]]
+    values = [variable.numpy() for variable in variables]
+
+    def reset():
+        model.drain()
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        for table in tables:
+            table.clear()
+            table.clock = 0
+
+    return reset
+
+
 def batch(samples, seed):
     """Returns (x, y, sample_weight) of random clicks."""
     random = np.random.default_rng(seed)

@@ -29,7 +29,7 @@ def _trained():
     ).batch(8)
     for policy, table in TABLES[fr.collectives.size()].items():
         # test_dual_buffer.py has Nested and DualBuffer, which are others bit for bit.
-        for schedule in ("sync", FrozenWindow(3), *([Nested(3)] if policy == "lru" else [])):
+        for schedule in ("sync", Nested(3) if policy == "lru" else FrozenWindow(3)):
             embedding = clicks.make_embedding("SGD", table)
             optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
             model = clicks.make_model(embedding, schedule, optimizer)

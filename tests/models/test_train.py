@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
 import signal
 import sys
@@ -38,9 +39,10 @@ def ops_of(saved_model):
     ids=["ranking", "retrieval"],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
+    """horovodrun starts the job of ranking. The other one runs in forks, which saves the imports."""
     # Such large steps make the loss of an epoch exceed the previous one sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
-    arguments += ["--set", "train.timeline_steps=1", "--set", "train.keep_best=mrr"]
+    arguments += ["--set", "train.keep_best=mrr"]
     (tmp_path / "run/saved_model").mkdir(parents=True)
     (tmp_path / "run/saved_model/of_an_earlier_run").touch()
     if follows := fields is experiments.RANKING:  # a folder of partitions
@@ -48,7 +50,11 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         (folder / "train" / "_STOP").touch()
         arguments = ["--data", str(folder), "--set", "data.follow=true", "--set", "train.progressive_steps=2"]
         arguments += ["--set", "train.embedding_metrics=true"]
-    code, output = job.output_of(tmp_path, fields, 2, *arguments)
+        code, output = job.output_of(tmp_path, fields, 2, *arguments)
+    else:
+        arguments = job.training(tmp_path, fields) + arguments
+        (code, output), (_, of_rank_1) = run_ranks(trained, 2, arguments=arguments)
+        assert " - loss: " not in of_rank_1
     assert code == 0, output
     written = scalars(tmp_path / "run" / "tensorboard")
     if follows:
@@ -62,7 +68,6 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         np.testing.assert_array_equal(rows, np.cumsum(growth))  # the first fit, once for each partition
         assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all_to_all_bytes"][0] > 0
     else:
-        assert len(json.loads((tmp_path / "run" / "timeline" / "steps.json").read_text(encoding="utf-8"))) == 1
         losses = written["epoch_loss"]
         ended = next(i for i, loss in enumerate(losses) if i and loss >= min(losses[:i]))
         assert len(losses) == ended + 1 == saved(tmp_path)["epoch"] < 40
@@ -88,6 +93,14 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
     assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
     evaluated_again(tmp_path, output, results["test"], ranks=1 if follows else 2)
+
+
+def trained(arguments):
+    """Body: the program models.train without a launcher. Returns its exit code and its output."""
+    sys.argv = ["models/train.py", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
+        runpy.run_module("models.train", run_name="__main__")
+    return ended.value.code, output.getvalue()
 
 
 def evaluated(arguments):
@@ -155,7 +168,9 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
 
 
 def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkeypatch):
-    experiment = from_dict({**experiments.RANKING, "data": {**experiments.RANKING["data"], "users": 8}})
+    data = {**experiments.RANKING["data"], "users": 8}
+    settings = {**experiments.RANKING["train"], "epochs": 6, "timeline_steps": 1}  # It begins with the sixth step.
+    experiment = from_dict({**experiments.RANKING, "data": data, "train": settings})
     (tmp_path / "run/saved_model").mkdir(parents=True)
     (tmp_path / "run/saved_model/of_an_earlier_run").touch()
 
@@ -168,6 +183,7 @@ def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkey
     assert (tmp_path / "run/saved_model/of_an_earlier_run").exists()
     assert 0 <= json.loads((tmp_path / "run/results.json").read_text(encoding="utf-8"))["test"]["ctr_auc"] <= 1
     assert (tmp_path / "run/samples.npz").exists()
+    assert len(json.loads((tmp_path / "run/timeline/steps.json").read_text(encoding="utf-8"))) == 1
 
 
 def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path, monkeypatch):
@@ -195,9 +211,11 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     broken = table.set_column(table.schema.get_field_index("exposed_click"), "exposed_click", column)
     pq.write_table(broken, part, row_group_size=20)
     begin = time.monotonic()
-    code, output = job.output_of(tmp_path, experiments.RANKING, 2, "--data", str(folder))
+    settings = ["--data", str(folder), "--set", "train.timeline_steps=1"]
+    code, output = job.output_of(tmp_path, experiments.RANKING, 2, *settings)
     assert code != 0
     assert "column 'exposed_click' has 4 null values inside its lists" in output
+    assert "joined without a timeline" not in output
     # A rank that waits for the other would wait for ever. The limit includes start and tracing on a loaded machine.
     assert time.monotonic() - begin < 300
 

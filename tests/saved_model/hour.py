@@ -24,7 +24,7 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model import applying, delta
 from tf_fusedrec.saved_model.versions import version_of
 
-ROWS, CHANGED, DIM = 4000, 1000, 128
+ROWS, CHANGED, DIM = 4000, 1000, 256
 INITIAL = {"a": 3.0, "b": 0.0}  # rows of unknown ids
 FOLLOWER = pathlib.Path(__file__).with_name("follower.py")
 QUESTION = np.concatenate([np.arange(0, ROWS, 40), np.arange(ROWS, ROWS + 60), [-(2**63), 2**63 - 1]])

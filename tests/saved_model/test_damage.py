@@ -94,7 +94,7 @@ def test_loaders_name_the_file_of_damaged_rows(load, folders, tmp_path):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=r"rows file .*/t\.rows of table t is damaged: .*copy the export again"
         ):
-            load(str(tmp_path / "served"), "serving_default", {"x": tf.constant(IDS)})
+            load(str(tmp_path / "served"), {"x": tf.constant(IDS)})
 
 
 def files_of(folder):
@@ -134,9 +134,10 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
     refused(base, delta, "model/extra' is not named by delta.json. Remedy")
     (delta / "model/extra").unlink()
     fr.apply_delta(base, delta, tmp_path / "out")
-    by_saved_model(str(tmp_path / "out"), "serving_default", {"x": tf.constant(IDS)})
+    by_saved_model(str(tmp_path / "out"), {"x": tf.constant(IDS)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a\\b", "..", "", "evil\0"])
 def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
     base, delta = tmp_path / "base", tmp_path / "delta"
@@ -152,6 +153,7 @@ def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
     refused(folders / "ours", delta, "delta.json.*table name .* cannot name a file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "model/../../secret", "model//x", "model/link"])
 def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
     delta, secret = tmp_path / "in/delta", tmp_path / "in/secret"
@@ -165,6 +167,7 @@ def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
     refused(folders / "ours", delta, "lies outside '.*delta'. Remedy")
 
 
+@pytest.mark.slow
 def test_links_out_of_a_base_are_refused(folders, tmp_path):
     for ops, file in (("ours", "assets/t.rows"), ("stock", "variables/variables.index")):
         base = tmp_path / ops
@@ -174,6 +177,7 @@ def test_links_out_of_a_base_are_refused(folders, tmp_path):
         refused(base, folders / f"{ops}-delta", f"{pathlib.Path(file).name}' lies outside", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_and_names_the_folder(folders, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

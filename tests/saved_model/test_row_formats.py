@@ -85,6 +85,7 @@ def test_rows_and_deltas(exports, ops, form, tmp_path):
     assert applied.signatures["version"]()["version"] == told["version"]
 
 
+@pytest.mark.slow
 def test_both_kinds_of_operations_give_equal_bfloat16_rows(exports):
     """Initial rows, too, although one kind draws them in the hash table."""
     stock, ours = (ask(tf.saved_model.load(str(exports[0] / f"{ops}-bfloat16-1"))) for ops in ("stock", "ours"))
@@ -92,6 +93,7 @@ def test_both_kinds_of_operations_give_equal_bfloat16_rows(exports):
         np.testing.assert_array_equal(stock[name], ours[name])
 
 
+@pytest.mark.slow
 def test_a_row_takes_a_byte_per_number_and_a_scale(exports):
     for _, rows in applying.read_tables(exports[0] / "stock-int8-1").values():
         assert rows.shape[1] == 5 + 4
@@ -118,6 +120,7 @@ def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
         encoded("t", np.array([8, 9]), rows, dtype)
 
 
+@pytest.mark.slow
 def test_refusals(exports, tmp_path):
     folder, _, (model, told) = exports
     with pytest.raises(ValueError, match="the hash table of a server holds no int8. Remedy: rows='bfloat16'"):

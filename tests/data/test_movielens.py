@@ -258,6 +258,7 @@ def test_real_data_is_the_published_sequence(movielens):
     assert all(row[2] == tuple(sorted(row[2])) and row[2][-1] <= row[5] for row in test)
 
 
+@pytest.mark.slow
 def test_real_data_popularity(movielens):
     """items.parquet gives the popularity baseline of the data set's notes: HR@10 0.036, HR@50 0.140."""
     _, output, _ = movielens

@@ -125,6 +125,7 @@ def repeatable(model, x, training):
     return ids + branch()
 
 
+@pytest.mark.slow
 def test_ids_may_depend_on_loops_lookup_tables_and_constant_variables():
     got, wanted = (Prefixed(schedule, repeatable).trained() for schedule in (DualBuffer(), "sync"))
     for what in wanted:

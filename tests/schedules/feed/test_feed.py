@@ -71,10 +71,12 @@ def test_several_steps_between_two_callbacks():
     assert_same([(dataset(), {"epochs": 2}), (dataset(), {"steps_per_epoch": 6})], steps_per_execution=2)
 
 
+@pytest.mark.slow
 def test_data_that_ends_early_ends_training_as_under_sync():
     assert_same([(dataset(), {"epochs": 2, "steps_per_epoch": 5})])
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
     states = []
     for schedule in (RouteAhead(), "sync"):

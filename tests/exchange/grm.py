@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STEPS = 50
+STEPS = 20
 SHORT = (
     "model.max_history=24", "model.max_exposures=12", "model.dropout=0", "model.item_dropout=0",
     "train.target_tokens=96",

@@ -181,6 +181,19 @@ def cuda_library(nvcc: str) -> pathlib.Path:
     return Output(ROOT, [nvcc, *CUDA_LINK_FLAGS], objects, ".so", host).make()
 
 
+def op_objects(version: str, compile_flags: list[str], gpu: bool) -> dict[pathlib.Path, pathlib.Path]:
+    """Compiles the ops, with their GPU form if wanted. Returns source -> object."""
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
+    sources = [path for path in sources if gpu or "cuda" not in path.parts]
+    of_tensorflow = [path for path in sources if path.stem.endswith(("_op", "_kernel"))]
+    others = [path for path in sources if path not in of_tensorflow]
+    flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
+    headers = CompiledHeaders(ROOT, flags, HEADERS, OBJECTS, version)
+    plain = [Output(ROOT, [*flags, "-c"], [path], ".o", version) for path in others]
+    made = compile_objects(plain, [headers.object(path) for path in of_tensorflow], headers)
+    return dict(zip([*others, *of_tensorflow], made))
+
+
 def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:
     """Compiles the ops. Returns how they are linked, and the TensorFlow version.
 
@@ -189,14 +202,7 @@ def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:
     """
     compiler = cxx()  # before TensorFlow's import, which takes seconds
     version, compile_flags, link_flags = describe_tensorflow()
-    sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
-    if kernels is None:
-        sources = [path for path in sources if "cuda" not in path.parts]
-    flags = [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
-    headers = CompiledHeaders(ROOT, flags, HEADERS, OBJECTS, version)
-    of_tensorflow = {path for path in sources if path.stem.endswith(("_op", "_kernel"))}
-    plain = [Output(ROOT, [*flags, "-c"], [path], ".o", version) for path in sources if path not in of_tensorflow]
-    objects = compile_objects(plain, [headers.object(path) for path in sorted(of_tensorflow)], headers)
+    objects = list(op_objects(version, compile_flags, gpu=kernels is not None).values())
     # The op library finds that of the kernels beside itself, before TensorFlow's libraries.
     beside = [] if kernels is None else [str(kernels), "-Wl,-rpath,$ORIGIN"]
     return Output(ROOT, [compiler, "-shared"], objects, ".so", version, [*beside, *link_flags]), version

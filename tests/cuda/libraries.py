@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 from tests.cuda import mutants
+from tests.support.setup_py import names_of_setup
 from tools.object_cache import Output
 from tools.sanitizers import algorithms
 
@@ -51,10 +52,10 @@ def build(folder: pathlib.Path = WITH_FAULTS) -> pathlib.Path:
 
 def objects_of_algorithms() -> list[pathlib.Path]:
     """Returns the objects of the algorithms that the GPU kernels call. The op library hides their symbols."""
-    objects = [pathlib.Path("build", source.with_suffix(".o")) for source in algorithms()]
-    missing = [str(path) for path in objects if not (ROOT / path).exists()]
-    assert not missing, f"{missing} are not there. Remedy: python setup.py build_ext --inplace"
-    return objects
+    setup_py = names_of_setup()
+    version, compile_flags, _ = setup_py["describe_tensorflow"]()
+    objects = setup_py["op_objects"](version, compile_flags, gpu=False)
+    return [objects[source] for source in algorithms()]
 
 
 def build_op_kernels() -> pathlib.Path:

@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import zipfile
 import pytest
 import setuptools
 
+from tests.support.setup_py import names_of_setup
 from tests.support.shared import ROOT
 from tf_fusedrec.ops._library import LIBRARY_PATH
 from tools import wheel
@@ -31,11 +31,8 @@ built_with_cuda = pytest.mark.skipif(
 
 
 @pytest.fixture
-def setup_py(monkeypatch):
-    """Returns the names of setup.py, run without a command. `described` is what it tells setuptools."""
-    described = {}
-    monkeypatch.setattr(setuptools, "setup", lambda **given: described.update(given))
-    return {**runpy.run_path(str(ROOT / "setup.py")), "described": described}
+def setup_py():
+    return names_of_setup()
 
 
 @pytest.fixture

@@ -12,16 +12,15 @@ import os
 import pathlib
 import platform
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import setuptools
 
 from tests.environment import kernel_answers
+from tests.support.setup_py import names_of_setup
 from tests.support.shared import ROOT
 from tf_fusedrec.ops import build_facts
 from tf_fusedrec.ops._library import LIBRARY_PATH
@@ -48,11 +47,8 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x8
 @pytest.fixture(scope="module")
 def linking() -> list[str]:
     """Returns the command that links the ops; the objects are those of the set-up."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **given: None)
-        op_library = runpy.run_path(str(ROOT / "setup.py"))["op_library"]
     kernels = LIBRARY_PATH.parent / "libfusedrec_cuda.so"
-    return op_library(kernels if kernels.exists() else None)[0].words()
+    return names_of_setup()["op_library"](kernels if kernels.exists() else None)[0].words()
 
 
 def masked_package(folder: pathlib.Path, features: tuple[int, ...], linking: list[str]) -> pathlib.Path:

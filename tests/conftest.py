@@ -26,7 +26,7 @@ PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
 # Memory of a process at the end of a module. Less than MAY_GROW_MIB is not worth a collection, which takes a second.
-WORKER_MIB, MAY_GROW_MIB = 8000, 100
+WORKER_MIB, MAY_GROW_MIB = 6000, 100
 kept_mib = [0.0]  # after the last collection
 DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
@@ -134,10 +134,11 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 @pytest.fixture(autouse=True)
-def names_of_layers():
-    """Gives the layers of a test the names that they have in a process of their own."""
+def keras_of_a_new_process():
+    """Gives the layers of a test the names and the random numbers that they have in a process of their own."""
     if "tf_keras" in sys.modules:
         sys.modules["tf_keras"].backend.reset_uids()
+        sys.modules["tf_keras"].backend.experimental.disable_tf_random_generator()  # a job's choice for its process
 
 
 def pytest_collection_finish():

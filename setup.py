@@ -153,20 +153,26 @@ def cxx() -> str:
 
 
 def compile_objects(plain: list[Output], later: list[Output], headers: CompiledHeaders | None) -> list[pathlib.Path]:
-    """Returns the objects. Those that no clone of this machine has made are compiled, `later` ones behind headers."""
+    """Returns the objects, and compiles those that no clone of this machine has compiled.
+
+    Args:
+      plain: Objects of sources that do not include `headers`.
+      later: Objects of sources that do. They are compiled after the headers.
+      headers: None without `later`.
+    """
 
     def make(output: Output) -> pathlib.Path:
         sys.stdout.write(f"compiling {output.inputs[0]}\n")  # one write: the lines of the workers do not mix
         sys.stdout.flush()
         return output.make()
 
-    lacking, behind = ([output for output in group if output.find() is None] for group in (plain, later))
+    first, second = ([output for output in group if output.find() is None] for group in (plain, later))
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        needed = pool.submit(headers.make) if headers and behind else None
-        running = [pool.submit(make, output) for output in lacking]
+        needed = pool.submit(headers.make) if headers and second else None
+        running = [pool.submit(make, output) for output in first]
         if needed is not None:
             needed.result()
-        running += [pool.submit(make, output) for output in behind]
+        running += [pool.submit(make, output) for output in second]
     for compilation in running:
         compilation.result()
     return [output.make() for output in (*plain, *later)]

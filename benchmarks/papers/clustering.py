@@ -5,7 +5,7 @@
 Token-balanced batches of real sequences are cut into M = 8 micro-batches, as schedules cut them (NestPipe, section
 V.C). For each id of a micro-batch a rank sends 8 bytes, receives a row of DIM float32 and sends its gradient. The naive
 order is the samples' own. The bound is M = 1, where no id travels twice. No order of samples reaches it. Schedules of
-micro-batches send the bound in any order, since they send a row once (exchange/window.py). The bytes of both orders
+micro-batches send the bound in any order, since they send a row once (exchange/routing.py). The bytes of both orders
 assume micro-batches that share no rows.
 
 A sample is a user's whole sequence (the last 200 tokens). The users of a batch are drawn at random. The headline case

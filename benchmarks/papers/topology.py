@@ -22,7 +22,7 @@ from benchmarks.harness import harness, processes
 from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.harness.synthetic import ZipfIds
 from tf_fusedrec import Topology, ops, tf
-from tf_fusedrec.exchange import all_to_all
+from tf_fusedrec.exchange import routing
 from tf_fusedrec.exchange.gradient_sync import by_ranges
 from tf_fusedrec.tables import NativeTable
 from tf_fusedrec.tables.hash_order import hash_range_owner
@@ -119,8 +119,8 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         tape.gradient(loss, layer.trainable_variables)
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has no duplicates
-        outgoing = all_to_all.OutgoingIds(unique, f"{name}.count", table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([outgoing], layout)[0]
+        outgoing = routing.OutgoingIds(unique, f"{name}.count", table.owner, table.id_bits, table.names)
+        route = routing.route_ids([outgoing], layout)[0]
         return tf.reduce_sum(route.received_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]

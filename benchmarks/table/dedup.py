@@ -24,7 +24,7 @@ from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.synthetic import ZipfIds
 from benchmarks.table.work import ZIPF_ALPHA
 from tf_fusedrec import ops, optimizers, tf
-from tf_fusedrec.exchange import all_to_all, collectives
+from tf_fusedrec.exchange import collectives, routing
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import NativeTable
 
@@ -68,18 +68,18 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
         unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
-        outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([outgoing], layout)[0]
+        outgoing = routing.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
+        route = routing.route_ids([outgoing], layout)[0]
         if at_owner:
             found = table.lookup(route.message, route.message_splits, training=True)
             assert isinstance(found, ops.TableRows)
         else:
             found = _lookup_of_each(table, route, lookup)
-        rows = ops.recover(all_to_all.bring_rows(route, found.rows, layout, None), route.index)
+        rows = ops.recover(routing.bring_rows(route, found.rows, layout, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = all_to_all.return_gradients(route, summed, layout, None)
+        arrived = routing.return_gradients(route, summed, layout, None)
         table.apply_gradients([(found, arrived)], 1.0)
         read = tf.size(found.handles if at_owner else found.inverse, out_type=tf.int64)
         return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])
@@ -87,7 +87,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
     return step
 
 
-def _lookup_of_each(table: NativeTable, route: all_to_all.Route, lookup: int) -> ops.TableRows:
+def _lookup_of_each(table: NativeTable, route: routing.Route, lookup: int) -> ops.TableRows:
     """Finds a row for every received id, however often the id is there."""
     found = table.look_ahead(route.message, route.message_splits)
     handles, inverse = tf.unique(found.handles + lookup * _NUMBER)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
-from tf_fusedrec.exchange import messages
+from tf_fusedrec.exchange import routing
 
 RANKS = 3
 
@@ -31,14 +31,14 @@ def test_joined_messages_are_split_again(segments, seed):
     sent = _messages(np.random.default_rng(seed), segments)
     joined = []
     for source in range(RANKS):
-        message, splits = messages.join([_sent(of_lookup[source], padding=source) for of_lookup in sent])
+        message, splits = routing.join_messages([_sent(of_lookup[source], padding=source) for of_lookup in sent])
         assert len(message) % 256 == 0 or len(segments) == 1  # few sizes
         ends = np.cumsum(splits)
         joined.append([message.numpy()[end - size : end] for size, end in zip(splits.numpy(), ends)])
     for rank in range(RANKS):
         arrived = [blocks[rank] for blocks in joined]
         splits = tf.constant([len(block) for block in arrived], tf.int32)
-        parts = messages.split(tf.constant(np.concatenate(arrived), tf.int64), splits, segments)
+        parts = routing.split_messages(tf.constant(np.concatenate(arrived), tf.int64), splits, segments)
         assert len(parts) == len(segments)
         for of_lookup, (message, entries) in zip(sent, parts):
             wanted = [of_lookup[source][rank] for source in range(RANKS)]

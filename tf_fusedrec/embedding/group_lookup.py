@@ -18,16 +18,15 @@ from collections.abc import Sequence
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig
+from tf_fusedrec.embedding.features import FlatFeature, placing_ids
 from tf_fusedrec.embedding.groups import Group
-from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
-from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
 from tf_fusedrec.embedding.table_message import join_sources, of_trained_ids, split_answer
-from tf_fusedrec.exchange import all_to_all, gradient_sync
+from tf_fusedrec.exchange import gradient_sync, routing
+from tf_fusedrec.exchange.routing import sums_to_send
 from tf_fusedrec.exchange.topology import RankLayout
-from tf_fusedrec.exchange.window import sums_to_send
 from tf_fusedrec.tables import Answer, Table
 
 
@@ -124,8 +123,8 @@ class GroupLookup:
         unpooled = all(feature.bag_size == 1 for feature in features)
         return not self.shares_rows and unpooled and self.table.takes_duplicates
 
-    def _outgoing(self, fused: ops.FusedIds, number: str) -> all_to_all.OutgoingIds:
-        return all_to_all.OutgoingIds(
+    def _outgoing(self, fused: ops.FusedIds, number: str) -> routing.OutgoingIds:
+        return routing.OutgoingIds(
             ops.segment_unique(fused.ids, fused.segment_splits),
             name=f"{self._layer_name}.{self.group.name}.{number}",
             owner=self.table.owner,
@@ -137,12 +136,12 @@ class GroupLookup:
         self,
         request: LookupRequest,
         fused: ops.FusedIds,
-        route: all_to_all.Route | None,
+        route: routing.Route | None,
         shared: gradient_sync.SharedIds | None,
     ) -> RoutedIds:
         """The routed ids of a request; `route` is None where they stay on this rank. Counts what a step sends."""
         if route is None:
-            message = all_to_all.own_message(fused.ids, fused.segment_splits)
+            message = routing.own_message(fused.ids, fused.segment_splits)
         else:
             message = route.message, route.message_splits
             if request.training:
@@ -152,13 +151,13 @@ class GroupLookup:
     def _count_traffic(
         self,
         fused: ops.FusedIds,
-        route: all_to_all.Route,
+        route: routing.Route,
         shared: gradient_sync.SharedIds | None,
         output_dtype: tf.DType,
     ) -> None:
         narrowest = [self._dtype, output_dtype, *([] if self._wire is None else [self._wire])]
         row_bytes, segments = self.group.tables[0].dim * min(dtype.size for dtype in narrowest), len(self.group.tables)
-        total = all_to_all.bytes_sent(route, self.layout, segments, row_bytes)
+        total = routing.bytes_sent(route, self.layout, segments, row_bytes)
         if shared is not None:
             total += gradient_sync.bytes_sent(shared, self.layout, segments, row_bytes)
         sent = tf.reduce_sum(tf.cast(route.id_splits, tf.int64))
@@ -205,7 +204,7 @@ class GroupLookup:
         if route is None:
             return tf.cast(rows, output)
         narrowed = tf.cast(rows, output) if self._narrows(context) else rows
-        return tf.cast(all_to_all.bring_rows(route, narrowed, self.layout, self._wire), output)
+        return tf.cast(routing.bring_rows(route, narrowed, self.layout, self._wire), output)
 
     def recover(self, context: Context, arrived: Sequence[tf.Tensor]) -> tf.Tensor:
         """Rows of all features: [G, D], pooled where a feature is.
@@ -231,8 +230,8 @@ class GroupLookup:
         if self.table.can_prefetch:
             with placing_ids([self.table]):
                 outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
-                route = all_to_all.route_ids([outgoing], self.layout)[0]
-                wanted: all_to_all.Route | gradient_sync.SharedIds = route
+                route = routing.route_ids([outgoing], self.layout)[0]
+                wanted: routing.Route | gradient_sync.SharedIds = route
                 if self.layout.shares_gradients:
                     wanted = gradient_sync.share_ids([outgoing], [route], self.layout)[0]
             self.table.prefetch(wanted.message, wanted.message_splits)
@@ -265,7 +264,7 @@ class GroupLookup:
         summed = sums[0] if route.piece is None else sums_to_send(route.piece, sums)
         # bfloat16: the gradients of a mean over many samples are below float16's range.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
-        received = all_to_all.return_gradients(route, summed, self.layout, wire)
+        received = routing.return_gradients(route, summed, self.layout, wire)
         if shared is None:
             return received
         return gradient_sync.sum_over_groups(shared, received, name=route.name, layout=self.layout, wire=wire)

@@ -15,9 +15,9 @@ from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import anchor, construction
 from tf_fusedrec.embedding.call_steps import ReplaceableSteps
 from tf_fusedrec.embedding.description import Described
+from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept
 from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import group_tables
-from tf_fusedrec.embedding.inputs import FlatFeature, flatten_inputs, is_kept
 from tf_fusedrec.embedding.lookup import look_up
 from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.embedding.trained_rows import TrainingStep, trained_rows

@@ -2,10 +2,10 @@
 
     route ─▶ fetch ─▶ bring ─▶ (outputs, the model, its loss) ─▶ apply_gradients
 
-Lookups that share a stage share its cost. The ids of all travel in one all-to-all (exchange/messages.py says why). A
+Lookups that share a stage share its cost. The ids of all travel in one all-to-all (exchange/routing.py says why). A
 table is looked up once, and the gradients of all make one update. So no lookup of a step can overtake another.
 
-Lookups come in waves, one for each micro-batch. An id that several waves hold travels once (exchange/window.py).
+Lookups come in waves, one for each micro-batch. An id that several waves hold travels once (exchange/routing.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.embedding.group_lookup import GroupLookup
-from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
-from tf_fusedrec.exchange import all_to_all, gradient_sync
+from tf_fusedrec.exchange import gradient_sync, routing
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.ops.xla import outside_clusters
 
@@ -54,13 +54,13 @@ def route(*waves: Sequence[LookupRequest]) -> list[RoutedIds]:
     for request, window in zip(requests, windows):
         with placing_ids([request.lookup.table]):
             outgoing.append(request.lookup.prepare(request, window))
-    routes: dict[int, all_to_all.Route] = {}
+    routes: dict[int, routing.Route] = {}
     shared: dict[int, gradient_sync.SharedIds] = {}
     for numbers in _by_way(requests, outgoing):
         layout = requests[numbers[0]].lookup.layout
         sent = [ids for i in numbers if (ids := outgoing[i].ids) is not None]
         with placing_ids([requests[numbers[0]].lookup.table]):
-            of_group = all_to_all.route_ids(sent, layout)
+            of_group = routing.route_ids(sent, layout)
             routes.update(zip(numbers, of_group))
             if requests[numbers[0]].training and layout.shares_gradients:
                 shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, layout)))

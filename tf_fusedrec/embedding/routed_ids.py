@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding.inputs import FlatFeature
-from tf_fusedrec.exchange import all_to_all, gradient_sync
-from tf_fusedrec.exchange.messages import Message
-from tf_fusedrec.exchange.window import Piece
+from tf_fusedrec.embedding.features import FlatFeature
+from tf_fusedrec.exchange import gradient_sync, routing
+from tf_fusedrec.exchange.routing import Message, Piece
 from tf_fusedrec.tables import Answer
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Outgoing(NamedTuple):
     """The ids of one request before they travel."""
 
     fused: ops.FusedIds
-    ids: all_to_all.OutgoingIds | None  # None: ids, rows and gradients stay on this rank
+    ids: routing.OutgoingIds | None  # None: ids, rows and gradients stay on this rank
 
 
 class RoutedIds(NamedTuple):
@@ -39,7 +38,7 @@ class RoutedIds(NamedTuple):
 
     lookup: GroupLookup
     fused: ops.FusedIds
-    route: all_to_all.Route | None  # None: ids, rows and gradients stay on this rank
+    route: routing.Route | None  # None: ids, rows and gradients stay on this rank
     shared: gradient_sync.SharedIds | None  # None: the group's ids alone train this rank's rows
     message: tf.Tensor  # <int64>[V + R * S], ids whose rows are wanted of this rank: blocks [counts[S] | ids] by source
     message_splits: tf.Tensor  # <int32>[R], entries of each block

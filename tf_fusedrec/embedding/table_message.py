@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange import messages
-from tf_fusedrec.exchange.messages import Message
-from tf_fusedrec.exchange.window import Piece
+from tf_fusedrec.exchange import routing
+from tf_fusedrec.exchange.routing import Message, Piece
 from tf_fusedrec.tables import Answer, InferenceRows
 
 
@@ -56,7 +55,7 @@ def split_answer(
     rows: list[tf.Tensor] = []
     begin = tf.constant(0)
     for count in counts:
-        rows.append(_send_buffer(answer.rows, begin, messages.bucketed(count)))
+        rows.append(_send_buffer(answer.rows, begin, routing.bucketed(count)))
         begin += count
     if isinstance(answer, ops.TableRows):
         return [answer._replace(rows=part, inverse=inverse) for part, inverse in zip(rows, inverses)]

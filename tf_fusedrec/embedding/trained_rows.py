@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import recorded_by_tape, tf
 from tf_fusedrec.embedding import anchor
+from tf_fusedrec.embedding.features import restore_form
 from tf_fusedrec.embedding.lookup import Found, RowGradients, by_group
-from tf_fusedrec.embedding.outputs import restore_form
 from tf_fusedrec.embedding.routed_ids import LookupRequest
 
 Train = Callable[[Sequence[LookupRequest], Sequence[RowGradients]], tf.Tensor]

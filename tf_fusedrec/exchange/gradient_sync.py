@@ -15,7 +15,7 @@ are fewer where U < (C - 1) u, and at most 1 / C more.
 The ids of other groups are for the update alone. They insert, count and evict in the table, so its state equals the
 state of one group. No rank reads or sends their rows. Only these ids and the handles of their rows grow with C.
 
-An id of a window (window.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
+An id of a window (routing.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
 differ in it, so such an id travels among replicas more than once, at most once per micro-batch.
 
 The collectives of a training step, beside dense gradients, for one group of tables and one lookup:
@@ -36,9 +36,8 @@ from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange import collectives, messages
-from tf_fusedrec.exchange.all_to_all import OutgoingIds, Route, narrowed, own_message, partition
-from tf_fusedrec.exchange.messages import Message
+from tf_fusedrec.exchange import collectives, routing
+from tf_fusedrec.exchange.routing import Message, OutgoingIds, Route, narrowed, own_message, partition
 from tf_fusedrec.exchange.topology import RankLayout
 
 
@@ -102,12 +101,12 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: 
     distinct = [_distinct(*route.trained, count) for route, count in zip(routes, segments)]
     if not by_ranges(layout.replicas.size):
         arrived = _to_each_replica(distinct, f"{name}.replicas.ids", layout)
-        of_all = [_distinct(*part, count) for part, count in zip(messages.split(*arrived, segments), segments)]
+        of_all = [_distinct(*part, count) for part, count in zip(routing.split_messages(*arrived, segments), segments)]
         return [_summed_by_all(*pair, layout.replicas.size) for pair in zip(distinct, of_all)]
     ranked = [_by_range(of_group.unique, one, layout) for of_group, one in zip(distinct, outgoing)]
-    sent = messages.join([(one.message, one.send_splits) for one in ranked])
+    sent = routing.join_messages([(one.message, one.send_splits) for one in ranked])
     arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
-    of_range = [_distinct(*part, count) for part, count in zip(messages.split(*arrived, segments), segments)]
+    of_range = [_distinct(*part, count) for part, count in zip(routing.split_messages(*arrived, segments), segments)]
     gathered = _to_each_replica(of_range, f"{name}.replicas.ranges", layout)
     return [
         SharedIds(
@@ -120,14 +119,14 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: 
             message_splits=splits,
         )
         for of_group, by_range, in_range, (message, splits) in zip(
-            distinct, ranked, of_range, messages.split(*gathered, segments)
+            distinct, ranked, of_range, routing.split_messages(*gathered, segments)
         )
     ]
 
 
 def _to_each_replica(distinct: Sequence[_Distinct], name: str, layout: RankLayout) -> Message:
     own = tf.concat([own_message(one.unique.ids, one.unique.splits)[0] for one in distinct], axis=0)
-    return messages.all_to_each(own, name=name, ranks=layout.replicas)
+    return routing.all_to_each(own, name=name, ranks=layout.replicas)
 
 
 def _summed_by_all(of_group: _Distinct, of_all: _Distinct, replicas: int) -> SharedIds:
@@ -162,11 +161,11 @@ def sum_over_groups(
     to_sum, ranged = f"{name}.replicas.gradients", by_ranges(layout.replicas.size)
     of_group = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=ranged), wire)
     if not ranged:
-        arrived, _ = messages.all_to_each(of_group, name=to_sum, ranks=layout.replicas)
+        arrived, _ = routing.all_to_each(of_group, name=to_sum, ranks=layout.replicas)
         return ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
     arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_sum, ranks=layout.replicas)
     total = ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
-    gathered, _ = messages.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
+    gathered, _ = routing.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
     return tf.cast(gathered, received.dtype)
 
 

@@ -1,6 +1,6 @@
 """Steps 3 and 5 of 7 (docs/concepts.md): sorts unique ids by owner into one message, which the owner reads.
 
-Pure functions of the ids; they know nothing of tables or networks. exchange/all_to_all.py carries the message.
+Pure functions of the ids; they know nothing of tables or networks. exchange/routing.py carries the message.
 """
 
 from __future__ import annotations

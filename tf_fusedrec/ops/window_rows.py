@@ -1,7 +1,7 @@
 """Rows that several micro-batches (pieces) of a batch share: which row and which gradient travels with which piece.
 
 A row leaves its owner with the first piece that holds its id. Its gradient, a sum over pieces, leaves the asking rank
-with the last piece that holds the id. exchange/window.py calls these ops in their order.
+with the last piece that holds the id. exchange/routing.py calls these ops in their order.
 """
 
 from __future__ import annotations

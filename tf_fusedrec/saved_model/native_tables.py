@@ -15,7 +15,7 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.exchange import all_to_all
+from tf_fusedrec.exchange import routing
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
@@ -85,7 +85,7 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         _ = self.resource_handle  # Creates the handle here, outside the functions that capture it.
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
-        message, splits = all_to_all.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
+        message, splits = routing.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
         found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
         return found[: tf.size(ids)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
-from tf_fusedrec.embedding.outputs import pooled_by_tensorflow, restore_form
+from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
 from tf_fusedrec.layers.kernels import AttentionKernels
 from tf_fusedrec.saved_model.lookup import Lookup
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
-from tf_fusedrec.embedding.inputs import FlatFeature
+from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful, written
 from tf_fusedrec.schedules.feed import unconverted
 

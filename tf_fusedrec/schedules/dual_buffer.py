@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of, tables_in
+from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.embedding.lookup import bring, fetch, look_ahead, route
-from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import RoutedIds
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages

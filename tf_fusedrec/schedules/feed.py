@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding import tables_in
-from tf_fusedrec.embedding.placing import placing_ids
+from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.model_state import check_equal
 from tf_fusedrec.schedules.micro_batch import num_samples

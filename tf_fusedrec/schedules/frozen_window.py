@@ -43,7 +43,7 @@ class FrozenWindow(Schedule):
 
     The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
     rounding of sums in another order. Rows and gradients travel once, however many micro-batches hold their id
-    (exchange/window.py). On several ranks, a rank sums gradients of a row over its micro-batches in their order. It
+    (exchange/routing.py). On several ranks, a rank sums gradients of a row over its micro-batches in their order. It
     sends the sum with the last of them. The owner adds the sums that come with one micro-batch, in the order of ranks,
     and then adds these totals in the order of micro-batches.
 

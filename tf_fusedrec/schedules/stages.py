@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.embedding.lookup import Found, RowGradients, look_up
-from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest
 from tf_fusedrec.schedules.calls import features_ahead, required_embeddings
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch

@@ -13,8 +13,8 @@ import numpy as np
 from tf_fusedrec import initializers, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.tables.base import InferenceRows, Table
 from tf_fusedrec.tables.native import NativeTable
+from tf_fusedrec.tables.table import InferenceRows, Table
 
 # Yields a shard's ids <int64>[n] and rows <float32>[n, D], a part at a time. The arguments are the config of an
 # external table, a shard and the number of shards.

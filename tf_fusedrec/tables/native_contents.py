@@ -14,8 +14,8 @@ from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.base import StoredTable
 from tf_fusedrec.tables.hash_order import mix64
+from tf_fusedrec.tables.table import StoredTable
 
 _BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`

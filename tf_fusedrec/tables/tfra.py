@@ -18,9 +18,9 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
-from tf_fusedrec.tables.base import StoredTable
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.row_optimizer import RowOptimizer
+from tf_fusedrec.tables.table import StoredTable
 from tf_fusedrec.tables.tfra_library import de
 
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore

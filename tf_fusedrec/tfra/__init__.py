@@ -8,7 +8,7 @@
 Imports go down this list:
   dynamic_embedding.py (the import), fusing.py, importing.py, exporting.py
   fused_layer.py (the layer), id_discovery.py (the ids of a step's lookups), model_checkpoint.py, uneven_data.py
-  row_lookup.py (rows by the exchange of exchange/all_to_all.py), restore_on_load.py (SavedModels)
+  row_lookup.py (rows by the exchange of exchange/routing.py), restore_on_load.py (SavedModels)
   partitioner.py, shared_shadow.py, row_distributions.py, table_files.py
 """
 

@@ -1,4 +1,4 @@
-"""Makes a user's TFRA partition function name the owners of ids in exchange/all_to_all.py."""
+"""Makes a user's TFRA partition function name the owners of ids in exchange/routing.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange.all_to_all import Partition
+from tf_fusedrec.exchange.routing import Partition
 
 
 def partition_by(

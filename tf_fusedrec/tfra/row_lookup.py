@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.exchange import all_to_all, collectives
+from tf_fusedrec.exchange import collectives, routing
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.hash_order import tfra_owner
@@ -176,7 +176,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
                     with tf.control_dependencies(still_held()):
                         grads = tf.identity(grads)
                     summed = _recover_grad(grads, route.index, route.num_unique)
-                    received = all_to_all.return_gradients(route, summed, self._layout, None)
+                    received = routing.return_gradients(route, summed, self._layout, None)
                     return tf.IndexedSlices(received, position, tf.shape(read))
 
             arrived = self._bring(route, _recover(read, position, pad=True))
@@ -184,16 +184,16 @@ class RowLookup(de.shadow_ops.HvdVariable):
 
         return answer(read)
 
-    def _bring(self, route: all_to_all.Route, rows: tf.Tensor) -> tf.Tensor:
-        return all_to_all.bring_rows(route, rows, self._layout, wire=None)
+    def _bring(self, route: routing.Route, rows: tf.Tensor) -> tf.Tensor:
+        return routing.bring_rows(route, rows, self._layout, wire=None)
 
-    def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> all_to_all.Route:
+    def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> routing.Route:
         unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
         if self.with_unique:
             unique = ops.segment_unique(ids, splits)
         name = f"{self.name}.{self._number()}"
-        outgoing = all_to_all.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
-        return all_to_all.route_ids([outgoing], self._layout)[0]
+        outgoing = routing.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
+        return routing.route_ids([outgoing], self._layout)[0]
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])

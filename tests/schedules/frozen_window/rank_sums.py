@@ -81,7 +81,7 @@ def _summed(calls):
 
 def _train(table, totals):
     from tf_fusedrec import tf
-    from tf_fusedrec.exchange.all_to_all import own_message
+    from tf_fusedrec.exchange.routing import own_message
 
     counts = np.bincount([segment for segment, _ in totals], minlength=len(table.names))
     ids = tf.constant([one for _, one in totals], tf.int64)

@@ -20,7 +20,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding.lookup import Found, RowGradients
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, RoutedIds
-from tf_fusedrec.exchange.all_to_all import own_message
+from tf_fusedrec.exchange.routing import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import required_embeddings

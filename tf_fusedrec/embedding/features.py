@@ -1,4 +1,4 @@
-"""Inputs of FusedEmbedding: ids of every accepted form become flat ids. outputs.py gives rows that form again.
+"""Inputs of FusedEmbedding: ids of every accepted form become flat ids, and rows get that form again.
 
 Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B, L]; int32 or int64 ids. The indices of
 a SparseTensor come in any order, and are sorted first. Weights and masks must have the rows of their ids. Padding (a
@@ -7,12 +7,12 @@ padding_id, or a mask that is False) is removed before anything else sees the id
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import KERAS_3, keras_3_caller, of_keras_3, tf
 from tf_fusedrec.config import FeatureConfig
-from tf_fusedrec.embedding.placing import placing_ids
 from tf_fusedrec.tables import Table
 
 
@@ -29,7 +29,7 @@ class FlatFeature(NamedTuple):
 
     @property
     def pooled_by_lookup(self) -> bool:
-        """True if the lookup returns one row per sample. Rows with weights are pooled in outputs.py instead."""
+        """True if the lookup returns one row per sample. Rows with weights are pooled by `restore_form` instead."""
         return self.config.combiner is not None and self.weights is None
 
 
@@ -359,3 +359,72 @@ def _of_same_rows(flat: tf.Tensor, message: str, other, form) -> tf.Tensor:
     words = [message, "Got and want row_splits:" if theirs else "Got and want samples:"]
     with tf.control_dependencies([tf.debugging.Assert(same, [*words, *(tf.cast(x, tf.int32) for x in came)])]):
         return tf.identity(flat)
+
+
+def restore_form(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+    """Gives flat rows the form of their feature: one row per id, or one pooled row per sample.
+
+    Args:
+      feature: The flattened feature.
+      rows: [n, D], rows of its ids; [B, D] where the lookup pooled them.
+
+    Returns:
+      combiner None: dense [B, ..., D]; RaggedTensor [B, (L), D] for ragged and sparse features; zeros at padding.
+      else: [B, D]; a sample without ids, or of padding alone, has zeros.
+    """
+    form = feature.form
+    if feature.pooled_by_lookup:
+        return rows
+    if feature.places is not None:
+        shape = tf.stack([tf.size(flat_values(form)), rows.shape[1]])
+        rows = tf.scatter_nd(feature.places[:, tf.newaxis], rows, tf.cast(shape, tf.int64))
+    if feature.weights is not None:
+        return _pool(feature, rows)
+    if isinstance(form, tf.RaggedTensor):
+        return form.with_flat_values(rows)
+    if isinstance(form, tf.SparseTensor):
+        return tf.RaggedTensor.from_value_rowids(rows, form.indices[:, 0], nrows=form.dense_shape[0], validate=False)
+    dense = tf.reshape(rows, tf.concat([tf.shape(form), rows.shape[1:]], axis=0))
+    dense.set_shape([*form.shape, rows.shape[1]])
+    return dense
+
+
+def pooled_by_tensorflow(feature: FlatFeature) -> FlatFeature:
+    """The same feature with weights of 1 if it has none, so that TensorFlow's own operations pool its rows."""
+    if not feature.pooled_by_lookup:
+        return feature
+    if feature.places is None:
+        return feature._replace(weights=tf.ones_like(feature.ids, tf.float32))
+    places, ones = feature.places[:, tf.newaxis], tf.ones_like(feature.places, tf.float32)
+    return feature._replace(weights=tf.scatter_nd(places, ones, tf.shape(flat_values(feature.form), tf.int64)))
+
+
+def _pool(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor:
+    """Weighted sum, mean or sqrtn over the ids of each sample, differentiable in the weights too."""
+    weights = tf.cast(feature.weights, tf.float32)
+    pooled = _sum_over_sample(feature, tf.cast(rows, tf.float32) * weights[:, tf.newaxis])
+    combiner = feature.config.combiner
+    if combiner == "sum":
+        return tf.cast(pooled, rows.dtype)
+    norm = _sum_over_sample(feature, (weights if combiner == "mean" else weights * weights)[:, tf.newaxis])
+    return tf.cast(tf.math.divide_no_nan(pooled, norm if combiner == "mean" else tf.sqrt(norm)), rows.dtype)
+
+
+def _sum_over_sample(feature: FlatFeature, values: tf.Tensor) -> tf.Tensor:
+    """<float>[B, C] sums of values [n, C] over the ids of each sample."""
+    form = feature.form
+    if isinstance(form, tf.RaggedTensor):
+        return tf.math.unsorted_segment_sum(values, form.value_rowids(), form.nrows())
+    if isinstance(form, tf.SparseTensor):
+        return tf.math.unsorted_segment_sum(values, form.indices[:, 0], form.dense_shape[0])
+    if form.shape.rank == 1:
+        return values
+    shape = tf.concat([tf.shape(form), values.shape[1:]], axis=0)
+    return tf.reduce_sum(tf.reshape(values, shape), axis=1)
+
+
+def placing_ids(tables: Iterable[Table]) -> contextlib.AbstractContextManager:
+    """Operations made inside run in host memory if the ids of one of these tables travel there; else anywhere."""
+    if any(table.ids_on_host for table in tables):
+        return tf.device("/CPU:0")
+    return contextlib.nullcontext()

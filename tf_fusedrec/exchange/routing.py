@@ -1,7 +1,7 @@
 """Ids travel to their owners, rows come back, gradients go out again. Knows no table.
 
-A lookup of a group costs two all-to-alls, of rows and of gradients. The ids of many lookups share one (messages.py).
-Lookups of one window share their rows, too (window.py).
+A lookup of a group costs two all-to-alls, of rows and of gradients. The ids of many lookups share one.
+Lookups of one window share their rows, too.
 The ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h says
 why).
 
@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange import collectives, messages
-from tf_fusedrec.exchange.messages import Message
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout
-from tf_fusedrec.exchange.window import Departure, Piece
 
 # Arranges unique ids <int64>[U] with splits <int64>[S+1] for R owners, as ops.rank_partition does.
 Partition = Callable[[tf.Tensor, tf.Tensor, int], ops.RankedIds]
@@ -147,8 +145,8 @@ def partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
 def _send(sent: Sequence[Message], segments: Sequence[int], name: str, layout: RankLayout) -> list[Message]:
     if layout.group.size == 1:
         return [(message[: splits[0]], splits) for message, splits in sent]
-    arrived = collectives.all_to_all(*messages.join(sent), name=f"{name}.ids", ranks=layout.group)
-    return messages.split(*arrived, segments)
+    arrived = collectives.all_to_all(*join_messages(sent), name=f"{name}.ids", ranks=layout.group)
+    return split_messages(*arrived, segments)
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -227,3 +225,140 @@ def bytes_sent(route: Route, layout: RankLayout, segments: int, row_bytes: int) 
     if route.piece is not None and route.piece.marks_splits is not None:
         total += 8 * away(route.piece.marks_splits)
     return total + (away(route.received_splits) + away(route.gradient_splits)) * row_bytes
+
+
+# <int64>, a block for each rank, and the entries of each <int32>[R].
+Message = tuple[tf.Tensor, tf.Tensor]
+
+
+def join_messages(parts: Sequence[Message]) -> Message:
+    """Joins several messages. Each rank's block holds its blocks of all messages, in their order.
+
+    Args:
+      parts: For each lookup <int64>[P_i], blocks of [counts[S_i] | ids] as ops.rank_partition makes them. Entries
+        behind the last block are padding.
+
+    Returns:
+      <int64>[P], padded to a bucketed size, and the entries of each block <int32>[R].
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return ops.join_messages(*zip(*parts))
+
+
+def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int]) -> list[Message]:
+    """Splits a received message that `join_messages` made. Headers of counts give the length of each block.
+
+    Args:
+      message: <int64>, blocks of all sources, not padded.
+      splits: <int32>[R], entries of each source's block.
+      segments: S_i of each message.
+
+    Returns:
+      For each message <int64>[V_i + R * S_i], not padded, and the entries of each block <int32>[R].
+
+    Raises:
+      InvalidArgumentError: several messages, of which a header does not agree with its block.
+    """
+    if len(segments) == 1:
+        return [(message, splits)]
+    return list(zip(*ops.split_messages(message, splits, segments=segments)))
+
+
+def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers tensors, whose first dimensions may differ, on all of `ranks`, in rank order. Collective.
+
+    An all-to-all of equal parts returns the lengths, and its padding does not travel. The padding of an all-gather
+    would travel, and a copy as large as the copies here would cut it out again. Without padding, a tensor of another
+    size in every step misses Horovod's response cache, and all ranks negotiate anew. It also needs a second collective
+    for the lengths.
+
+    Args:
+      tensor: [n, ...].
+      name: Name of the collective, see collectives.all_to_all.
+      ranks: The R ranks that take part.
+
+    Returns:
+      The gathered tensor [sum of all n, ...] and each n, <int32>[R].
+    """
+    length = tf.shape(tensor)[0]
+    if ranks.size == 1:
+        return tensor, tf.reshape(length, [1])
+    total = ranks.size * length
+    padding = tf.zeros(tf.concat([[bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
+    copies = tf.concat([*[tensor] * ranks.size, padding], axis=0)
+    return collectives.all_to_all(copies, tf.fill([ranks.size], length), name=name, ranks=ranks)
+
+
+def bucketed(n: tf.Tensor) -> tf.Tensor:
+    """<int32>[] >= n, one of few sizes; see custom_ops/common/bucket.h."""
+    quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
+    step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)
+    return -(-tf.maximum(n, 1) // step) * step
+
+
+class Piece(NamedTuple):
+    """One piece of a window: what it reads and sends beside its new ids."""
+
+    window: str  # name of the window, the same for all of its pieces
+    number: int  # i
+    pieces: int  # M
+    index: tf.Tensor  # <int32>[N], number of the n-th id among the u distinct ids of the piece
+    term_index: tf.Tensor  # <int32>[k], ids whose gradients are summed, by place in all pieces
+    term_splits: tf.Tensor  # <int64>[e+1], bounds of each sum inside term_index
+    gradient_splits: tf.Tensor  # <int32>[R], sums that leave with the piece for each owner
+    trained: Message  # ids whose gradients come to this rank with the piece
+    rows: tf.Tensor  # <int32>[E], place of these ids among the ids that the window asks this rank for
+    marks_splits: tf.Tensor | None  # <int32>[R], entries of the marks for each owner; None but for the first piece
+
+
+class Departure(NamedTuple):
+    """The ids of a window before they travel."""
+
+    inverse: list[tf.Tensor]  # <int32>[N] of each piece
+    ranked: list[ops.RankedIds]  # the new ids of each piece
+    route: ops.WindowRoute
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages of the pieces, and the marks."""
+        return [*((one.message, one.send_splits) for one in self.ranked), (self.route.marks, self.route.marks_splits)]
+
+    def arrive(self, window: str, arrived: Sequence[Message], segments: int) -> list[Piece]:
+        """Returns the pieces, from the messages that came to this rank.
+
+        Args:
+          window: Name of the window.
+          arrived: The received messages, in the order of `messages`.
+          segments: S.
+        """
+        *messages, (marks, marks_splits) = arrived
+        new, splits = [entries for entries, _ in messages], [of_ranks for _, of_ranks in messages]
+        come = ops.window_gradients(new, splits, marks, marks_splits, num_segments=segments)
+        pieces = len(self.ranked)
+        return [
+            Piece(
+                window, i, pieces, index, term_index, term_splits, gradient_splits, trained, rows,
+                self.route.marks_splits if i == 0 else None,
+            )
+            for i, (index, term_index, term_splits, gradient_splits, trained, rows) in enumerate(
+                zip(
+                    self.inverse, self.route.term_index, self.route.term_splits, self.route.gradient_splits,
+                    come.trained, come.rows,
+                )
+            )
+        ]  # fmt: skip
+
+
+def sums_to_send(piece: Piece, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The gradients that leave with a piece, each summed over pieces in their order.
+
+    Args:
+      piece: The piece.
+      gradients: [u, D] of the distinct ids of each piece up to this one.
+
+    Returns:
+      [>= e, D], in the order of the owner's Piece.trained. Rows behind e are padding.
+    """
+    ones = tf.ones_like(piece.term_splits[1:], tf.float32)
+    return ops.pooled_recover_parts(gradients, piece.term_index, piece.term_splits, ones, pad=True)

@@ -12,17 +12,16 @@ import os
 import pathlib
 
 import tf_fusedrec as fr
+from models.data_sets.events import Window
+from models.data_sets.interactions import convert_sequences
+from models.data_sets.kuairand import convert_kuairand
+from models.data_sets.movielens import convert_movielens, convert_movielens_ranking
+from models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+from models.data_sets.table import convert_table
 from models.experiment import Experiment
 from models.experiment.data_config import SOURCES, WINDOWED
 from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.data import read_info
-from tf_fusedrec.data.converters.events import Window
-from tf_fusedrec.data.converters.kuairand import convert_kuairand
-from tf_fusedrec.data.converters.movielens import convert_movielens
-from tf_fusedrec.data.converters.movielens_ranking import convert_movielens_ranking
-from tf_fusedrec.data.converters.sequences import convert_sequences
-from tf_fusedrec.data.converters.synthetic import write_synthetic_ranking, write_synthetic_retrieval
-from tf_fusedrec.data.converters.table import convert_table
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
@@ -122,7 +121,7 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
             for path in sorted(folder.iterdir())
             if path.is_file()
         ]
-        facts["ids"] = "by value"  # the rule of converters.text_log.ids_of
+        facts["ids"] = "by value"  # the rule of data_sets.text_log.ids_of
         facts["split"] = experiment.data.split
         if experiment.data.source in WINDOWED:
             facts["window"] = [experiment.data.held_out, *_window(experiment)]

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyarrow import csv
 
 from benchmarks.harness import harness, training
+from models.data_sets.kuairand import LOGS, USER_FEATURES, convert_kuairand
+from models.data_sets.movielens import RATINGS
 from models.experiment import Experiment, load
 from models.prepare import prepare_data
-from tf_fusedrec.data.converters.kuairand import LOGS, USER_FEATURES, convert_kuairand
-from tf_fusedrec.data.converters.movielens import RATINGS
 
 MODELS = ("grm", "dlrm", "din", "dcn")
 KUAIRAND_HELD_OUT = 0.2  # share of a user's impressions in the test split, and of the others in the validation split

@@ -23,6 +23,7 @@ from benchmarks.retrieval_ml1m import __main__ as retrieval_ml1m
 from benchmarks.retrieval_sports import __main__ as retrieval_sports
 from benchmarks.schedule_quality import __main__ as schedule_quality
 from models.compare import SAMPLES
+from models.data_sets.movielens import convert_movielens
 from models.evaluate import Evaluation
 from models.experiment import from_dict
 from models.prepare import prepare_data
@@ -31,7 +32,6 @@ from tests.models import experiments
 from tests.support.ranks import RanksFailed, run_ranks
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, read_items
-from tf_fusedrec.data.converters.movielens import convert_movielens
 
 USERS = 12
 

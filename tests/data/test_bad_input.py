@@ -31,7 +31,7 @@ def test_folder_that_is_none(tmp_path):
 
 
 def test_empty_folder(tmp_path):
-    with pytest.raises(ValueError, match=r"has no \*.parquet file. Write one with python -m tf_fusedrec.data.convert"):
+    with pytest.raises(ValueError, match=r"has no \*.parquet file. Write one with .*write_dataset"):
         ParquetFolder(tmp_path, [ITEM])
 
 

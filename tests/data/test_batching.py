@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.oracles.batching import batch_sizes_oracle, longest_first_oracle
-from tf_fusedrec.data.batching import Cost, closest_cuts, longest_first
+from tf_fusedrec.data.plan import Cost, closest_cuts, longest_first
 
 
 def _sizes(lengths, target):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tf_fusedrec.data import convert, read_info
+from models.data_sets import convert
+from tf_fusedrec.data import read_info
 
 
 def _run(*arguments):

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from models.data_sets import kuairand
+from models.data_sets.kuairand import convert_kuairand
 from tests.data.shards import read_lists
 from tests.support import small_log
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
-from tf_fusedrec.data.converters import kuairand
-from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 COLUMNS = (
     Column("user_id"),

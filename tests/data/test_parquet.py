@@ -10,8 +10,8 @@ import pytest
 
 from tests.data.shards import COLUMNS, expected_rows, read_lists, to_lists, user_table, write_folder
 from tf_fusedrec.data import Column, ParquetFolder, reading
-from tf_fusedrec.data.arrow_rows import rows_from_arrow
-from tf_fusedrec.data.bad_input import BadInput
+from tf_fusedrec.data.columns import BadInput
+from tf_fusedrec.data.rows import rows_from_arrow
 
 
 def _ranks(path, world_size, **options):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf_fusedrec.data.converters.past import hour_of_day, past_columns
+from models.data_sets.events import hour_of_day, past_columns
 from tf_fusedrec.data.rows import Ragged, splits_of
 
 

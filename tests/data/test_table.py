@@ -9,14 +9,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from models.data_sets.events import Window
+from models.data_sets.table import column_map, convert_table
+from models.data_sets.table_files import TableFiles
 from tests.data.shards import read_lists
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info
-from tf_fusedrec.data.bad_input import BadInput
-from tf_fusedrec.data.converters.events import Window
-from tf_fusedrec.data.converters.table import convert_table
-from tf_fusedrec.data.converters.table_files import TableFiles
-from tf_fusedrec.data.converters.table_map import column_map
+from tf_fusedrec.data.columns import BadInput
 
 MAP = {
     "user": "customer", "item": "sku", "time": "seen_at", "labels": {"click": "clicked"}, "context": {"city": "town"},

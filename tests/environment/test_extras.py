@@ -11,8 +11,10 @@ MISSING = (
 )
 # The package comes first, and chooses legacy Keras.
 PROGRAM = """
-import importlib, json, pathlib
+import importlib, json, pathlib, sys
 import tf_fusedrec as fr
+
+assert "pyarrow" not in sys.modules
 import tensorflow, tf_keras
 from tf_fusedrec import keras, optimizers, tf
 

@@ -9,13 +9,13 @@ import pathlib
 import numpy as np
 import pytest
 
+from models.data_sets.kuairand import convert_kuairand
 from tests.exchange import grm, linear
 from tests.oracles import weight_sync
 from tests.support import small_log
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Topology, optimizers
-from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 SHARED = Topology(2, replicas_together=True)
 # Names to ranks, rule of the optimizer, its numbers, and the topology.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.layers import saved_embeddings
@@ -16,6 +13,9 @@ from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables.hash_order import OWNERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
@@ -98,6 +98,8 @@ def warm_start_parquet(
       ValueError: a column is missing or has another type; a value is null; a row has another length; warm_start refuses
         the rows. Row groups before the refused one stay set.
     """
+    import pyarrow.parquet as pq  # not with `import tf_fusedrec`
+
     dim = _find_table(model, table)[1].spec(table)["dim"]
     taken = 0
     with pq.ParquetFile(path) as file:
@@ -115,6 +117,9 @@ def warm_start_parquet(
 
 
 def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: int) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     lists = pa.types.is_list(rows.type) or pa.types.is_large_list(rows.type) or pa.types.is_fixed_size_list(rows.type)
     if not lists or not pa.types.is_floating(rows.type.value_type):
         raise ValueError(f"Rows of {os.fspath(path)} are {rows.type}, want lists of floats. Name another column.")

@@ -10,9 +10,9 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.data import plan
-from tf_fusedrec.data.batching import Cost, StochasticLength
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.parquet import ParquetFolder
+from tf_fusedrec.data.plan import Cost, StochasticLength
 from tf_fusedrec.data.rows import Ragged, Rows
 
 _PREFETCH = 4  # batches made ahead, enough to hide a row group that takes longer than a step to decode

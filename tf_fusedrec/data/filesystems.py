@@ -72,8 +72,8 @@ def parquet_files(folder: Folder) -> list[str]:
     files = [file for file in _visible(folder) if file.endswith(".parquet")]
     if not files:
         raise ValueError(
-            f"path {folder.name!r} has no *.parquet file. Write one with python -m tf_fusedrec.data.convert, "
-            "or name the folder that holds the shards."
+            f"path {folder.name!r} has no *.parquet file. Write one with "
+            "tf_fusedrec.data.layouts.write_dataset, or name the folder that holds the shards."
         )
     return files
 

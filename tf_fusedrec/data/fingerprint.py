@@ -15,12 +15,14 @@ the ids can make collisions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from tf_fusedrec._tf_compat import keras, tf
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Texts that are integers: int64 as str() writes it. pandas writes such an integer with .0 if its column lacks a value.
 _UP_TO_INT64 = (  # numbers of 19 digits
@@ -63,13 +65,15 @@ def hash_strings(strings: Any, integers: bool = False) -> Any:
         return strings.with_values(hash_strings(strings.values, integers))
     if tf.is_tensor(strings):
         return _ids(strings, integers)
-    if isinstance(strings, (pa.Array, pa.ChunkedArray)):
+    if type(strings).__module__.startswith("pyarrow."):
         return _of_arrow(strings, integers)
     return _of_objects(np.asarray(strings, object), integers)
 
 
 def fingerprint_arrow(array: pa.Array, integers: bool = False) -> np.ndarray:
     """Ids <int64>[n] of an Arrow array of strings, plain or dictionary-encoded, without nulls; see hash_strings."""
+    import pyarrow as pa
+
     # Each distinct string is hashed once.
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     # A NumPy array of str, unlike one of objects, pads every string to the longest.
@@ -94,6 +98,8 @@ def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
 
 
 def _of_arrow(array: pa.Array | pa.ChunkedArray, integers: bool) -> np.ndarray:
+    import pyarrow as pa
+
     values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if not array.null_count and not any(of_kind(values) for of_kind in kinds):

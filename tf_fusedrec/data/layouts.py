@@ -36,7 +36,7 @@ class DatasetInfo:
     users: int
     items: int  # rows of items.parquet
     columns: Mapping[str, Mapping[str, str]]  # split ("train", "test") -> column -> type, e.g. "list<int64>"
-    id_kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name of ids -> its kind in table_map.py
+    id_kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name of ids -> "integer" or "string"
 
 
 def write_dataset(
@@ -100,7 +100,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
     if not path.is_file():
         raise ValueError(
             f"{str(root)!r} is not a data set of this package: it has no dataset.json. "
-            "Make one with python -m tf_fusedrec.data.convert."
+            "Make one with write_dataset or, in a clone, python -m models.data_sets.convert."
         )
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     """Catalogue and popularity: item_id <int64>[I], ascending, and its count <int64>[I] of training interactions."""
     path = pathlib.Path(root) / "items.parquet"
     if not path.is_file():
-        raise ValueError(f"{path} is missing. Make the data set with python -m tf_fusedrec.data.convert.")
+        raise ValueError(f"{path} is missing. Make one with write_dataset.")
     table = pq.read_table(path)
     return table["item_id"].to_numpy(), table["count"].to_numpy()
 

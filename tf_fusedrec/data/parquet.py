@@ -14,11 +14,9 @@ import numpy as np
 from pyarrow import fs
 
 from tf_fusedrec.data import filesystems
-from tf_fusedrec.data.arrow_rows import GOOD, empty_rows
-from tf_fusedrec.data.bad_input import BadInput
-from tf_fusedrec.data.columns import Column, check_columns, check_schema
-from tf_fusedrec.data.order import EpochOrder
+from tf_fusedrec.data.columns import BadInput, Column, check_columns, check_schema
 from tf_fusedrec.data.reading import (
+    EpochOrder,
     GroupReader,
     Interval,
     PositionReader,
@@ -27,7 +25,7 @@ from tf_fusedrec.data.reading import (
     read_ahead,
     read_groups,
 )
-from tf_fusedrec.data.rows import Ragged, Rows
+from tf_fusedrec.data.rows import GOOD, Ragged, Rows, empty_rows
 
 
 class ParquetFolder:
@@ -37,7 +35,7 @@ class ParquetFolder:
       path: Local folder or URI (hdfs://, s3://, gs://), see filesystems.py. Files are read in the order of their names.
       columns: Columns to read. Other columns of the files are never read.
       rank, world_size: Number of the reading rank, and number of ranks.
-      shuffle_seed: None reads in file order; an integer >= 0 gives every epoch its own order (order.py).
+      shuffle_seed: None reads in file order; an integer >= 0 gives every epoch its own order (reading.py).
       shuffle_rows: Rows per shuffled block, held in memory, >= 1. A larger block shuffles better.
       bad_rows: "error" refuses bad input; "skip" skips it, and the log names and counts it. Bad input is: a null;
         `aligned_with` lists of different lengths; a row longer than the target of its batches; a file that is missing,

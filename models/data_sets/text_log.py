@@ -2,6 +2,8 @@
 
 The text of an int64 is that id; any other text becomes its 64-bit fingerprint (fingerprint.py). The error for an
 unreadable line gives its file, number, contents and the wanted form.
+
+`numbered` makes codes of a column's values: code 0 means missing, the sorted values count from 1.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT, fingerprint_arrow
+from tf_fusedrec.data.rows import Ragged, splits_of
 
 # Kinds of fields, in the words of messages.
 ID, INTEGER, NUMBER = "an id", "an integer", "a number"
@@ -208,3 +211,16 @@ def _is(kind: str, text: str) -> bool:
             return math.isfinite(float(text))
         return False
     return text != ""
+
+
+def numbered(values: Sequence[Any]) -> tuple[np.ndarray, list]:
+    """Codes <int64>[N] of values, None being missing, and the sorted values of the codes 1, 2, ..."""
+    distinct = sorted({value for value in values if value is not None})
+    code_of = {value: code for code, value in enumerate(distinct, start=1)}
+    return np.array([code_of.get(value, 0) for value in values], np.int64), distinct
+
+
+def numbered_lists(values: Sequence[Sequence[str]]) -> tuple[Ragged, list[str]]:
+    """Codes of lists of values, one row for each list, and the sorted values of the codes 1, 2, ..."""
+    flat, distinct = numbered([value for one in values for value in one])
+    return Ragged(flat, splits_of(np.array([len(one) for one in values], np.int64))), distinct

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from tf_fusedrec.data.converters.codes import numbered
-from tf_fusedrec.data.converters.interactions import by_user_and_time
-from tf_fusedrec.data.converters.past import hour_of_day, past_columns
-from tf_fusedrec.data.converters.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, read_log, readable_text
+from models.data_sets.events import hour_of_day, past_columns
+from models.data_sets.interactions import by_user_and_time
+from models.data_sets.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, numbered, read_log, readable_text
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 
@@ -56,7 +55,7 @@ def convert_kuairand(
     Every binary and continuous label of the log becomes exposed_<label>, without the "is_". user_features.csv(.gz)
     beside the log adds its columns as contextual codes. Code 0 means missing; values are numbered from 1 in sorted
     order. A column of numbers also becomes <name>_number, with NaN for a missing number. duration_ms, if present,
-    becomes history_duration and exposed_duration, with four codes per doubling, and <role>_duration_seconds. past.py
+    becomes history_duration and exposed_duration, with four codes per doubling, and <role>_duration_seconds. events.py
     defines counts and rates of the past.
 
     Args:

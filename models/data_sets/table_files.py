@@ -1,7 +1,7 @@
 """Reads named columns of a folder of CSV or Parquet files, and knows the file and the row of each value.
 
 Columns become ids, numbers, labels, times or lists of ids. Rows with unusable values are refused, or skipped and
-logged (bad_input.py). The id of a value depends on this value alone, whatever the other rows, files and folders hold.
+logged (BadInput). The id of a value depends on this value alone, whatever the other rows, files and folders hold.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from tf_fusedrec.data.bad_input import BadInput
-from tf_fusedrec.data.converters.text_log import ids_of, integers_of
+from models.data_sets.text_log import ids_of, integers_of
+from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT
 from tf_fusedrec.data.rows import Ragged, splits_of
 

@@ -1,0 +1,261 @@
+"""Converts any folder of CSV or Parquet files with one event per row to the ranking layout.
+
+A column map (ColumnMap) names the columns of the user, the item, the labels and so on:
+
+user: customer                     names of columns in the files
+item: sku
+time: seen_at                      seconds (or finer) since 1970, a date, or text like 2024-05-01 12:30:00
+labels: {click: clicked}           name for the model: column in the files; 0 or 1
+context: {city: town}              ids of the user: integers or text
+context_numbers: [age]             a list keeps the names of the files
+features: [brand]                  ids of the event or its item
+lists: {tag: tags}                 several ids: a list, or text with | between the ids
+numbers: [price]                   numbers of the event, known before it
+outcomes: [seconds_watched]        numbers of the event, known after it: for the history alone
+past: [brand]                      features whose counts and label rates of the past become numbers
+kinds: {sku: string}               columns of ids. string: an id is the fingerprint of its text. integer: other text is
+                                   refused. Without a kind, 12 and 12.0 are the id 12 in every type of
+                                   column, and text that is no int64 (A7, 007) is its fingerprint.
+order: file                        file: a user's rows lie in one file, by time; any: rows are sorted
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.data_sets.events import Events, Window, first_of_run, write_events
+from models.data_sets.interactions import by_user_and_time, seconds_of
+from models.data_sets.table_files import TableFiles
+from tf_fusedrec.data.columns import BadInput
+from tf_fusedrec.data.layouts import DatasetInfo
+from tf_fusedrec.data.rows import Ragged, Values
+
+
+def convert_table(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    columns: ColumnMap,
+    *,
+    held_out: str = "test",
+    window: Window | None = None,
+    bad_rows: str = "error",
+) -> DatasetInfo:
+    """Writes the ranking layout of a table of events. events.py describes the rows, the split and the columns.
+
+    The id of a value depends on this value alone; ColumnMap has the rule. A missing id is -1. A missing number is
+    NaN. history_action has one bit for each label, in the order of the map.
+
+    Args:
+      source: Folder of *.parquet or of *.csv(.gz) files, or one file.
+      output: Folder to make.
+      columns: Roles of the columns.
+      held_out: Part in the folder test, one of events.HELD_OUT.
+      window: Sizes of rows and parts.
+      bad_rows: "error" refuses a row without user, item, time or label, with a label other than 0 and 1, or with text
+        in a column of numbers; "skip" omits and logs such rows.
+
+    Raises:
+      ValueError: a file lacks a column or is unreadable; a column has no value, or the same everywhere; a user has two
+        values of a context column; with columns.order "file", the times of a user decrease, or its rows lie in two
+        files; write_events refuses the data. The message names file and row.
+    """
+    path = pathlib.Path(source)
+    if not path.exists():
+        raise ValueError(f"input {str(source)!r} does not exist, want a folder of *.parquet or *.csv(.gz) files.")
+    table = TableFiles(path, columns.columns(), BadInput(bad_rows), columns.kinds)
+    user, user_strings = table.ids(columns.user, required=True)
+    item, item_strings = table.ids(columns.item, required=True)
+    raw = table.times(columns.time)
+    labels = {name: table.labels(column) for name, column in columns.labels.items()}
+    features: dict[str, Values] = {name: table.ids(column)[0] for name, column in columns.features.items()}
+    features |= {name: table.lists(column)[0] for name, column in columns.lists.items()}
+    features |= {name: table.numbers(column) for name, column in columns.numbers.items()}
+    outcomes = {name: table.numbers(column) for name, column in columns.outcomes.items()}
+    context: dict[str, np.ndarray] = {name: table.ids(column)[0] for name, column in columns.context.items()}
+    context |= {name: table.numbers(column) for name, column in columns.context_numbers.items()}
+
+    rows = np.flatnonzero(table.good)
+    if not len(rows):
+        raise ValueError(f"{path}: got no usable row of {table.num_rows}. The log names the faults.")
+    if columns.order == "file":
+        _check_order(table, columns, user, raw, rows)
+    time, unit = seconds_of(path, raw[rows])
+    rows = rows[by_user_and_time(user[rows], raw[rows])]
+    seconds = np.zeros(table.num_rows, np.int64)
+    seconds[np.flatnonzero(table.good)] = time
+    said = [f"table, {path.name}, {len(table.files)} files, {len(rows)} of {table.num_rows} rows"]
+    said += [f"{columns.user} strings as fingerprints"] if user_strings else []
+    said += [f"{columns.item} strings as fingerprints"] if item_strings else []
+    said += [f"{columns.time} in {unit} cut to seconds"] if unit else []
+    bits = [label.astype(np.int64) << bit for bit, label in enumerate(labels.values())]
+    return write_events(
+        output,
+        Events(
+            user=user[rows],
+            time=seconds[rows],
+            item=item[rows],
+            action=np.sum(bits, axis=0)[rows],
+            labels={name: label[rows] for name, label in labels.items()},
+            context=_of_users(table, columns, context, user, rows),
+            features={name: x.take(rows) if isinstance(x, Ragged) else x[rows] for name, x in features.items()},
+            outcomes={name: numbers[rows] for name, numbers in outcomes.items()},
+            crossed=columns.past,
+        ),
+        path=path,
+        source=", ".join(said),
+        held_out=held_out,
+        window=window,
+        item_strings=item_strings or None,
+        id_kinds={name: columns.kinds[column] for name, column in columns.ids().items() if column in columns.kinds},
+    )
+
+
+def _check_order(table: TableFiles, columns: ColumnMap, user: np.ndarray, time: np.ndarray, rows: np.ndarray) -> None:
+    """Refuses users with rows in two files, or with times that decrease in the order of the file."""
+    ordered = rows[np.argsort(user[rows], kind="stable")]
+    same = user[ordered[1:]] == user[ordered[:-1]]
+    file = table.file_of(ordered)
+    remedy = "Correct the files, or set columns.order to any, which gathers and sorts the rows of each user."
+    for bad, what in (
+        (same & (file[1:] != file[:-1]), f"its column {columns.user!r} has a user of"),
+        (same & (time[ordered[1:]] < time[ordered[:-1]]), f"its column {columns.time!r} has an earlier time than"),
+    ):
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            here, before = table.place(int(ordered[at + 1])), table.place(int(ordered[at]))
+            raise ValueError(f"{here}: {what} {before}, {int(bad.sum())} such rows in all. {remedy}")
+
+
+def _of_users(
+    table: TableFiles, columns: ColumnMap, context: dict[str, np.ndarray], user: np.ndarray, rows: np.ndarray
+) -> dict[str, Values]:
+    """The value of each user, ascending, of columns of the table. `rows` are sorted by user."""
+    first = first_of_run(user[rows])
+    found: dict[str, Values] = {}
+    for name, values in context.items():
+        own, of_first = values[rows], values[rows][first]
+        bad = np.flatnonzero((own != of_first) & ~(np.isnan(own * 1.0) & np.isnan(of_first * 1.0)))
+        if len(bad):
+            here, there = table.place(int(rows[bad[0]])), table.place(int(rows[first[bad[0]]]))
+            column = {**columns.context, **columns.context_numbers}[name]
+            raise ValueError(
+                f"{here}: column {column!r} is context and differs from {there}, of the same user. Make it a feature "
+                "or a number of the event."
+            )
+        found[name] = own[np.unique(first)]
+    return found
+
+
+ORDERS = ("file", "any")
+KINDS = ("integer", "string")
+_RESERVED = ("item", "time", "action", "user_id", "hour")
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnMap:
+    """Columns of a table of events; see the head of this file.
+
+    Raises:
+      ValueError: there is no label; a name is given twice or reserved; `past` names no feature, or `kinds` no column of
+        ids; a kind or order is unknown.
+    """
+
+    user: str
+    item: str
+    time: str
+    labels: Mapping[str, str]
+    context: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    context_numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    features: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lists: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    past: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    order: str = "file"
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            raise ValueError("columns.labels names no label, want at least one, such as {click: clicked}.")
+        if self.order not in ORDERS:
+            raise ValueError(f"columns.order must be one of {list(ORDERS)}, got {self.order!r}.")
+        for group in (("context", "context_numbers"), ("features", "lists", "numbers", "outcomes", "labels")):
+            names = [name for field in group for name in getattr(self, field)]
+            for name in names:
+                if names.count(name) > 1 or name in _RESERVED or name.startswith("past_"):
+                    raise ValueError(
+                        f"columns has the name {name!r} twice in {list(group)}, or it is one of {list(_RESERVED)} or "
+                        "begins with past_. Choose another name for the model."
+                    )
+        for name in self.past:
+            if name not in (*self.features, *self.lists):
+                raise ValueError(
+                    f"columns.past names {name!r}, want one of the features {[*self.features, *self.lists]}."
+                )
+
+        ids = self.ids()
+        for column, kind in self.kinds.items():
+            if column not in ids.values() or kind not in KINDS:
+                raise ValueError(
+                    f"columns.kinds has {column}: {kind}, want a column of ids, one of {sorted(set(ids.values()))}, "
+                    f"and one of {list(KINDS)}."
+                )
+
+    def ids(self) -> dict[str, str]:
+        """Returns the column of the files behind each name of ids for the model."""
+        return {"user_id": self.user, "item": self.item, **self.context, **self.features, **self.lists}
+
+    def columns(self) -> dict[str, str]:
+        """Returns the role of each column of the files, in the words of messages."""
+        roles = {self.user: "user", self.item: "item", self.time: "time"}
+        for field in dataclasses.fields(self):
+            values = getattr(self, field.name)
+            if isinstance(values, Mapping) and field.name != "kinds":
+                roles |= {column: f"{field.name} {name!r}" for name, column in values.items() if column not in roles}
+        return roles
+
+
+def column_map(given: Mapping[str, Any], where: str = "data.columns") -> ColumnMap:
+    """Returns the record of a section of YAML.
+
+    Args:
+      given: The section.
+      where: Name of the section, for messages.
+
+    Raises:
+      ValueError: a field is unknown, is missing or has the wrong type, or ColumnMap refuses the values.
+    """
+    fields = {field.name: field for field in dataclasses.fields(ColumnMap)}
+    unknown = sorted(set(given) - set(fields))
+    if unknown:
+        raise ValueError(f"{where} names {unknown}, and a column map takes {list(fields)}. Remove the others.")
+    missing = [name for name in ("user", "item", "time", "labels") if name not in given]
+    if missing:
+        raise ValueError(f"{where} lacks {missing}. Name these columns of the files, such as user: customer.")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("user", "item", "time", "order"):
+            good = isinstance(value, str)
+            values[name] = value
+        else:
+            pairs = (
+                value if isinstance(value, Mapping) else {one: one for one in value or ()} if _is_list(value) else None
+            )
+            good = pairs is not None and all(isinstance(text, str) for pair in pairs.items() for text in pair)
+            values[name] = tuple(pairs or ()) if name == "past" else dict(pairs or {})
+        if not good:
+            wanted = "a name" if name in ("user", "item", "time", "order") else "a list of names, or {name: column}"
+            raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}.")
+    try:
+        return ColumnMap(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)

@@ -220,7 +220,10 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         if step is not None and self.call_steps.look_up is look_up:
             construction.check_calls(self.name, self._config.value, groups, step.calls_by_group)
         outputs: dict[str, Any] = {}
-        for requests, found in zip(groups, self.call_steps.look_up(groups)):
+        # Ids leave after the anchor's check: a rank whose check fails would leave the others waiting for its ids.
+        with tf.control_dependencies([] if step is None else [step.value]):
+            rows_by_group = self.call_steps.look_up(groups)
+        for requests, found in zip(groups, rows_by_group):
             outputs.update(trained_rows(requests, found, step, self.call_steps.gradient))
         return {name: outputs[name] for name in inputs}
 

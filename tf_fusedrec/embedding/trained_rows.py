@@ -38,11 +38,12 @@ class TrainingStep:
       train: CallSteps.train.
 
     Attributes:
+      value: As above.
       calls_by_group: Number of training calls so far that have looked up a group, by id of its GroupLookup.
     """
 
     def __init__(self, value: tf.Tensor, train: Train):
-        self.calls_by_group: dict[int, int] = {}
+        self.value, self.calls_by_group = value, dict[int, int]()
         self._places = 0
         self._value: tf.Tensor | None  # None: the gradients have come
         # By graph, because TensorFlow may trace the gradients of one graph in several others.

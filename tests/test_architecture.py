@@ -11,6 +11,7 @@ PACKAGE = ROOT / "tf_fusedrec"
 # A room may import rooms of a lower level only.
 LEVEL = {
     "_tf_compat": 0,
+    "files": 0,
     "initializers": 1,
     "optimizers": 1,
     "ops": 1,

@@ -3,7 +3,6 @@
 An import changes the process by the statements of this list alone. The last two run with `import tf_fusedrec.tfra` or
 FusedEmbedding(backend="tfra").
 
-  __init__.py             external.read_with                        Tables get the reader of other models' rows.
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
   _tf_compat.py           _choose_legacy_keras                      os.environ gets TF_USE_LEGACY_KERAS=1.
   _tf_compat.py           _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
@@ -22,11 +21,11 @@ FusedEmbedding(backend="tfra").
   schedules/keras_3.py    _Model.compile                            compile of models with tables refuses Keras 3.
   schedules/keras_3.py    _OpLayer.__init__                         Keras 3 layers in functional models are refused.
   schedules/model.py      keras.saving.register_keras_serializable  Keras can load a PipelinedModel.
-  tables/state.py         _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
-  tables/state.py         _files.save_weights                       Keras' save_weights refuses tables.
-  tables/state.py         _archive.export_model                     Keras' model.export refuses tables.
-  tables/state.py         keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
-  tables/state.py         keras.callbacks.CallbackList.*            fit refuses callbacks that leave tables behind.
+  tables/keras_savers.py  _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
+  tables/keras_savers.py  _files.save_weights                       Keras' save_weights refuses tables.
+  tables/keras_savers.py  _archive.export_model                     Keras' model.export refuses tables.
+  tables/keras_savers.py  keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
+  tables/keras_savers.py  keras.callbacks.CallbackList.*            fit refuses callbacks that leave tables behind.
   tables/tfra_library.py  tf.get_logger().setLevel                  TFRA's import prints no notices.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
 """
@@ -36,7 +35,6 @@ import importlib
 from typing import Any
 
 from tf_fusedrec import checkpoint, layers, optimizers, schedules
-from tf_fusedrec.checkpoint.external_rows import read_rows
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
@@ -47,11 +45,9 @@ from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform,
 from tf_fusedrec.layers import sync_batch_normalization
 from tf_fusedrec.saved_model import Signature, apply_delta, export
 from tf_fusedrec.schedules.planning import Cluster, plan
-from tf_fusedrec.tables import external
 
 __version__ = "0.1.0"
 
-external.read_with(read_rows)  # tables know no checkpoints
 sync_batch_normalization.reduce_by(collectives.all_reduce_sum)  # layers know no collectives
 
 __all__ = [

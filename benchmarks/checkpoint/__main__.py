@@ -22,9 +22,9 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
 from tf_fusedrec import keras, tf
-from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.files import disk
+from tf_fusedrec.files.hash_order import mix64
 from tf_fusedrec.tables import NativeTable
-from tf_fusedrec.tables.hash_order import mix64
 
 DIM = 64
 CHANGED_SHARE = 0.01  # share of the rows that a delta saves

@@ -24,8 +24,8 @@ from benchmarks.harness.synthetic import ZipfIds
 from tf_fusedrec import Topology, ops, tf
 from tf_fusedrec.exchange import routing
 from tf_fusedrec.exchange.gradient_sync import by_ranges
+from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.tables import NativeTable
-from tf_fusedrec.tables.hash_order import hash_range_owner
 
 DIM = 64
 REAL_GROUPS = (1, 2, 4)  # numbers of groups of the real ranks

@@ -17,7 +17,7 @@ from benchmarks.tfra_swap import __main__ as tfra_swap
 from benchmarks.tier import __main__ as tier
 from benchmarks.train_step import __main__ as train_step
 from tf_fusedrec import optimizers, tf
-from tf_fusedrec.checkpoint import resharding
+from tf_fusedrec.files import table_reader
 
 
 def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
@@ -200,9 +200,9 @@ def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):
     fields = checkpoint.measure(tmp_path, 2_000, repeats=1)
     assert fields["bytes"] == 2_000 * (8 + 16 + 2 * 4 * checkpoint.DIM)
     assert all(np.isfinite(value) and value > 0 for value in fields.values()) and json.dumps(fields)
-    chunks = resharding.SectionReader.chunks
+    chunks = table_reader.SectionReader.chunks
     mixed = lambda reader: ((ids, np.roll(records, 1)) for ids, records in chunks(reader))  # noqa: E731
-    monkeypatch.setattr(resharding.SectionReader, "chunks", mixed)
+    monkeypatch.setattr(table_reader.SectionReader, "chunks", mixed)
     with pytest.raises(harness.CheckFailed, match="Mismatched elements"):
         checkpoint.measure(tmp_path, 2_000, repeats=1)
     seconds = {"save": [2.0], "plain_write": [1.0], "load": [4.0], "plain_read": [0.5], "copy": [0.25]}

@@ -2,7 +2,8 @@
 number.
 """
 
-from tf_fusedrec.checkpoint import folders, resharding, saving
+from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.files import saves, table_reader
 
 DENSE = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # no test reads these files
 
@@ -21,10 +22,10 @@ def save(directory, tables, *, full=None, since=None, extra=None):
 def load(directory, tables, *, partial=False):
     """Loads into the backends of simulated ranks. Returns the shares that they read."""
     tables = [table if isinstance(table, list) else [table] for table in tables]
-    described = folders.read_manifest(directory)["tables"]
+    described = saves.read_manifest(directory)["tables"]
     read = []
     for rank, of_rank in enumerate(tables):
-        mine = resharding.open_tables(directory, described, of_rank, rank, len(tables), partial)
-        resharding.restore(mine, of_rank)
+        mine = table_reader.open_tables(directory, described, of_rank, rank, len(tables), partial)
+        table_reader.restore(mine, of_rank)
         read.append(mine)
     return read

@@ -107,7 +107,7 @@ def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tf_fusedrec.checkpoint.disk.write", full)
+    monkeypatch.setattr("tf_fusedrec.files.disk.write", full)
     with pytest.raises(OSError, match="No space left"):
         fit(model(), [callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 1, 5)
 

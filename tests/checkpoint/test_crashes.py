@@ -10,7 +10,8 @@ import pytest
 
 from tests.checkpoint.job import Job, Nth, save
 from tf_fusedrec import checkpoint
-from tf_fusedrec.checkpoint import disk, saving
+from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.files import disk
 
 
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])

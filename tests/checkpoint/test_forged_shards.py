@@ -9,7 +9,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.forger import IDS, forge_shard, refused, save_two
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint
-from tf_fusedrec.tables.hash_order import OWNERS
+from tf_fusedrec.files.hash_order import OWNERS
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.checkpoint.tables import DictTable, contents
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tables.state import TableState
+from tf_fusedrec.tables.keras_savers import TableState
 
 INPUTS = {"a": np.array([1, -2, 3, 1]), "b": np.array([5, 6, 7, 7])}
 

@@ -30,7 +30,7 @@ def trained(names, ids, **options):
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     """Returns a checkpoint with a delta. Loads read it in many chunks, so damage at the end shows late."""
-    monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tf_fusedrec.files.shard_file._CHUNK_BYTES", 1)
     table = trained(("item", "user"), IDS)
     job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), layers=[embedding_of(table)], full_every=2)
     job.save("full")

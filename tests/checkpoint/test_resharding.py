@@ -6,9 +6,9 @@ import pytest
 from tests.checkpoint import simulated
 from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
 from tests.checkpoint.tables import DictTable, contents, ranks_of
-from tf_fusedrec.checkpoint import read_manifest, resharding
-from tf_fusedrec.tables import hash_order
-from tf_fusedrec.tables.hash_order import tfra_owner
+from tf_fusedrec.checkpoint import read_manifest
+from tf_fusedrec.files import hash_order, table_reader
+from tf_fusedrec.files.hash_order import tfra_owner
 
 IDS = [*EDGE_IDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 300).tolist()]
 
@@ -169,6 +169,6 @@ def test_one_process_reads_all_rows_of_all_ranks(tmp_path):
     tables = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
     simulated.save(tmp_path, tables)
     described = read_manifest(tmp_path)["tables"]["item"]
-    rows = resharding.TableReader(tmp_path, "item", described, None, 0, 1).sections["rows"]
+    rows = table_reader.TableReader(tmp_path, "item", described, None, 0, 1).sections["rows"]
     ids = np.concatenate([ids for ids, _ in rows.chunks()])
     assert sorted(ids.tolist()) == sorted(IDS)

@@ -11,7 +11,8 @@ from tests.checkpoint import simulated
 from tests.checkpoint.job import Job, Nth, model, save, trained
 from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
 from tf_fusedrec import checkpoint
-from tf_fusedrec.checkpoint import disk, manifest, saving
+from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.files import disk, manifest
 
 
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.oracle import EDGE_IDS, mix64
-from tf_fusedrec.checkpoint.shard_file import Label, ShardFile, write
-from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range
+from tf_fusedrec.files.hash_order import LAST_HASH, hash_range
+from tf_fusedrec.files.shard_file import Label, ShardFile, write
 
 LABEL = Label("save-1-ab", "item", "rows", 1, 3)
 RECORD = np.dtype([("last", "<u4"), ("row", "<f4", (5,)), ("scale", "<f4")])
@@ -57,7 +57,7 @@ def test_records_of_any_size(record, tmp_path):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3 * 65536, 1 << 25])
 def test_any_range_of_hashes_is_what_a_search_through_all_rows_finds(chunk_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tf_fusedrec.files.shard_file._CHUNK_BYTES", chunk_bytes)
     ids, records = rows_of(7 * BLOCK + 3)
     write(tmp_path / "f", LABEL, ids, records)
     hashes = [mix64(int(i)) for i in ids]
@@ -179,7 +179,7 @@ def test_a_disk_that_cannot_read_names_the_file(file, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tf_fusedrec.checkpoint.disk.os.preadv", broken)
+    monkeypatch.setattr("tf_fusedrec.files.disk.os.preadv", broken)
     refused(file, "cannot be read: Input/output error")
 
 

@@ -10,7 +10,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint, keras, tf
-from tf_fusedrec.checkpoint import dense, saving, validation
+from tf_fusedrec.checkpoint import dense, saving
 from tf_fusedrec.exchange import weight_equality
 
 
@@ -157,7 +157,5 @@ def test_digests_take_scalars_and_any_dtype():
     found = weight_equality.digests(weights)
     assert [digest.name for digest in found] == ["a", "b", "c"]
     assert len({digest.content for digest in found}) == 3
-    assert (
-        validation.non_finite_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"
-    )
-    assert validation.non_finite_weight([("n", np.array([7])), *weights[1:]]) is None
+    assert saving.non_finite_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"
+    assert saving.non_finite_weight([("n", np.array([7])), *weights[1:]]) is None

@@ -8,7 +8,7 @@ from tests.oracles.capacity import CapacityOracle
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import optimizers, tf
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 
 RATE = 0.5
 

@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.files import disk
 
 INPUTS = {"a": [1, 2, 5, 9, 1], "b": [2, 2, 7, 11, 40]}
 

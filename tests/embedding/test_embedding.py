@@ -10,7 +10,7 @@ from tests.oracles.embedding import TableOracle, accumulate, pool
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MIN
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 
 SGD = keras.optimizers.legacy.SGD
 Adagrad = keras.optimizers.legacy.Adagrad

@@ -11,7 +11,7 @@ from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import keras, ops, optimizers, tf
 from tf_fusedrec.embedding.groups import group_tables
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables.native import NativeTable
 
 

@@ -9,7 +9,7 @@ import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MIN
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 
 DIM, RATE = 4, 0.5
 # P stands for the padding id. Samples have padding only, no ids, or padding in the middle and at the end.

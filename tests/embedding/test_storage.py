@@ -7,7 +7,7 @@ import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.oracles.storage import StorageOracle, rounded
 from tf_fusedrec import optimizers, tf
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 
 DIM = 5
 RULES = {

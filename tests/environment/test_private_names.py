@@ -31,7 +31,7 @@ PRIVATE = {
     "tf_fusedrec/schedules/equal_lengths.py": {"keras.src.engine.data_adapter"},
     "tf_fusedrec/schedules/feed.py": {"tf.__internal__.autograph"},
     "tf_fusedrec/schedules/keras_3.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
-    "tf_fusedrec/tables/state.py": {
+    "tf_fusedrec/tables/keras_savers.py": {
         "keras.src.export.export_lib",
         "keras.src.saving.legacy.hdf5_format",
         "keras.src.saving.legacy.save",

@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model import applying
-from tf_fusedrec.saved_model.row_formats import decoded, encoded
+from tf_fusedrec.saved_model.served_rows import decoded, encoded
 
 KNOWN, NEW, GONE, UNKNOWN = np.arange(8), np.arange(8, 12), np.arange(2), np.array([-1, 2**62])
 ASKED = np.concatenate([KNOWN, NEW, UNKNOWN])

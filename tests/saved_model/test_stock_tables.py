@@ -5,8 +5,7 @@ import pytest
 
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model import applying
-from tf_fusedrec.saved_model.overlay import groups_of
-from tf_fusedrec.saved_model.stock_tables import StockTables
+from tf_fusedrec.saved_model.served_rows import StockTables, groups_of
 
 LIMITS = np.iinfo(np.int64)
 ENDS = np.array([LIMITS.min, -1, 0, 1, 2**40, LIMITS.max])

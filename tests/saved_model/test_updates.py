@@ -11,8 +11,8 @@ from tests.saved_model import hour
 from tests.saved_model.test_damage import changed, flipped
 from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
-from tf_fusedrec.saved_model import applying, delta, server_changes
-from tf_fusedrec.saved_model.overlay import Group
+from tf_fusedrec.saved_model import applying, delta
+from tf_fusedrec.saved_model.served_rows import Group
 from tf_fusedrec.saved_model.versions import layout_of
 
 LIMITS = np.iinfo(np.int64)
@@ -175,7 +175,7 @@ def test_a_delta_with_numbers_that_are_not_finite_is_refused(where, chain, tmp_p
 def test_a_delta_of_another_model_is_refused(chain, tmp_path):
     """Its base may have equal rows, so the layout decides."""
     version = version_in(chain / "stock-1")
-    server_changes.write(tmp_path / "d", [version, "x" * 32, "y" * 32], [], {}, [np.zeros(1)])
+    delta.write(tmp_path / "d", [version, "x" * 32, "y" * 32], [], {}, [np.zeros(1)])
     served = tf.saved_model.load(str(chain / "stock-1"))
     with pytest.raises(tf.errors.OpError, match="of another model: .* Remedy"):
         call(served, "apply_delta", tmp_path / "d")

@@ -15,8 +15,9 @@ from tests.oracles.hash_table import Exhausted, TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.oracles.rank_partition import owner_oracle
 from tf_fusedrec import tf
-from tf_fusedrec.checkpoint import folders, resharding, saving
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.files import saves, table_reader
+from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables.native import NativeTable
 
 TABLES, DIM, SEED = ("a", "b"), 3, 7
@@ -155,10 +156,10 @@ class Ranks:
 
     def load(self, directory: pathlib.Path, saved: list[Oracle], save: str | None = None) -> None:
         """Replaces all rows by a save of any number of ranks, whose contents must equal `saved`."""
-        described = folders.read_manifest(directory, save)["tables"]
+        described = saves.read_manifest(directory, save)["tables"]
         for rank, table in enumerate(self.tables):
-            resharding.restore(
-                resharding.open_tables(directory, described, [table], rank, len(self.tables), False), [table]
+            table_reader.restore(
+                table_reader.open_tables(directory, described, [table], rank, len(self.tables), False), [table]
             )
         for rank, oracle in enumerate(self.oracles):
             oracle.clear()

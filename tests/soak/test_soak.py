@@ -16,7 +16,7 @@ from tests.soak.parts import run_machine
 from tests.soak.power_loss import Crashed, PowerLoss
 from tests.soak.ranks import Ranks
 from tf_fusedrec import checkpoint
-from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.files import disk
 
 POLICIES = {"momentum": 0.5, "tier_folder": "", "record_tombstones": True}
 

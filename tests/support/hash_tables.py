@@ -10,7 +10,7 @@ from tests.oracles.hash_table import pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.tables.hash_order import mix64
+from tf_fusedrec.files.hash_order import mix64
 
 _numbers = itertools.count()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import ops, tf
-from tf_fusedrec.tables.hash_order import tfra_owner
+from tf_fusedrec.files.hash_order import tfra_owner
 from tf_fusedrec.tfra.partitioner import partition_by
 
 

@@ -18,7 +18,7 @@ from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.checkpoint import dense
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import collectives, gradient_accumulation
-from tf_fusedrec.tables.state import states_of
+from tf_fusedrec.tables.keras_savers import states_of
 
 # Ends of metrics' names, before a cutoff such as @10.
 _HIGHER = re.compile(r"(^|_)(acc|accuracy|g?auc|precision|recall|ndcg|mrr|hr|hit_?rate)(@?_?\d+)?$")

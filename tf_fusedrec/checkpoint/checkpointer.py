@@ -13,13 +13,14 @@ from logging import getLogger
 from typing import Any, TypeVar
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.checkpoint import dense, folders, saving, validation
+from tf_fusedrec.checkpoint import dense, saving
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
-from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.model_state import average_state
+from tf_fusedrec.files import saves
+from tf_fusedrec.files.table_reader import prefetched
 
 T = TypeVar("T")
 
@@ -85,8 +86,8 @@ class Checkpointer:
             raise ValueError(f"full_every must be >= 1, got {full_every}.")
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}: the last save is always kept.")
-        if not_finite not in validation.CHOICES:
-            raise ValueError(f"not_finite must be one of {validation.CHOICES}, got {not_finite!r}.")
+        if not_finite not in saving.CHOICES:
+            raise ValueError(f"not_finite must be one of {saving.CHOICES}, got {not_finite!r}.")
         self._keep, self._not_finite = keep, not_finite
         for table in self._tables if full_every > 1 else ():
             if not saving.keeps_changes(table):
@@ -201,7 +202,7 @@ class Checkpointer:
 
         def raise_failure() -> None:
             failure, self._failure = self._failure, None
-            if isinstance(failure, validation.NotFinite) and self._not_finite == "skip":
+            if isinstance(failure, saving.NotFinite) and self._not_finite == "skip":
                 getLogger(__name__).error("%s", failure)  # Only rank 0 checks the copies, so only it has a failure.
                 self._discard()
             elif failure is not None:
@@ -225,7 +226,7 @@ class Checkpointer:
         """
         self._saves = 0
         if self._unfinished is not None and collectives.rank() == 0:
-            folders.discard(self._directory, self._unfinished.save)
+            saves.discard(self._directory, self._unfinished.save)
         self._unfinished = None
 
 

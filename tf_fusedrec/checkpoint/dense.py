@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint import disk
 from tf_fusedrec.exchange import model_state, weight_equality
-from tf_fusedrec.tables.state import without_tables
+from tf_fusedrec.files import disk
+from tf_fusedrec.tables.keras_savers import without_tables
 
 PREFIX = "dense"
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint import dense, resharding
+from tf_fusedrec.checkpoint import dense
 from tf_fusedrec.checkpoint.consensus import agree
-from tf_fusedrec.checkpoint.folders import read_manifest
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import gradient_accumulation
+from tf_fusedrec.files import table_reader
+from tf_fusedrec.files.saves import read_manifest
 
 
 @finds_layers(2)
@@ -64,19 +65,19 @@ def load(
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"names has {unknown}, want tables of model {model.name!r}, which has {sorted(known)}.")
 
-    def open_checkpoint() -> tuple[dict[str, Any], list[resharding.TableReader]]:
+    def open_checkpoint() -> tuple[dict[str, Any], list[table_reader.TableReader]]:
         manifest = read_manifest(directory, save)
-        readers: list[resharding.TableReader] = []
+        readers: list[table_reader.TableReader] = []
         for layer in embeddings:
             of_layer, group = [lookup.table for lookup in layer.lookups], layer.layout.group
-            readers += resharding.open_tables(
+            readers += table_reader.open_tables(
                 directory, manifest["tables"], of_layer, group.index, group.size, partial, names
             )
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, readers
 
     manifest, readers = agree(open_checkpoint)
-    rows = agree(lambda: resharding.read_all(readers) if resharding.holds_rows(tables) else None)
+    rows = agree(lambda: table_reader.read_all(readers) if table_reader.holds_rows(tables) else None)
 
     before = dense.state(model, optimizer)
     try:
@@ -85,7 +86,7 @@ def load(
         dense.put_back(before)
         raise
     try:
-        agree(lambda: resharding.restore(readers, tables, rows))
+        agree(lambda: table_reader.restore(readers, tables, rows))
     except Exception:
         dense.put_back(before)
         for table in tables:
@@ -113,7 +114,7 @@ def read_tables(
     directory = pathlib.Path(directory)
     tables = {}
     for name, described in sorted(read_manifest(directory, save)["tables"].items()):
-        reader = resharding.TableReader(directory, name, described, None, 0, 1).sections["rows"]
+        reader = table_reader.TableReader(directory, name, described, None, 0, 1).sections["rows"]
         nothing = np.zeros([0], np.int64), np.zeros([0], reader.record)
         chunks = [(ids, records["row"]) for ids, records in [nothing, *reader.chunks()]]
         ids, rows = (np.concatenate(parts) for parts in zip(*chunks))

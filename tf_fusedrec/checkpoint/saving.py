@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec.checkpoint import dense, disk, folders, manifest, shard_file, validation
-from tf_fusedrec.checkpoint.schema import TOMBSTONES
+from tf_fusedrec.checkpoint import dense
 from tf_fusedrec.exchange import weight_equality
-from tf_fusedrec.tables.hash_order import hash_range_owner
+from tf_fusedrec.files import disk, manifest, saves, shard_file
+from tf_fusedrec.files.hash_order import hash_range_owner
+from tf_fusedrec.files.manifest import TOMBSTONES
 
 _POLL_S = 0.01
 
@@ -58,17 +59,6 @@ def keeps_changes(table: Any) -> bool:
     return "updated" in (table.record_dtype("rows").names or ())
 
 
-def counters(clock: int) -> tuple[int, int]:
-    """Counts of changes and of training lookups. A backend packs both into its `clock`."""
-    return clock >> 32, clock & 0xFFFFFFFF
-
-
-def latest(clocks: Iterable[int]) -> int:
-    """The clock with the larger of each counter over all `clocks`."""
-    changes, lookups = zip(*map(counters, clocks))
-    return max(changes) << 32 | max(lookups)
-
-
 def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapping[str, int]) -> Plan:
     """Begins a save: removes the remains of interrupted saves and makes a new folder. Only rank 0 calls it.
 
@@ -95,7 +85,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
                 f"{directory} no longer holds the full save {full} that this delta needs: another job has saved "
                 "there. Give every job its own directory."
             )
-    return Plan(folders.begin(directory), ranks, parts, dict(since))
+    return Plan(saves.begin(directory), ranks, parts, dict(since))
 
 
 def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: int = 1) -> Iterator[TableCopy]:
@@ -151,13 +141,13 @@ def write_shard(
     Raises:
       OSError: a write failed, for example on a full disk.
     """
-    folder = directory / (plan.save + folders.PARTIAL)
-    described, non_finite = {}, [validation.non_finite_weight([*weights.equal, *weights.others])]
+    folder = directory / (plan.save + saves.PARTIAL)
+    described, non_finite = {}, [non_finite_weight([*weights.equal, *weights.others])]
     for copy in tables:
         for section, (ids, records) in copy.sections.items():
             label = shard_file.Label(plan.save, copy.name, section, copy.hash_range, plan.ranks)
             shard_file.write(folder / manifest.shard_name(copy.name, section, copy.hash_range), label, ids, records)
-            non_finite.append(validation.non_finite_row(copy.name, ids, records))
+            non_finite.append(non_finite_row(copy.name, ids, records))
         described[copy.name] = {**copy.described, "sections": copy.whole}
     disk.sync_folder(folder)
     report = {
@@ -170,7 +160,7 @@ def write_shard(
 
 def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException) -> None:
     """Tells rank 0 by shard-<rank>.failed that this rank failed. Errors are ignored: the disk may be full or gone."""
-    path = directory / (plan.save + folders.PARTIAL) / f"shard-{rank}.failed"
+    path = directory / (plan.save + saves.PARTIAL) / f"shard-{rank}.failed"
     try:
         path.touch()
         path.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
@@ -207,24 +197,24 @@ def commit(
       ValueError: dense weights differ between ranks.
       NotFinite: a number is not finite.
     """
-    folder = directory / (plan.save + folders.PARTIAL)
+    folder = directory / (plan.save + saves.PARTIAL)
     dense_entries = dense.write(folder, dense_files)
     shards = [_wait_for(folder, rank, time.monotonic() + timeout_s, plan) for rank in range(plan.ranks)]
-    validation.check_equal(shards)
+    check_equal(shards)
     if finite:
-        validation.check_finite(shards)
+        check_finite(shards)
     tables = {}
     for name, described in shards[0]["tables"].items():
         part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
-        clock = latest(shard["tables"][name]["clock"] for shard in shards)
+        clock = manifest.latest(shard["tables"][name]["clock"] for shard in shards)
         tables[name] = {**described, "clock": clock, "parts": [*(plan.full or {}).get(name, []), part]}
     fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
     manifest.write(folder, fields)
     disk.rename(folder, directory / plan.save)
     if best:
-        disk.write_durably(directory / folders.BEST, json.dumps({"save": plan.save}))
+        disk.write_durably(directory / saves.BEST, json.dumps({"save": plan.save}))
     manifest.write(directory, fields)
-    folders.prune(directory, keep)
+    saves.prune(directory, keep)
 
 
 def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> dict[str, Any]:
@@ -241,3 +231,79 @@ def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> d
             )
         time.sleep(_POLL_S)
     return json.loads(report.read_text(encoding="utf-8"))
+
+
+_CHUNK_BYTES = 1 << 24  # bytes checked at once
+CHOICES = ("refuse", "skip", "save")
+
+
+class NotFinite(ValueError):
+    """A weight, a row or a slot of a save is not finite."""
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """<bool> mask of the finite `values`. A dtype <u2 holds the bits of bfloat16."""
+    return (values & 0x7F80) != 0x7F80 if values.dtype == "<u2" else np.isfinite(values)
+
+
+def non_finite_row(table: str, ids: np.ndarray, records: np.ndarray) -> str | None:
+    """Words that name the first non-finite row or slot; None if all are finite.
+
+    Args:
+      table: Name of the table.
+      ids: <int64>[n].
+      records: <record>[n]. Fields of floating dtypes and of <u2, the bits of bfloat16, are checked.
+    """
+    kinds = {field: records.dtype[field].base for field in records.dtype.names or ()}
+    fields = [field for field, kind in kinds.items() if kind.kind == "f" or kind == "<u2"]
+    step = max(_CHUNK_BYTES // max(records.dtype.itemsize, 1), 1)
+    for begin in range(0, len(ids), step):
+        for field in fields:
+            finite = _finite(records[field][begin : begin + step]).reshape(len(ids[begin : begin + step]), -1)
+            if not finite.all():
+                row = begin + int(np.flatnonzero(~finite.all(axis=1))[0])
+                return f"{field!r} of id {ids[row]} of table {table!r}"
+    return None
+
+
+def non_finite_weight(weights: Sequence[tuple[str, np.ndarray]]) -> str | None:
+    """Words that name the first non-finite weight; None if all are finite. Integers are always finite."""
+    for name, value in weights:
+        if value.dtype.kind in "fcV" and not np.isfinite(value).all():
+            return f"dense weight {name!r}"
+    return None
+
+
+def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError unless all ranks have the same tables and equal dense weights.
+
+    Args:
+      ranks: Report of each rank: "tables", whose entries have a "spec", and "dense", the digests of its weights.
+    """
+    for rank, report in enumerate(ranks):
+        specs, want = ({name: table["spec"] for name, table in r["tables"].items()} for r in (report, ranks[0]))
+        if specs != want:
+            raise ValueError(
+                f"Rank {rank} has the tables {specs}, but rank 0 has {want}. Build the same model on all ranks."
+            )
+    difference = weight_equality.difference(
+        [[weight_equality.Digest(*digest) for digest in report["dense"]] for report in ranks]
+    )
+    if difference is not None:
+        raise ValueError(
+            f"Ranks do not hold the same dense weights: {difference}. This save is refused, because a checkpoint keeps "
+            "the weights of rank 0 only; earlier checkpoints stay. Build the same model on all ranks and compile it "
+            "with collectives.distributed_optimizer, which gives all ranks equal initial weights and gradients."
+        )
+
+
+def check_finite(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raises NotFinite if the report of any rank names a non-finite number under "not_finite"."""
+    found = [f"{words} (rank {rank})" for rank, report in enumerate(ranks) for words in report["not_finite"]]
+    if found:
+        more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+        raise NotFinite(
+            f"{', '.join(found[:3])}{more} is not finite, but a checkpoint must be. This save is refused, and earlier "
+            "checkpoints stay. Load an earlier save (checkpoint.saves lists them) and look for the cause, such as a "
+            "learning rate that is too high or a NaN in the data. not_finite='save' saves anyway."
+        )

@@ -9,10 +9,11 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.layers import saved_embeddings
-from tf_fusedrec.checkpoint.saving import counters, keeps_changes
+from tf_fusedrec.checkpoint.saving import keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import RankLayout
-from tf_fusedrec.tables.hash_order import OWNERS
+from tf_fusedrec.files.hash_order import OWNERS
+from tf_fusedrec.files.manifest import counters
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,7 +24,7 @@ from tf_fusedrec.embedding.trained_rows import TrainingStep, trained_rows
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
-from tf_fusedrec.tables.state import TableState
+from tf_fusedrec.tables.keras_savers import TableState
 
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.

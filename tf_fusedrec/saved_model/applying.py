@@ -13,7 +13,7 @@ a copy of this file. This file therefore imports only TensorFlow and NumPy, and 
     changes/<table>.ids.npy       <int64>[n], ascending: ids of new or changed rows
     changes/<table>.rows.npy      <uint8>[n, bytes of a row]
     changes/<table>.removed.npy   <int64>[m], ascending: ids of removed rows
-    server/                       the same changes and the dense weights, for a running server (server_changes.py)
+    server/                       the same changes and the dense weights, for a running server (delta.py)
     apply_delta.py                this file
 
 Rows are compared and copied as bytes, so the output equals the full export bit by bit. A digest covers all ids and rows

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint import validation
+from tf_fusedrec.checkpoint import saving
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
-from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
+from tf_fusedrec.exchange import collectives, weight_equality
 from tf_fusedrec.exchange.model_state import average_state, check_equal
-from tf_fusedrec.layers.kernels import FUSED, STOCK
-from tf_fusedrec.saved_model import applying, delta, gathered_rows
+from tf_fusedrec.files.hash_order import hash_range_owner
+from tf_fusedrec.layers.kernels import FUSED, STOCK, AttentionKernels
+from tf_fusedrec.saved_model import applying, delta
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
-from tf_fusedrec.saved_model.lookup import Lookup, ServedTables
 from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
-from tf_fusedrec.saved_model.overlay import groups_of
-from tf_fusedrec.saved_model.row_formats import ROWS, encoded
-from tf_fusedrec.saved_model.serving import serving
+from tf_fusedrec.saved_model.served_rows import ROWS, Lookup, StockTables, encoded, groups_of
 from tf_fusedrec.saved_model.signatures import Signature, check_names, default_signatures, taking_strings
 from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
-from tf_fusedrec.saved_model.stock_tables import StockTables
 from tf_fusedrec.saved_model.versions import UPDATES, Versions, layout_of, version_of
 
 OPS = ("stock", "ours")
@@ -129,7 +129,7 @@ def export(
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():
-            gathered_rows.write_own_rows(partial / "rows", embedding, table)
+            write_own_rows(partial / "rows", embedding, table)
 
     def finish() -> None:
         if base is not None:
@@ -185,20 +185,20 @@ def _write(
 ) -> None:
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for table, (_, config) in tables.items():
-        ids, numbers = gathered_rows.read_all_rows(partial / "rows", table, config.dtype)
+        ids, numbers = read_all_rows(partial / "rows", table, config.dtype)
         arrays[table] = ids, encoded(table, ids, numbers, described["tables"][table]["dtype"])
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
     unknown = {table: unknown_rows(config, seeds[table], rows) for table, (_, config) in tables.items()}
     groups = groups_of(described["tables"])
     stock = described["ops"] == "stock"
-    served: ServedTables
+    served: StockTables | NativeTables
     if stock:
         served = StockTables(arrays, groups)
     else:
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     further = _further_weights(signatures)
     weights = [*(model.variables if model.built else ()), *further]
-    not_finite = validation.non_finite_weight(list(weight_equality.values_of(weights)))
+    not_finite = saving.non_finite_weight(list(weight_equality.values_of(weights)))
     if not_finite:
         raise ValueError(
             f"{not_finite} is not finite. Remedy: load an earlier save (checkpoint.saves lists them), and look for the "
@@ -241,3 +241,54 @@ def _write(
     description.parent.mkdir()
     described = {**described, "version": version, "layout": layout}
     description.write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def write_own_rows(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:
+    """Writes this rank's rows of one table. Ranks with replicas of the same rows write a part each."""
+    ids, rows = embedding.export_table(table)
+    if embedding.layout.replicas.size > 1:
+        own = hash_range_owner(ids, collectives.size()) == embedding.layout.piece
+        ids, rows = ids[own], rows[own]
+    np.save(_file(folder, table, "ids", collectives.rank()), ids)
+    # NumPy would write bfloat16 as untyped bytes.
+    np.save(_file(folder, table, "rows", collectives.rank()), rows.view(np.uint16) if _is_bfloat16(rows) else rows)
+
+
+def read_all_rows(folder: pathlib.Path, table: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Reads ids <int64>[n], ascending, and rows <dtype>[n, D] of all ranks."""
+    ids, rows = (
+        np.concatenate([np.load(_file(folder, table, kind, rank)) for rank in range(collectives.size())])
+        for kind in ("ids", "rows")
+    )
+    order = np.argsort(ids)
+    return ids[order], rows[order].view(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def _file(folder: pathlib.Path, table: str, kind: str, rank: int) -> pathlib.Path:
+    return folder / f"{table}.{kind}.{rank}.npy"
+
+
+def _is_bfloat16(rows: np.ndarray) -> bool:
+    return rows.dtype == tf.bfloat16.as_numpy_dtype
+
+
+@contextlib.contextmanager
+def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> Iterator[None]:
+    """In this context calls of the model use `lookup` and `kernels`, and no collective or training table."""
+    layers = list(model.submodules)
+    with contextlib.ExitStack() as switches:
+        for embedding in embeddings_of(model):
+            switches.enter_context(embedding.replacing(answer=functools.partial(_answer, embedding, lookup)))
+        for layer in layers:
+            if hasattr(layer, "kernels"):
+                switches.callback(setattr, layer, "kernels", layer.kernels)
+                layer.kernels = kernels
+        yield
+
+
+def _answer(layer: FusedEmbedding, lookup: Lookup, inputs: Any, weights: Any, mask: Any) -> dict[str, Any]:
+    """The outputs of a call, with rows from the served tables."""
+    flat = layer.flat_features(inputs, weights, mask)
+    features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
+    rows = lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
+    return {name: restore_form(feature, of_feature) for (name, feature), of_feature in zip(features.items(), rows)}

@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.files.hash_order import table_seed
 
 _LOW = (1 << 32) - 1
 _MULTIPLIERS, _KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)

@@ -1,6 +1,6 @@
 """Versions of a served model: every answer comes from one, and a delta replaces it while the model is served.
 
-A version is all dense weights and the overlays of all groups of tables (snapshot.py). A request reads it once. The
+A version is all dense weights and the overlays of all groups of tables (Snapshot). A request reads it once. The
 traced model takes its weights from there instead of its variables, and its look-ups their changed rows. The signature
 "apply_delta" makes the next version from a delta's folder, "apply_deltas" from a folder of deltas, and "version" tells
 the current one.
@@ -11,22 +11,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.saved_model import applying, server_changes
-from tf_fusedrec.saved_model.lookup import Lookup
-from tf_fusedrec.saved_model.overlay import Group, Overlay
+from tf_fusedrec.saved_model import applying, delta
+from tf_fusedrec.saved_model.served_rows import Group, Lookup, Overlay
 from tf_fusedrec.saved_model.signatures import Signature
-from tf_fusedrec.saved_model.snapshot import Snapshot
 from tf_fusedrec.saved_model.state_cache import after_deltas
 
 UPDATES = ("apply_delta", "apply_deltas", "version")  # signatures of every export
 _PATH = {"path": tf.TensorSpec([], tf.string)}
-_HEX_BYTES = server_changes.VERSION_BYTES // 2
+_HEX_BYTES = delta.VERSION_BYTES // 2
 
 
 def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced: Mapping[str, Any]) -> str:
@@ -143,7 +142,7 @@ class Versions(tf.Module):
             with tf.control_dependencies([some]):
                 paths = tf.strings.regex_replace(found, "/delta\\.json$", "")
 
-            bases = tf.map_fn(lambda path: server_changes.read_header(path).base, paths)
+            bases = tf.map_fn(lambda path: delta.read_header(path).base, paths)
 
             # Names need not sort in the order of versions, and a version may come back: each delta is applied once.
             def follows(version: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
@@ -168,7 +167,7 @@ class Versions(tf.Module):
 
     def _apply(self, path: tf.Tensor, before: _Parts) -> _Parts:
         """Makes the version after a delta, whose base must be the version `before`."""
-        header = server_changes.read_header(path)
+        header = delta.read_header(path)
         words = ["delta ", path, " starts from version ", header.base, ", but the server has ", before.version]
         words.append(". Remedy: the deltas in between, or load a full export.")
         follows = tf.debugging.Assert(header.base == before.version, [tf.strings.join(words)])
@@ -179,7 +178,7 @@ class Versions(tf.Module):
         ]
         same_model = tf.debugging.Assert(header.layout == self._layout, [tf.strings.join(words)])
         with tf.control_dependencies([follows, same_model]):
-            weights, entries = server_changes.read(path, header, self._groups, self._weight_specs)
+            weights, entries = delta.read(path, header, self._groups, self._weight_specs)
         overlays = [overlay.after(*of_group) for overlay, of_group in zip(before.overlays, entries)]
         after = _Parts(header.result, before.deltas + 1, weights, overlays)
         # All reads and checks come before the first request sees anything.
@@ -218,3 +217,90 @@ def _reading(weights: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> Ite
             for name in reads:
                 undo.callback(of_variable.pop, name)
         yield
+
+
+class Snapshot(tf.saved_model.experimental.TrackableResource):
+    """The tensors that a delta can change.
+
+    Args:
+      specs: Shapes and dtypes of the tensors.
+      initial: Function that gives the tensors of the version that is loaded. TensorFlow runs it after it has restored
+        variables.
+    """
+
+    def __init__(self, specs: Sequence[tf.TensorSpec], initial: Callable[[], Sequence[tf.Tensor]]):
+        super().__init__(device="CPU")
+        self._specs, self._initial = lambda: specs, initial
+        self._shared_name = f"fusedrec/version/{uuid.uuid4().hex}"
+        _ = self.resource_handle  # Creates the handle here, outside the functions that capture it.
+
+    def _create_resource(self) -> tf.Tensor:
+        types = {"key_dtype": tf.int64, "value_dtype": tf.variant}
+        # A session runs its graph many times and needs the name to find the table.
+        if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
+            return tf.raw_ops.MutableHashTableV2(**types, shared_name=self._shared_name)
+        return tf.raw_ops.AnonymousMutableHashTable(**types)
+
+    def _initialize(self) -> None:
+        self.replace(self._initial())
+
+    def read(self) -> list[tf.Tensor]:
+        """Returns all tensors of one version. Every call may read another version."""
+        with tf.device("CPU"):
+            value = tf.raw_ops.LookupTableFindV2(
+                table_handle=self.resource_handle, keys=tf.constant(0, tf.int64), default_value=_empty_list(tf.variant)
+            )
+            return _unpacked(value, self._specs())
+
+    def replace(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+        """Makes `tensors` the version of all later requests."""
+        with tf.device("CPU"):
+            return tf.raw_ops.LookupTableInsertV2(
+                table_handle=self.resource_handle, keys=tf.constant(0, tf.int64), values=_packed(tensors)
+            )
+
+    def exclusively(self, update: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Runs `update` while no other update runs. Requests do not wait."""
+        with tf.device("CPU"):
+            mutex = tf.raw_ops.MutexV2(shared_name=self._shared_name)
+            lock = tf.raw_ops.MutexLock(mutex=mutex)  # A failing step frees it, too.
+            with tf.control_dependencies([lock]):
+                outputs = update()
+            with tf.control_dependencies(outputs):
+                unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            with tf.control_dependencies([unlocked]):
+                return [tf.identity(output) for output in outputs]
+
+
+def _empty_list(dtype: tf.DType) -> tf.Tensor:
+    any_shape, any_size = tf.constant(-1), tf.constant(-1)
+    return tf.raw_ops.EmptyTensorList(element_shape=any_shape, max_num_elements=any_size, element_dtype=dtype)
+
+
+def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    lists: dict[tf.DType, tf.Tensor] = {}
+    for tensor in tensors:
+        before = lists.get(tensor.dtype)
+        before = _empty_list(tensor.dtype) if before is None else before
+        lists[tensor.dtype] = tf.raw_ops.TensorListPushBack(input_handle=before, tensor=tensor)
+    value = _empty_list(tf.variant)
+    for of_dtype in lists.values():
+        value = tf.raw_ops.TensorListPushBack(input_handle=value, tensor=of_dtype)
+    return value
+
+
+def _unpacked(value: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    lists: dict[tf.DType, tf.Tensor] = {}
+    taken: dict[tf.DType, int] = {}
+    tensors = []
+    for spec in specs:
+        if spec.dtype not in lists:
+            lists[spec.dtype] = _item(value, len(lists), tf.TensorSpec([], tf.variant))
+        at = taken[spec.dtype] = taken.get(spec.dtype, -1) + 1
+        tensors.append(_item(lists[spec.dtype], at, spec))
+    return tensors
+
+
+def _item(of: tf.Tensor, at: int, spec: tf.TensorSpec) -> tf.Tensor:
+    shape = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
+    return tf.raw_ops.TensorListGetItem(input_handle=of, index=at, element_shape=shape, element_dtype=spec.dtype)

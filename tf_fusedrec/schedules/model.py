@@ -25,7 +25,7 @@ from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
-from tf_fusedrec.tables.state import refuse_average
+from tf_fusedrec.tables.keras_savers import refuse_average
 
 
 class PipelinedModel(MeanOverSamples, keras.Model):

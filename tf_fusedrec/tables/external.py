@@ -6,26 +6,18 @@ owner receives the id itself. A NativeTable that nothing updates holds the rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import pathlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tf_fusedrec import initializers, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
+from tf_fusedrec.files.saves import read_manifest
+from tf_fusedrec.files.table_reader import TableReader
 from tf_fusedrec.tables.native import NativeTable
 from tf_fusedrec.tables.table import InferenceRows, Table
-
-# Yields a shard's ids <int64>[n] and rows <float32>[n, D], a part at a time. The arguments are the config of an
-# external table, a shard and the number of shards.
-Reader = Callable[[TableConfig, int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
-_reader: Reader | None = None
-
-
-def read_with(reader: Reader) -> None:
-    """Sets the reader of external rows, because tables know no checkpoints. checkpoint/external_rows.py has it."""
-    global _reader
-    _reader = reader
 
 
 class ExternalTable(Table):
@@ -45,7 +37,6 @@ class ExternalTable(Table):
     optimizer = None
 
     def __init__(self, name: str, tables: Sequence[TableConfig], shard: int, shards: int):
-        assert _reader is not None, "tf_fusedrec/__init__.py imports the reader"
         self.names = [table.name for table in tables]
         self.left_out = {}
         self._row_bytes = tables[0].dim * tf.as_dtype(tables[0].dtype).size
@@ -54,7 +45,7 @@ class ExternalTable(Table):
         stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
         self._rows = NativeTable(name, stored, seed=0)
         for table in tables:
-            for ids, rows in _reader(table, shard, shards):
+            for ids, rows in _read_rows(table, shard, shards):
                 records = self._rows.new_records(table.name, len(ids))
                 bits = table.dtype == "bfloat16"
                 records["row"] = rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16) if bits else rows
@@ -78,3 +69,52 @@ class ExternalTable(Table):
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         return self._rows.export(name)
+
+
+class _SavedRows:
+    """The target table of a TableReader that keeps the records in their saved form."""
+
+    owner = "hash_range"
+
+    def __init__(self, record: np.dtype):
+        self._record = record
+
+    def sections_of(self, name: str) -> tuple[str, ...]:
+        return ("rows",)
+
+    def record_dtype(self, section: str) -> np.dtype:
+        return self._record
+
+
+def _read_rows(config: TableConfig, shard: int, shards: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the rows of one shard of an external table: ids <int64>[n] and rows <float32>[n, D]. Not collective.
+
+    Args:
+      config: Config of the external table.
+      shard: Number of the shard, in [0, shards).
+      shards: Number of shards.
+
+    Raises:
+      ValueError: the folder holds no checkpoint; the checkpoint lacks the table or has another dim; a file is missing,
+        truncated, damaged or foreign.
+    """
+    directory, name = pathlib.Path(config.external or ""), config.external_table or config.name
+    tables = read_manifest(directory)["tables"]
+    if name not in tables:
+        raise ValueError(
+            f"Checkpoint {directory} holds no table {name!r} for the external table {config.name!r}. It holds "
+            f"{sorted(tables)}. Name one of them in TableConfig.external_table."
+        )
+    dim = tables[name]["spec"]["dim"]
+    if dim != config.dim:
+        raise ValueError(
+            f"TableConfig.dim of the external table {config.name!r} is {config.dim}, but table {name!r} of checkpoint "
+            f"{directory} has {dim}. Use dim={dim}."
+        )
+    saved = TableReader(directory, name, tables[name], None, 0, 1).sections["rows"].record
+    mine = TableReader(directory, name, tables[name], _SavedRows(saved), shard, shards)
+    for ids, records in mine.sections["rows"].chunks():
+        rows = np.ascontiguousarray(records["row"])
+        if rows.dtype == "<u2":  # NumPy has no bfloat16, so files hold its bits.
+            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        yield ids, rows.astype(np.float32)

@@ -11,21 +11,15 @@ The owner makes keys after the exchange (deferred hashing, FusedRec section 3, "
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.files.hash_order import table_seed
 
 KEY_ENCODINGS = ("bits", "hash")
-
-
-def table_seed(seed: int, name: str) -> int:
-    """Returns a signed 64-bit number, a pure function of a seed and a table's name."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 class MergedBits:

@@ -15,8 +15,8 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, SUMMED_FIELDS, TableConfig
+from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.keys import table_seed
 from tf_fusedrec.tables.native_contents import NativeContents
 from tf_fusedrec.tables.table import Answer, InferenceRows, LeftOutRows
 

@@ -13,8 +13,8 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
+from tf_fusedrec.files.hash_order import mix64
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.table import StoredTable
 
 _BATCH = 1 << 18  # rows per call when rows are restored

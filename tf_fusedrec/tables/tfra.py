@@ -17,8 +17,8 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
+from tf_fusedrec.files.hash_order import mix64, table_seed
 from tf_fusedrec.tables import keys
-from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.row_optimizer import RowOptimizer
 from tf_fusedrec.tables.table import StoredTable
 from tf_fusedrec.tables.tfra_library import de
@@ -88,7 +88,7 @@ class TfraTable(StoredTable):
         self._dim = spec.dim
         self._initializer = spec.initializer
         self._unknown = spec.unknown
-        self._seeds = [keys.table_seed(seed, table.name) for table in tables]
+        self._seeds = [table_seed(seed, table.name) for table in tables]
         self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)

@@ -17,7 +17,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.hash_order import tfra_owner
+from tf_fusedrec.files.hash_order import tfra_owner
 from tf_fusedrec.tfra import table_files
 from tf_fusedrec.tfra.importing import slots_of, tables_of
 

@@ -18,7 +18,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.hash_order import OWNERS
+from tf_fusedrec.files.hash_order import OWNERS
 from tf_fusedrec.tfra import table_files
 
 # New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.

@@ -13,8 +13,8 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives, routing
 from tf_fusedrec.exchange.topology import RankLayout, Topology
+from tf_fusedrec.files.hash_order import tfra_owner
 from tf_fusedrec.ops.xla import outside_clusters
-from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.partitioner import partition_by

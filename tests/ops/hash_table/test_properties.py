@@ -13,7 +13,7 @@ from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.tables.hash_order import mix64
+from tf_fusedrec.files.hash_order import mix64
 
 DIM, SEEDS = 3, [5, -6]
 IDS = [*range(12), -1, INT64_MIN, INT64_MAX, 1 << 40]

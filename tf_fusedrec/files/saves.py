@@ -13,8 +13,8 @@ import secrets
 import shutil
 from typing import Any
 
-from tf_fusedrec.checkpoint import disk, manifest, schema
-from tf_fusedrec.checkpoint.schema import SAVE_NAME
+from tf_fusedrec.files import disk, manifest
+from tf_fusedrec.files.manifest import SAVE_NAME
 
 PARTIAL = ".partial"
 BEST = "best.json"  # names the save that is kept as the best, {"save": name}
@@ -89,7 +89,7 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
         (name,) = found
     read = manifest.read(directory, name)
     for part, shards in manifest.shards_of(read).items():
-        schema.check_no_more(directory / (name or "") / manifest.NAME, directory / part, shards)
+        manifest.check_no_more(directory / (name or "") / manifest.NAME, directory / part, shards)
     return read
 
 

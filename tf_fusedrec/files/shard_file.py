@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from tf_fusedrec.checkpoint import disk, schema
-from tf_fusedrec.tables.hash_order import mix64
+from tf_fusedrec.files import disk, manifest
+from tf_fusedrec.files.hash_order import mix64
 
 _MAGIC = b"FUSEDREC"
 _BLOCK_BYTES = 1 << 16
@@ -176,7 +176,7 @@ class ShardFile:
             fields = json.loads(header)
         except (ValueError, RecursionError) as error:
             raise self._refusal(f"is forged or damaged: its header is not JSON, {error}") from error
-        schema.check_header(self.path, fields)
+        manifest.check_header(self.path, fields)
         return fields
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -4,6 +4,8 @@ Snapshots of tables and files of checkpoints hold rows by ascending Mix64(id). R
 the rows of a rank are one contiguous range, for any number of ranks.
 """
 
+import hashlib
+
 import numpy as np
 
 LAST_HASH = (1 << 64) - 1
@@ -35,3 +37,9 @@ def tfra_owner(ids: np.ndarray, ranks: int) -> np.ndarray:
 
 
 OWNERS = {"hash_range": hash_range_owner, "tfra": tfra_owner}  # by Table.owner
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Returns a signed 64-bit number, a pure function of a seed and a table's name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -10,17 +10,15 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_fusedrec.checkpoint.disk import refusal
-from tf_fusedrec.checkpoint.manifest import shard_name
-from tf_fusedrec.checkpoint.prefetch import prefetched
-from tf_fusedrec.checkpoint.saving import latest
-from tf_fusedrec.checkpoint.schema import TOMBSTONES
-from tf_fusedrec.checkpoint.shard_file import Label, ShardFile
-from tf_fusedrec.tables.hash_order import LAST_HASH, OWNERS, hash_range, mix64, tfra_owner
+from tf_fusedrec.files.disk import refusal
+from tf_fusedrec.files.hash_order import LAST_HASH, OWNERS, hash_range, mix64, tfra_owner
+from tf_fusedrec.files.manifest import TOMBSTONES, latest, shard_name
+from tf_fusedrec.files.shard_file import Label, ShardFile
 
 Chunk = tuple[np.ndarray, np.ndarray]  # ids <int64>[n] and records [n]
 
@@ -269,3 +267,16 @@ def restore(
             rates = [described["learning_rate"] for described in of_table if described.get("learning_rate")]
             if rates:
                 table.optimizer.restore_rates(rates)
+
+
+T = TypeVar("T")
+
+
+def prefetched(items: Iterator[T]) -> Iterator[T]:
+    """Yields `items` in order. A thread makes the next item meanwhile, so two items are in memory."""
+    end: Any = object()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        next_item = thread.submit(next, items, end)
+        while (item := next_item.result()) is not end:
+            next_item = thread.submit(next, items, end)
+            yield item

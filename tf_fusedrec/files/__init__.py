@@ -1,0 +1,1 @@
+"""How rows lie on disk: hash order, shard files, manifests, saves. NumPy only; everything above may read it."""

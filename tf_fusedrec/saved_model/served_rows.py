@@ -1,0 +1,287 @@
+"""Look-ups of a served model: rows that deltas changed, before loaded rows, before initial rows.
+
+The ids of all features whose tables share a group are looked up together. The number of operations does not grow with
+the number of tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model.native_tables import NativeTables
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
+
+
+class Lookup:
+    """Reads rows of a served model.
+
+    Args:
+      tables: The loaded rows.
+      unknown: By table name, the initial rows of ids without a row; None: zeros.
+      groups: All tables, by group.
+      dtypes: By table name, dtype of the rows that the model gets.
+    """
+
+    def __init__(
+        self,
+        tables: StockTables | NativeTables,
+        unknown: Mapping[str, InitialRows | None],
+        groups: Sequence[Group],
+        dtypes: Mapping[str, str],
+    ):
+        self._tables, self._unknown, self._groups, self._dtypes = tables, unknown, groups, dtypes
+        self._overlays: Sequence[Overlay] = ()
+
+    @contextlib.contextmanager
+    def over(self, overlays: Sequence[Overlay]) -> Iterator[None]:
+        """In this context look-ups read `overlays`, one per group, first."""
+        self._overlays = overlays
+        try:
+            yield
+        finally:
+            self._overlays = ()
+
+    def rows(self, asked: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
+        """Rows [n, D] for each table name and its ids <int64>[n]."""
+        outputs: dict[int, tf.Tensor] = {}
+        for number, group in enumerate(self._groups):
+            members = [at for at, (table, _) in enumerate(asked) if table in group.names]
+            if members:
+                outputs.update(zip(members, self._of_group(number, [asked[at] for at in members])))
+        return [tf.cast(outputs[at], self._dtypes[table]) for at, (table, _) in enumerate(asked)]
+
+    def _of_group(self, number: int, asked: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
+        group, overlay = self._groups[number], self._overlays[number]
+        ids, sizes = tf.concat([ids for _, ids in asked], 0), tf.stack([tf.size(ids) for _, ids in asked])
+        names = tf.constant([group.names.index(table) for table, _ in asked], tf.int64)
+        # tf.repeat takes four times the operations.
+        part = tf.raw_ops.UpperBound(sorted_inputs=[tf.cumsum(sizes)], values=[tf.range(tf.size(ids))])[0]
+        tables = tf.gather(names, part)
+        rows, exists = self._tables.find(number, asked, ids, tables)
+        changed, at = overlay.find(ids, tables)
+
+        def replaced() -> tuple[tf.Tensor, tf.Tensor]:
+            new, alive = tf.gather(overlay.rows, at), tf.gather(overlay.alive, at)
+            return tf.where(changed[:, tf.newaxis], new, rows), tf.where(changed, alive, exists)
+
+        # Before the first delta no id has an entry.
+        rows, exists = tf.cond(tf.reduce_any(changed), replaced, lambda: (rows, exists))
+        return tf.split(self._complete(group, ids, tables, decoded(rows, group.dim), exists), sizes)
+
+    def _complete(
+        self, group: Group, ids: tf.Tensor, tables: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor
+    ) -> tf.Tensor:
+        """Replaces the rows of ids that do not exist by their initial rows."""
+        unknown = [self._unknown.get(name) for name in group.names]
+        drawn = [initial is not None for initial in unknown]
+        if not any(drawn):
+            return rows
+        missing = ~exists if all(drawn) else ~exists & tf.gather(tf.constant(drawn), tables)
+
+        def with_initial() -> tf.Tensor:
+            places = tf.where(missing)
+            initial = drawn_rows(unknown, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
+            return tf.tensor_scatter_nd_update(rows, places, tf.cast(initial, rows.dtype))
+
+        # Most requests hold known ids only, and then nothing is drawn.
+        return tf.cond(tf.reduce_any(missing), with_initial, lambda: rows)
+
+
+class Group(NamedTuple):
+    """Tables that share an overlay: names in order, numbers of a row, dtype of a row as it is kept."""
+
+    names: tuple[str, ...]
+    dim: int
+    dtype: tf.DType
+
+    @property
+    def columns(self) -> int:
+        """Columns of a row as it is kept; see encoded."""
+        return self.dim + 4 if self.dtype == tf.int8 else self.dim
+
+    def empty(self) -> Overlay:
+        """An overlay without entries."""
+        nothing = tf.zeros([0], tf.int64)
+        rows = tf.zeros([0, self.columns], self.dtype)
+        return Overlay.of(nothing, nothing, tf.zeros([0], tf.bool), rows)
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """Shapes and dtypes of an overlay's tensors, by field."""
+        many = tf.TensorSpec([None], tf.int64)
+        alive, rows = tf.TensorSpec([None], tf.bool), tf.TensorSpec([None, self.columns], self.dtype)
+        return [*Overlay(many, many, many, alive, rows)]
+
+
+def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+    """Groups the tables {name: {"dim", "dtype"}} of an export."""
+    return [
+        Group(names, tables[names[0]]["dim"], tf.as_dtype(tables[names[0]]["dtype"]))
+        for names in applying.groups_of(tables)
+    ]
+
+
+def find_entries(
+    entries: tf.Tensor, masks: tf.Tensor, ids: tf.Tensor, tables: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Searches sorted entries of a group; applying.joined describes them.
+
+    Args:
+      entries: <int64>[m+1].
+      masks: <int>[m+1].
+      ids, tables: <int64>[n].
+
+    Returns:
+      found: <bool>[n], whether (id, table) has an entry.
+      at: <int64>[n], the entry's position, any in [0, m] where it has none.
+    """
+    first = tf.searchsorted(entries, ids, out_type=tf.int64)
+    masks = tf.where(tf.gather(entries, first) == ids, tf.gather(masks, first), 0)
+    bits = tf.bitwise.left_shift(tf.ones_like(masks), tf.cast(tables, masks.dtype))
+    found = tf.bitwise.bitwise_and(masks, bits) != 0
+    # The entries of an id are neighbours, so the lower bits lead from its first one to the table's own.
+    lower = tf.raw_ops.PopulationCount(x=tf.bitwise.bitwise_and(masks, bits - 1))
+    return found, first + tf.where(found, tf.cast(lower, tf.int64), 0)
+
+
+class Overlay(NamedTuple):
+    """Entries of one group.
+
+    ids: <int64>[m+1], ascending by (id, table), then the largest int64.
+    masks: <int64>[m+1], at the first entry of an id: bit t is set if table t has an entry for it; 0 elsewhere.
+    tables: <int64>[m].
+    alive: <bool>[m+1], False for a removed row and at the end.
+    rows: <dtype>[m+1, D], zeros for a removed row and at the end.
+    """
+
+    ids: tf.Tensor
+    masks: tf.Tensor
+    tables: tf.Tensor
+    alive: tf.Tensor
+    rows: tf.Tensor
+
+    @classmethod
+    def of(cls, ids: tf.Tensor, tables: tf.Tensor, alive: tf.Tensor, rows: tf.Tensor) -> Overlay:
+        """Sorts m entries, given in any order. The first of several entries for one (id, table) counts."""
+        order = tf.argsort(tables, stable=True)
+        order = tf.gather(order, tf.argsort(tf.gather(ids, order), stable=True))
+        new_id = _differs_from_previous(tf.gather(ids, order))
+        order = tf.boolean_mask(order, new_id | _differs_from_previous(tf.gather(tables, order)))
+        ids, tables, alive, rows = (tf.gather(part, order) for part in (ids, tables, alive, rows))
+        new_id = _differs_from_previous(ids)
+        masks = tf.math.segment_sum(
+            tf.bitwise.left_shift(tf.ones_like(tables), tables), tf.cumsum(tf.cast(new_id, tf.int64)) - 1
+        )
+        masks = tf.scatter_nd(tf.where(new_id), masks, tf.shape(ids, tf.int64) + 1)
+        ids = tf.concat([ids, [tf.int64.max]], 0)
+        return cls(ids, masks, tables, tf.pad(alive, [[0, 1]]), tf.pad(rows, [[0, 1], [0, 0]]))
+
+    def after(self, ids: tf.Tensor, tables: tf.Tensor, alive: tf.Tensor, rows: tf.Tensor) -> Overlay:
+        """The overlay after a delta with these entries."""
+        newer = ids, tables, alive, rows
+        older = self.ids[:-1], self.tables, self.alive[:-1], self.rows[:-1]
+        return Overlay.of(*(tf.concat(parts, 0) for parts in zip(newer, older)))
+
+    def find(self, ids: tf.Tensor, tables: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns whether (id, table) has an entry, and its position; see find_entries."""
+        return find_entries(self.ids, self.masks, ids, tables)
+
+
+def _differs_from_previous(values: tf.Tensor) -> tf.Tensor:
+    """<bool>[n]: True at the first value and wherever a value differs from the one before."""
+    return tf.concat([tf.ones_like(values[:1], tf.bool), values[1:] != values[:-1]], 0)
+
+
+class StockTables(tf.Module):
+    """Constant tables of a SavedModel.
+
+    Args:
+      tables: By table name, ids <int64>[n], ascending, and rows [n, D].
+      groups: All tables, by group.
+
+    Raises:
+      ValueError: ids do not ascend, or the number of rows differs from the number of ids.
+    """
+
+    def __init__(self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]], groups: Sequence[Group]):
+        super().__init__(name="tables")
+        for name, (ids, rows) in tables.items():
+            _check(name, ids, rows)
+        self._tables = [_variables(number, [tables[name] for name in of.names]) for number, of in enumerate(groups)]
+
+    def find(
+        self, group: int, asked: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Looks up ids of the tables of one group.
+
+        Args:
+          group: Number of the group.
+          asked: Not read. NativeTables.find reads it.
+          ids, tables: <int64>[n], ids and the positions of their tables in the group.
+
+        Returns:
+          Rows [n, D], zeros where the table lacks the id, and whether the table has it, <bool>[n].
+        """
+        entries, masks, rows = self._tables[group]
+        exists, at = find_entries(entries, masks, ids, tables)
+        zeros = tf.shape(rows, tf.int64)[0] - 1  # position of the default row
+        return tf.gather(rows, tf.where(exists, at, zeros)), exists
+
+
+def _variables(number: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[tf.Variable, ...]:
+    parts = zip(("ids", "masks", "rows"), applying.joined(tables))
+    return tuple(tf.Variable(part, trainable=False, name=f"group{number}_{name}") for name, part in parts)
+
+
+def _check(name: str, ids: np.ndarray, rows: np.ndarray) -> None:
+    if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
+        raise ValueError(
+            f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows [n, D]. "
+            "Remedy: one row for each id."
+        )
+    if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
+        raise ValueError(
+            f"table {name!r} of an export has ids that repeat or do not ascend. Remedy: sorted, distinct ids."
+        )
+
+
+ROWS = (None, "bfloat16", "int8")
+_STEPS = 127  # in the largest number of a row
+
+
+def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.ndarray:
+    """Rows [n, D] of ids <int64>[n] in `dtype`: <dtype>[n, D], or <int8>[n, D+4].
+
+    Raises:
+      ValueError: a row is not finite in that dtype.
+    """
+    numbers = rows.astype(np.float32 if dtype == "int8" else tf.as_dtype(dtype).as_numpy_dtype)
+    bad = ~np.isfinite(numbers).all(axis=1)
+    if bad.any():
+        raise ValueError(
+            f"table {table!r} has {int(bad.sum())} rows that are not finite in {numbers.dtype.name}, the first of id "
+            f"{ids[bad][0]}. Remedy: load an earlier save (checkpoint.saves lists them), and look for the cause, such "
+            "as a learning rate that is too high or a NaN in the data."
+        )
+    if dtype != "int8":
+        return numbers
+    scales = np.abs(numbers).max(axis=1, keepdims=True, initial=0) / np.float32(_STEPS)
+    # The product of the scale and all steps must stay finite.
+    scales = np.minimum(scales, np.nextafter(np.finfo(np.float32).max / np.float32(_STEPS), np.float32(0)))
+    steps = np.rint(np.divide(numbers, scales, out=np.zeros_like(numbers), where=scales > 0))
+    # The quotient of a subnormal scale may exceed the largest step.
+    steps = np.clip(steps, -_STEPS, _STEPS).astype(np.int8)
+    return np.concatenate([steps, scales.astype("<f4").view(np.int8)], axis=1)
+
+
+def decoded(rows: tf.Tensor, dim: int) -> tf.Tensor:
+    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8, whose rows have dim + 4 columns."""
+    if rows.dtype != tf.int8:
+        return rows
+    scales = tf.bitcast(rows[:, dim:], tf.float32)
+    return tf.cast(rows[:, :dim], tf.float32) * scales[:, tf.newaxis]

@@ -17,9 +17,9 @@ FusedEmbedding(backend="tfra").
   ops/*.py                tf.no_gradient                            An op has no gradient.
   ops/*.py                tf.RegisterGradient                       An op has a gradient.
   schedules/*.py          register                                  Saved models find a schedule by its name.
-  schedules/keras_3.py    functools.wraps                           The next two keep the text of Keras.
-  schedules/keras_3.py    _Model.compile                            compile of models with tables refuses Keras 3.
-  schedules/keras_3.py    _OpLayer.__init__                         Keras 3 layers in functional models are refused.
+  schedules/model.py      functools.wraps                           The next two keep the text of Keras.
+  schedules/model.py      _Model.compile                            compile of models with tables refuses Keras 3.
+  schedules/model.py      _OpLayer.__init__                         Keras 3 layers in functional models are refused.
   schedules/model.py      keras.saving.register_keras_serializable  Keras can load a PipelinedModel.
   tables/keras_savers.py  _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
   tables/keras_savers.py  _files.save_weights                       Keras' save_weights refuses tables.

@@ -126,6 +126,15 @@ def converted_as_here(function: Callable) -> Callable:
     return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
 
+def unconverted(function: Callable) -> Callable:
+    """The function without AutoGraph, whose conversion takes seconds. Keras still converts layers by itself.
+
+    Call it outside of any trace. tf.autograph.experimental.do_not_convert would keep Keras from converting.
+    """
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx(), convert_by_default=False)
+
+
 _normalize_weights = keras.layers.SpectralNormalization.normalize_weights
 
 
@@ -175,4 +184,5 @@ __all__ = [
     "of_keras_3",
     "recorded_by_tape",
     "tf",
+    "unconverted",
 ]

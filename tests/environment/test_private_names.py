@@ -28,9 +28,8 @@ PRIVATE = {
     },
     "tf_fusedrec/ops/ancestors.py": {"tf.__internal__.FuncGraph"},
     "tf_fusedrec/ops/table_contents.py": {"tf.__internal__.eager_context.eager_mode"},
-    "tf_fusedrec/schedules/equal_lengths.py": {"keras.src.engine.data_adapter"},
-    "tf_fusedrec/schedules/feed.py": {"tf.__internal__.autograph"},
-    "tf_fusedrec/schedules/keras_3.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
+    "tf_fusedrec/schedules/feed.py": {"keras.src.engine.data_adapter"},
+    "tf_fusedrec/schedules/model.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
     "tf_fusedrec/tables/keras_savers.py": {
         "keras.src.export.export_lib",
         "keras.src.saving.legacy.hdf5_format",

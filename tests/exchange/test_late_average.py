@@ -13,7 +13,7 @@ from tests.support.graphs import ancestors
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.schedules.first_step import make_optimizer_slots
+from tf_fusedrec.schedules.model import make_optimizer_slots
 
 RANKS, SAMPLES = 4, 4
 LATE = Topology(2, "weight_sync", average_late=True)

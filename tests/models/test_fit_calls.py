@@ -17,7 +17,7 @@ from models.prepare import prepare_data
 from tests.models import experiments
 from tests.oracles.cluster_samples import cluster_samples_oracle
 from tf_fusedrec import tf
-from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.data.batches import piece_bounds
 
 PARTITIONS = 3
 

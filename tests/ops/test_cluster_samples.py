@@ -9,7 +9,7 @@ from tests.support.ids import INT64_MAX, INT64_MIN, communities, splits_of
 from tests.support.shape_functions import inferred
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.data.batches import piece_bounds
 
 
 def cluster(features, sizes):

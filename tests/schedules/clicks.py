@@ -4,9 +4,9 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec._tf_compat import unconverted
 from tf_fusedrec.schedules import PipelinedModel
-from tf_fusedrec.schedules.feed import unconverted
-from tf_fusedrec.schedules.first_step import make_optimizer_slots
+from tf_fusedrec.schedules.model import make_optimizer_slots
 
 DIM, UNITS = 4, 8
 

@@ -21,9 +21,9 @@ from tests.schedules.in_flight import delayed
 from tests.support.graphs import reduced_in_between, without_fusions
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec._tf_compat import unconverted
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
-from tf_fusedrec.schedules.feed import unconverted
 
 STEPS, SAMPLES, RATE, DENSE_RATE, M = 10, 4, 0.1, 0.05, 2
 FEATURES = ("item", "user")

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
-from tf_fusedrec.exchange.micro_batches import piece_bounds, token_bounds
+from tf_fusedrec.data.batches import num_samples, piece_bounds, token_bounds
 from tf_fusedrec.schedules import cut
-from tf_fusedrec.schedules.micro_batch import num_samples
 
 
 def make(samples):

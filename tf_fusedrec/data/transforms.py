@@ -19,7 +19,7 @@ from typing import Any
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import converted_as_here, tf
-from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.data.batches import piece_bounds
 
 
 def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | None = None) -> tf.data.Dataset:

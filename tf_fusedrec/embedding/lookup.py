@@ -121,7 +121,7 @@ def bring(*waves: Sequence[Context]) -> list[Found]:
 
     Args:
       waves: Contexts of lookups. The rows of one wave leave together. The rows of the next wave leave when they have
-        arrived: Horovod does not keep the order of exchanges that wait together (schedules/frozen_window.py).
+        arrived: Horovod does not keep the order of exchanges that wait together (schedules/micro_batches.py).
     """
     found: list[Found] = []
     arrived: list[tf.Tensor] = []

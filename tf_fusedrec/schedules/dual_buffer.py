@@ -29,7 +29,7 @@ from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.embedding.lookup import bring, fetch, look_ahead, route
 from tf_fusedrec.embedding.routed_ids import RoutedIds
 from tf_fusedrec.ops import RowsAhead
-from tf_fusedrec.schedules import stages
+from tf_fusedrec.schedules import planned_calls
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
@@ -49,8 +49,8 @@ class LookAheadSchedule(Schedule):
     looks_ahead = True
 
     @abc.abstractmethod
-    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        """The lookups of a batch that will train in `steps_ahead` steps. Raises as stages.plan."""
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[planned_calls.Planned]:
+        """The lookups of a batch that will train in `steps_ahead` steps. Raises as planned_calls.plan."""
 
     @property
     def routes_ahead(self) -> int:
@@ -61,13 +61,13 @@ class LookAheadSchedule(Schedule):
         for embedding in embeddings_of(model):
             embedding.check_deferrable(1)
 
-    def _planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+    def _planned(self, model: Any, data: Any, steps_ahead: int) -> list[planned_calls.Planned]:
         with placing_ids(tables_in(model)):
             return self.planned(model, data, steps_ahead)
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
         plans = [self._planned(model, batches[i], steps_ahead=i + 1) for i in range(self.routes_ahead)]
-        routes = [route(*stages.waves(planned)) for planned in plans]
+        routes = [route(*planned_calls.waves(planned)) for planned in plans]
         return State(routes, look_ahead(routes[0]))
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
@@ -76,10 +76,10 @@ class LookAheadSchedule(Schedule):
         # few threads, work on coming batches could also delay the refresh, for which this batch waits.
         with tf.control_dependencies([context.answer.rows for context in contexts]):
             planned = self._planned(model, batches[self.routes_ahead], steps_ahead=self.routes_ahead + 1)
-            routes = [*state.routes[1:], route(*stages.waves(planned))]
+            routes = [*state.routes[1:], route(*planned_calls.waves(planned))]
             state = State(routes, look_ahead(routes[0]))
-        found = bring(*stages.by_micro_batch(planned, contexts))
-        with stages.supplying(planned, found):
+        found = bring(*planned_calls.by_micro_batch(planned, contexts))
+        with planned_calls.supplying(planned, found):
             logs = model.train_step(batches[0])
         return logs, state
 
@@ -124,5 +124,5 @@ class DualBuffer(LookAheadSchedule):
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        return stages.plan(model, [data], steps_ahead=steps_ahead)
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[planned_calls.Planned]:
+        return planned_calls.plan(model, [data], steps_ahead=steps_ahead)

@@ -1,27 +1,36 @@
-"""Training steps with read-ahead: all ranks read batches until no rank has one.
+"""Batches for the steps of fit, evaluate and predict. All ranks make equally many steps.
 
     step t     [batch t computes]   [batch t+1: what its schedule does ahead]   [batch t+lead is read; who has data?]
 
-A rank whose data ends first takes part with batches of no samples. Ranks agree on whether any of them has data when a
-batch is read. That is at least one step before it computes, so no step waits for the result.
+A rank that has no more data takes part with batches of no samples. Ranks agree on whether any of them has data when a
+batch is read. Training reads a batch at least one step before it computes, so no step waits for the result.
+
+Feed is the training function; EqualSteps makes steps of evaluate and predict, which look at a batch before it runs.
+StepState passes tensors from one step to the next. equal_lengths lets Keras iterate equally often on all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from tf_fusedrec._tf_compat import tf
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, tf, unconverted
+from tf_fusedrec.data.batches import no_samples, num_samples
 from tf_fusedrec.embedding import tables_in
 from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.model_state import check_equal
-from tf_fusedrec.schedules.micro_batch import num_samples
 from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.step_state import StepState
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
+_adapters: Any = keras.src.engine.data_adapter
 
 
 class Read(NamedTuple):
@@ -35,8 +44,8 @@ class Feed:
     """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 
     A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more. Batches have an unknown
-    number of samples, whatever the data set says. After an error the next call begins anew. Where rows were loaded or
-    set between two calls, the schedule's work is begun anew on the batches that are read.
+    number of samples, whatever the data set says. After an error the next call starts over. If rows were loaded or set
+    between two calls, the schedule starts over on the batches that are read.
 
     Args:
       model: A PipelinedModel; later changes of its schedule have no effect here.
@@ -53,9 +62,9 @@ class Feed:
         self._iterator: Any = None
         self._goes_on = False
         self._replaced: list[int] = []  # of each table, when the schedule began its work
-        self._made = self._told = 0  # steps, as many as on every other rank, and those before the call of `trained`
+        self._steps = self._reported_steps = 0  # of every rank, and those before the last call of `trained`
         with tf.init_scope(), tf.device("/CPU:0"):
-            # Samples of this rank, and its steps with samples, since `trained` was called.
+            # Samples of this rank, and its steps with samples, since the last call of `trained`.
             self._trained = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="trained")
 
         def wrap(function: Callable) -> Callable:
@@ -74,10 +83,14 @@ class Feed:
             goes_on, content = self._start(iterator)
             self._goes_on = bool(goes_on)
             self._replaced = self._replacements()
-            if content is not None and self._made == 0:
-                warn_of_equal_data(int(content))
+            if content is not None and self._steps == 0:
+                _warn_of_equal_data(int(content))
         elif self._goes_on and self._is_stale():
-            self._begin_anew()
+            # Drops the schedule's work, gradients that wait included, and begins it on the batches that are read.
+            self._change_states(
+                self._restarts, lambda reads, _: self._schedule.start(self._model, [read.data for read in reads])
+            )
+            self._replaced = self._replacements()
         if not self._goes_on:
             self.drain()
             self.forget()
@@ -85,9 +98,9 @@ class Feed:
         for _ in range(self._model.steps_at_once):
             logs, goes_on = self._step(iterator)
             self._goes_on = bool(goes_on)
-            self._made += 1
-            if self._made & (self._made - 1) == 0:  # 1, 2, 4, ...: an optimizer may begin with a learning rate of 0
-                check_equal(self._model, f"after step {self._made}", state=False)
+            self._steps += 1
+            if self._steps & (self._steps - 1) == 0:  # 1, 2, 4, ...: an optimizer may begin with a learning rate of 0
+                check_equal(self._model, f"after step {self._steps}", state=False)
             if not self._goes_on:
                 break
         self._iterator = iterator
@@ -96,27 +109,25 @@ class Feed:
     @property
     def has_trained(self) -> bool:
         """Whether ranks have made steps since the last call of `trained`; the same on all ranks."""
-        return self._made > self._told
+        return self._steps > self._reported_steps
 
     def trained(self) -> tuple[int, int]:
         """Samples that this rank has trained since the last call, and its steps with samples. Eager."""
-        self._told = self._made
+        self._reported_steps = self._steps
         samples, steps = self._trained.numpy()
         self._trained.assign([0, 0])
         return int(samples), int(steps)
 
     def drain(self) -> None:
         """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
-        if type(self._schedule).drain is Schedule.drain or self._is_stale():
-            return
-        self._change_states(self._drains, lambda _, state: self._schedule.drain(self._model, state))
+        if type(self._schedule).drain is not Schedule.drain and not self._is_stale():
+            self._change_states(self._drains, lambda _, state: self._schedule.drain(self._model, state))
 
-    def _begin_anew(self) -> None:
-        """Drops the schedule's work, gradients that wait included, and begins it on the batches that are read."""
-        self._change_states(
-            self._restarts, lambda reads, _: self._schedule.start(self._model, [read.data for read in reads])
-        )
-        self._replaced = self._replacements()
+    def forget(self) -> None:
+        """Drops batches that were read ahead, and the schedule's work on them."""
+        self._iterator = None
+        for step_state in self._states.values():
+            step_state.clear()
 
     def _replacements(self) -> list[int]:
         return [table.replaced for table in tables_in(self._model)]
@@ -125,12 +136,6 @@ class Feed:
         """Whether rows were loaded or set since the schedule looked some up and let gradients wait."""
         return self._replaced != self._replacements()
 
-    def forget(self) -> None:
-        """Drops batches that were read ahead, and the schedule's work on them."""
-        self._iterator = None
-        for step_state in self._states.values():
-            step_state.clear()
-
     def _start_reading(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
         state = self._schedule.start(self._model, [read.data for read in reads])
@@ -138,7 +143,7 @@ class Feed:
         if key not in self._states:
             self._states[key] = StepState((reads, state))
         self._states[key].put((reads, state))
-        content = content_of([read.data for read in reads]) if collectives.size() > 1 else None
+        content = _content_of([read.data for read in reads]) if collectives.size() > 1 else None
         return reads[0].goes_on, content
 
     def _read_and_train(self, iterator: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -151,14 +156,14 @@ class Feed:
             samples = num_samples(reads[0].data)
             self._trained.assign_add(tf.stack([samples, tf.cast(samples > 0, tf.int64)]))
         with tf.control_dependencies(tf.nest.flatten(logs)):
-            self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
+            self._model._train_counter.assign_add(1)  # Keras counts here; its callbacks and summaries read it
         return logs, reads[1].goes_on
 
     def _change_states(self, functions: dict[str, Callable], change: Callable[[Sequence[Read], Any], Any]) -> None:
         """Replaces the schedule's state between two steps by `change` of the read batches and the state.
 
         Args:
-          functions: The functions that a change has made before, by the structure of the batches.
+          functions: Earlier functions of this change, by the structure of the batches.
           change: The change, traced.
         """
 
@@ -174,42 +179,10 @@ class Feed:
 
     def _read(self, iterator: Any, number: int) -> Read:
         with placing_ids(tables_in(self._model)):
-            return read(iterator, f"{self._model.name}.has_data.{number}")
+            return _read(iterator, f"{self._model.name}.has_data.{number}")
 
 
-def content_of(batches: list[Any]) -> tf.Tensor:
-    """<int64>[], a fingerprint of the batches; 0 if they have no samples."""
-    leaves = tf.nest.flatten(batches, expand_composites=True)
-    with tf.device("/CPU:0"):
-        text = tf.strings.join([tf.io.serialize_tensor(leaf) for leaf in leaves if leaf is not None])
-        return tf.where(num_samples(batches[0]) > 0, tf.strings.to_hash_bucket_fast(text, 2**63 - 1), 0)
-
-
-def warn_of_equal_data(content: int) -> None:
-    """Warns if two ranks begin with equal batches. Collective.
-
-    Args:
-      content: content_of this rank's first batches.
-    """
-    contents = collectives.all_gather_object(content)
-    twins = [rank for rank, other in enumerate(contents) if other and contents.count(other) > 1]
-    if twins and collectives.rank() == 0:
-        _LOG.warning(
-            "ranks %s begin with equal batches, so they train the same samples. Remedy: "
-            "dataset.shard(fr.size(), fr.rank()) before shuffle and batch, or files of its own for each rank.", twins
-        )  # fmt: skip
-
-
-def unconverted(function: Callable) -> Callable:
-    """The function without AutoGraph, whose conversion takes seconds. Keras still converts layers by itself.
-
-    It must be called outside of any trace. tf.autograph.experimental.do_not_convert would keep Keras from converting.
-    """
-    autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx(), convert_by_default=False)
-
-
-def read(iterator: Any, name: str) -> Read:
+def _read(iterator: Any, name: str) -> Read:
     """The next batch of this rank; a batch of no samples after the last one. Traced, collective.
 
     Args:
@@ -217,37 +190,355 @@ def read(iterator: Any, name: str) -> Read:
       name: Name of the all-reduce, the same on all ranks.
     """
     optional = iterator.get_next_as_optional()
-    here = optional.has_value()
-    data = tf.cond(here, optional.get_value, lambda: no_samples(iterator.element_spec))
-    return Read(data, collectives.all_reduce_sum(tf.cast(here, tf.int32), name=name) > 0)
+    has_data = optional.has_value()
+    data = tf.cond(has_data, optional.get_value, lambda: no_samples(iterator.element_spec))
+    return Read(data, collectives.all_reduce_sum(tf.cast(has_data, tf.int32), name=name) > 0)
 
 
-def no_samples(element_spec: Any) -> Any:
-    """A batch of no samples for a data set with this element_spec.
+def _content_of(batches: list[Any]) -> tf.Tensor:
+    """<int64>[], a fingerprint of the batches; 0 if they have no samples."""
+    leaves = tf.nest.flatten(batches, expand_composites=True)
+    with tf.device("/CPU:0"):
+        text = tf.strings.join([tf.io.serialize_tensor(leaf) for leaf in leaves if leaf is not None])
+        return tf.where(num_samples(batches[0]) > 0, tf.strings.to_hash_bucket_fast(text, 2**63 - 1), 0)
 
-    Raises:
-      ValueError: a tensor has no first dimension, or an unknown rank.
+
+def _warn_of_equal_data(content: int) -> None:
+    """Warns if two ranks begin with equal batches, whose _content_of is `content` on this rank. Collective."""
+    contents = collectives.all_gather_object(content)
+    twins = [rank for rank, value in enumerate(contents) if value and contents.count(value) > 1]
+    if twins and collectives.rank() == 0:
+        _LOG.warning(
+            "ranks %s begin with equal batches, so they train the same samples. Remedy: "
+            "dataset.shard(fr.size(), fr.rank()) before shuffle and batch, or files of its own for each rank.", twins
+        )  # fmt: skip
+
+
+class StepState:
+    """One structure of tensors: each step takes the structure that the step before has put in.
+
+    Tensors pass by reference, without a copy. The state is at most two queues of one element, made outside of any
+    graph, so that all traced functions share them. A queue on a device would copy host tensors to the device, and the
+    next step would wait until they are back. So tensors that were made under tf.device("/CPU:0"), and strings, have a
+    queue in host memory.
+
+    Args:
+      example: Any structure of tensors, composite tensors and constants. `take` returns the constants of the example.
     """
 
-    def empty(spec: Any) -> Any:
-        rank = spec.shape.rank
-        if not rank:
+    def __init__(self, example: Any):
+        def spec(leaf: Any) -> Any:
+            return tf.type_spec_from_value(leaf) if tf.is_tensor(leaf) else leaf
+
+        self._structure = tf.nest.map_structure(spec, example)
+        self._dtypes = [tensor.dtype for tensor in _tensors(example)]
+        self._on_host = [_is_on_host(tensor) for tensor in _tensors(example)]
+        self._queues: dict[bool, tf.queue.FIFOQueue] = {}  # by whether its tensors are in host memory
+        with tf.init_scope():
+            for on_host in sorted(set(self._on_host)):
+                with _placed(on_host):
+                    self._queues[on_host] = tf.queue.FIFOQueue(
+                        1, self._of_queue(self._dtypes, on_host), name="step_state"
+                    )
+        self._eager_value: Any = None  # between eager steps, which need no queue
+
+    def put(self, value: Any) -> None:
+        """Keeps a structure like the example's. The state must be empty.
+
+        Raises:
+          ValueError: the tensors have other dtypes than the example's.
+        """
+        tensors = _tensors(value)
+        if [tensor.dtype for tensor in tensors] != self._dtypes:
             raise ValueError(
-                f"a batch must consist of tensors whose first dimension counts the samples, got {spec}. "
-                "Remedy: Dataset.batch, or tensors of a known rank >= 1."
+                f"a step left tensors of the dtypes {[tensor.dtype for tensor in tensors]} for the next step, and the "
+                f"first step left {self._dtypes}. Remedy: let Schedule.step return a state of the same tensors always."
             )
-        rest = [size or 0 for size in spec.shape[1:]]
-        if isinstance(spec, tf.SparseTensorSpec):
-            shape = tf.constant([0, *rest], tf.int64)
-            return tf.SparseTensor(tf.zeros([0, rank], tf.int64), tf.zeros([0], spec.dtype), shape)
-        if isinstance(spec, tf.RaggedTensorSpec):
-            inner = [size or 0 for size in spec.shape[1 + spec.ragged_rank :]]
-            splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
-            return tf.RaggedTensor.from_nested_row_splits(_zeros([0, *inner], spec.dtype), splits, validate=False)
-        return _zeros([0, *rest], spec.dtype)
+        if tf.executing_eagerly():
+            self._eager_value = value
+        else:
+            for on_host, queue in self._queues.items():
+                with _placed(on_host):
+                    queue.enqueue(self._of_queue(tensors, on_host))
 
-    return tf.nest.map_structure(empty, element_spec)
+    def take(self) -> Any:
+        """The value that `put` kept, in the form of the example. Waits for ever if the state is empty."""
+        if tf.executing_eagerly():
+            value, self._eager_value = self._eager_value, None
+            return value
+        tensors_of = {}
+        for on_host, queue in self._queues.items():
+            with _placed(on_host):
+                taken = queue.dequeue()
+            tensors_of[on_host] = iter(taken if isinstance(taken, (list, tuple)) else [taken])
+        tensors = iter([next(tensors_of[on_host]) for on_host in self._on_host])
+        leaves = []
+        for leaf in tf.nest.flatten(self._structure, expand_composites=True):
+            if isinstance(leaf, tf.TypeSpec):
+                spec, leaf = leaf, next(tensors)
+                leaf.set_shape(spec.shape)
+            leaves.append(leaf)
+        return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
+
+    @property
+    def full(self) -> bool:
+        """True if a complete value is kept. Eager."""
+        return self._eager_value is not None or all(int(queue.size()) > 0 for queue in self._queues.values())
+
+    def clear(self) -> None:
+        """Drops the kept value. Eager."""
+        self._eager_value = None
+        for queue in self._queues.values():
+            if int(queue.size()) > 0:  # a step that failed may have filled or emptied one of them
+                queue.dequeue()
+
+    def _of_queue(self, items: Sequence[T], on_host: bool) -> list[T]:
+        """The items, by tensor, that belong to this queue."""
+        return [item for item, item_on_host in zip(items, self._on_host) if item_on_host == on_host]
 
 
-def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:
-    return tf.reshape(tf.constant([], dtype), shape)
+def _is_on_host(tensor: tf.Tensor) -> bool:
+    return tensor.dtype == tf.string or tf.DeviceSpec.from_string(tensor.device or "").device_type == "CPU"
+
+
+def _placed(on_host: bool) -> contextlib.AbstractContextManager:
+    return tf.device("/CPU:0") if on_host else contextlib.nullcontext()
+
+
+def _tensors(value: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(value, expand_composites=True) if tf.is_tensor(leaf)]
+
+
+class EqualSteps:
+    """Replaces Keras' compiled test or predict function: takes an iterator and returns the result of its steps.
+
+    Args:
+      model: A PipelinedModel. A call makes `steps_at_once` steps, or fewer if no rank has data for more.
+      name: Name of the all-reduce that asks which ranks have data.
+      step: The step of one batch, of any number of samples.
+      put_together: The function from the steps' results to the result of a call: `last` or `concatenated`.
+      compiled: True if steps run as functions; else eagerly.
+
+    Raises:
+      tf.errors.OutOfRangeError: no rank has data any more.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        step: Callable[[Any], Any],
+        put_together: Callable[[list[Any]], Any],
+        *,
+        compiled: bool,
+    ):
+        self._model, self._step, self._put_together, self._compiled = model, step, put_together, compiled
+        self._read = self._wrap(lambda iterator: _read(iterator, name))
+        self._steps: dict[str, Callable] = {}  # by the structure of the batches
+        self._empty: tuple[Any, Any] = (None, None)  # an iterator, and no samples of the form of its last result
+
+    def __call__(self, iterator: Any) -> Any:
+        key = repr(iterator.element_spec)
+        if key not in self._steps:
+            self._steps[key] = self._wrap(self._step, [tf.nest.map_structure(_of_any_size, iterator.element_spec)])
+        results: list[Any] = []
+        while len(results) < self._model.steps_at_once:
+            batch = self._read(iterator)
+            if not batch.goes_on:
+                break
+            result = self._steps[key](batch.data)
+            if self._put_together is concatenated:
+                result = self._of_last_form(result, iterator, int(num_samples(batch.data)))
+            results.append(result)
+        if not results:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
+        return self._put_together(results)
+
+    def _of_last_form(self, predictions: Any, iterator: Any, samples: int) -> Any:
+        """The predictions for a batch; without samples, in the form of the batch before.
+
+        Sizes that the data set does not state are 0 in a batch of no samples, and Keras would put predictions of
+        different sizes together as a RaggedTensor.
+        """
+        if samples:
+            self._empty = (iterator, tf.nest.map_structure(_first_none, predictions))
+            return predictions
+        return self._empty[1] if self._empty[0] is iterator else predictions
+
+    def _wrap(self, function: Callable, signature: Any = None) -> Callable:
+        return tf.function(unconverted(function), input_signature=signature) if self._compiled else function
+
+
+def last(logs: list[Any]) -> Any:
+    """The logs of the last step, which cover all steps since the epoch began."""
+    return logs[-1]
+
+
+def concatenated(predictions: list[Any]) -> Any:
+    """Predictions of several steps, concatenated; scalars are stacked, as in Keras' predict."""
+
+    def join(*parts: Any) -> Any:
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(parts))
+        return tf.concat(parts, 0) if parts[0].shape.rank else tf.stack(parts)
+
+    return tf.nest.map_structure(join, *predictions)
+
+
+def averaged(logs: Any) -> Any:
+    """Logs of a user's own step: every number becomes its mean over ranks. Collective, eager."""
+    if not isinstance(logs, dict):
+        return logs
+    names = [name for name in sorted(logs) if np.ndim(logs[name]) == 0]
+    values = tf.constant([float(logs[name]) for name in names], tf.float64)
+    total = collectives.all_reduce_sum(values, name="fusedrec.logs").numpy() if names else []
+    return {**logs, **{name: float(value) / collectives.size() for name, value in zip(names, total)}}
+
+
+def _first_none(predictions: Any) -> Any:
+    """The first 0 samples of predictions; a scalar, which belongs to no sample, as it is."""
+    if isinstance(predictions, tf.SparseTensor):
+        return tf.sparse.slice(predictions, [0] * predictions.shape.rank, [0, *predictions.shape[1:]])
+    return predictions[:0] if predictions.shape.rank else predictions
+
+
+def _of_any_size(spec: Any) -> Any:
+    """The spec of the same tensor for any number of samples."""
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+@contextlib.contextmanager
+def equal_lengths(model: keras.Model) -> Iterator[None]:
+    """Inside, Keras iterates over the inputs of `model` equally often on all ranks, for any kind of input.
+
+    Keras makes one handler for each input: of fit, of its validation data or split, of evaluate and predict. It has no
+    public way to replace the handler.
+    """
+    if collectives.size() == 1:
+        yield
+        return
+    get_handler_of_keras = _adapters.get_data_handler
+
+    def get_data_handler(*args: Any, **kwargs: Any) -> Any:
+        return EqualHandler(**kwargs) if kwargs.get("model") is model else get_handler_of_keras(*args, **kwargs)
+
+    _adapters.get_data_handler = get_data_handler
+    try:
+        yield
+    finally:
+        _adapters.get_data_handler = get_handler_of_keras
+
+
+class EqualHandler(_adapters.DataHandler):
+    """Keras' iteration over one input, for as many steps as the rank with the most batches makes. Collective.
+
+    Keras stops a rank after its own number of batches. Here all ranks take the largest number, or None if one rank does
+    not know its number. When the data of a rank has ended, Feed and EqualSteps give it batches of no samples.
+
+    Args:
+      x, y, kwargs: Arguments of Keras' DataHandler, which are those of fit.
+
+    Raises:
+      ValueError: on all ranks, where the inputs of ranks differ in kind or in `steps_per_epoch`, or where a rank cannot
+        read its input.
+    """
+
+    _dataset: tf.data.Dataset
+
+    def __init__(self, x: Any, y: Any = None, **kwargs: Any):
+        self._others_wait = True  # for a message of this constructor
+        try:
+            x, name = _peeked(x, y, kwargs["model"])
+            # Keras calls a model without weights on the first batch of some inputs, which is collective.
+            self._agree((name, kwargs.get("steps_per_epoch")))
+            super().__init__(x, y, **kwargs)
+        except Exception as error:
+            if self._others_wait:
+                self._gather(None, f"{type(error).__name__}: {error}")
+            raise
+
+    def _configure_dataset_and_inferred_steps(self, strategy: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        super()._configure_dataset_and_inferred_steps(strategy, x, *args, **kwargs)
+        dataset, adapter = self._dataset, self._adapter
+        if self._steps_per_epoch is not None or adapter.get_size() is None:
+            return
+        if adapter.should_recreate_iterator():
+            # Lists and the workers of a Sequence, whose length may change, read on into the next epoch.
+            self._dataset = tf.data.Dataset.from_tensors(0).flat_map(
+                lambda _: dataset.take(tf.ensure_shape(tf.py_function(adapter.get_size, [], tf.int64), []))
+            )
+        else:
+            # Keras repeats arrays inside one data set, which therefore has batches of no samples after each epoch.
+            self._dataset = _filled_up(dataset, adapter.get_size(), self._inferred_steps)
+
+    def _infer_steps(self, steps: int | None, dataset: tf.data.Dataset) -> int | None:
+        batches = super()._infer_steps(steps, dataset)
+        by_rank = self._gather((batches, self._adapter.should_recreate_iterator()))
+        self._others_wait = False
+        if not all(recreates for _, recreates in by_rank):
+            # With steps_per_epoch, Keras recreates a data set's iterator each epoch if that is its number of batches.
+            self._adapter.should_recreate_iterator = lambda: False
+        counts = [batches for batches, _ in by_rank]
+        return None if None in counts else max(counts)
+
+    def _agree(self, kind_and_steps: tuple[str, int | None]) -> None:
+        """Raises ValueError unless all ranks have inputs of one kind and equal steps_per_epoch."""
+        kinds, steps = map(list, zip(*self._gather(kind_and_steps)))
+        self._others_wait = len(set(kinds)) == len(set(steps)) == 1
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"steps_per_epoch must be the same on all ranks, got {steps} by rank (steps in evaluate and predict, "
+                "validation_steps for validation data)."
+            )
+        if len(set(kinds)) > 1:
+            raise ValueError(
+                f"ranks have inputs of different kinds: {kinds} by rank. Remedy: the same kind on every rank, for "
+                "example a tf.data.Dataset, which may be empty."
+            )
+
+    def _gather(self, value: Any, error: str | None = None) -> list[Any]:
+        """The values of all ranks. Raises ValueError if another rank comes with an error in place of its value."""
+        by_rank = collectives.all_gather_object((value, error))
+        for rank, (_, error_there) in enumerate(by_rank):
+            if error_there is not None and error is None:
+                self._others_wait = False
+                raise ValueError(f"rank {rank} cannot read its input: {error_there}")
+        return [value for value, _ in by_rank]
+
+
+def _peeked(x: Any, y: Any, model: keras.Model) -> tuple[Any, str]:
+    """The input, unchanged for its reader, and the name of its kind.
+
+    Raises:
+      ValueError: Keras looks at the first batch of such an input, and there is none.
+    """
+    adapter = _adapters.select_data_adapter(x, y).__name__
+    name = {"TensorLikeDataAdapter": "arrays", "ListsOfScalarsDataAdapter": "lists"}.get(adapter, type(x).__name__)
+    has_first = True
+    if adapter == "KerasSequenceAdapter":
+        has_first = len(x) > 0
+        if has_first and not model.built:
+            x[0]  # an error is raised before the model is called, and reaches all ranks
+        name = "keras.utils.Sequence"
+    elif adapter == "GeneratorDataAdapter":
+        nothing = object()
+        first = next(x, nothing)
+        has_first, x = first is not nothing, itertools.chain([first], x)
+        name = "generator"
+    elif adapter == "DatasetAdapter":
+        name = "tf.data.Dataset"
+    if not has_first:
+        raise ValueError(f"the {name} is empty. Remedy: a tf.data.Dataset, which may be empty on a rank.")
+    return x, name
+
+
+def _filled_up(dataset: tf.data.Dataset, batches: int, steps: int | None) -> tf.data.Dataset:
+    """The data set, with batches of no samples after each `batches` of its batches, up to `steps`."""
+    if batches == steps or steps is None:
+        return dataset
+    nothing = tf.data.Dataset.from_tensors(0).map(lambda _: no_samples(dataset.element_spec)).repeat()
+    turns = tf.data.Dataset.range(steps).map(lambda i: tf.cast(i >= batches, tf.int64)).repeat()
+    return tf.data.Dataset.choose_from_datasets([dataset, nothing], turns)

@@ -19,8 +19,8 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import Found, RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.embedding.routed_ids import Context, RoutedIds
-from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import required_embeddings
+from tf_fusedrec.schedules import planned_calls
+from tf_fusedrec.schedules.planned_calls import required_embeddings
 from tf_fusedrec.schedules.schedule import Schedule
 
 
@@ -77,7 +77,7 @@ class InFlight(Schedule):
     def start(self, model: Any, batches: Sequence[Any]) -> State:
         required_embeddings(model)  # raises where the model has none
         plans = [self._plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
-        routes = [route(stages.requests(planned)) for planned in plans]
+        routes = [route(planned_calls.requests(planned)) for planned in plans]
         if not self.rows_ahead:
             return State(routes, [], None)
         found = bring(fetch(routes[0]))
@@ -89,15 +89,15 @@ class InFlight(Schedule):
         if not self.routes_ahead:
             return model.train_step(batches[0]), state
         planned = self._plan(model, batches[self.routes_ahead], self.routes_ahead + 1)
-        routes = [*state.routes, route(stages.requests(planned))]
+        routes = [*state.routes, route(planned_calls.requests(planned))]
         if state.waiting is not None:
             _update_late(state.waiting)
         found = bring(fetch(routes.pop(0)))
         if not self.rows_ahead:
-            with stages.supplying(planned, found):
+            with planned_calls.supplying(planned, found):
                 return model.train_step(batches[0]), State(routes, [], None)
         mine: list[RowGradients] = []
-        with stages.supplying(planned, state.found), stages.deferring(model, mine):
+        with planned_calls.supplying(planned, state.found), planned_calls.deferring(model, mine):
             logs = model.train_step(batches[0])
         parts = [_gradients_of(model, one.context, mine) for one in state.found]
         if self.updates_late:
@@ -115,8 +115,8 @@ class InFlight(Schedule):
     def _lookups_before_update(self) -> int:
         return 1 + self.rows_ahead
 
-    def _plan(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        return stages.plan(model, [data], steps_ahead=steps_ahead, before_update=self._lookups_before_update)
+    def _plan(self, model: Any, data: Any, steps_ahead: int) -> list[planned_calls.Planned]:
+        return planned_calls.plan(model, [data], steps_ahead=steps_ahead, before_update=self._lookups_before_update)
 
 
 def _gradients_of(model: Any, context: Context, gradients: Sequence[RowGradients]) -> RowGradients:

@@ -1,31 +1,34 @@
-"""PipelinedModel: a Keras model whose schedule lays out its training step."""
+"""PipelinedModel: a Keras model whose schedule lays out its training step.
+
+The last part refuses Keras 3 objects in a model of legacy Keras, which would not train or save their weights. Legacy
+Keras calls neither this package nor Keras 3 where they could refuse. So `compile` of every model checks first, and so
+does the legacy layer that records an operation on the output of another layer.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-import tf_fusedrec.schedules.keras_3  # noqa: F401  Lets `compile` of every model refuse parts of Keras 3.
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_3, keras, keras_3_caller, of_keras_3, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
-from tf_fusedrec.exchange import collectives, gradient_accumulation
-from tf_fusedrec.exchange.model_state import average_state
+from tf_fusedrec.exchange import collectives, gradient_accumulation, model_state, weight_equality
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
-from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
-from tf_fusedrec.schedules.equal_lengths import equal_lengths
-from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
-from tf_fusedrec.schedules.feed import Feed
-from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
-from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
-from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
+from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, equal_lengths, last
+from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
+from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
 from tf_fusedrec.tables.keras_savers import refuse_average
+
+_Model, _OpLayer = keras.Model, keras.src.layers.core.tf_op_layer.TFOpLambda
+_compile, _make_op_layer = _Model.compile, _OpLayer.__init__
 
 
 class PipelinedModel(MeanOverSamples, keras.Model):
@@ -176,7 +179,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         """Averages what the steps since the last call have changed. Ranks make equal numbers of steps."""
         feed = self.train_function
         if collectives.size() > 1 and isinstance(feed, Feed) and feed.has_trained:
-            average_state(self, *feed.trained())
+            model_state.average_state(self, *feed.trained())
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
         """Returns the function that evaluate calls with an iterator for every step, equally often on all ranks."""
@@ -352,3 +355,88 @@ class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
 
 def _is_functional(args: tuple, kwargs: dict[str, Any]) -> bool:
     return len(args) >= 2 or "outputs" in kwargs
+
+
+def make_optimizer_slots(model: keras.Model) -> None:
+    """Makes the variables that the optimizer's first step would make. Does nothing for a model without weights.
+
+    TensorFlow traces a function twice if its first trace makes variables. A step of FrozenWindow(M) holds the model M
+    times, so a second trace would take as long as M traces of another schedule.
+    """
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is None or not model.built:
+        return
+    if hasattr(optimizer, "_create_all_weights"):  # keras.optimizers.legacy
+        optimizer._create_all_weights(model.trainable_variables)
+    else:
+        optimizer.build(model.trainable_variables)
+    gradient_accumulation.make_sums(optimizer, model.trainable_variables)
+
+
+def start_equal(model: keras.Model) -> None:
+    """Calls collectives.equal_start for the model's weights, its state and its optimizer's slots. Collective.
+
+    collectives.distributed_optimizer does so for weights that the first step makes.
+    """
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is not None and model.built:
+        weights = [*weight_equality.dense_weights(model), *weight_equality.state(model)]
+        others = model_state.vocabularies(model)
+        if collectives.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), others):
+            model_state.finish_adapting(model)
+            model.test_function = model.predict_function = None  # they may have traced the constants
+
+
+def check_no_keras_3(model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Checks the arguments of `compile`, and the attributes of the model and of its layers.
+
+    Args:
+      model: The model that is compiled.
+      args, kwargs: Arguments of its `compile`.
+
+    Raises:
+      ValueError: one is of Keras 3.
+    """
+    given = [("compile got", value) for value in tf.nest.flatten([args, kwargs])]
+    for what, value in [*given, *_attributes(model)]:
+        if of_keras_3(value):
+            raise ValueError(f"Model {model.name!r}: {what} {type(value).__name__}, which {KERAS_3}")
+
+
+def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Yields the words for each attribute and each item of a list or dict, and its value."""
+    for layer in model._flatten_layers():
+        owner = "" if layer is model else f" of layer {layer.name!r}"
+        for name, value in vars(layer).items():
+            if not name.startswith("_self_"):  # Keras' and TensorFlow's own lists of the others
+                for item in _items(value):
+                    yield f"attribute {name!r}{owner} is or holds", item
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _items(item)
+    else:
+        yield value
+
+
+@functools.wraps(_compile)
+def _compile_legacy(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+    if isinstance(self, keras.Model) and embeddings_of(self):
+        check_no_keras_3(self, args, kwargs)
+    _compile(self, *args, **kwargs)
+
+
+@functools.wraps(_make_op_layer)
+def _make_legacy_op_layer(self: Any, *args: Any, **kwargs: Any) -> None:
+    caller = keras_3_caller()
+    if caller is not None:
+        raise ValueError(
+            f"layer {caller.name!r} got a tensor of a functional model of legacy Keras, which would record its "
+            f"operations and never train its weights. It is a {type(caller).__name__}, which {KERAS_3}"
+        )
+    _make_op_layer(self, *args, **kwargs)
+
+
+_Model.compile, _OpLayer.__init__ = _compile_legacy, _make_legacy_op_layer

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.schedules import stages
+from tf_fusedrec.data.batches import cut
+from tf_fusedrec.schedules import planned_calls
 from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule, check_lead
-from tf_fusedrec.schedules.frozen_window import FrozenWindow
-from tf_fusedrec.schedules.micro_batch import cut
+from tf_fusedrec.schedules.micro_batches import FrozenWindow
 from tf_fusedrec.schedules.registry import register
 
 
@@ -41,6 +41,6 @@ class Nested(LookAheadSchedule):
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         return FrozenWindow(self.micro_batches).train_step(model, data)
 
-    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[planned_calls.Planned]:
         pieces = cut(data, self.micro_batches)
-        return stages.plan(model, pieces, steps_ahead=steps_ahead)
+        return planned_calls.plan(model, pieces, steps_ahead=steps_ahead)

@@ -4,7 +4,7 @@ import dataclasses
 
 from tf_fusedrec import keras
 from tf_fusedrec.embedding.lookup import bring, fetch, route
-from tf_fusedrec.schedules import Schedule, stages
+from tf_fusedrec.schedules import Schedule, planned_calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +18,15 @@ class RouteAhead(Schedule):
         return {}
 
     def start(self, model, batches):
-        return route(stages.requests(self._plan(model, batches[0], 1)))
+        return route(planned_calls.requests(self._plan(model, batches[0], 1)))
 
     def step(self, model, batches, state):
         planned = self._plan(model, batches[1], 2)
         found = bring(fetch(state))
-        state = route(stages.requests(planned))
-        with stages.supplying(planned, found):
+        state = route(planned_calls.requests(planned))
+        with planned_calls.supplying(planned, found):
             logs = model.train_step(batches[0])
         return logs, state
 
     def _plan(self, model, data, steps_ahead):
-        return stages.plan(model, [data], steps_ahead=steps_ahead)
+        return planned_calls.plan(model, [data], steps_ahead=steps_ahead)

@@ -7,7 +7,7 @@ import numpy as np
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules.equal_steps import concatenated
+from tf_fusedrec.schedules.feed import concatenated
 
 
 def _data(batches, rank):

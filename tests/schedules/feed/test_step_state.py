@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
-from tf_fusedrec.schedules.step_state import StepState
+from tf_fusedrec.schedules.feed import StepState
 
 
 def value(number):

@@ -57,7 +57,7 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
     """Makes one pass per micro-batch, whose weight is its share of the samples. `by_table`: the table accumulates."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.exchange.micro_batches import token_bounds
+    from tf_fusedrec.data.batches import token_bounds
 
     options = {"gradient_op": gradient_op, "accumulate_steps": micro_batches} if by_table else {"gradient_op": "sum"}
     embedding = clicks.make_embedding(rule, **options, name=f"accumulated_{micro_batches}_{rule}_{by_table}")

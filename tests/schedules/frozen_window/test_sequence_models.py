@@ -51,8 +51,8 @@ def _trained(schedule, fields, batches):
     """Returns the states after each of Keras' training steps, and the losses."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
-    from tf_fusedrec.schedules.feed import unconverted
-    from tf_fusedrec.schedules.first_step import make_optimizer_slots
+    from tf_fusedrec._tf_compat import unconverted
+    from tf_fusedrec.schedules.model import make_optimizer_slots
 
     model, embedding = _make(fields)
     model.schedule = schedule
@@ -75,7 +75,7 @@ def accumulated(fields, batches, ranks, optimizer):
     """
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.schedules.feed import unconverted
+    from tf_fusedrec._tf_compat import unconverted
 
     model, embedding = _make(fields, gradient_op="sum")
     sums_of_rows = RankSums(embedding, 1 / ranks)
@@ -118,7 +118,7 @@ def _piece(batch, i):
 def _bounds(batch):
     """Returns M + 1 bounds by tokens. Each user and each value of a ragged feature is one token."""
     from tf_fusedrec import tf
-    from tf_fusedrec.exchange.micro_batches import token_bounds
+    from tf_fusedrec.data.batches import token_bounds
 
     tokens = 1 + sum(tensor.row_lengths() for tensor in batch.values() if isinstance(tensor, tf.RaggedTensor))
     return [int(bound) for bound in token_bounds(tokens, M)]

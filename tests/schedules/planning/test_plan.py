@@ -8,7 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules.planning.models import SAMPLES, make_batch, make_model
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, micro_batch
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, uneven_batches
 from tf_fusedrec.schedules.planning.choice import Plan
 from tf_fusedrec.schedules.planning.forecast import Workload
 from tf_fusedrec.schedules.planning.measure import REPEATS, Lookup, Measured, lookups_of, measure
@@ -200,7 +200,7 @@ def test_ids_of_a_batch_are_counted_as_the_ops_count_them(model):
     assert whole.unique == (len(set(history)) + len(set(user)),)
     assert (whole.dim, whole.tables, whole.number_bytes) == (16, 2, 4)
     assert (tags.dim, tags.tables, tags.number_bytes) == (8, 1, 2)
-    pieces = [features for features, _ in micro_batch.cut(batch, 2)]
+    pieces = [features for features, _ in uneven_batches.cut(batch, 2)]
     assert cut.unique == tuple(
         len(set(piece["history"].values.numpy())) + len(set(piece["user"].numpy())) for piece in pieces
     )

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tf_fusedrec.data.batches import num_samples
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, PipelinedModel, Schedule, SemiAsync, Sync
-from tf_fusedrec.schedules.calls import required_embeddings
-from tf_fusedrec.schedules.micro_batch import num_samples
+from tf_fusedrec.schedules.planned_calls import required_embeddings
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
 from tf_fusedrec.schedules.planning.measure import lookups_of, measure

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, tf, unconverted
+from tf_fusedrec.data.batches import cut, num_samples
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding.lookup import Found, RowGradients
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, RoutedIds
 from tf_fusedrec.exchange.routing import own_message
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import required_embeddings
-from tf_fusedrec.schedules.feed import unconverted
-from tf_fusedrec.schedules.micro_batch import WHOLE, cut, num_samples
+from tf_fusedrec.schedules import planned_calls
+from tf_fusedrec.schedules.planned_calls import required_embeddings
+from tf_fusedrec.schedules.uneven_batches import WHOLE
 from tf_fusedrec.tables import places
 
 REPEATS = 3
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
 def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
     """Returns the lookups that a step of `sample` makes, in the order of their exchanges. Eager."""
     pieces = cut(sample, micro_batches)
-    requests = stages.requests(stages.plan(model, pieces))
+    requests = planned_calls.requests(planned_calls.plan(model, pieces))
     calls = len(requests) // micro_batches
     return [_lookup(requests[i::calls]) for i in range(calls)]
 
@@ -100,7 +100,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
     first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
     with unchanged(model):
         compute, half = (_compute_s(model, data) for data in (sample, first_half))
-    requests = stages.requests(stages.plan(model, [sample]))
+    requests = planned_calls.requests(planned_calls.plan(model, [sample]))
     parts = {"prepare": 0.0, "lookup": 0.0, "update": 0.0, "recover": 0.0}
     for embedding in required_embeddings(model):
         scratch = _scratch(embedding)
@@ -135,15 +135,15 @@ def unchanged(model: Any) -> Iterator[None]:
 
 def _compute_s(model: Any, data: Any) -> float:
     """Seconds of a forward and a backward pass. Rows are handed in and their gradients are dropped."""
-    shapes = [_row_shape(request) for request in stages.requests(stages.plan(model, [data]))]
+    shapes = [_row_shape(request) for request in planned_calls.requests(planned_calls.plan(model, [data]))]
     rows = [tf.cast(tf.random.stateless_normal(shape, [1, 2], stddev=0.02), dtype) for shape, dtype in shapes]
 
     def passes(data: Any, rows: list[tf.Tensor]) -> list[tf.Tensor]:
-        planned = stages.plan(model, [data])
-        found = [Found(one, _context(request)) for one, request in zip(rows, stages.requests(planned))]
+        planned = planned_calls.plan(model, [data])
+        found = [Found(one, _context(request)) for one, request in zip(rows, planned_calls.requests(planned))]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         dropped: list[RowGradients] = []
-        with model.working_on(WHOLE), stages.supplying(planned, found), stages.deferring(model, dropped):
+        with model.working_on(WHOLE), planned_calls.supplying(planned, found), planned_calls.deferring(model, dropped):
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)

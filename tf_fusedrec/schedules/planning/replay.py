@@ -15,10 +15,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.data.batches import piece_bounds
 from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
-from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.micro_batches import FrozenWindow
 from tf_fusedrec.schedules.nested import Nested
 
 COMPUTE, HOST, TABLE, NETWORK = "compute", "host", "table", "network"

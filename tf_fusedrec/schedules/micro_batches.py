@@ -26,14 +26,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.data.batches import cut, known_num_samples
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.empty_batches import Guard
-from tf_fusedrec.schedules.micro_batch import BatchWeight, MicroBatch, cut, known_num_samples
+from tf_fusedrec.schedules import planned_calls
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch
 
 
 @register("frozen_window")
@@ -56,7 +56,7 @@ class FrozenWindow(Schedule):
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
     Dense gradients are all-reduced once, behind the last gradients of rows.
 
-    A batch of fewer than M samples has micro-batches without samples, which change nothing (empty_batches.py).
+    A batch of fewer than M samples has micro-batches without samples, which change nothing (uneven_batches.py).
     The loss must depend on the rows of every micro-batch or of none.
 
     Args:
@@ -92,12 +92,12 @@ class FrozenWindow(Schedule):
         batch = BatchWeight(tf.reduce_sum(weights))
         shares = tf.math.divide_no_nan(weights, batch.weight)
         parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
-        if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
+        if planned_calls.contexts_to_come(model):  # Nested has looked up the batch in the step before
             return _train(model, pieces, parts, may_be_empty)
-        planned = stages.plan(model, pieces)
-        contexts = fetch(route(*stages.waves(planned)))
-        found = bring(*stages.by_micro_batch(planned, contexts))
-        with stages.supplying(planned, found):
+        planned = planned_calls.plan(model, pieces)
+        contexts = fetch(route(*planned_calls.waves(planned)))
+        found = bring(*planned_calls.by_micro_batch(planned, contexts))
+        with planned_calls.supplying(planned, found):
             return _train(model, pieces, parts, may_be_empty)
 
 
@@ -112,7 +112,7 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_b
         mine: list[RowGradients] = []
         with contextlib.ExitStack() as around:
             around.enter_context(model.working_on(part))
-            around.enter_context(stages.deferring(model, mine, gate))
+            around.enter_context(planned_calls.deferring(model, mine, gate))
             guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)

@@ -1,0 +1,212 @@
+"""Batches of any structure: their samples, their micro-batches, and batches of no samples.
+
+A schedule of micro-batches cannot hide two parts of the exchange: nothing computes before the rows of the first
+micro-batch, and nothing after the gradients of the last. NestPipe (section V) cuts evenly, so it exposes 1 / M of the
+exchange. Here the first and the last piece are half as large as the others. That exposes 1 / (2 M - 2) of the exchange,
+if the compute is about as long as the exchange or longer.
+
+The rank with the most rows sets the time of an exchange. So a batch is cut by tokens if its samples differ in tokens.
+Ranks with equal tokens in a batch then have nearly equal tokens in each micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_fusedrec._tf_compat import tf
+
+
+def cut(data: Any, micro_batches: int) -> list[Any]:
+    """Cuts a batch by sample into consecutive pieces. The first and the last piece are half as large as the others.
+
+    The size of a piece is its number of tokens: one for each sample, and one for each value of its ragged and sparse
+    features. Without such features it is the number of samples. Where a batch has fewer samples than pieces, as at the
+    end of an epoch, some pieces have no samples. Else every piece has a sample.
+
+    Args:
+      data: Any structure of dense [B, ...], ragged [B, (L), ...] and sparse [B, ...] tensors; None stays None.
+      micro_batches: M, the number of pieces.
+
+    Returns:
+      M structures like `data`.
+
+    Raises:
+      ValueError: a tensor without a first dimension, tensors whose first dimensions are known and differ, a batch
+        whose size is known and is below M. At run time InvalidArgumentError: first dimensions that differ.
+
+    Example, M = 2:
+      {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}, 3 tokens each
+    """
+    tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
+    _check(tensors, micro_batches)
+    samples = _samples(tensors[0])
+    # One comparison of all, because each builds many ops.
+    same = tf.debugging.assert_equal(
+        tf.stack([_samples(tensor) for tensor in tensors]),
+        samples,
+        "tensors of a batch differ in their number of samples",
+    )
+    with tf.control_dependencies([] if same is None else [same]):
+        lengths = [_lengths(tensor) for tensor in tensors if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))]
+        bounds = token_bounds(1 + tf.add_n(lengths), micro_batches) if lengths else piece_bounds(samples, micro_batches)
+        bounds = [tf.identity(bound) for bound in bounds]
+
+    def piece(leaf: Any, i: int) -> Any:
+        return None if leaf is None else _slice(_tensor(leaf), bounds[i], bounds[i + 1])
+
+    return [tf.nest.map_structure(lambda leaf, i=i: piece(leaf, i), data) for i in range(micro_batches)]
+
+
+def num_samples(data: Any) -> tf.Tensor:
+    """<int64>[], the number of samples of a batch or of a piece."""
+    return _samples(_first_tensor(data))
+
+
+def known_num_samples(data: Any) -> int | None:
+    """The same where it is known when a step is traced, else None."""
+    shape = _first_tensor(data).shape
+    return shape[0] if shape.rank else None
+
+
+def no_samples(element_spec: Any) -> Any:
+    """A batch of no samples for a data set with this element_spec.
+
+    Raises:
+      ValueError: a tensor has no first dimension, or an unknown rank.
+    """
+
+    def empty(spec: Any) -> Any:
+        rank = spec.shape.rank
+        if not rank:
+            raise ValueError(
+                f"a batch must consist of tensors whose first dimension counts the samples, got {spec}. "
+                "Remedy: Dataset.batch, or tensors of a known rank >= 1."
+            )
+        shape = [0, *(size or 0 for size in spec.shape[1:])]
+        if isinstance(spec, tf.SparseTensorSpec):
+            indices, values = tf.zeros([0, rank], tf.int64), tf.zeros([0], spec.dtype)
+            return tf.SparseTensor(indices, values, tf.constant(shape, tf.int64))
+        if isinstance(spec, tf.RaggedTensorSpec):
+            values = _zeros([0, *shape[1 + spec.ragged_rank :]], spec.dtype)
+            splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+            return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+        return _zeros(shape, spec.dtype)
+
+    return tf.nest.map_structure(empty, element_spec)
+
+
+def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
+    """Bounds of the pieces of a batch: piece i is samples [bounds[i], bounds[i + 1]).
+
+    Every piece has a sample before one has two, so that none is empty unless there are fewer samples than pieces.
+
+    Args:
+      samples: B, an int or <int64>[].
+      micro_batches: M >= 1.
+
+    Returns:
+      M + 1 of the type of `samples`, the first 0 and the last B.
+
+    Example:
+      piece_bounds(12, 4)  ->  [0, 2, 6, 10, 12]
+    """
+    shares = _shares(micro_batches)
+    each = tf.minimum(samples, micro_batches) if tf.is_tensor(samples) else min(samples, micro_batches)
+    return [
+        each * i // micro_batches + (samples - each) * sum(shares[:i]) // sum(shares) for i in range(micro_batches + 1)
+    ]
+
+
+def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
+    """Bounds of the pieces of a batch whose samples have different numbers of tokens.
+
+    The tokens before a bound are as close as possible to the share of the pieces before it. A bound is off by at most
+    half of a sample. Every piece has a sample before one has two, as in `piece_bounds`.
+
+    Args:
+      tokens: <int64>[B], tokens of each sample, >= 1.
+      micro_batches: M >= 1.
+
+    Returns:
+      M + 1 bounds <int64>[], the first 0 and the last B.
+
+    Example:
+      token_bounds([1, 1, 4, 2, 2, 2], 3)  ->  [0, 2, 4, 6], pieces of 2, 6 and 4 tokens for shares of 3, 6 and 3
+    """
+    shares = _shares(micro_batches)
+    # Twice the token count at which the closest bound moves from before a sample to after it.
+    middles = 2 * tf.cumsum(tokens) - tokens
+    targets = 2 * tf.reduce_sum(tokens) * tf.constant([sum(shares[:i]) for i in range(micro_batches + 1)], tf.int64)
+    closest = tf.searchsorted(middles * sum(shares), targets, out_type=tf.int64)
+    samples = tf.size(tokens, tf.int64)
+    each = tf.minimum(samples, micro_batches)
+    first = [each * i // micro_batches for i in range(micro_batches + 1)]  # samples that the pieces before i must have
+    bounds = [first[0]]
+    for i in range(1, micro_batches + 1):
+        least = bounds[-1] + first[i] - first[i - 1]
+        bounds.append(tf.clip_by_value(closest[i], least, samples - each + first[i]))
+    return bounds
+
+
+def _shares(micro_batches: int) -> list[int]:
+    """Shares of the pieces in a batch, in halves of the share of a full piece."""
+    return [2 - (i in (0, micro_batches - 1)) for i in range(micro_batches)]
+
+
+def _check(tensors: list[Any], micro_batches: int) -> None:
+    if not tensors:
+        raise ValueError("a batch must hold at least one tensor, got none.")
+    for tensor in tensors:
+        if tensor.shape.rank == 0:
+            raise ValueError(
+                f"a batch is cut by sample, but {tensor!r} is a scalar. Give every tensor a first dimension of samples."
+            )
+    sizes = sorted({tensor.shape[0] for tensor in tensors if tensor.shape.rank and tensor.shape[0] is not None})
+    if len(sizes) > 1:
+        raise ValueError(f"tensors of a batch must have the same number of samples, got {sizes}.")
+    if sizes and sizes[0] < micro_batches:
+        raise ValueError(
+            f"micro_batches {micro_batches} is more than the {sizes[0]} samples of a batch. Remedy: larger batches, or "
+            "fewer micro-batches."
+        )
+
+
+def _first_tensor(data: Any) -> Any:
+    return next(_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None)
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(leaf)
+
+
+def _samples(tensor: Any) -> tf.Tensor:
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.cast(tensor.nrows(), tf.int64)
+    if isinstance(tensor, tf.SparseTensor):
+        return tensor.dense_shape[0]
+    return tf.shape(tensor, tf.int64)[0]
+
+
+def _lengths(feature: Any) -> tf.Tensor:
+    """<int64>[B], values of each sample."""
+    if isinstance(feature, tf.SparseTensor):
+        ones = tf.ones_like(feature.indices[:, 0])
+        return tf.math.unsorted_segment_sum(ones, feature.indices[:, 0], feature.dense_shape[0])
+    return tf.cast(feature.merge_dims(1, feature.ragged_rank).row_lengths(), tf.int64)
+
+
+def _slice(tensor: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    if isinstance(tensor, tf.RaggedTensor):  # whose own slices have a tf.cond each
+        splits = tensor.row_splits[begin : end + 1]
+        values = _slice(tensor.values, splits[0], splits[-1])
+        return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[begin:end]
+    rest = tensor.dense_shape[1:]
+    return tf.sparse.slice(
+        tensor, tf.concat([[begin], tf.zeros_like(rest)], axis=0), tf.concat([[end - begin], rest], axis=0)
+    )
+
+
+def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    return tf.reshape(tf.constant([], dtype), shape)

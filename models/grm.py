@@ -32,7 +32,7 @@ from models.parts.group_norm import GroupLayerNorm
 from models.parts.pooled_history import EventProfiles
 from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, norms, sequence_times
+from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 
@@ -113,7 +113,7 @@ class GRM(RankingModel):
             past = [*self.mean_numbers(inputs, numbers), *self.mean_vectors(inputs, rows)]
             past += self._profiles(inputs, rows, numbers, training)
             # The blocks add to scaled tokens, so their sums are an order of magnitude above the rows beside them.
-            exposed = self._crossed([norms.layer_norm(exposed), *own, *past], training)
+            exposed = self._crossed([jagged.layer_norm(exposed), *own, *past], training)
         return self.logits(exposed)
 
     def _profiles(

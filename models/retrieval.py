@@ -17,8 +17,7 @@ from models.experiment.model_config import RetrievalConfig
 from models.parts.encoders import attends_by_time, encoder_blocks
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
-from tf_fusedrec.losses.negatives import Sampler, other_positions, reuse
-from tf_fusedrec.losses.similarities import NORM_FLOOR
+from tf_fusedrec.losses.negatives import NORM_FLOOR, Sampler, other_positions, reuse
 
 
 class Predictions(NamedTuple):

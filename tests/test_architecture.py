@@ -12,7 +12,6 @@ PACKAGE = ROOT / "tf_fusedrec"
 LEVEL = {
     "_tf_compat": 0,
     "files": 0,
-    "initializers": 1,
     "optimizers": 1,
     "ops": 1,
     "config": 2,

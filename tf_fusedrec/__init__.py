@@ -12,8 +12,7 @@ FusedEmbedding(backend="tfra").
   layers/*.py             keras.saving.register_keras_serializable  Keras can load SyncBatchNormalization.
   metrics/streaming.py    keras.saving.register_keras_serializable  Keras can load the metrics.
   ops/_library.py         load                                      TensorFlow gets the custom ops.
-  ops/collective_marks.py _functions.*                              C functions of that library get their types.
-  ops/termination.py      _functions.*                              The same for its other C functions.
+  ops/_library.py         _functions.*                              C functions of that library get their types.
   ops/*.py                tf.no_gradient                            An op has no gradient.
   ops/*.py                tf.RegisterGradient                       An op has a gradient.
   schedules/*.py          register                                  Saved models find a schedule by its name.
@@ -35,13 +34,12 @@ import importlib
 from typing import Any
 
 from tf_fusedrec import checkpoint, layers, optimizers, schedules
-from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.config import Constant, FeatureConfig, Normal, TableConfig, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import rank, size
 from tf_fusedrec.exchange.topology import Topology, init
-from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.layers import sync_batch_normalization
 from tf_fusedrec.saved_model import Signature, apply_delta, export
 from tf_fusedrec.schedules.planning import Cluster, plan

@@ -7,6 +7,7 @@ comes too late, because a layer would fail later for no visible reason.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,7 +16,7 @@ import random
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
@@ -147,9 +148,54 @@ def _converted_normalize_weights(self: Any) -> None:
 keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weights
 
 
-def in_xla_context(graph: tf.Graph) -> bool:
-    """Returns whether XLA compiles a traced graph, or a graph around it, as a whole (`jit_compile=True`)."""
-    return _control_flow.GraphOrParentsInXlaContext(graph)
+# Custom ops and TFRA's tables have no XLA kernels, and the ids decide their sizes. A cluster of TensorFlow's
+# auto-clustering (TF_XLA_FLAGS=--tf_xla_auto_jit=2) needs sizes that are known when it is compiled.
+_OUTSIDE = "_XlaCompile"  # the attribute of an operation that tf.xla.experimental.jit_scope sets
+
+
+@contextlib.contextmanager
+def outside_clusters(what: str) -> Iterator[None]:
+    """Keeps the operations made inside out of XLA, and all operations of the graph on variables that change shape.
+
+    Args:
+      what: Caller for the error message, such as "layer 'name'".
+
+    Raises:
+      ValueError: XLA compiles the whole function that is being traced.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if _control_flow.GraphOrParentsInXlaContext(graph):
+        raise ValueError(
+            f"{what} is called inside a function with jit_compile=True, and its lookups have no XLA kernels. Use "
+            "model.compile(..., jit_compile=False); dense blocks may be compiled by "
+            "tf.function(block, jit_compile=True)."
+        )
+    graph._attr_scope_map.setdefault(_OUTSIDE, lambda node: _keeps_out(graph, node))
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+        yield
+
+
+def _keeps_out(graph: Any, node: Any) -> tf.compat.v1.AttrValue | None:
+    """Returns the attribute for operations on variables of unknown shape, such as the rows of a step, else None."""
+    if "Variable" not in node.op and not node.op.startswith("Resource"):
+        return None
+    for name in node.input:
+        if name.startswith("^"):
+            continue
+        handle, _, output = name.partition(":")
+        tensor = graph.get_operation_by_name(handle).outputs[int(output or 0)]
+        if tensor.dtype == tf.resource and not _keeps_its_shape(tensor):
+            return tf.compat.v1.AttrValue(b=False)
+    return None
+
+
+def _keeps_its_shape(handle: tf.Tensor) -> bool:
+    data = getattr(handle, "_handle_data", None)
+    shapes = [tf.TensorShape(entry.shape) for entry in data.shape_and_type] if data is not None else []
+    return all(shape.is_fully_defined() for shape in shapes)
 
 
 def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
@@ -178,10 +224,10 @@ __all__ = [
     "XSpace",
     "check_versions",
     "converted_as_here",
-    "in_xla_context",
     "keras",
     "keras_3_caller",
     "of_keras_3",
+    "outside_clusters",
     "recorded_by_tape",
     "tf",
     "unconverted",

@@ -1,4 +1,4 @@
-"""Configs of tables and features: frozen records that check their fields on construction."""
+"""Configs of tables, features and initial rows: frozen records that check their fields on construction."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import keyword
 import numbers
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from tf_fusedrec import initializers, optimizers
+from tf_fusedrec import optimizers
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.initializers import Initializer, Normal
 from tf_fusedrec.optimizers import Rule
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -32,6 +31,79 @@ NATIVE_FIELDS = (
 LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates", "frequency_decay_steps")
 # Tables of one group may differ in them, and share the sum.
 SUMMED_FIELDS = ("memory_budget", "hot_rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """Distribution of a new row's values, a pure function of (seed, table, id). Equal by value, so tables can be fused.
+
+    The ops take the fields, in their order, as parameters `a` and `b`.
+    """
+
+    distribution: ClassVar[str]
+
+    @property
+    def a(self) -> float:
+        """First parameter."""
+        return dataclasses.astuple(self)[0]
+
+    @property
+    def b(self) -> float:
+        """Second parameter; 0 for distributions with one parameter."""
+        return (*dataclasses.astuple(self), 0.0)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Initializer):
+    """Every column is `value`."""
+
+    distribution: ClassVar[str] = "constant"
+    value: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeros(Constant):
+    """Every column is 0."""
+
+    def __post_init__(self) -> None:
+        if self.value != 0.0:
+            raise ValueError(f"Zeros.value must be 0, got {self.value}. Use Constant(value={self.value}).")
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Initializer):
+    """Columns are uniform on [minval, maxval)."""
+
+    distribution: ClassVar[str] = "uniform"
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.minval < self.maxval:
+            raise ValueError(f"Uniform.minval must be below maxval, got {self.minval} and {self.maxval}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(Initializer):
+    """Columns are normal with `mean` and `stddev`."""
+
+    distribution: ClassVar[str] = "normal"
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.stddev >= 0:
+            raise ValueError(f"{type(self).__name__}.stddev must be >= 0, got {self.stddev}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNormal(Normal):
+    """Normal distribution, truncated at two standard deviations from the mean."""
+
+    distribution: ClassVar[str] = "truncated_normal"
+
+
+_INITIALIZERS = {record.__name__: record for record in (Constant, Zeros, Uniform, Normal, TruncatedNormal)}
 
 
 def check_file_name(what: str, name: Any) -> None:
@@ -259,7 +331,7 @@ class TableConfig:
             legacy = described.pop("legacy")
             fields["optimizer"] = keras.optimizers.deserialize(described, use_legacy_optimizer=legacy)
         initializer = dict(fields["initializer"])
-        fields["initializer"] = getattr(initializers, initializer.pop("class_name"))(**initializer)
+        fields["initializer"] = _INITIALIZERS[initializer.pop("class_name")](**initializer)
         return cls(**fields)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from models.experiment.ranking_config import RankingConfig
 from models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 from tf_fusedrec.config import ROW_DTYPES
-from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
+from tf_fusedrec.layers.relative_bias import TIME_ENCODINGS
 from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS
 
 ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")

@@ -18,7 +18,7 @@ from typing import Any
 
 import tf_fusedrec as fr
 from models.experiment.yaml_records import check_choice, typed
-from tf_fusedrec import initializers, optimizers
+from tf_fusedrec import config, optimizers
 
 TABLE_OPTIMIZERS = {
     "adagrad": optimizers.Adagrad,
@@ -30,11 +30,11 @@ TABLE_OPTIMIZERS = {
     "sgd": optimizers.SGD,
 }
 INITIALIZERS = {
-    "constant": initializers.Constant,
-    "normal": initializers.Normal,
-    "truncated_normal": initializers.TruncatedNormal,
-    "uniform": initializers.Uniform,
-    "zeros": initializers.Zeros,
+    "constant": config.Constant,
+    "normal": config.Normal,
+    "truncated_normal": config.TruncatedNormal,
+    "uniform": config.Uniform,
+    "zeros": config.Zeros,
 }
 _FIELDS = {field.name: field for field in dataclasses.fields(fr.TableConfig) if field.name != "name"}
 # An experiment names them for all tables by fields of `embedding`.
@@ -125,9 +125,9 @@ def _rule_of(where: str, defaults: Defaults, given: Any) -> optimizers.Rule:
     return make_rule(where, name, rate, {**others, **values})
 
 
-def _initializer_of(where: str, defaults: Defaults, given: Any) -> initializers.Initializer:
+def _initializer_of(where: str, defaults: Defaults, given: Any) -> config.Initializer:
     if not given:
-        return initializers.TruncatedNormal(stddev=defaults.stddev)
+        return config.TruncatedNormal(stddev=defaults.stddev)
     values = _named(where, given, "truncated_normal", tuple(INITIALIZERS))
     name = values.pop("name")
     return _make(where, name, INITIALIZERS[name], {}, values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import norms
+from tf_fusedrec.layers import jagged
 
 
 class GroupLayerNorm(keras.layers.Layer):
@@ -33,7 +33,7 @@ class GroupLayerNorm(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, x: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
-        return norms.layer_norm(x) * tf.gather(self.weight, kind) + tf.gather(self.bias, kind)
+        return jagged.layer_norm(x) * tf.gather(self.weight, kind) + tf.gather(self.bias, kind)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "kinds": self.kinds}

@@ -20,7 +20,7 @@ def trained(output_dtype, batches, scale=1.0):
     """Returns the rows of the table after a step with every batch, and the outputs of the calls, by feature."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.losses import similarities
+    from tf_fusedrec.losses import negatives
 
     fr.init()
     layer = make_layer(output_dtype)
@@ -30,7 +30,7 @@ def trained(output_dtype, batches, scale=1.0):
     def step(positive, negative):
         with tf.GradientTape() as tape:
             rows = layer({"positive": positive, "negative": negative})
-            wide = similarities.widened(rows["negative"], tf.float32)
+            wide = negatives.widened(rows["negative"], tf.float32)
             # Gradients that do not depend on the rows: both layers must then train alike.
             weights = tf.range(1.0, 1.0 + DIM) * scale
             loss = tf.reduce_sum(rows["positive"] * weights) - 2 * tf.reduce_sum(wide * weights[::-1])

@@ -12,7 +12,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import ops, optimizers, tf
-from tf_fusedrec.ops import build_facts
+from tf_fusedrec.ops import _library
 
 # Rules and storages: each has loops of its own. 19 columns leave a rest in every vector.
 DIM = 19
@@ -64,4 +64,4 @@ def answers() -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     np.savez(sys.argv[1], **answers())
-    print(json.dumps({"package": fr.__file__, "kernels": build_facts.cpu_kernels()}))
+    print(json.dumps({"package": fr.__file__, "kernels": _library.cpu_kernels()}))

@@ -22,7 +22,7 @@ import pytest
 from tests.environment import kernel_answers
 from tests.support.setup_py import names_of_setup
 from tests.support.shared import ROOT
-from tf_fusedrec.ops import build_facts
+from tf_fusedrec.ops import _library
 from tf_fusedrec.ops._library import LIBRARY_PATH
 
 # What remains -> the numbers of the features that GCC's library then hides; they are part of its ABI.
@@ -71,8 +71,8 @@ def answers() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("level", HIDDEN)
 def test_the_ops_answer_alike_on_an_older_processor(level, answers, linking, tmp_path):
-    if LEVELS.index(level) >= LEVELS.index(build_facts.cpu_kernels()):
-        pytest.skip(f"this processor has {build_facts.cpu_kernels()}; there is nothing to hide")
+    if LEVELS.index(level) >= LEVELS.index(_library.cpu_kernels()):
+        pytest.skip(f"this processor has {_library.cpu_kernels()}; there is nothing to hide")
     package = masked_package(tmp_path, HIDDEN[level], linking)
     env = {**os.environ, "PYTHONPATH": str(package.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(

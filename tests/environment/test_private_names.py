@@ -27,7 +27,7 @@ PRIVATE = {
         "keras.src.utils.generic_utils.to_snake_case",
     },
     "tf_fusedrec/ops/ancestors.py": {"tf.__internal__.FuncGraph"},
-    "tf_fusedrec/ops/table_contents.py": {"tf.__internal__.eager_context.eager_mode"},
+    "tf_fusedrec/ops/table.py": {"tf.__internal__.eager_context.eager_mode"},
     "tf_fusedrec/schedules/feed.py": {"keras.src.engine.data_adapter"},
     "tf_fusedrec/schedules/model.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
     "tf_fusedrec/tables/keras_savers.py": {

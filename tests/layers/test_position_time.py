@@ -1,4 +1,4 @@
-"""position_time.py equals reference results of the public operators and a loop over tokens; thresholds are exact."""
+"""PositionTimeEmbedding equals results of the public operators and a loop over tokens; thresholds are exact."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""visible_keys.py equals the counts of masks that are built pair by pair."""
+"""visible_keys equals the counts of masks that are built pair by pair."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.callbacks.monitoring import mean_over_ranks
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.optimizers.rule import Schedule
+from tf_fusedrec.optimizers.rules import Schedule
 
 
 class TableLearningRate(keras.callbacks.Callback):

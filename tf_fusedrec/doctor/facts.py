@@ -9,7 +9,7 @@ import os
 import platform
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.ops import build_facts
+from tf_fusedrec.ops import _library
 
 # Distributions of a report, and what an absent one is needed for.
 DISTRIBUTIONS = {
@@ -53,12 +53,12 @@ def versions() -> dict[str, str]:
 
 def custom_ops() -> dict[str, str]:
     """How the custom ops were built, and which of their kernels run on this processor."""
-    cuda = "yes" if build_facts.built_with_cuda() else "no; tf_fusedrec_cuda has them, or FUSEDREC_CUDA=1 builds them"
+    cuda = "yes" if _library.built_with_cuda() else "no; tf_fusedrec_cuda has them, or FUSEDREC_CUDA=1 builds them"
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return {
-        "built for": f"TensorFlow {build_facts.built_for() or 'unknown'}",
+        "built for": f"TensorFlow {_library.built_for() or 'unknown'}",
         "GPU kernels": cuda,
-        "CPU kernels": f"{build_facts.cpu_kernels()}, on {cores}",
+        "CPU kernels": f"{_library.cpu_kernels()}, on {cores}",
     }
 
 
@@ -77,7 +77,7 @@ def why_tfra_does_not_load() -> str | None:
     if not is_installed("tensorflow_recommenders_addons"):
         return None
     try:
-        importlib.import_module("tf_fusedrec.tables.tfra_library")
+        importlib.import_module("tf_fusedrec.tfra.tfra_library")
     except (ImportError, AttributeError, tf.errors.OpError) as error:
         return f"{type(error).__name__}: {error}"
     return None

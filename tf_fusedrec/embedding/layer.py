@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import anchor, construction
 from tf_fusedrec.embedding.call_steps import ReplaceableSteps
@@ -23,7 +23,6 @@ from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.embedding.trained_rows import TrainingStep, trained_rows
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
-from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keras_savers import TableState
 
 _layers_of_table: dict[str, weakref.WeakSet] = {}

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import outside_clusters, tf
 from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
 from tf_fusedrec.exchange import gradient_sync, routing
 from tf_fusedrec.ops import RowsAhead
-from tf_fusedrec.ops.xla import outside_clusters
 
 
 class Found(NamedTuple):

@@ -1,24 +1,22 @@
 """Keras layers over ragged sequences, the dense side of a generative recommender.
 
-Reading order: jagged (rows of different length), positions (the input), hstu with bias_weights and gated_output, fuxi,
-sasrec, mmoe, attention_state (for servers that keep users' states). tf_fusedrec/ops/jagged_attention.py computes the
+Reading order: jagged (rows of different length), positions (the input), hstu with relative_bias and gated_output, fuxi,
+sasrec, mmoe, attention_state (for servers that keep users' states). tf_fusedrec/ops/attention.py computes the
 attention. stock_attention.py replaces it for serving without our ops.
 """
 
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.attention_state import AttentionState
-from tf_fusedrec.layers.bias_weights import BiasWeights
 from tf_fusedrec.layers.fuxi import FuXi
 from tf_fusedrec.layers.gated_output import GatedOutput
 from tf_fusedrec.layers.hstu import HSTU
-from tf_fusedrec.layers.kernels import FUSED, STOCK
+from tf_fusedrec.layers.jagged import visible_keys
 from tf_fusedrec.layers.mmoe import MMoE
-from tf_fusedrec.layers.position_time import PositionTimeEmbedding
-from tf_fusedrec.layers.positions import PositionEmbedding
-from tf_fusedrec.layers.relative_bias import bucket_thresholds
+from tf_fusedrec.layers.positions import PositionEmbedding, PositionTimeEmbedding
+from tf_fusedrec.layers.relative_bias import BiasWeights, bucket_thresholds
 from tf_fusedrec.layers.sasrec import SASRec
+from tf_fusedrec.layers.stock_attention import FUSED, STOCK
 from tf_fusedrec.layers.sync_batch_normalization import SyncBatchNormalization
-from tf_fusedrec.layers.visible_keys import visible_keys
 from tf_fusedrec.ops import (
     BucketTable,
     RelativeBias,

@@ -7,11 +7,11 @@ SiLU and without a divisor.
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept, new_answers, whole_times
-from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
-from tf_fusedrec.layers.kernels import FUSED
-from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.layers.jagged import visible_keys
+from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
+from tf_fusedrec.layers.stock_attention import FUSED
 from tf_fusedrec.ops import RelativeBias, SequenceTimes
 
 FORMS = ("alpha", "beta")
@@ -165,7 +165,7 @@ class FuXi(keras.layers.Layer):
 
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
         """Returns the gate, and by head the values, queries and keys; the last two are None in "beta"."""
-        gate, value, *rest = tf.split(self.projection(norms.rms_norm(tokens)), self._widths(), axis=-1)
+        gate, value, *rest = tf.split(self.projection(jagged.rms_norm(tokens)), self._widths(), axis=-1)
         query, key = (self._heads(part, self.qk_dim) for part in rest) if rest else (None, None)
         return gate, self._heads(value, self.value_dim), query, key
 
@@ -181,11 +181,11 @@ class FuXi(keras.layers.Layer):
     def _finish(
         self, x: tf.RaggedTensor, gate: tf.Tensor, channels: tf.Tensor, training: bool | None
     ) -> tf.RaggedTensor:
-        gated = self.dropout(gate * norms.rms_norm(channels), training=training)
+        gated = self.dropout(gate * jagged.rms_norm(channels), training=training)
         hidden = x.values + self.channel_projection(gated)
         if not self.ffn_multiple:
             return x.with_values(hidden)
-        g = self.dropout(norms.rms_norm(hidden), training=training)
+        g = self.dropout(jagged.rms_norm(hidden), training=training)
         return x.with_values(hidden + self.ffn_output(self.ffn_gate(g) * self.ffn_value(g)))
 
     def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:

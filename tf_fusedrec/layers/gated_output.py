@@ -7,7 +7,7 @@ of the public operators.
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import norms
+from tf_fusedrec.layers import jagged
 from tf_fusedrec.ops import OutputGate
 
 GATE_ACTIVATIONS = {"none": tf.identity, "silu": tf.nn.silu, "sigmoid": tf.sigmoid}
@@ -90,7 +90,7 @@ class GatedOutput(keras.layers.Layer):
         weight, bias = (None, None) if self.norm == "plain" else (self.norm_weight, self.norm_bias)
         if self.norm == "per_head":
             weight, bias = tf.repeat(weight, columns), tf.repeat(bias, columns)
-        return OutputGate(by_head, weight, bias, self.norm == "per_head", self.gate_before_norm, norms.EPSILON)
+        return OutputGate(by_head, weight, bias, self.norm == "per_head", self.gate_before_norm, jagged.EPSILON)
 
     def _gated(self, gate: tf.Tensor, attended: tf.Tensor) -> tf.Tensor:
         gate = GATE_ACTIVATIONS[self.gate_activation](gate)
@@ -115,9 +115,9 @@ class GatedOutput(keras.layers.Layer):
 
     def _normalized(self, x: tf.Tensor) -> tf.Tensor:
         if self.norm == "plain":
-            return norms.layer_norm(x)
+            return jagged.layer_norm(x)
         if self.norm == "affine":
-            return norms.layer_norm(x) * self.norm_weight + self.norm_bias
+            return jagged.layer_norm(x) * self.norm_weight + self.norm_bias
         heads = tf.reshape(x, [-1, self.num_heads, x.shape[-1] // self.num_heads])
-        heads = norms.layer_norm(heads) * self.norm_weight[:, tf.newaxis] + self.norm_bias[:, tf.newaxis]
+        heads = jagged.layer_norm(heads) * self.norm_weight[:, tf.newaxis] + self.norm_bias[:, tf.newaxis]
         return tf.reshape(heads, [-1, x.shape[-1]])

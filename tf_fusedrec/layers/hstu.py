@@ -1,18 +1,18 @@
 """One HSTU block: project, attend, gate, project back, add.
 
-A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/gated_attention.py computes the attention,
-bias_weights.py its bias, and gated_output.py the output stage after it.
+A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/attention.py computes the attention,
+relative_bias.py its bias, and gated_output.py the output stage after it.
 """
 
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import attention_state, jagged, norms
+from tf_fusedrec.layers import attention_state, jagged
 from tf_fusedrec.layers.attention_state import AttentionState
-from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
-from tf_fusedrec.layers.kernels import FUSED
-from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.layers.jagged import visible_keys
+from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
+from tf_fusedrec.layers.stock_attention import FUSED
 from tf_fusedrec.ops import SequenceTimes, checked_windows
 
 FORMS = ("research", "production", "mtgrboost")
@@ -291,7 +291,7 @@ class HSTU(keras.layers.Layer):
     def _normalized(self, tokens: tf.Tensor) -> tf.Tensor:
         if self.form == "mtgrboost":
             return tokens
-        normalized = norms.layer_norm(tokens)
+        normalized = jagged.layer_norm(tokens)
         if self.form == "research":
             return normalized
         weight, bias = (tf.cast(w, normalized.dtype) for w in (self.input_norm_weight, self.input_norm_bias))

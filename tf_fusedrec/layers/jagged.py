@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops import contextual_lengths
 
 
 def token_positions(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -321,3 +322,77 @@ def _splits(lengths: tf.Tensor) -> tf.Tensor:
 def _tokens(row_splits: tf.Tensor, begins: tf.Tensor) -> tf.Tensor:
     """Returns begins[b], begins[b] + 1, ... for the tokens of each row b, <int64>[T]."""
     return tf.range(row_splits[-1]) + tf.gather(begins - row_splits[:-1], token_rows(row_splits))
+
+
+EPSILON = 1e-6  # HSTU and FuXi use the same value.
+
+
+def layer_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
+    """Returns (x - mean) / sqrt(variance + epsilon), without weights, in the shape and dtype of x <float>[..., D]."""
+    wide = _wide(x)
+    centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+    return tf.cast(centred * tf.math.rsqrt(variance + epsilon), x.dtype)
+
+
+def rms_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
+    """Returns x / sqrt(mean(x^2) + epsilon), without weights, in the shape and dtype of x <float>[..., D]."""
+    wide = _wide(x)
+    return tf.cast(wide * tf.math.rsqrt(tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) + epsilon), x.dtype)
+
+
+def _wide(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
+
+
+def visible_keys(
+    row_splits: tf.Tensor,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int | tf.Tensor = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+    global_window: int = 0,
+    target_group_size: int = 1,
+) -> tf.Tensor:
+    """Counts the visible keys of each query token under the masks of ops.jagged_attention, without making the pairs.
+
+    Context tokens have number 0, history tokens 1, 2, ... (0, 1, ... without context), and all targets the next number.
+    A token sees itself and the lower numbers within its window, or among the first of a global window. A context token
+    sees all context and history tokens. A target also sees the earlier targets of its group.
+
+    Args:
+      row_splits: <int64>[B+1].
+      num_targets: None or <int>[B], number of targets at the end of each row.
+      contextual_length, attention_window, min_full_length, global_window, target_group_size: Masks of
+        ops.jagged_attention.
+
+    Returns:
+      <int64>[T], each >= 1.
+    """
+    row_splits = tf.cast(row_splits, tf.int64)
+    lengths = row_splits[1:] - row_splits[:-1]
+    rows, positions = token_positions(row_splits)
+    context = contextual_lengths(contextual_length, row_splits)
+    context = tf.zeros_like(rows) if context is None else tf.gather(context, rows)
+    context_beyond_one = tf.maximum(context - 1, 0)
+    number = tf.maximum(positions - context_beyond_one, 0)
+    history_end = lengths if num_targets is None else lengths - tf.cast(num_targets, tf.int64)
+    history_end = tf.gather(history_end, rows)
+    top = history_end - context_beyond_one
+    if num_targets is not None:
+        number = tf.minimum(number, top)
+    lowest, outside = tf.zeros_like(number), tf.zeros_like(number)
+    if attention_window:
+        windowed = tf.ones_like(number, tf.bool)
+        if min_full_length:
+            windowed = number < top - min_full_length
+        lowest = tf.where(windowed, tf.maximum(number - attention_window, 0), lowest)
+        if global_window:  # the lowest numbers, as far as the window does not reach them
+            outside = tf.minimum(global_window + tf.cast(context > 0, tf.int64), lowest)
+    # Number 0 stands for all context tokens.
+    sees_context = ((lowest == 0) | (outside > 0)) & (number > 0)
+    before = number - lowest + outside + tf.cast(sees_context, tf.int64) * context_beyond_one
+    if target_group_size > 1:
+        before += tf.maximum(positions - history_end, 0) % target_group_size
+    is_context = (context > 0) & (number == 0) & (top > 0)
+    return tf.where(is_context, history_end, before + 1)

@@ -1,10 +1,110 @@
-"""The input layer of a stack of HSTU blocks: scaled token embeddings plus learned positions.
+"""The input layer of the production operators: scaled token embeddings plus distance from the end and age.
 
-It is the first layer of the dense model, between FusedEmbedding and hstu.py.
+positions.py is the input layer of the research models, which count positions from the start of the row.
 """
+
+from __future__ import annotations
+
+import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.ops import contextual_lengths
+
+_SECONDS = 60  # Seconds in one unit of age.
+
+
+class PositionTimeEmbedding(keras.layers.Layer):
+    """Computes x * sqrt(D) + positions[row] + ages[bucket].
+
+    The row of context token p is p. The row of any other token is C + (end of history - its position), and C for all
+    targets. Tokens beyond the table share its last row.
+    The bucket is trunc(sqrt(age)) or trunc(ln(age)), at most time_buckets. The age of a token is the time from it to
+    the row's last token, in minutes. Integer thresholds, not a float function, decide the bucket.
+
+    Args:
+      num_positions: Rows of the position table.
+      time_buckets: J. The time table has J+1 rows.
+      time_bucket_function: "sqrt" or "log".
+
+    Call:
+      x: RaggedTensor <float>[B,(L),D].
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds.
+      num_targets: None or <int>[B], number of targets at the end of each row.
+      contextual_length: C, number of context tokens at the start of each row: an int, or <int>[B] by row.
+      returns RaggedTensor <float>[B,(L),D].
+
+    Raises:
+      ValueError: An argument is out of range, or x or timestamps is not ragged.
+      InvalidArgumentError: The row lengths of timestamps differ from x's.
+
+    Source: add_timestamp_positional_embeddings of the public HSTU operators. One of its two implementations limits the
+    bucket to the number of COLUMNS of the time table. This layer limits it to the rows, like the other.
+    """
+
+    def __init__(
+        self, num_positions: int, time_buckets: int = 2048, time_bucket_function: str = "sqrt", **layer_arguments
+    ):
+        super().__init__(**layer_arguments)
+        for name, number in {"num_positions": num_positions, "time_buckets": time_buckets}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}.")
+        if time_bucket_function not in ("sqrt", "log"):
+            raise ValueError(f"time_bucket_function must be 'sqrt' or 'log', got {time_bucket_function!r}.")
+        self.num_positions = num_positions
+        self.time_buckets = time_buckets
+        self.time_bucket_function = time_bucket_function
+
+    def build(self, input_shape):
+        columns = input_shape[-1]
+        for name, rows in (("positions", self.num_positions), ("ages", self.time_buckets + 1)):
+            initializer = keras.initializers.TruncatedNormal(stddev=columns**-0.5)
+            setattr(self, name, self.add_weight(name, [rows, columns], initializer=initializer))
+        super().build(input_shape)
+
+    def call(self, x, timestamps, num_targets=None, contextual_length=0):
+        jagged.check_sequence("x", x)
+        jagged.check_sequence("timestamps", timestamps)
+        same = tf.debugging.assert_equal(
+            x.row_splits, timestamps.row_splits, message="timestamps must have the row lengths of x"
+        )
+        with tf.control_dependencies([] if same is None else [same]):
+            rows, positions = jagged.token_positions(x.row_splits)
+        history_end = x.row_lengths()
+        if num_targets is not None:
+            history_end -= tf.cast(num_targets, tf.int64)
+        context = contextual_lengths(contextual_length, x.row_splits)
+        context = tf.zeros_like(positions) if context is None else tf.gather(context, rows)
+        from_end = tf.maximum(tf.gather(history_end, rows) - positions, 0) + context
+        position = tf.where(positions < context, positions, tf.minimum(from_end, self.num_positions - 1))
+        # No token reads the last token of an empty row. Its index is only kept in range.
+        last = tf.maximum(timestamps.row_limits() - 1, 0)
+        age = tf.gather(timestamps.values, tf.gather(last, rows)) - timestamps.values
+        bucket = tf.searchsorted(tf.constant(self._thresholds()), age, side="right")
+        tables = ((self.positions, position), (self.ages, bucket))
+        added = tf.add_n([jagged.gather_rows(tf.convert_to_tensor(table), index) for table, index in tables])
+        return x.with_values(x.values * x.shape[-1] ** 0.5 + added)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_positions": self.num_positions,
+            "time_buckets": self.time_buckets,
+            "time_bucket_function": self.time_bucket_function,
+        }
+
+    def _thresholds(self) -> np.ndarray:
+        """Returns <int64>[J], the smallest age in seconds of buckets 1 .. J.
+
+        Ages of log buckets above 38 do not fit in an int64. Such a threshold is the largest int64, which no age
+        reaches.
+        """
+        bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)
+        if self.time_bucket_function == "sqrt":
+            return (_SECONDS * bucket**2).astype(np.int64)
+        thresholds = np.full(self.time_buckets, np.iinfo(np.int64).max)
+        thresholds[:38] = np.ceil(_SECONDS * np.exp(bucket[:38]))
+        return thresholds
 
 
 class PositionEmbedding(keras.layers.Layer):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept
-from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.layers.jagged import visible_keys
 
 _EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
 
@@ -124,12 +124,12 @@ class SASRec(keras.layers.Layer):
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the normalized tokens <float>[T, D], and keys and values by head."""
         key, value = (self._heads(part) for part in tf.split(self.key_value(tokens), 2, axis=-1))
-        return norms.layer_norm(tokens, _EPSILON), key, value
+        return jagged.layer_norm(tokens, _EPSILON), key, value
 
     def _finish(
         self, x: tf.RaggedTensor, normalized: tf.Tensor, attended: tf.Tensor, training: bool | None
     ) -> tf.RaggedTensor:
-        hidden = norms.layer_norm(normalized + self.attention_output(attended), _EPSILON)
+        hidden = jagged.layer_norm(normalized + self.attention_output(attended), _EPSILON)
         inner = self.dropout(self.ffn_hidden(hidden), training=training)
         return x.with_values(hidden + self.dropout(self.ffn_output(inner), training=training))
 

@@ -6,8 +6,10 @@ longest row and hold every pair of every head in memory. They serve models; trai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction, contextual_lengths
@@ -111,7 +113,7 @@ def _visible(
     global_window: int,
     target_group_size: int,
 ) -> tf.Tensor:
-    """Returns <bool>[B, m, n] by (query, key). Numbers as in visible_keys.py."""
+    """Returns <bool>[B, m, n] by (query, key). Numbers as in jagged.visible_keys."""
     context = contextual_lengths(contextual_length, rows.row_splits)
     context = tf.zeros_like(rows.lengths) if context is None else context
     beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]
@@ -176,3 +178,15 @@ def _function_of_time(function: TimeFunction, seconds: tf.Tensor) -> tf.Tensor:
     if function.kind == "stretched":
         return scalars[0] * tf.exp(-tf.nn.softplus(scalars[1]) * (seconds + 1.0) ** scalars[2])
     raise ValueError(f"time.kind must be power, exponential or stretched, got {function.kind!r}.")
+
+
+class AttentionKernels(NamedTuple):
+    """Functions of ops/attention.py, which documents their arguments."""
+
+    attention: Callable[..., tf.Tensor]
+    bias_attention: Callable[..., tf.Tensor]
+    gated_attention: Callable[..., tf.Tensor] | None
+
+
+FUSED = AttentionKernels(ops.jagged_attention, ops.bias_attention, ops.gated_attention)
+STOCK = AttentionKernels(jagged_attention, bias_attention, None)

@@ -2,11 +2,12 @@
 
 from tf_fusedrec.losses.objectives import (
     COLLISION_LOGIT,
+    global_mean,
     sampled_softmax,
     sampled_softmax_of_catalogue,
+    total_weight,
     weighted_binary_cross_entropy,
 )
-from tf_fusedrec.losses.reduction import global_mean, total_weight
 
 __all__ = [
     "COLLISION_LOGIT",

@@ -1,14 +1,159 @@
-"""Samples negatives for positions from the catalogue or the batch, and shares them between positions.
+"""Dot products of positions with chosen rows, forward and backward, without the [P, C, D] array of the rows.
 
-Positions belong to jagged histories, so no negative is drawn for padding. A draw is a pure function of its seed.
-Source: TurboGR, section 4.3.
+`chosen_products` computes blocks of all products and picks from them, which is fast for thousands of rows.
+`segmented_products` gathers one segment of positions at a time and suits any number of rows.
+Source of the segments: TurboGR, section 4.3.1, which fetches them from the host. The backward pass gathers them again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
+
+NORM_FLOOR = 1e-6  # Smallest divisor of the L2 normalisation, as in the public HSTU experiments.
+_BLOCK_ROWS = 512  # A block of products with thousands of rows takes a few MB, about one core's cache.
+_SEGMENT_VALUES = 1 << 18  # Values gathered at a time: 1 MiB of float32 fits the same cache.
+
+
+@tf.custom_gradient
+def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
+    """Returns left[p] . right[chosen[p, c]] with dense gradients.
+
+    left <float>[P, D], right <float>[I, D], chosen <int64>[P, C] -> <float>[P, C]. Forward, a block of left x right
+    stays in the cache while its entries are picked. Gathering C rows for every p would move D times as much memory.
+    Backward, the gradient is sparse in [P, I], and so are the two products.
+    """
+
+    def gradient(upstream):
+        weights = _sparse(upstream, chosen, tf.shape(right, tf.int64)[0])
+        d_left = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=right)
+        return d_left, tf.raw_ops.SparseTensorDenseMatMul(**weights, b=left, adjoint_a=True), None
+
+    def pick(rows: slice) -> tf.Tensor:
+        return tf.gather(tf.matmul(left[rows], right, transpose_b=True), chosen[rows], batch_dims=1)
+
+    return tf.ensure_shape(_by_segment(pick, tf.shape(left)[0], _BLOCK_ROWS, left.dtype), chosen.shape), gradient
+
+
+def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
+    """Returns left[p] . r, where r is right[chosen[p, c]].
+
+    Beside the arguments, peak memory is one segment, [P, C] numbers and, backward, the gradient [U, D] itself.
+
+    Args:
+      left: <float>[P, D], float32 or float64.
+      right: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
+        gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
+      chosen: <int>[P, C], rows of `right`.
+      normalize: True to divide r by max(its length, 1e-6).
+
+    Returns:
+      <float>[P, C] in the dtype of `left`.
+    """
+    dtype, width = left.dtype, left.shape[1]
+    positions, rows = tf.shape(left)[0], tf.shape(right)[0]
+    per_segment = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(chosen)[1] * width, 1), 1)
+    # The inverse lengths are computed block by block, because a widened copy of all rows would be the largest array.
+    scale = None
+    if normalize:
+        constant = tf.stop_gradient(right)  # The gradient below accounts for the lengths.
+
+        def inverse_lengths(block: slice) -> tf.Tensor:
+            return inverse_length(tf.cast(constant[block], dtype))[:, 0]
+
+        scale = _by_segment(inverse_lengths, rows, _SEGMENT_VALUES // width, dtype, element_shape=[None])
+
+    def times_scale(values: tf.Tensor, of: tf.Tensor) -> tf.Tensor:
+        return values if scale is None else values * tf.gather(scale, of)
+
+    @tf.custom_gradient
+    def products(left: tf.Tensor, right: tf.Tensor):
+        def segment(of: slice) -> tf.Tensor:
+            gathered = tf.cast(tf.gather(right, chosen[of]), dtype)
+            return times_scale(tf.linalg.matvec(gathered, left[of]), chosen[of])
+
+        result = _by_segment(segment, positions, per_segment, dtype)
+
+        def gradient(upstream):
+            def segment(of: slice) -> tf.Tensor:
+                gathered = tf.cast(tf.gather(right, chosen[of]), dtype)
+                return tf.linalg.matvec(gathered, times_scale(upstream[of], chosen[of]), transpose_a=True)
+
+            d_left = tf.ensure_shape(_by_segment(segment, positions, per_segment, dtype), left.shape)
+            weights = _sparse(times_scale(upstream, chosen), chosen, tf.cast(rows, tf.int64))
+            d_right = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=left, adjoint_a=True)
+            if scale is None:
+                return d_left, d_right
+            # The gradient of r / |r| has no component along r. Below NORM_FLOOR the divisor is constant.
+            along = tf.math.unsorted_segment_sum(tf.reshape(upstream * result, [-1]), tf.reshape(chosen, [-1]), rows)
+            along = tf.where(scale < 1 / NORM_FLOOR, along * tf.square(scale), 0)
+            return d_left, _less_scaled(d_right, along, right)
+
+        return tf.ensure_shape(result, chosen.shape), gradient
+
+    return products(left, right)
+
+
+def _less_scaled(values: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Writes values[u] - scale[u] * rows[u], <float>[U, D], over `values`, which no other op may read.
+
+    The loop works on one block of rows at a time, so neither the product nor the difference needs another [U, D]. A
+    scatter would copy all values for every block, because TensorFlow does not see that the loop holds the only
+    reference.
+    """
+    total = tf.shape(values)[0]
+    per_block = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(values)[1], 1), 1)
+
+    def step(begin: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        end = tf.minimum(begin + per_block, total)
+        change = scale[begin:end, tf.newaxis] * tf.cast(rows[begin:end], values.dtype)
+        return end, tf.ensure_shape(tf.raw_ops.InplaceSub(x=values, i=tf.range(begin, end), v=change), values.shape)
+
+    return tf.while_loop(lambda begin, _: begin < total, step, [0, values], parallel_iterations=1)[1]
+
+
+def widened(vectors: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Casts vectors to `dtype` without narrowing their gradient; see segmented_products."""
+
+    @tf.custom_gradient
+    def widen(vectors: tf.Tensor):
+        return tf.cast(vectors, dtype), lambda upstream: upstream
+
+    return widen(vectors)
+
+
+def inverse_length(vectors: tf.Tensor) -> tf.Tensor:
+    """Returns 1 / max(|v|, NORM_FLOOR) over the last axis, kept as size 1. Its gradient at v = 0 is 0."""
+    return tf.math.rsqrt(tf.maximum(tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True), NORM_FLOOR**2))
+
+
+def _sparse(values: tf.Tensor, chosen: tf.Tensor, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns SparseTensorDenseMatMul's arguments for the [P, rows] matrix with values[p, c] at (p, chosen[p, c])."""
+    shape = tf.shape(chosen, tf.int64)
+    position = tf.repeat(tf.range(shape[0]), shape[1])
+    return {
+        "a_indices": tf.stack([position, tf.cast(tf.reshape(chosen, [-1]), tf.int64)], axis=1),
+        "a_values": tf.reshape(values, [-1]),
+        "a_shape": tf.stack([shape[0], rows]),
+    }
+
+
+def _by_segment(
+    make: Callable[[slice], tf.Tensor], rows: tf.Tensor, per_segment, dtype: tf.DType, element_shape=(None, None)
+) -> tf.Tensor:
+    """Calls make(slice of rows) segment by segment and joins the results. No segment is kept for a gradient."""
+    segments = tf.maximum(-(-rows // per_segment), 1)  # An empty TensorArray cannot be concatenated.
+    results = tf.TensorArray(dtype, segments, infer_shape=False, element_shape=element_shape)
+
+    def step(number, results):
+        return number + 1, results.write(number, make(slice(number * per_segment, (number + 1) * per_segment)))
+
+    _, results = tf.while_loop(lambda number, _: number < segments, step, [0, results], parallel_iterations=1)
+    return results.concat()
+
 
 SAMPLINGS = ("uniform", "frequency", "in_batch")
 SHARINGS = ("negatives", "logits")

@@ -6,10 +6,12 @@ kernels, so it takes the place of a library here that has none.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import pathlib
 import types
+from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import OPS_REMEDY, tf
 
@@ -70,3 +72,100 @@ def load() -> tuple[pathlib.Path, types.ModuleType]:
 
 
 LIBRARY_PATH, library = load()
+
+
+def built_with_cuda() -> bool:
+    """Returns whether the ops have GPU kernels: the library of the device code lies beside the ops' library."""
+    return LIBRARY_PATH.with_name("libfusedrec_cuda.so").exists()
+
+
+def cpu_kernels() -> str:
+    """Returns the instruction set of the CPU kernels in use, for example "AVX2 (x86-64-v3)"."""
+    describe = ctypes.CDLL(str(LIBRARY_PATH)).fusedrec_cpu_kernels
+    describe.restype = ctypes.c_char_p
+    return describe().decode()
+
+
+class Mark(NamedTuple):
+    """State of one collective in this process."""
+
+    name: str
+    begun: int  # number of begins
+    ended: int  # number of ends
+    begun_ago_s: float  # seconds since its last begin
+    ended_ago_s: float  # seconds since its last end; -0.001 for never
+
+
+def mark_collective(value: tf.Tensor, *, name: str, ended: bool) -> tf.Tensor:
+    """Passes a tensor through, and marks the begin or the end of a collective when the tensor is computed.
+
+    Args:
+      value: any shape and dtype.
+      name: Name of the collective.
+      ended: False before the collective, True behind it.
+
+    Returns:
+      The same tensor.
+    """
+    return library.fusedrec_mark_collective(value=value, collective=name, ended=ended)
+
+
+@tf.RegisterGradient("Fusedrec>MarkCollective")
+def _mark_collective_grad(_: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
+    return grad
+
+
+def mark_now(name: str, *, ended: bool) -> None:
+    """Marks the begin or the end of a collective that Python calls."""
+    _functions.fusedrec_mark_collective(name.encode(), int(ended))
+
+
+def collective_marks() -> list[Mark]:
+    """Returns all marks of this process, by name."""
+    room = 1 << 14
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        size = _functions.fusedrec_describe_marks(buffer, room)
+        if size <= room:
+            break
+        room = 2 * size
+    fields = [line.rsplit("\t", 4) for line in buffer.raw[:size].decode().splitlines()]
+    return [
+        Mark(name, int(begun), int(ended), int(begun_ago) / 1e3, int(ended_ago) / 1e3)
+        for name, begun, ended, begun_ago, ended_ago in fields
+    ]
+
+
+_functions = ctypes.CDLL(str(LIBRARY_PATH))  # the library is loaded already: this is the same copy
+_functions.fusedrec_describe_marks.restype = ctypes.c_int64
+_functions.fusedrec_describe_marks.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+_functions.fusedrec_mark_collective.restype = None
+_functions.fusedrec_mark_collective.argtypes = [ctypes.c_char_p, ctypes.c_int]
+
+
+_ROOM = 512
+
+
+def watch_termination(rank: int, within_s: float) -> None:
+    """Delays the end of this process by std::terminate, so that a thread can read its cause and end the process itself.
+
+    Args:
+      rank: Rank of this process, for the line that is printed if no thread ends the process.
+      within_s: Seconds after which the process ends with code 1.
+    """
+    _functions.fusedrec_watch_termination(rank, within_s)
+
+
+def termination() -> str | None:
+    """Returns the text of the exception that ends this process; None while no such end has come."""
+    buffer = ctypes.create_string_buffer(_ROOM)
+    if not _functions.fusedrec_termination(buffer, _ROOM):
+        return None
+    return buffer.value.decode(errors="replace")
+
+
+_functions = ctypes.CDLL(str(LIBRARY_PATH))  # the library is loaded already: this is the same copy
+_functions.fusedrec_watch_termination.restype = None
+_functions.fusedrec_watch_termination.argtypes = [ctypes.c_int, ctypes.c_double]
+_functions.fusedrec_termination.restype = ctypes.c_int
+_functions.fusedrec_termination.argtypes = [ctypes.c_char_p, ctypes.c_int64]

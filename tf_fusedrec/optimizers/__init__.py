@@ -1,12 +1,7 @@
 """Update rules of native tables: their records, their Keras counterparts and their state."""
 
-from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
-from tf_fusedrec.optimizers.ftrl import Ftrl
 from tf_fusedrec.optimizers.keras_counterparts import from_keras, resolve
-from tf_fusedrec.optimizers.rule import Rule
-from tf_fusedrec.optimizers.rules import from_dict
-from tf_fusedrec.optimizers.sgd import SGD
+from tf_fusedrec.optimizers.rules import SGD, Adagrad, Adam, AdamW, Ftrl, RMSprop, RowWiseAdagrad, Rule, from_dict
 from tf_fusedrec.optimizers.trainer import Trainer
 
 __all__ = [

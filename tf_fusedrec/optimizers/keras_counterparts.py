@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.optimizers.adagrad import Adagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
-from tf_fusedrec.optimizers.ftrl import Ftrl
-from tf_fusedrec.optimizers.rule import LearningRate, Rule, Schedule
-from tf_fusedrec.optimizers.rules import RULES
-from tf_fusedrec.optimizers.sgd import SGD
+from tf_fusedrec.optimizers.rules import RULES, SGD, Adagrad, Adam, AdamW, Ftrl, LearningRate, RMSprop, Rule, Schedule
 
 
 def resolve(optimizer: Any) -> Rule:

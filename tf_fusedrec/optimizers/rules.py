@@ -1,16 +1,433 @@
-"""All update rules by name."""
+"""The base of every update rule of a native table: a frozen record that custom_ops/hash_table applies.
+
+Every rule is sparse ("lazy"): a step changes the rows and slots of its batch and no others. In the formulas, w is a
+row, g its gradient summed over the batch and all ranks, and lr the learning rate. t is the number of the update,
+counted per table from 1.
+
+All records share two arguments:
+  learning_rate: A number, or a Keras LearningRateSchedule over the number of past updates.
+  clipnorm: Largest L2 norm of a row's gradient g, to which a longer g is scaled; 0 for no limit. One row's norm does
+    not depend on the rest of the batch, the number of ranks or the grouping of tables. Keras' clipnorm takes the norm
+    of a whole variable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import abc
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, Union
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
-from tf_fusedrec.optimizers.adam import Adam, AdamW, RMSprop
-from tf_fusedrec.optimizers.ftrl import Ftrl
-from tf_fusedrec.optimizers.rule import Rule
-from tf_fusedrec.optimizers.sgd import SGD
+
+Schedule = keras.optimizers.schedules.LearningRateSchedule
+LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(abc.ABC):
+    """Base of the records. custom_ops/hash_table/cpu/rows/optimizer.h is their C++ counterpart.
+
+    Args:
+      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules over the tables' updates.
+      epsilon: Term that keeps the divisor above 0.
+      beta_1, beta_2: Decay rates of the mean gradient and of the mean squared gradient.
+      weight_decay: Share of a row, times the learning rate, that a step subtracts.
+      clipnorm: Largest norm of one row's gradient, to which a longer gradient is scaled. 0 for no limit.
+
+    Raises:
+      ValueError: An argument is out of its range.
+    """
+
+    learning_rate: LearningRate
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.learning_rate, Schedule):
+            wanted = ">= 0, or a LearningRateSchedule of keras.optimizers.schedules"
+            self._require("learning_rate", wanted, lambda value: value >= 0)
+        self._require_not_negative("clipnorm")
+
+    @property
+    @abc.abstractmethod
+    def rule(self) -> str:
+        """Name of the rule in the op."""
+
+    @property
+    @abc.abstractmethod
+    def hyperparameters(self) -> list[float]:
+        """Hyperparameters of the rule in the op's order, clipnorm first."""
+
+    @property
+    def rate_scale(self) -> float:
+        """Factor of the learning rate in the op.
+
+        For a moment scale c of an element-wise v, the factor is sqrt(c), and epsilon is scaled by it too. The op then
+        needs no c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon). Adagrad's v starts at v0,
+        which the scale leaves alone: its op takes one number more.
+        """
+        return 1.0
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        """Names of the slots that hold D numbers per row."""
+        return ()
+
+    @property
+    def scalar_slots(self) -> tuple[str, ...]:
+        """Names of the slots that hold one number per row."""
+        return ()
+
+    @property
+    def slot_starts(self) -> dict[str, float]:
+        """Initial value of each slot in a new row."""
+        start = getattr(self, "initial_accumulator_value", 0.0)
+        return {slot: start if slot == "accumulator" else 0.0 for slot in (*self.wide_slots, *self.scalar_slots)}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Description of the slots' meaning, JSON-able. Records with equal specs can take over each other's slots.
+
+        Options that may change in the course of training (rate, clipping, decay, epsilon) are not part of it.
+        """
+        return {"rule": self.rule}
+
+    def with_moment_scale(self, moment_scale: float) -> Rule:
+        """Returns the record with this moment scale if its own is 1, else the record itself."""
+        if getattr(self, "moment_scale", None) != 1.0:
+            return self
+        fields = {"moment_scale": moment_scale}
+        return dataclasses.replace(self, **fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able dict. `from_dict` is the inverse."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kept = {name: v if isinstance(v, (bool, str, Schedule)) else float(v) for name, v in values.items()}
+        if isinstance(self.learning_rate, Schedule):
+            kept["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
+        return {"class_name": type(self).__name__, **kept}
+
+    def _require(self, name: str, wanted: str, holds: Callable[[float], bool]) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not holds(float(value)):
+            raise ValueError(f"{type(self).__name__}.{name} must be a finite number {wanted}, got {value!r}.")
+
+    def _require_not_negative(self, *names: str) -> None:
+        for name in names:
+            self._require(name, ">= 0", lambda value: value >= 0)
+
+    def _require_divisor(self, start: float) -> None:
+        """Checks epsilon, which may be 0 only where the square root in the same divisor starts above 0."""
+        if start > 0:
+            self._require_not_negative("epsilon")
+        else:
+            wanted = "> 0 (with 0, the step of a new row with a zero gradient would be 0 / 0)"
+            self._require("epsilon", wanted, lambda value: value > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(Rule):
+    """w -= lr g. With momentum mu > 0: m = mu m - lr g; w += m, or with nesterov w += mu m - lr g.
+
+    The forms of Keras; Sutskever et al., "On the importance of initialization and momentum", ICML 2013, eq. 1-4.
+
+    Args:
+      momentum: mu, 0 <= mu <= 1.
+      nesterov: True to use Nesterov's form. It has no effect without momentum, as in Keras.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    clipnorm: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("momentum", "from 0 to 1", lambda value: 0 <= value <= 1)
+
+    @property
+    def rule(self) -> str:
+        return "momentum" if self.momentum else "sgd"
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        return [self.clipnorm, self.momentum, float(self.nesterov)] if self.momentum else [self.clipnorm]
+
+
+VARIANTS = ("torchrec", "2d_sp", "hsp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adagrad(Rule):
+    """v += g^2; w -= lr g / (sqrt(v) + epsilon), column by column.
+
+    Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
+
+    Args:
+      initial_accumulator_value: v0, initial v of a new row. The default, Keras' own, is far above g^2 of a loss that is
+        a mean over a large batch, and rows hardly train: pass 1e-6 there.
+      epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
+      moment_scale: c > 0. The step of w uses v0 + (v - v0) / c instead of v. See RowWiseAdagrad.
+    """
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    epsilon_inside: bool = False
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        self._require_not_negative("initial_accumulator_value")
+        self._require_divisor(self.initial_accumulator_value)
+
+    @property
+    def rule(self) -> str:
+        return "adagrad"
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("accumulator",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
+        offset = (self.moment_scale - 1) * self.initial_accumulator_value  # c (v0 + (v - v0) / c) - v
+        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside), offset]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad(Rule):
+    """v += mean of g^2 over the row; w -= lr g / (sqrt(v) + epsilon): Adagrad with one accumulator per row.
+
+    Args:
+      initial_accumulator_value: v0, initial v of a new row.
+      variant: Form of the rule, because frameworks and papers disagree.
+        "torchrec" is the form above (FBGEMM's EXACT_ROWWISE_ADAGRAD).
+        "2d_sp" has v += sum of g^2 over the row (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines
+        5 and 6). With D columns and epsilon 0, its learning rate is 1 / sqrt(D) of torchrec's.
+        "hsp" has the sum, and epsilon inside the root, w -= lr g / sqrt(v + epsilon) (TurboGR, eq. 1, row by row).
+      moment_scale: c > 0, at most the number of replica groups (2D sparse parallelism, Scaling Rule 1). The step of w
+        uses v0 + (v - v0) / c instead of v: gradients of small groups make v grow too fast, but not v0. A layer with
+        averaged replicas replaces the value 1; see Topology.
+    """
+
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-8
+    variant: str = "torchrec"
+    moment_scale: float = 1.0
+    clipnorm: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise ValueError(f"RowWiseAdagrad.variant must be one of {VARIANTS}, got {self.variant!r}.")
+        self._require_not_negative("initial_accumulator_value")
+        self._require_divisor(self.initial_accumulator_value)
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+
+    @property
+    def rule(self) -> str:
+        return "rowwise_adagrad"
+
+    @property
+    def scalar_slots(self) -> tuple[str, ...]:
+        return ("accumulator",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        inside, mean = float(self.variant == "hsp"), float(self.variant == "torchrec")
+        return [self.clipnorm, self.initial_accumulator_value, self.epsilon, inside, mean, self.moment_scale]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"rule": self.rule, "accumulates": "mean" if self.variant == "torchrec" else "sum"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSprop(Rule):
+    """v += (1 - rho)(g^2 - v); w -= lr g / (sqrt(v) + epsilon), column by column.
+
+    Tieleman and Hinton, "Lecture 6.5, RMSProp", 2012, as in keras.optimizers.legacy.RMSprop. The rule is lazy: v of
+    rows outside the batch does not decay.
+
+    Args:
+      rho: Decay rate of the mean squared gradient.
+      epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.RMSprop.
+      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
+    """
+
+    rho: float = 0.9
+    epsilon: float = 1e-7
+    epsilon_inside: bool = False
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        self._require("rho", ">= 0 and < 1", lambda value: 0 <= value < 1)
+        self._require_divisor(0)
+
+    @property
+    def rule(self) -> str:
+        return "rmsprop"
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("v",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
+        return [self.clipnorm, 1 - self.rho, epsilon, float(self.epsilon_inside)]
+
+
+class _Moments(Rule):
+    """The hyperparameters and slots that Adam and AdamW share."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    clipnorm: float
+    moment_scale: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        for name in ("beta_1", "beta_2"):
+            self._require(name, ">= 0 and < 1", lambda value: 0 <= value < 1)
+        self._require_divisor(0)
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        # The op takes 1 - beta, because float32 keeps only five of its digits in beta.
+        return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon * self.rate_scale]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"rule": "adam"}  # Adam and AdamW have the same slots.
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam(_Moments):
+    """m += (1 - b1)(g - m); v += (1 - b2)(g^2 - v); w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon).
+
+    Kingma and Ba, "Adam", ICLR 2015, the order before section 2.1, as in Keras: epsilon is the paper's epsilon hat.
+    The rule is lazy: m and v of rows outside the batch do not decay.
+
+    Args:
+      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    @property
+    def rule(self) -> str:
+        return "adam"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(_Moments):
+    """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
+
+    The rule is lazy: a row decays once in every step whose batch holds it.
+
+    Args:
+      moment_scale: c of Adam's step. It does not change the decay.
+    """
+
+    weight_decay: float = 0.004
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_not_negative("weight_decay")
+
+    @property
+    def rule(self) -> str:
+        return "adamw"
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        return [*super().hyperparameters, self.weight_decay / self.rate_scale]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ftrl(Rule):
+    """n' = n + g^2; z += g + 2 l2_shrinkage w - (n'^-p - n^-p) / lr w; w = (clip(z, -l1, l1) - z) / (n'^-p / lr + 2 l).
+
+    p is learning_rate_power, l = l2 + beta / (2 lr), and clip limits z to [-l1, l1]. McMahan et al., "Ad Click
+    Prediction: a View from the Trenches", KDD 2013, Algorithm 1, as in Keras. n is the slot "accumulator", z "linear".
+    A step with the learning rate 0 changes nothing, because the formula divides by it.
+
+    Args:
+      learning_rate_power: p <= 0. 0 keeps the learning rate constant. -0.5 computes faster than other values, because
+        it needs no power function.
+      initial_accumulator_value: Initial n of a new row; see Adagrad.
+    """
+
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    beta: float = 0.0
+    clipnorm: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("learning_rate_power", "<= 0", lambda value: value <= 0)
+        self._require_not_negative("initial_accumulator_value", "l1", "l2", "l2_shrinkage", "beta")
+
+    @property
+    def rule(self) -> str:
+        return "ftrl"
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("accumulator", "linear")
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        start, power = self.initial_accumulator_value, self.learning_rate_power
+        return [self.clipnorm, start, power, self.l1, self.l2, self.l2_shrinkage, self.beta]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        # z is a sum of powers of n, so the slots have another meaning under another power.
+        return {"rule": self.rule, "learning_rate_power": self.learning_rate_power}
+
 
 RULES = {rule.__name__: rule for rule in (SGD, Adagrad, RowWiseAdagrad, RMSprop, Adam, AdamW, Ftrl)}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.optimizers.rule import Rule, Schedule
+from tf_fusedrec.optimizers.rules import Rule, Schedule
 
 
 class Trainer:

@@ -24,7 +24,7 @@ from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
 from tf_fusedrec.exchange import collectives, weight_equality
 from tf_fusedrec.exchange.model_state import average_state, check_equal
 from tf_fusedrec.files.hash_order import hash_range_owner
-from tf_fusedrec.layers.kernels import FUSED, STOCK, AttentionKernels
+from tf_fusedrec.layers.stock_attention import FUSED, STOCK, AttentionKernels
 from tf_fusedrec.saved_model import applying, delta
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
 from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype

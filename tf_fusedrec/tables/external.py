@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tf_fusedrec import initializers, optimizers
+from tf_fusedrec import config, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.saves import read_manifest
@@ -41,7 +41,7 @@ class ExternalTable(Table):
         self.left_out = {}
         self._row_bytes = tables[0].dim * tf.as_dtype(tables[0].dtype).size
         # An id without a row has an initial row of zeros. The rule needs no slots and is never applied.
-        rule, zeros = optimizers.SGD(0.0), initializers.Zeros()
+        rule, zeros = optimizers.SGD(0.0), config.Zeros()
         stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
         self._rows = NativeTable(name, stored, seed=0)
         for table in tables:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.ops.build_facts import built_with_cuda
+from tf_fusedrec.ops._library import built_with_cuda
 
 _TO_HOST = "make the layer under tf.device('/CPU:0'), whose memory has all options"
 

@@ -17,7 +17,7 @@ SECTIONS = (
         "SGD Adagrad RowWiseAdagrad RMSprop Adam AdamW Ftrl",
     ),
     (
-        "Initial rows", "For `TableConfig.initializer`.", "tf_fusedrec.initializers",
+        "Initial rows", "For `TableConfig.initializer`.", "tf_fusedrec.config",
         "Constant Zeros Uniform Normal TruncatedNormal",
     ),
     ("Topology", "For `fr.init` and `FusedEmbedding(topology=...)`.", "tf_fusedrec.exchange.topology", "Topology"),

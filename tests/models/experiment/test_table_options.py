@@ -13,7 +13,7 @@ from models.experiment import records as experiment
 from models.experiment import table_options
 from tests.models.batches import ranking_batch
 from tests.models.experiment.test_experiment import fields
-from tf_fusedrec import initializers, keras, optimizers, tf
+from tf_fusedrec import config, keras, optimizers, tf
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs/configuration.md"
 # A value other than the default for every field of TableConfig, in the words of a YAML file, and the options it needs.
@@ -43,7 +43,7 @@ VALUES = {
 }
 RECORDS = {
     "optimizer": optimizers.RowWiseAdagrad(0.5, variant="torchrec"),
-    "initializer": initializers.Uniform(-0.25, 0.5),
+    "initializer": config.Uniform(-0.25, 0.5),
 }
 
 

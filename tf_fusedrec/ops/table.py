@@ -1,8 +1,7 @@
 """Step 5 of 7 (docs/concepts.md) and the update: the embedding table as a TensorFlow resource.
 
 A handle is a scalar tensor of dtype resource. All functions have side effects; inside a tf.function TensorFlow runs the
-calls on one table in program order. table_contents.py counts, reads and writes the contents of a table.
-"""
+calls on one table in program order."""
 
 from __future__ import annotations
 
@@ -254,3 +253,234 @@ def table_accumulate_gradients(
 def table_apply_accumulated(table: tf.Tensor, *, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Operation | None:
     """Applies the optimizer to the rows with accumulated sums, and clears the sums."""
     return library.fusedrec_table_apply_accumulated(table=table, learning_rate=learning_rate, step=step)
+
+
+class TableStatistics(NamedTuple):
+    """Counts since the table was made or cleared."""
+
+    segments: tf.Tensor  # <int64>[S, 6]: keys, hits, inserts, evictions, refused, candidates
+    bytes: tf.Tensor  # <int64>[5]: bytes of keys, of rows in memory, in the second pool; rows in each of the pools
+    traffic: tf.Tensor  # <int64>[S, 3], with host_rows on a GPU: hits of hot rows, bytes of rows to the device and back
+
+
+def table_statistics(table: tf.Tensor) -> TableStatistics:
+    """Returns statistics by category. A hit is a distinct row that a training lookup found."""
+    return TableStatistics(*library.fusedrec_table_statistics(table=table))
+
+
+def table_size(table: tf.Tensor) -> tf.Tensor:
+    """Returns <int64>[S], the number of rows of each segment."""
+    return library.fusedrec_table_size(table=table)
+
+
+def table_keys(
+    table: tf.Tensor, segment: int, *, since: Sequence[int] | tf.Tensor = (0, 0)
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns ids <int64>[n] of a segment, in no meaningful order, and handles <int64>[n] for table_read_records.
+
+    Args:
+      table: <resource>[].
+      segment: s.
+      since: <int64>[2], an answer of table_clock. Only rows that an update changed, or a training lookup touched, after
+        it are listed. (0, 0) lists all.
+    """
+    return library.fusedrec_table_keys(
+        table=table, segment=tf.constant(segment, tf.int64), since=tf.constant(since, tf.int64)
+    )
+
+
+def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
+    """Returns <uint8>[n, bytes], packed rows with slots and metadata: custom_ops/hash_table/cpu/parts/row_records.h."""
+    return library.fusedrec_table_read_records(table=table, handles=handles)
+
+
+def table_import(table: tf.Tensor, segment: int, ids: tf.Tensor, records: tf.Tensor) -> None:
+    """Inserts or overwrites rows of distinct ids <int64>[n] with records <uint8>[n, bytes] of table_read_records."""
+    library.fusedrec_table_import(table=table, segment=tf.constant(segment, tf.int64), ids=ids, records=records)
+
+
+def table_remove(table: tf.Tensor, segment: int, ids: tf.Tensor) -> tf.Tensor:
+    """Removes rows by id <int64>[n]; returns <int64>[], how many had a row."""
+    return library.fusedrec_table_remove(table=table, segment=tf.constant(segment, tf.int64), ids=ids)
+
+
+def table_evict(table: tf.Tensor, segment: int, count: int) -> tf.Tensor:
+    """Evicts the `count` rows that the policy ranks lowest; returns <int64>[], how many could go."""
+    return library.fusedrec_table_evict(
+        table=table, segment=tf.constant(segment, tf.int64), count=tf.constant(count, tf.int64)
+    )
+
+
+def table_tombstones(table: tf.Tensor, segment: int) -> tf.Tensor:
+    """Returns <int64>[n], ascending ids that left since table_forget_tombstones and have not come back."""
+    return library.fusedrec_table_tombstones(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_forget_tombstones(table: tf.Tensor) -> None:
+    """Begins a new record of tombstones."""
+    library.fusedrec_table_forget_tombstones(table=table)
+
+
+def table_candidates(table: tf.Tensor, segment: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns ids <int64>[n] that wait for admission, in hash order, and their counts <int64>[n]."""
+    return library.fusedrec_table_candidates(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_import_candidates(table: tf.Tensor, segment: int, ids: tf.Tensor, counts: tf.Tensor) -> None:
+    """Sets the counts of ids that wait for admission; both <int64>[n]."""
+    library.fusedrec_table_import_candidates(
+        table=table, segment=tf.constant(segment, tf.int64), ids=ids, counts=counts
+    )
+
+
+def table_clock(table: tf.Tensor) -> tf.Tensor:
+    """Returns <int64>[2]: number of training lookups, version (number of changes)."""
+    return library.fusedrec_table_clock(table=table)
+
+
+def table_set_clock(table: tf.Tensor, clock: tf.Tensor) -> None:
+    """Sets the numbers that table_clock returns."""
+    library.fusedrec_table_set_clock(table=table, clock=clock)
+
+
+def table_clear(table: tf.Tensor) -> None:
+    """Removes all rows, candidates, tombstones, statistics and waiting gradients."""
+    library.fusedrec_table_clear(table=table)
+
+
+for _op in (
+    "HashTable", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TablePeek", "TableTouch",
+    "TableStatistics", "TableSize", "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones",
+    "TableCandidates", "TableClock", "TableApplyGradients", "TableAccumulateGradients",
+):  # fmt: skip
+    tf.no_gradient(f"Fusedrec>{_op}")
+
+
+def table_destroy(table: tf.Tensor) -> None:
+    """Frees the table at once. Python's garbage collector may ask for it while a function is traced.
+
+    Args:
+      table: Handle of hash_table. A table that is already freed is no error.
+    """
+    with tf.__internal__.eager_context.eager_mode():  # an operation of the traced function would run later
+        tf.raw_ops.DestroyResourceOp(resource=table, ignore_lookup_error=True)
+
+
+class Unsynced(NamedTuple):
+    """Ids that one replica trained or removed since table_take_unsynced was last called."""
+
+    # <int64>[2 * S + n]: counts[2 * S], then by segment ids that were trained and have a row, then by segment ids that
+    # left and have none. Ascending inside a segment; on a GPU, trained ids are in the order of rows.
+    # A message of one source and 2 * S segments, see unpack_message.
+    message: tf.Tensor
+    headers: tf.Tensor  # <int64>[n], last << 32 | count of rows that were trained, 0 of ids that left
+
+
+def table_note_trained(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tf.Operation | None:
+    """Notes that rows of the ids of a lookup (arguments of table_lookup) have been trained.
+
+    Raises:
+      FailedPreconditionError: The table was not made with `averaged`.
+    """
+    return library.fusedrec_table_note_trained(table=table, message=message, received_splits=received_splits)
+
+
+def table_take_unsynced(table: tf.Tensor) -> Unsynced:
+    """Returns the ids noted since the last call, and forgets them.
+
+    Raises:
+      FailedPreconditionError: the table was not made with `averaged`.
+    """
+    return Unsynced(*library.fusedrec_table_take_unsynced(table=table))
+
+
+def table_read_numbers(table: tf.Tensor, ids: tf.Tensor, segment_splits: tf.Tensor) -> tf.Tensor:
+    """Reads rows with optimizer slots. An id without a row has its initial row and slots. Touches nothing.
+
+    Args:
+      table: <resource>[].
+      ids: <int64>[n], grouped by segment.
+      segment_splits: <int64>[S+1].
+
+    Returns:
+      <float32>[P, k]: row, element-wise slots, row-wise slots; P is n rounded up to a bucketed size, zeros behind n.
+    """
+    return library.fusedrec_table_read_numbers(table=table, ids=ids, segment_splits=segment_splits)
+
+
+def table_merge(
+    table: tf.Tensor,
+    *,
+    left: tf.Tensor,
+    left_splits: tf.Tensor,
+    ids: tf.Tensor,
+    segment_splits: tf.Tensor,
+    numbers: tf.Tensor,
+    headers: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Operation | None:
+    """Brings a replica to the common state: removes ids, sets rows, and keeps to max_rows.
+
+    Args:
+      table: <resource>[].
+      left: <int64>[m], grouped by segment; rows that a training lookup holds stay.
+      left_splits: <int64>[S+1].
+      ids: <int64>[n], distinct, grouped by segment. Present rows stay where they are, others are made.
+      segment_splits: <int64>[S+1].
+      numbers: <float32>[>= n, k] as of table_read_numbers.
+      headers: <int64>[n], last << 32 | count. A row keeps its own counters where they are larger.
+      step: <int64>[], seeds the stochastic rounding of 16-bit rows; the same at all replicas.
+
+    Raises:
+      InvalidArgumentError: shapes disagree. FailedPreconditionError: the table was not made with `averaged`.
+      ResourceExhaustedError: no memory for new rows, or more rows than max_rows that may not leave.
+    """
+    return library.fusedrec_table_merge(
+        table=table, left=left, left_splits=left_splits, ids=ids, segment_splits=segment_splits, numbers=numbers,
+        headers=headers, step=step,
+    )  # fmt: skip
+
+
+for _op in ("TableTakeUnsynced", "TableReadNumbers"):
+    tf.no_gradient(f"Fusedrec>{_op}")
+
+
+def initial_rows(
+    rows: tf.Tensor,
+    exists: tf.Tensor,
+    ids: tf.Tensor,
+    segment_splits: tf.Tensor,
+    *,
+    seeds: Sequence[int],
+    distribution: str,
+    a: float,
+    b: float = 0.0,
+) -> tf.Tensor:
+    """Replaces the rows that do not exist by their initial value.
+
+    Numbers come from Philox4x32-10 (Salmon et al., SC 2011), keyed by the table's seed and counted by id and column.
+    The row is the same on every rank, at every step, after eviction and return.
+
+    Args:
+      rows: <float32, float16 or bfloat16>[W, D], anything where exists is false.
+      exists: <bool>[W].
+      ids: <int64>[W], grouped by segment (= table).
+      segment_splits: <int64>[S+1].
+      seeds: one int64 per table.
+      distribution: "constant" (a), "uniform" on [a, b), "normal" (mean a, standard deviation b) or
+        "truncated_normal" (the same, given that it lies inside two standard deviations).
+      a, b: Parameters of the distribution.
+
+    Returns:
+      [W, D].
+
+    Raises:
+      InvalidArgumentError: Shapes disagree.
+    """
+    return library.fusedrec_initial_rows(
+        rows=rows, exists=exists, ids=ids, segment_splits=segment_splits,
+        seeds=list(seeds), distribution=distribution, a=a, b=b,
+    )  # fmt: skip
+
+
+tf.no_gradient("Fusedrec>InitialRows")

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tf_fusedrec.tfra.tfra_library import de
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.ranks import AS_LAUNCHED
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2

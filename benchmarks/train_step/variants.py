@@ -8,10 +8,10 @@ import abc
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tf_fusedrec.tfra.tfra_library import de
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
+from tf_fusedrec.tables.tfra_library import de
 
 DIM = 16
 LEARNING_RATE = 0.05

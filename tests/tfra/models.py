@@ -1,10 +1,10 @@
 """Models with a few TFRA layers for the tests of the swap, and their training steps."""
 
 import numpy as np
-from tf_fusedrec.tfra.tfra_library import de
 
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding
 
 UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding

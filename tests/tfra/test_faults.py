@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tf_fusedrec.tfra.tfra_library import de
 
 from tests.tfra import models
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import hash_strings
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
-from tf_fusedrec.tfra.dynamic_embedding import save_model
+from tf_fusedrec.tfra.model_checkpoint import save_model
 from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
 
 

@@ -95,11 +95,10 @@ def new_adam():
 
 def restricted(name):
     """Frequencies equal upstream's, and the rarest rows are evicted."""
-    from tf_fusedrec.tfra.tfra_library import de
-
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
+    from tf_fusedrec.tables.tfra_library import de
 
     left = []
     for kind, tag in ((models.UPSTREAM, "theirs"), (models.OURS, "ours")):
@@ -123,11 +122,10 @@ def exported_keys(layer):
 
 def other_inputs(name):
     """Ragged ids, int32 ids of an int64 layer, upstream's safe_embedding_lookup_sparse, inference mode."""
-    from tf_fusedrec.tfra.tfra_library import de
-
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
+    from tf_fusedrec.tables.tfra_library import de
     from tf_fusedrec.tfra import fuse
 
     layers = [models.layer_of(models.OURS, f"{name}{n}") for n in range(2)]

@@ -79,7 +79,7 @@ def _tfra_table() -> Callable[..., Table]:
     Raises:
       ImportError: TFRA, which is an extra, is not installed.
     """
-    from tf_fusedrec.tfra.table import TfraTable
+    from tf_fusedrec.tables.tfra import TfraTable
 
     return TfraTable
 

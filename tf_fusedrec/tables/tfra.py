@@ -18,10 +18,10 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
+from tf_fusedrec.tables import keys
+from tf_fusedrec.tables.row_optimizer import RowOptimizer
 from tf_fusedrec.tables.table import StoredTable
-from tf_fusedrec.tfra import table
-from tf_fusedrec.tfra.table import RowOptimizer
-from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tables.tfra_library import de
 
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
@@ -64,7 +64,7 @@ class TfraTable(StoredTable):
     Args:
       name: Name of the TFRA variable.
       tables: Tables of equal spec. Table s is segment s.
-      key_encoding: "bits" or "hash", see tables/table.py.
+      key_encoding: "bits" or "hash", see tables/keys.py.
       seed: Seed of the initial rows.
       init_capacity: Number of rows for which memory is taken at once.
     """
@@ -89,14 +89,14 @@ class TfraTable(StoredTable):
         self._initializer = spec.initializer
         self._unknown = spec.unknown
         self._seeds = [table_seed(seed, table.name) for table in tables]
-        self._encoding = table.make_encoding(key_encoding, self.names)
+        self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)
         self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse: Any = None
-        if isinstance(self._encoding, table.NameHash):  # the keys alone do not tell (table, id)
+        if isinstance(self._encoding, keys.NameHash):  # the keys alone do not tell (table, id)
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
@@ -235,7 +235,7 @@ class TfraTable(StoredTable):
         return ids[mine], values[mine]
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(self._encoding, table.MergedBits):
+        if isinstance(self._encoding, keys.MergedBits):
             return self._encoding.decode(merged)
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]

@@ -13,10 +13,11 @@ Imports go down this list:
 """
 
 from tf_fusedrec.tfra import dynamic_embedding
-from tf_fusedrec.tfra.checkpoints import export_checkpoint, import_checkpoint
-from tf_fusedrec.tfra.dynamic_embedding import ModelCheckpoint
+from tf_fusedrec.tfra.exporting import export_checkpoint
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.fusing import FusedGroup, fuse
+from tf_fusedrec.tfra.importing import import_checkpoint
+from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint
 from tf_fusedrec.tfra.uneven_data import stop_at_shortest
 
 __all__ = [

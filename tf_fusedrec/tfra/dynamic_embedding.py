@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_fusedrec.tfra.dynamic_embedding import ModelCheckpoint, save_model
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint, save_model
 
 
 class _Module:

@@ -18,8 +18,8 @@ from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.files.hash_order import tfra_owner
-from tf_fusedrec.tfra import checkpoints
-from tf_fusedrec.tfra.checkpoints import slots_of, tables_of
+from tf_fusedrec.tfra import table_files
+from tf_fusedrec.tfra.importing import slots_of, tables_of
 
 
 def export_checkpoint(
@@ -106,7 +106,7 @@ def _write_parts(
             for field, variable in fields.items():
                 values = _as_stored(table, name, np.ascontiguousarray(records[field][mine]))
                 for kind, array in (("keys", ids[mine]), ("values", values)):
-                    names.append((checkpoints.file_name(variable, target, targets, kind), target))
+                    names.append((table_files.file_name(variable, target, targets, kind), target))
                     array.tofile(folder / f"{names[-1][0]}.part{rank}")
     return names
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tfra.fused_layer import restore_when_loaded
+from tf_fusedrec.tables.keys import MergedBits
+from tf_fusedrec.tables.tfra_library import de, forget_variable
+from tf_fusedrec.tfra.restore_on_load import restore_when_loaded
 from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniforms
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
-from tf_fusedrec.tfra.table import MergedBits
-from tf_fusedrec.tfra.tfra_library import de, forget_variable
 
 _UPSERT_ROWS = 1 << 16
 # Attributes that a layer loses to its group.

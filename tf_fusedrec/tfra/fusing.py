@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import converted_as_here, keras, outside_clusters, tf
+from tf_fusedrec.tables.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.fusing import discover_ids
+from tf_fusedrec.tfra.id_discovery import discover_ids
 from tf_fusedrec.tfra.row_lookup import LookupIds
-from tf_fusedrec.tfra.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
 
 

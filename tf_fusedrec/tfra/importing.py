@@ -19,7 +19,7 @@ from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.files.hash_order import OWNERS
-from tf_fusedrec.tfra import checkpoints
+from tf_fusedrec.tfra import table_files
 
 # New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.
 _ALIASES = {"m": "momentum"}
@@ -63,7 +63,7 @@ def import_checkpoint(
     wanted = agree(lambda: tables_of(embedding, names))
 
     def opened() -> list[_Source]:
-        found = checkpoints.variables_in(folder := checkpoints.folder_of(pathlib.Path(directory)))
+        found = table_files.variables_in(folder := table_files.folder_of(pathlib.Path(directory)))
         return [
             _Source(folder, found, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
             for name, (table, layer) in wanted.items()
@@ -91,7 +91,7 @@ class _Source:
     def __init__(
         self,
         folder: pathlib.Path,
-        found: Mapping[str, Mapping[checkpoints.Shard, checkpoints.Files]],
+        found: Mapping[str, Mapping[table_files.Shard, table_files.Files]],
         table: Any,
         name: str,
         layer: str,
@@ -113,7 +113,7 @@ class _Source:
         self._rows = found[variable]
         own = slots_of(table, name)
         prefixes = (f"{variable}_DynamicEmbedding_{layer}-shadow_", f"{variable}_")
-        theirs: dict[str, Mapping[checkpoints.Shard, checkpoints.Files]] = {}
+        theirs: dict[str, Mapping[table_files.Shard, table_files.Files]] = {}
         for other, shards in found.items():
             prefix = next((p for p in prefixes if other.startswith(p)), None)
             if prefix is not None:
@@ -135,8 +135,8 @@ class _Source:
             for pair in shards.values():
                 self._read(pair)
 
-    def _read(self, pair: checkpoints.Files) -> tuple[np.ndarray, np.ndarray]:
-        return checkpoints.read(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
+    def _read(self, pair: table_files.Files) -> tuple[np.ndarray, np.ndarray]:
+        return table_files.read(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
 
     def mine(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields ids <int64>[n] and records of the rows that `rank` owns, shard by shard."""

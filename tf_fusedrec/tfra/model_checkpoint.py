@@ -9,7 +9,7 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tables.tfra_library import de
 
 
 def with_our_operations(options: tf.saved_model.SaveOptions | None) -> tf.saved_model.SaveOptions:

@@ -14,7 +14,7 @@ import types
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tables.tfra_library import de
 
 _MARK = "tfra_tables.txt"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.files.hash_order import table_seed
-from tf_fusedrec.tfra.table import mix64
+from tf_fusedrec.tables.keys import mix64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the distance between the seeds of neighbouring columns.
 # Standard deviation of a standard normal truncated at two standard deviations. VarianceScaling divides by it.

@@ -14,9 +14,10 @@ from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.exchange import collectives, routing
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.files.hash_order import tfra_owner
-from tf_fusedrec.tfra.row_lookup import SharedShadow, partition_by
-from tf_fusedrec.tfra.table import MergedBits
-from tf_fusedrec.tfra.tfra_library import de, default_partition_fn
+from tf_fusedrec.tables.keys import MergedBits
+from tf_fusedrec.tables.tfra_library import de, default_partition_fn
+from tf_fusedrec.tfra.partitioner import partition_by
+from tf_fusedrec.tfra.shared_shadow import SharedShadow
 
 _RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # The dtypes of ops.recover. Others go through stock operations.
 

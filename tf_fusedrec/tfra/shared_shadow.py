@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tables.tfra_library import de
 
 
 class SharedShadow:

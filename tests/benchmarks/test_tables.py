@@ -200,9 +200,9 @@ def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):
     fields = checkpoint.measure(tmp_path, 2_000, repeats=1)
     assert fields["bytes"] == 2_000 * (8 + 16 + 2 * 4 * checkpoint.DIM)
     assert all(np.isfinite(value) and value > 0 for value in fields.values()) and json.dumps(fields)
-    chunks = table_reader.SectionReader.chunks
-    mixed = lambda reader: ((ids, np.roll(records, 1)) for ids, records in chunks(reader))  # noqa: E731
-    monkeypatch.setattr(table_reader.SectionReader, "chunks", mixed)
+    chunks = table_reader.TableReader.chunks
+    mixed = lambda *reader: ((ids, np.roll(records, 1)) for ids, records in chunks(*reader))  # noqa: E731
+    monkeypatch.setattr(table_reader.TableReader, "chunks", mixed)
     with pytest.raises(harness.CheckFailed, match="Mismatched elements"):
         checkpoint.measure(tmp_path, 2_000, repeats=1)
     seconds = {"save": [2.0], "plain_write": [1.0], "load": [4.0], "plain_read": [0.5], "copy": [0.25]}

@@ -2,8 +2,8 @@
 number.
 """
 
-from tf_fusedrec.checkpoint import saving
-from tf_fusedrec.files import saves, table_reader
+from tf_fusedrec.checkpoint import loading, saving
+from tf_fusedrec.files import saves
 
 DENSE = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # no test reads these files
 
@@ -20,12 +20,12 @@ def save(directory, tables, *, full=None, since=None, extra=None):
 
 
 def load(directory, tables, *, partial=False):
-    """Loads into the backends of simulated ranks. Returns the shares that they read."""
+    """Loads into the backends of simulated ranks. Returns the readers of each rank."""
     tables = [table if isinstance(table, list) else [table] for table in tables]
     described = saves.read_manifest(directory)["tables"]
     read = []
     for rank, of_rank in enumerate(tables):
-        mine = table_reader.open_tables(directory, described, of_rank, rank, len(tables), partial)
-        table_reader.restore(mine, of_rank)
-        read.append(mine)
+        opened = loading.open_tables(directory, described, of_rank, rank, len(tables), partial)
+        loading.restore(opened, of_rank)
+        read.append([table.reader for table in opened])
     return read

@@ -93,7 +93,7 @@ def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp
     # A reader opens only files whose range r / R to (r + 1) / R overlaps its own.
     for rank, (share,) in enumerate(shares_read):
         meet = [w for w in range(ranks) if w * then < (rank + 1) * ranks and rank * ranks < (w + 1) * then]
-        assert [file.path.name for file in share.sections["rows"].files] == [f"item.rows-{w}.shard" for w in meet]
+        assert [file.path.name for file in share.sections["rows"].complete] == [f"item.rows-{w}.shard" for w in meet]
 
 
 def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):
@@ -169,6 +169,5 @@ def test_one_process_reads_all_rows_of_all_ranks(tmp_path):
     tables = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
     simulated.save(tmp_path, tables)
     described = read_manifest(tmp_path)["tables"]["item"]
-    rows = table_reader.TableReader(tmp_path, "item", described, None, 0, 1).sections["rows"]
-    ids = np.concatenate([ids for ids, _ in rows.chunks()])
+    ids = np.concatenate([ids for ids, _ in table_reader.TableReader(tmp_path, "item", described).chunks()])
     assert sorted(ids.tolist()) == sorted(IDS)

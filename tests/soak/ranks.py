@@ -15,8 +15,8 @@ from tests.oracles.hash_table import Exhausted, TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.oracles.rank_partition import owner_oracle
 from tf_fusedrec import tf
-from tf_fusedrec.checkpoint import saving
-from tf_fusedrec.files import saves, table_reader
+from tf_fusedrec.checkpoint import loading, saving
+from tf_fusedrec.files import saves
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables.native import NativeTable
 
@@ -158,9 +158,7 @@ class Ranks:
         """Replaces all rows by a save of any number of ranks, whose contents must equal `saved`."""
         described = saves.read_manifest(directory, save)["tables"]
         for rank, table in enumerate(self.tables):
-            table_reader.restore(
-                table_reader.open_tables(directory, described, [table], rank, len(self.tables), False), [table]
-            )
+            loading.restore(loading.open_tables(directory, described, [table], rank, len(self.tables)), [table])
         for rank, oracle in enumerate(self.oracles):
             oracle.clear()
             oracle.clock = max(other.clock for other in saved)

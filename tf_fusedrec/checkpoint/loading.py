@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,17 @@ from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import gradient_accumulation
-from tf_fusedrec.files import table_reader
 from tf_fusedrec.files.saves import read_manifest
+from tf_fusedrec.files.table_reader import Chunk, TableReader, prefetched
+from tf_fusedrec.tables import counters
+
+
+class TableToLoad(NamedTuple):
+    """One table of a backend, and the reader of its rows on this rank."""
+
+    backend: Any
+    name: str
+    reader: TableReader
 
 
 @finds_layers(2)
@@ -36,7 +46,7 @@ def load(
     Dense weights that do not exist yet are restored when they are created, so the checkpoint must stay until then.
     Examples are a model before its first call and an optimizer before its first step.
 
-    A refused checkpoint changes nothing. If a table holds rows, this rank's whole part is read and verified before
+    A refused checkpoint changes nothing. If a table has rows, this rank's complete part is read and verified before
     they are dropped, which takes memory for that part. Empty tables are filled while rows are read, and emptied again
     on failure.
 
@@ -45,40 +55,46 @@ def load(
       model, optimizer, layers: See save.
       save: Name or number of a kept save (tf_fusedrec.checkpoint.saves), or "best"; None: the last one.
       partial: True if tables missing from the checkpoint begin empty; otherwise they are refused.
-      names: Name in the checkpoint of each table that has another name now, by this name. Ids that come later begin
-        with initial rows of the name now.
+      names: Name in the checkpoint of each table that was saved under a different name, by its present name. New ids
+        get the initial rows of the present name.
 
     Returns:
       The value `extra` of the save.
 
     Raises:
-      ValueError: `directory` holds no checkpoint or lacks this save; a table is missing or has another spec; `names`
+      ValueError: `directory` has no checkpoint or lacks this save; a table is missing or has another spec; `names`
         names a table that the model lacks; dense weights have other shapes; a file is missing, truncated, damaged,
         foreign or forged. The error names the file and the field.
       RuntimeError: another rank refused the checkpoint.
     """
     directory = pathlib.Path(directory)
     embeddings = saved_embeddings(model, layers)
-    tables: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
+    backends: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
     names = dict(names or {})
-    known = [name for table in tables for name in table.names]
+    known = [name for backend in backends for name in backend.names]
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"names has {unknown}, want tables of model {model.name!r}, which has {sorted(known)}.")
 
-    def open_checkpoint() -> tuple[dict[str, Any], list[table_reader.TableReader]]:
+    def open_checkpoint() -> tuple[dict[str, Any], list[TableToLoad]]:
         manifest = read_manifest(directory, save)
-        readers: list[table_reader.TableReader] = []
+        tables: list[TableToLoad] = []
         for layer in embeddings:
             of_layer, group = [lookup.table for lookup in layer.lookups], layer.layout.group
-            readers += table_reader.open_tables(
-                directory, manifest["tables"], of_layer, group.index, group.size, partial, names
-            )
+            tables += open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial, names)
         dense.check(directory / manifest["save"], manifest["dense"])
-        return manifest, readers
+        return manifest, tables
 
-    manifest, readers = agree(open_checkpoint)
-    rows = agree(lambda: table_reader.read_all(readers) if table_reader.holds_rows(tables) else None)
+    manifest, tables = agree(open_checkpoint)
 
+    def read_before_dropping() -> dict[tuple[str, str], list[Chunk]] | None:
+        if not any(backend.size(name) for backend in backends for name in backend.names):
+            return None
+        return {
+            (name, section): list(reader.chunks(section))
+            for _, name, reader in tables for section in reader.sections
+        }  # fmt: skip
+
+    rows = agree(read_before_dropping)
     before = dense.state(model, optimizer)
     try:
         agree(lambda: dense.read(directory / manifest["save"], model, optimizer))
@@ -86,14 +102,73 @@ def load(
         dense.put_back(before)
         raise
     try:
-        agree(lambda: table_reader.restore(readers, tables, rows))
+        agree(lambda: restore(tables, backends, rows))
     except Exception:
         dense.put_back(before)
-        for table in tables:
-            table.clear()
+        for backend in backends:
+            backend.clear()
         raise
     gradient_accumulation.forget(optimizer)
     return manifest["extra"]
+
+
+def open_tables(
+    directory: pathlib.Path,
+    described: Mapping[str, Any],
+    backends: Sequence[Any],
+    rank: int,
+    ranks: int,
+    partial: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> list[TableToLoad]:
+    """Opens one rank's readers of all tables; arguments as for load. Makes every check that needs no rows."""
+    names, tables = names or {}, []
+    saved_names = {name: names.get(name, name) for backend in backends for name in backend.names}
+    for backend in backends:
+        for name in backend.names:
+            saved_name = saved_names[name]
+            if saved_name not in described:
+                if partial and name not in names:
+                    continue
+                raise ValueError(
+                    f"Checkpoint {directory} holds no table {saved_name!r}. It holds {sorted(described)}. To start "
+                    "with an empty table, load with partial=True; to load a table of another name, with "
+                    f"names={{{name!r}: <its name there>}}."
+                )
+            spec, saved = json.loads(json.dumps(backend.spec(name))), described[saved_name]["spec"]
+            if spec != saved:
+                called = f"Table {name!r}" if saved_name == name else f"Table {name!r} (saved as {saved_name!r})"
+                raise ValueError(
+                    f"{called} of checkpoint {directory} has another spec. Saved: {saved}. Now: {spec}. Use the "
+                    "saved spec, or load the rows alone with tf_fusedrec.checkpoint.warm_start."
+                )
+    for backend in backends:
+        for name in backend.names:
+            if saved_names[name] in described:
+                records = {section: backend.record_dtype(section) for section in backend.sections_of(name)}
+                reader = TableReader(
+                    directory, saved_names[name], described[saved_names[name]], rank, ranks,
+                    owner=backend.owner, records=records, id_bits=getattr(backend, "id_bits", 64),
+                )  # fmt: skip
+                tables.append(TableToLoad(backend, name, reader))
+    return tables
+
+
+def restore(
+    tables: Sequence[TableToLoad],
+    backends: Sequence[Any],
+    rows: Mapping[tuple[str, str], list[Chunk]] | None = None,
+) -> None:
+    """Replaces the contents of the backends by `rows`, by table and section, or by rows that are read now."""
+    for backend in backends:
+        backend.clear()
+    for backend, name, reader in tables:
+        for section in reader.sections:
+            for ids, records in prefetched(reader.chunks(section)) if rows is None else rows[name, section]:
+                backend.restore(name, section, ids, records)
+    for backend in backends:
+        if saved := [reader.described for of_table, _, reader in tables if of_table is backend]:
+            counters.restore(backend, saved)
 
 
 def read_tables(
@@ -109,17 +184,17 @@ def read_tables(
       {table name: (ids <int64>[n], ascending, and rows <dtype>[n, D])}.
 
     Raises:
-      ValueError: `directory` holds no checkpoint; a file is missing, truncated, damaged or foreign.
+      ValueError: `directory` has no checkpoint; a file is missing, truncated, damaged or foreign.
     """
     directory = pathlib.Path(directory)
     tables = {}
     for name, described in sorted(read_manifest(directory, save)["tables"].items()):
-        reader = table_reader.TableReader(directory, name, described, None, 0, 1).sections["rows"]
-        nothing = np.zeros([0], np.int64), np.zeros([0], reader.record)
-        chunks = [(ids, records["row"]) for ids, records in [nothing, *reader.chunks()]]
+        reader = TableReader(directory, name, described)
+        empty = np.zeros([0], np.int64), np.zeros([0], reader.record_dtype("rows"))
+        chunks = [(ids, records["row"]) for ids, records in [empty, *reader.chunks()]]
         ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
         order = np.argsort(ids)
-        # NumPy has no bfloat16, so files hold its bits.
+        # NumPy has no bfloat16, so files have its bits.
         tables[name] = ids[order], rows[order].view(tf.bfloat16.as_numpy_dtype) if rows.dtype == "<u2" else rows[order]
     return tables
 
@@ -132,7 +207,7 @@ def dense_prefix(directory: str | os.PathLike, save: str | int | None = None) ->
       save: Name or number of a kept save, or "best"; None: the last one.
 
     Raises:
-      ValueError: `directory` holds no checkpoint; a dense file is missing or damaged.
+      ValueError: `directory` has no checkpoint; a dense file is missing or damaged.
     """
     directory = pathlib.Path(directory)
     manifest = read_manifest(directory, save)

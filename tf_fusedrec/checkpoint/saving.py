@@ -20,6 +20,7 @@ from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.files import disk, manifest, saves, shard_file
 from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.files.manifest import TOMBSTONES
+from tf_fusedrec.tables import counters
 
 _POLL_S = 0.01
 
@@ -41,17 +42,6 @@ class TableCopy(NamedTuple):
     sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records of each section, in any order
     whole: dict[str, bool]  # whether each section is whole; otherwise it holds changes
     hash_range: int  # number of the rows' hash range, in [0, ranks), for a table of owner "hash_range"
-
-
-def iterations(table: Any) -> int | None:
-    """Step count of a backend's optimizer, or None. Adam's bias correction and schedules depend on it."""
-    counted = getattr(table.optimizer, "iterations", None)
-    return None if counted is None else int(counted.numpy())
-
-
-def rates(table: Any) -> list[float] | None:
-    """Learning rates of a native table (optimizers.Trainer.rates); None if the backend has none to restore."""
-    return getattr(table.optimizer, "rates", None)
 
 
 def keeps_changes(table: Any) -> bool:
@@ -115,10 +105,7 @@ def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: in
                 removed = np.asarray(table.tombstones(name), np.int64)
                 sections[TOMBSTONES] = own_rows(removed, np.empty([len(removed)], np.dtype([])))
                 whole[TOMBSTONES] = False
-            described = {
-                "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),
-                "iterations": iterations(table), "learning_rate": rates(table),
-            }  # fmt: skip
+            described = {"spec": table.spec(name), "owner": table.owner, **counters.described(table)}
             yield TableCopy(name, described, sections, whole, hash_range)
 
 
@@ -206,7 +193,7 @@ def commit(
     tables = {}
     for name, described in shards[0]["tables"].items():
         part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
-        clock = manifest.latest(shard["tables"][name]["clock"] for shard in shards)
+        clock = counters.latest(shard["tables"][name]["clock"] for shard in shards)
         tables[name] = {**described, "clock": clock, "parts": [*(plan.full or {}).get(name, []), part]}
     fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
     manifest.write(folder, fields)

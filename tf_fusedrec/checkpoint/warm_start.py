@@ -13,7 +13,7 @@ from tf_fusedrec.checkpoint.saving import keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.files.hash_order import OWNERS
-from tf_fusedrec.files.manifest import counters
+from tf_fusedrec.tables import counters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
         records["row"] = rows[own]
     if keeps_changes(backend):
         # The rows count as changed and looked up at this moment, for deltas and for eviction.
-        changes, lookups = counters(backend.clock)
+        changes, lookups = counters.unpack(backend.clock)
         records["updated"], records["last"] = changes + 1, lookups
     backend.restore(table, "rows", ids[own], records)
     return len(records)

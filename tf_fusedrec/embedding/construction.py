@@ -13,7 +13,7 @@ from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.optimizers import Rule
-from tf_fusedrec.tables import ExternalTable, NativeTable, Table
+from tf_fusedrec.tables import NativeTable, Table, external_table
 
 
 def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> GroupLookup:
@@ -22,7 +22,7 @@ def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout
     wire = None if config["wire_dtype"] is None else tf.as_dtype(config["wire_dtype"])
     table = _make_table(layer_name, group, config, layout)
     replica = None
-    if layout.averages and isinstance(table, NativeTable):
+    if layout.averages and isinstance(table, NativeTable) and not group.external:
         replica = Replica(table, layout, f"{layer_name}.{group.name}.average")
     return GroupLookup(layer_name, group, table, scale, layout, wire, replica)
 
@@ -30,7 +30,7 @@ def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout
 def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> Table:
     name = f"{layer_name}/{group.name}"
     if group.external:
-        return ExternalTable(name, group.tables, layout.group.index, layout.group.size)
+        return external_table(name, group.tables, layout.group.index, layout.group.size)
     if config["backend"] == "native":
         return NativeTable(
             name,

@@ -30,7 +30,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tf_fusedrec.files import disk
@@ -43,17 +43,6 @@ NAME = "manifest.json"
 def _checksum(manifest: dict[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     return disk.checksum(json.dumps(rest, sort_keys=True).encode())
-
-
-def counters(clock: int) -> tuple[int, int]:
-    """Counts of changes and of training lookups. A backend packs both into its `clock`."""
-    return clock >> 32, clock & 0xFFFFFFFF
-
-
-def latest(clocks: Iterable[int]) -> int:
-    """The clock with the larger of each counter over all `clocks`."""
-    changes, lookups = zip(*map(counters, clocks))
-    return max(changes) << 32 | max(lookups)
 
 
 def exists(directory: str | os.PathLike) -> bool:

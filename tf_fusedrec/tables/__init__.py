@@ -3,8 +3,8 @@
 The backend in tfra.py is not imported here, because it needs TFRA, which is an extra.
 """
 
-from tf_fusedrec.tables.external import ExternalTable
+from tf_fusedrec.tables.external import external_table
 from tf_fusedrec.tables.native import NativeTable
 from tf_fusedrec.tables.table import Answer, InferenceRows, StoredTable, Table
 
-__all__ = ["Answer", "ExternalTable", "InferenceRows", "NativeTable", "StoredTable", "Table"]
+__all__ = ["Answer", "InferenceRows", "NativeTable", "StoredTable", "Table", "external_table"]

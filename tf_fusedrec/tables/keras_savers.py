@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.tables import counters
 
 _REMEDY = (
     "Use tf_fusedrec.checkpoint.save and load, or callbacks.Checkpoint: every process writes its rows. For the dense "
@@ -94,8 +95,7 @@ class TableState(tf.train.experimental.PythonState):
         """
         return {
             name: {
-                "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
-                "learning_rate": getattr(table.optimizer, "rates", None),
+                "spec": table.spec(name), **counters.described(table),
                 "rows": {
                     section: table.snapshot(name, section, in_hash_order=in_hash_order)
                     for section in table.sections_of(name)
@@ -111,12 +111,7 @@ class TableState(tf.train.experimental.PythonState):
             for name in table.names:
                 for section, (ids, records) in saved[name]["rows"].items():
                     table.restore(name, section, ids, records)
-            table.clock = max(saved[name]["clock"] for name in table.names)
-            if saved[table.names[0]]["iterations"] is not None:
-                table.optimizer.iterations.assign(max(saved[name]["iterations"] for name in table.names))
-            rates = [saved[name]["learning_rate"] for name in table.names if saved[name].get("learning_rate")]
-            if rates:
-                table.optimizer.restore_rates(rates)
+            counters.restore(table, [saved[name] for name in table.names])
 
     def weights_at(self, weights: Sequence[tf.Variable]) -> int | None:
         """The place of the anchor in Keras' list of a model's weights; None if the model lacks it."""
@@ -313,11 +308,6 @@ def refuse_average(layer: str, optimizer: Any) -> None:
             "replace the dense weights by their average over steps and leave the rows of the last step. Use "
             "use_ema=False."
         )
-
-
-def _iterations(table: Any) -> int | None:
-    iterations = getattr(table.optimizer, "iterations", None)
-    return None if iterations is None else int(iterations.numpy())
 
 
 def states_of(layer: Any, recursive: bool = True) -> Iterator[TableState]:

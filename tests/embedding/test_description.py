@@ -62,7 +62,7 @@ def test_other_backends_and_tables(tmp_path):
     ]
     other = fr.FusedEmbedding(tables, [fr.FeatureConfig(t.name, t.name) for t in tables], backend="tfra")
     text = other.describe()
-    assert "dim 4, float32, read only\n" in text and f"author     2     32  author    external='{tmp_path}/c'" in text
+    assert "dim 4, float32, read only\n" in text and f"author     2     64  author    external='{tmp_path}/c'" in text
     assert "Adam, learning rate 0.1, Normal(" in text and "GradientDescentOptimizer, Normal(" in text
     assert other.count_params() == 8
 

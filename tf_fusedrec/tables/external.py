@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_fusedrec import config, optimizers
+from tf_fusedrec import optimizers
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import TableConfig
+from tf_fusedrec.config import TableConfig, Zeros
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import TableReader
 from tf_fusedrec.tables.native import NativeTable
@@ -32,7 +32,7 @@ def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards:
     Raises:
       ValueError: a checkpoint is missing, damaged, or without the table or its dim.
     """
-    rule, zeros = optimizers.SGD(0.0), config.Zeros()
+    rule, zeros = optimizers.SGD(0.0), Zeros()
     filled = NativeTable(
         name, [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables], seed=0
     )

@@ -3,7 +3,7 @@
 Tests that take seconds carry the marker `slow` themselves. A test without any marker must stay below QUICK_S.
 
 Without TFRA, which is an extra, the tests that need it are skipped. They are those that end in the error of
-tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
+tf_fusedrec/tfra/tfra_library.py, in this process or in one that they start.
 
 A test that skips for a reason beyond MAY_SKIP fails.
 """

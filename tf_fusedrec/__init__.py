@@ -1,6 +1,6 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
 
-An import changes the process by the statements of this list alone. The last two run with `import tf_fusedrec.tfra` or
+An import changes the process by the statements of this list alone. The last three run with `import tf_fusedrec.tfra` or
 FusedEmbedding(backend="tfra").
 
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
@@ -25,8 +25,9 @@ FusedEmbedding(backend="tfra").
   tables/keras_savers.py  _archive.export_model                     Keras' model.export refuses tables.
   tables/keras_savers.py  keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
   tables/keras_savers.py  keras.callbacks.CallbackList.*            fit refuses callbacks that leave tables behind.
-  tables/tfra_library.py  tf.get_logger().setLevel                  TFRA's import prints no notices.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
+  tfra/table.py           register_backend                          FusedEmbedding gets the backend "tfra".
+  tfra/tfra_library.py    tf.get_logger().setLevel                  TFRA's import prints no notices.
 """
 
 from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)

@@ -61,7 +61,7 @@ def segment_unique(n_ids: int, zipf_alpha: float, segments: int) -> Case:
 def rank_partition(n_ids: int, ranks: int) -> Case:
     """Ids in the order of their owners against TFRA's partition, which packs no counts of segments."""
     from tf_fusedrec.files.hash_order import tfra_owner
-    from tf_fusedrec.tables.tfra_library import de
+    from tf_fusedrec.tfra.tfra_library import de
 
     ids, splits, _ = segment_unique_oracle(*segment_ids(0, n_ids=n_ids, zipf_alpha=1.05, segments=26))
     t_ids, t_splits = tf.constant(ids), tf.constant(splits)

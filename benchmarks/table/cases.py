@@ -28,7 +28,7 @@ from benchmarks.table.work import (
     make_work,
 )
 from tf_fusedrec import keras, optimizers, tf
-from tf_fusedrec.tables.tfra_library import de
+from tf_fusedrec.tfra.tfra_library import de
 
 _FILL_BATCH = 1 << 18  # rows per call
 _tfra_layers = itertools.count()

@@ -24,8 +24,8 @@ from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.ranks import AS_LAUNCHED
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
+from tf_fusedrec.tfra.tfra_library import de
 
 RANKS = 2
 FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA, DIM = 26, 512, 4, 1.05, 16

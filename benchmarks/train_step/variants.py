@@ -11,7 +11,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tables.tfra_library import de
+from tf_fusedrec.tfra.tfra_library import de
 
 DIM = 16
 LEARNING_RATE = 0.05

@@ -514,7 +514,7 @@ def test_unknown_tables_and_key_encodings_are_refused():
 
 def test_hash_keys_are_those_of_the_c_plus_plus_mix():
     from tests.oracles.rank_partition import mix64
-    from tf_fusedrec.tables.keys import NameHash
+    from tf_fusedrec.tfra.table import NameHash
 
     ids, names = [0, 1, -1, INT64_MIN, 12345], ["item", "user"]
     for s, name in enumerate(names):

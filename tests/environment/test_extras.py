@@ -56,5 +56,5 @@ def test_one_process_works_without_tfra_and_horovod_and_what_needs_tfra_says_so(
     losses, rows, refused, failed = json.loads(done.stdout.splitlines()[-1])
     assert losses[-1] < 0.1 * losses[0] and rows == 8
     assert len(refused) == 2 and all(words.startswith(MISSING) for words in refused), refused
-    assert {"tf_fusedrec.tfra", "tf_fusedrec.tables.tfra", "tf_fusedrec.tables.tfra_library"} <= set(failed)
-    assert [name for name in failed if not name.startswith(("tf_fusedrec.tfra", "tf_fusedrec.tables.tfra"))] == []
+    assert {"tf_fusedrec.tfra", "tf_fusedrec.tfra.table", "tf_fusedrec.tfra.tfra_library"} <= set(failed)
+    assert [name for name in failed if not name.startswith(("tf_fusedrec.tfra", "tf_fusedrec.tfra.table"))] == []

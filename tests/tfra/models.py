@@ -4,8 +4,8 @@ import numpy as np
 
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding
+from tf_fusedrec.tfra.tfra_library import de
 
 UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding
 legacy = keras.optimizers.legacy

@@ -6,10 +6,10 @@ import pytest
 from tests.tfra import models
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import hash_strings
-from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
-from tf_fusedrec.tfra.model_checkpoint import save_model
+from tf_fusedrec.tfra.dynamic_embedding import save_model
 from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
+from tf_fusedrec.tfra.tfra_library import de
 
 
 @pytest.mark.slow

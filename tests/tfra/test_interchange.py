@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec import optimizers
-from tf_fusedrec.tfra import export_checkpoint, import_checkpoint, table_files
+from tf_fusedrec.tfra import checkpoints, export_checkpoint, import_checkpoint
 
 LAYERS = ("user", "item")
 
@@ -123,8 +123,8 @@ def write(folder, variable, shards, dtype="<f4", dim=4, keys_dtype="<i8"):
     for rank, keys in enumerate(shards):
         keys = np.asarray(keys, np.int64)
         rows = (keys[:, None] + np.arange(dim) / 10).astype(dtype)
-        keys.astype(keys_dtype).tofile(folder / table_files.file_name(variable, rank, len(shards), "keys"))
-        rows.tofile(folder / table_files.file_name(variable, rank, len(shards), "values"))
+        keys.astype(keys_dtype).tofile(folder / checkpoints.file_name(variable, rank, len(shards), "keys"))
+        rows.tofile(folder / checkpoints.file_name(variable, rank, len(shards), "values"))
     return folder
 
 
@@ -178,10 +178,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     write(stale, "user-parameter", [[1]])
     refused(stale, r"'user-parameter' in .* was saved by different numbers of ranks, \[1, 2\]")
     lost = both(tmp_path / "lost", [[1], [2]])
-    (lost / table_files.file_name("item-parameter", 1, 2, "values")).unlink()
+    (lost / checkpoints.file_name("item-parameter", 1, 2, "values")).unlink()
     refused(lost, "'item-parameter' in .* lacks the values of rank 1 of 2")
     short = both(tmp_path / "short", [[1, 2]])
-    (short / table_files.file_name("item-parameter", 0, 1, "values")).write_bytes(b"\0" * 20)
+    (short / checkpoints.file_name("item-parameter", 0, 1, "values")).write_bytes(b"\0" * 20)
     refused(short, "has 20 bytes and .* 16, which are not int64 keys and rows of 4 float32s")
     parted = both(tmp_path / "parted", [[1], [2]])
     write(parted, "user-parameter_momentum", [[1]])

@@ -5,7 +5,7 @@ import pytest
 
 from tf_fusedrec import ops, tf
 from tf_fusedrec.files.hash_order import tfra_owner
-from tf_fusedrec.tfra.partitioner import partition_by
+from tf_fusedrec.tfra.row_lookup import partition_by
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -98,7 +98,7 @@ def restricted(name):
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tables.tfra_library import de
+    from tf_fusedrec.tfra.tfra_library import de
 
     left = []
     for kind, tag in ((models.UPSTREAM, "theirs"), (models.OURS, "ours")):
@@ -125,8 +125,8 @@ def other_inputs(name):
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tables.tfra_library import de
     from tf_fusedrec.tfra import fuse
+    from tf_fusedrec.tfra.tfra_library import de
 
     layers = [models.layer_of(models.OURS, f"{name}{n}") for n in range(2)]
     for n, layer in enumerate(layers):

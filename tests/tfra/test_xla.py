@@ -69,7 +69,7 @@ MODELS = {"fused": fused_model, "native": native_model}
 
 def fit(make, clustering):
     """Returns the losses of STEPS steps."""
-    from tf_fusedrec.tables.tfra_library import de
+    from tf_fusedrec.tfra.tfra_library import de
 
     keras.backend.clear_session()
     tf.config.optimizer.set_jit("autoclustering" if clustering else False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
@@ -14,6 +14,7 @@ from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.optimizers import Rule
 from tf_fusedrec.tables import NativeTable, Table, external_table
+from tf_fusedrec.tables.table import backend_table
 
 
 def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> GroupLookup:
@@ -42,7 +43,7 @@ def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], layout
             averaged=layout.averages,
             moment_scale=layout.topology.scale_of_moments,
         )
-    return _tfra_table()(
+    return backend_table(config["backend"])(
         name,
         group.tables,
         key_encoding=config["key_encoding"],
@@ -70,18 +71,7 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
                 f"table {table.name!r} has optimizers.{type(table.optimizer).__name__} of tf_fusedrec, which needs "
                 "backend='native'. Backend 'tfra' takes a tf_keras or TF1 optimizer, such as keras.optimizers.Adam."
             )
-    _tfra_table()
-
-
-def _tfra_table() -> Callable[..., Table]:
-    """The table of backend "tfra".
-
-    Raises:
-      ImportError: TFRA, which is an extra, is not installed.
-    """
-    from tf_fusedrec.tables.tfra import TfraTable
-
-    return TfraTable
+    backend_table(backend)
 
 
 def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], steps: int) -> None:

@@ -1,6 +1,6 @@
 """The backends that store rows. A backend knows ids, rows and optimizers, but neither ranks nor features.
 
-The backend in tfra.py is not imported here, because it needs TFRA, which is an extra.
+The backend of tfra/table.py registers itself when it is imported, because it needs TFRA, which is an extra.
 """
 
 from tf_fusedrec.tables.external import external_table

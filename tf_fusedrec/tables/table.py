@@ -6,7 +6,8 @@ A lookup asks a table for its abilities (`can_...`), never for its class.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -210,3 +211,22 @@ class StoredTable(Table):
     @property
     def row_bytes(self) -> int:
         return self.record_dtype("rows").itemsize
+
+
+_TABLES: dict[str, Callable[..., Table]] = {}  # by backend
+
+
+def register_backend(name: str, make_table: Callable[..., Table]) -> None:
+    """Makes `make_table` the class of FusedEmbedding(backend=name)."""
+    _TABLES[name] = make_table
+
+
+def backend_table(name: str) -> Callable[..., Table]:
+    """The class that `name`'s package has registered.
+
+    Raises:
+      ImportError: TFRA, which is an extra, is not installed.
+    """
+    if name not in _TABLES:
+        importlib.import_module(f"tf_fusedrec.{name}.table")
+    return _TABLES[name]

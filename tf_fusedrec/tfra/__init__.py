@@ -6,18 +6,17 @@
     tfra.fuse(model)                                      # three all-to-alls per group and step, not per layer
 
 Imports go down this list:
-  dynamic_embedding.py (the import), fusing.py, importing.py, exporting.py
-  fused_layer.py (the layer), id_discovery.py (the ids of a step's lookups), model_checkpoint.py, uneven_data.py
-  row_lookup.py (rows by the exchange of exchange/routing.py), restore_on_load.py (SavedModels)
-  partitioner.py, shared_shadow.py, row_distributions.py, table_files.py
+  dynamic_embedding.py (the import, savers), fusing.py, checkpoints.py
+  fused_layer.py (the layer and its SavedModels), uneven_data.py
+  row_lookup.py (rows by the exchange of exchange/routing.py), row_distributions.py
+  table.py (FusedEmbedding(backend="tfra")), tfra_library.py
 """
 
 from tf_fusedrec.tfra import dynamic_embedding
-from tf_fusedrec.tfra.exporting import export_checkpoint
+from tf_fusedrec.tfra.checkpoints import export_checkpoint, import_checkpoint
+from tf_fusedrec.tfra.dynamic_embedding import ModelCheckpoint
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.fusing import FusedGroup, fuse
-from tf_fusedrec.tfra.importing import import_checkpoint
-from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint
 from tf_fusedrec.tfra.uneven_data import stop_at_shortest
 
 __all__ = [

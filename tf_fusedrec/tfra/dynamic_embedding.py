@@ -7,15 +7,79 @@ The module replaces these names and forwards every other one to TFRA, which stay
   de.keras.layers.HvdAllToAllEmbedding is FusedTfraEmbedding.
   de.keras.callbacks.ModelCheckpoint and DEHvdModelCheckpoint are tf_fusedrec.tfra.ModelCheckpoint.
   de.keras.models.save_model, de_save_model and de_hvd_save_model allow this project's operations.
+
+Its savers make all ranks share one path, one decision and one outcome.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
-from tf_fusedrec.tables.tfra_library import de
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.checkpoint.consensus import agree
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint, save_model
+from tf_fusedrec.tfra.tfra_library import de
+
+
+def with_our_operations(options: tf.saved_model.SaveOptions | None) -> tf.saved_model.SaveOptions:
+    """Returns `options` that also allow operations of TFRA and of this project.
+
+    TensorFlow refuses to write operations of an unlisted namespace into a SavedModel.
+    """
+    options = tf.saved_model.SaveOptions() if options is None else options
+    options.namespace_whitelist = sorted({*(options.namespace_whitelist or ()), "TFRA", "Fusedrec"})
+    return options
+
+
+def save_model(model: Any, filepath: str, *args: Any, **kwargs: Any) -> None:
+    """Calls de.keras.models.save_model with this project's operations allowed. Collective."""
+    options = with_our_operations(kwargs.pop("options", None))
+    de.keras.models.de_save_model(model, filepath, *args, options=options, **kwargs)
+
+
+class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
+    """Replaces de.keras.callbacks.ModelCheckpoint for models with FusedTfraEmbedding or HvdAllToAllEmbedding layers.
+
+    The constructor, the files and their names are upstream's. Three things differ:
+      Rank 0's logs decide whether and where all ranks save. Upstream formats the path from each rank's own losses,
+        and hangs when only some ranks save.
+      save_weights_only writes the rows of all ranks into the TFRADynamicEmbedding folder beside `filepath`, where
+        load_weights looks for them.
+      A save that fails on one rank fails on all ranks. Upstream hangs.
+    """
+
+    def _save_model(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
+        numbers = {name: float(value) for name, value in (logs or {}).items()}
+        super()._save_model(epoch, collectives.all_gather_object(numbers)[0])
+
+    def _save_de_model(self, filepath: str) -> None:
+        agree(lambda: self._save_on_rank_0(filepath) if collectives.rank() == 0 else None)
+        agree(lambda: self._save_rows(filepath) if collectives.rank() > 0 else None)
+
+    def _save_on_rank_0(self, filepath: str) -> None:
+        if self.save_weights_only:
+            self.model.save_weights(filepath, overwrite=True, options=self._options)
+        else:
+            options = with_our_operations(self._options)
+            self.model.save(filepath, overwrite=True, signatures=self._signatures, options=options)
+
+    def _save_rows(self, filepath: str) -> None:
+        """Writes this rank's rows and slots. TFRA's hook in TensorFlow's saver writes rank 0's."""
+        folder = os.path.dirname(filepath) if self.save_weights_only else os.path.join(filepath, "variables")
+        for variable in self.model.variables:
+            params = getattr(variable, "params", None)
+            layer = getattr(params, "_created_in_class", None)
+            if not isinstance(layer, de.keras.layers.HvdAllToAllEmbedding):
+                continue
+            for table in (params, *layer.optimizer_vars):
+                table.save_to_file_system(
+                    dirpath=os.path.join(folder, "TFRADynamicEmbedding"),
+                    proc_size=collectives.size(),
+                    proc_rank=collectives.rank(),
+                )
 
 
 class _Module:

@@ -1,8 +1,17 @@
-"""FusedTfraEmbedding replaces TFRA's HvdAllToAllEmbedding: same constructor, names and files; one exchange."""
+"""FusedTfraEmbedding replaces TFRA's HvdAllToAllEmbedding: same constructor, names and files; one exchange.
+
+SavedModels: TFRA restores the rows of a FileSystemSaver table in TensorFlow's V1 loader only. Under
+tf.saved_model.load and Keras' load_model, the model silently returns initial rows. Every loader initializes tables, so
+here the initializer of a table reads its files (restore_when_loaded). They lie in the SavedModel's folder of variables
+and hold the rows of all ranks.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pathlib
+import tempfile
 import types
 from typing import Any
 
@@ -10,11 +19,10 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.keys import MergedBits
-from tf_fusedrec.tables.tfra_library import de, forget_variable
-from tf_fusedrec.tfra.restore_on_load import restore_when_loaded
 from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniforms
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
+from tf_fusedrec.tfra.table import MergedBits
+from tf_fusedrec.tfra.tfra_library import de, forget_variable
 
 _UPSERT_ROWS = 1 << 16
 # Attributes that a layer loses to its group.
@@ -79,7 +87,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers whose rows `params` holds. Segment s holds the keys of layer s (tables/keys.py)."""
+        """Names of the layers whose rows `params` holds. Segment s holds the keys of layer s (MergedBits)."""
         return [self.name]
 
     def call(self, ids: Any) -> Any:
@@ -224,3 +232,39 @@ def _draw_rows_by_key(params: Any, layers: list[str]) -> None:
         return tf.cast(distribution(uniforms(ids, tf.gather(salts, segments), params.dim)), params.value_dtype)
 
     params._create_default_values_by_initializer = types.MethodType(rows_of, params)
+
+
+_MARK = "tfra_tables.txt"
+
+
+@functools.cache
+def _mark() -> tf.saved_model.Asset:
+    """Returns an asset file. Its path in the `assets` folder gives a loaded graph the SavedModel's location."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="tf_fusedrec-")) / _MARK
+    path.write_text("The rows of this model's tables are in ../variables/TFRADynamicEmbedding.\n", encoding="utf-8")
+    return tf.saved_model.Asset(str(path))
+
+
+def restore_when_loaded(params: Any) -> None:
+    """Makes the tables of a `de.Variable` read their files when a loader opens their SavedModel.
+
+    Without a FileSystemSaver, a variable's rows are in the checkpoint, which every loader restores.
+    """
+    if not isinstance(params.kv_creator.saver, de.FileSystemSaver):
+        return
+    for table in params.tables:
+        table._track_trackable(_mark(), "where_rows_are", overwrite=True)
+        table._initialize = types.MethodType(_read_files, table)
+
+
+def _read_files(table: Any) -> Any:
+    mark = _mark().asset_path
+    folder = tf.strings.regex_replace(mark, f"assets/{_MARK}$", "variables/TFRADynamicEmbedding")
+    files = tf.io.matching_files(tf.strings.join([folder, f"/{table._name}_*-keys"]))
+
+    def load() -> tf.Tensor:
+        done = table.load_from_file_system(folder, file_name=table._name, load_entire_dir=True)
+        with tf.control_dependencies([done] if done is not None else []):
+            return tf.constant(True)
+
+    return tf.cond(tf.size(files) > 0, load, lambda: tf.constant(False))

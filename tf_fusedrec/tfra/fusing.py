@@ -1,25 +1,31 @@
-"""fuse(model) merges a model's TFRA layers into few groups. Each group costs three all-to-alls a step."""
+"""fuse(model) merges a model's TFRA layers into few groups. Each group costs three all-to-alls a step.
+
+All ids of a step travel in one exchange, so they must be known before the model's layers are called. The model is
+traced twice. The first trace goes into a scratch graph: each layer records its ids and returns a stand-in for its rows.
+The operations that compute the ids are then copied into the step's graph. Nothing else of the first trace runs: no
+update, no random number, no loss. Grappler merges the operations that both traces share.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import converted_as_here, keras, outside_clusters, tf
-from tf_fusedrec.tables.tfra_library import de, default_partition_fn
-from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.id_discovery import discover_ids
+from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful
+from tf_fusedrec.tfra.fused_layer import STAND_IN, FusedTfraEmbedding
 from tf_fusedrec.tfra.row_lookup import LookupIds
+from tf_fusedrec.tfra.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
 
 
 class FusedGroup(FusedTfraEmbedding):
     """The layer that several layers share after fuse(): one variable, one shadow, one slot variable per slot.
 
-    Its keys merge an id with the number of its layer (tables/keys.py), so ids must lie in [0, 2^id_bits), or are cut to
+    Its keys merge an id with the number of its layer (MergedBits), so ids must lie in [0, 2^id_bits), or are cut to
     their lowest id_bits bits (hashed_ids of fuse).
 
     Attributes:
@@ -208,3 +214,42 @@ def _look_up(calls: Sequence[tuple[FusedTfraEmbedding, tf.Tensor | None]]) -> No
             rows.update(zip(own, owner.hvd_variable.rows(lookups)))
     for n, (layer, _) in enumerate(calls):
         layer.member.prefetched.append(rows.get(n))
+
+
+def discover_ids(
+    layers: Sequence[FusedTfraEmbedding], call: Callable[[], Any]
+) -> list[tuple[FusedTfraEmbedding, tf.Tensor | None]]:
+    """Returns (layer, ids <key dtype>[n]) for every layer call that `call()` makes, grouped by layer.
+
+    The ids belong to the graph being traced. They are None where they depend on another layer's rows or on random
+    numbers, because the first trace does not compute these.
+
+    Raises:
+      ValueError: A layer is called in a graph nested inside the model's.
+    """
+    scratch = scratch_graph("which_ids")
+    for layer in layers:
+        layer.member.recorded = []
+    try:
+        with scratch.as_default():
+            call()
+        calls = [(layer, ids) for layer in layers for ids in layer.member.recorded or []]
+    finally:
+        for layer in layers:
+            layer.member.recorded = None
+    for layer, ids in calls:
+        if ids.graph is not scratch:
+            raise ValueError(
+                f"Layer {layer.name!r} is called inside a tf.function, a tf.cond or a loop inside the model's call. "
+                "A fused layer must be called in the model's own graph. Call it outside of these, or leave it alone: "
+                f"fuse(model, leave=[{layer.name!r}])."
+            )
+    known = [_is_known(scratch, ids) for _, ids in calls]
+    copies = iter(copied(scratch, [ids for (_, ids), is_known in zip(calls, known) if is_known], "fused_ids"))
+    return [(layer, next(copies) if is_known else None) for (layer, _), is_known in zip(calls, known)]
+
+
+def _is_known(scratch: Any, ids: tf.Tensor) -> bool:
+    operations = ancestors(scratch, [ids])
+    stands_in = any(op.name.rsplit("/", 1)[-1].startswith(STAND_IN) for op in operations)
+    return not stands_in and not any(stateful(scratch, operations))

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.files.hash_order import table_seed
-from tf_fusedrec.tables.keys import mix64
+from tf_fusedrec.tfra.table import tensor_mix64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the distance between the seeds of neighbouring columns.
 # Standard deviation of a standard normal truncated at two standard deviations. VarianceScaling divides by it.
@@ -27,9 +27,9 @@ Distribution = Callable[[tf.Tensor], tf.Tensor]
 
 def uniforms(keys: tf.Tensor, salts: tf.Tensor, dim: int) -> tf.Tensor:
     """Hashes keys <int64>[n], each with its salt <int64>[n], to <float64>[n, D] in (0, 1). Different keys differ."""
-    seeds = mix64(tf.bitcast(tf.bitwise.bitwise_xor(keys, salts), tf.uint64))
+    seeds = tensor_mix64(tf.bitcast(tf.bitwise.bitwise_xor(keys, salts), tf.uint64))
     columns = tf.constant([(_GOLDEN * (column + 1)) % (1 << 64) for column in range(dim)], tf.uint64)
-    bits = tf.bitwise.right_shift(mix64(seeds[:, tf.newaxis] + columns), tf.constant(11, tf.uint64))
+    bits = tf.bitwise.right_shift(tensor_mix64(seeds[:, tf.newaxis] + columns), tf.constant(11, tf.uint64))
     return (tf.cast(bits, tf.float64) + 0.5) * 2.0**-53
 
 

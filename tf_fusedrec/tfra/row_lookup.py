@@ -1,10 +1,14 @@
-"""Looks up and trains the rows of a layer or a group in one TFRA variable: upstream's HvdVariable, one exchange."""
+"""RowLookup replaces upstream's HvdVariable: rows of a layer or a group in one TFRA variable, by one exchange.
+
+partition_by makes a user's TFRA partition function decide the owners of ids in exchange/routing.py. SharedShadow lets
+several lookups of one step share the shadow variable, which upstream's optimizer trains.
+"""
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +16,11 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.exchange import collectives, routing
+from tf_fusedrec.exchange.routing import Partition
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.files.hash_order import tfra_owner
-from tf_fusedrec.tables.keys import MergedBits
-from tf_fusedrec.tables.tfra_library import de, default_partition_fn
-from tf_fusedrec.tfra.partitioner import partition_by
-from tf_fusedrec.tfra.shared_shadow import SharedShadow
+from tf_fusedrec.tfra.table import MergedBits
+from tf_fusedrec.tfra.tfra_library import de, default_partition_fn
 
 _RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # The dtypes of ops.recover. Others go through stock operations.
 
@@ -216,3 +219,97 @@ def _recover_grad(grads: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor) -> tf
     if grads.dtype in _RECOVERED:
         return ops.recover_grad(grads, index, num_rows, pad=True)
     return tf.math.unsorted_segment_sum(grads, index, num_rows)
+
+
+def partition_by(
+    partitioner: Callable[[tf.Tensor, int], tf.Tensor], *, key_dtype: tf.DType, layer_name: str
+) -> Partition:
+    """Returns ops.rank_partition with the user's owners, and a message without padding.
+
+    Args:
+      partitioner: Function (keys <key dtype>[U], number of ranks R) -> owner ranks <integer>[U] in [0, R).
+      key_dtype: dtype of the keys.
+      layer_name: Name of the layer, for messages. Another rank fails the lookup with InvalidArgumentError.
+    """
+
+    def partition(ids: tf.Tensor, splits: tf.Tensor, ranks: int) -> ops.RankedIds:
+        owner = tf.cast(partitioner(tf.cast(ids, key_dtype), ranks), tf.int32)
+        requirement = f"partitioner of layer {layer_name!r} must give ranks in [0, {ranks})"
+        in_range = tf.debugging.assert_non_negative(tf.minimum(owner, ranks - 1 - owner), message=requirement)
+        with tf.control_dependencies([] if in_range is None else [in_range]):
+            order = tf.argsort(owner, stable=True)
+        segments = splits.shape[0] - 1
+        cell = owner * segments + tf.repeat(tf.range(segments), splits[1:] - splits[:-1])
+        counts = tf.math.bincount(cell, minlength=ranks * segments, maxlength=ranks * segments)
+        headers = tf.reshape(counts, [ranks, segments])
+        id_splits = tf.reduce_sum(headers, axis=1)
+        blocks = tf.RaggedTensor.from_row_lengths(tf.gather(ids, order), id_splits, validate=False)
+        message = tf.concat([tf.cast(headers, tf.int64), blocks], axis=1).flat_values
+        return ops.RankedIds(message, id_splits + segments, id_splits, tf.math.invert_permutation(order))
+
+    return partition
+
+
+class SharedShadow:
+    """The shadow variable of a group, filled by several lookups of one step.
+
+    Args:
+      name: Name of the layer or group, for messages.
+      variable: Upstream's ShadowVariable. Its `ids` are the step's keys, its value their rows. The optimizer changes
+        the value, and `update_op` writes it into the table.
+    """
+
+    def __init__(self, name: str, variable: Any):
+        self._name, self._variable = name, variable
+        # By graph, keys <int64>[W] of the lookups since the last update. The order of tracing is the order of lookups.
+        self._keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        written = variable.update_op
+
+        def update_op(v0: Any = None) -> Any:
+            self._keys.pop(tf.compat.v1.get_default_graph(), None)  # Lookups after an update belong to the next step.
+            return written(v0)
+
+        tracked = variable._track_optimizer_slots
+
+        def track_own_slots(slots: list[Any]) -> None:
+            # With new-style optimizers upstream reads and writes the slots of ALL shadows once per shadow: k * M^2
+            # finds and inserts a step. The slots of one shadow share its ids. The caller uses the list in place.
+            slots[:] = [slot for slot in slots if slot.ids is variable.ids]
+            tracked(slots)
+
+        variable.update_op, variable._track_optimizer_slots = update_op, track_own_slots
+
+    def rows(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Callable[[], list[tf.Operation]]]:
+        """Looks up distinct keys as rows that the optimizer trains.
+
+        Args:
+          keys: <key dtype>[W], distinct.
+
+        Returns:
+          rows: [W', D], all rows of the step so far, W' >= W.
+          position: <int32>[W], index of each key's row in `rows`.
+          still_held: Function that returns checks that the shadow still holds these keys. A gradient waits for them.
+        """
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        before = None if graph is None else self._keys.get(graph)
+        position = tf.range(tf.size(keys))
+        if before is not None:
+            # tf.unique keeps the order of first occurrences, so earlier positions stay valid.
+            keys, index = tf.unique(tf.concat([before, keys], axis=0))
+            position = index[tf.size(before) :]
+        if graph is not None:
+            self._keys[graph] = keys
+        rows = tf.ensure_shape(de.shadow_ops.embedding_lookup(self._variable, keys), [None, self._variable.params.dim])
+        return rows, position, lambda: self._still_holds(keys)
+
+    def _still_holds(self, keys: tf.Tensor) -> list[tf.Operation]:
+        now = self._variable.ids.read_value()
+        message = (
+            f"Layer {self._name!r} was looked up again, in another graph or eagerly, before the gradient of this "
+            "lookup was taken; training would write rows of other keys. Make both lookups in one tf.function, or "
+            "look up all ids at once."
+        )
+        long_enough = tf.debugging.assert_less_equal(tf.size(keys), tf.size(now), message=message)
+        with tf.control_dependencies([] if long_enough is None else [long_enough]):
+            equal = tf.debugging.assert_equal(now[: tf.size(keys)], keys, message=message)
+        return [] if equal is None else [equal]

@@ -1,27 +1,40 @@
-"""Step 5 of 7 (docs/concepts.md): stores rows of a group in one TFRA variable, for any tf_keras or TF1 optimizer.
+"""Backend "tfra" of FusedEmbedding: rows of a group in one TFRA variable, trained by any tf_keras or TF1 optimizer.
 
-A row and its optimizer slots lie side by side in one `de.Variable` of (1 + k) * D columns. So a step makes one find and
+A row and its optimizer slots lie side by side in one `de.Variable` of (1 + k) * D columns, so a step makes one find and
 one insert. TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and makes 1 + k of each, which take most of a
 step's time (benchmarks/train_step). As in TFRA, the update inserts rows and the lookup does not. Initial rows are a
 pure function of (seed, table, id), where TFRA's tf_keras initializers repeat rows.
+
+RowOptimizer runs a stock optimizer on rows whose number changes every step. Optimizers make their slots (momenta,
+accumulators) once, in the shape of the trained variable. Here the variable holds the rows of one step, so it and its
+slots have the shape [None, D], and the table keeps their values between steps.
+
+A TFRA variable has a single key. The owner makes it of (table, id) after the exchange (deferred hashing, FusedRec
+section 3, "Lossless Lookup"):
+
+- MergedBits (MTGRBoost eq. 8): key = (table number << (63 - k)) | id with k = ceil(log2(m + 1)) bits for m tables.
+  It is exact and reversible. Ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
+- NameHash: key = Mix64(id xor h(name)) for any id. Two pairs (name, id) share a key with probability 2^-64, so n rows
+  have a collision with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. A second variable maps
+  keys to (table, id).
 """
 
 from __future__ import annotations
 
 import collections
+import math
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
-from tf_fusedrec.tables import keys
-from tf_fusedrec.tables.row_optimizer import RowOptimizer
-from tf_fusedrec.tables.table import StoredTable
-from tf_fusedrec.tables.tfra_library import de
+from tf_fusedrec.tables.table import StoredTable, register_backend
+from tf_fusedrec.tfra.tfra_library import de
 
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
@@ -64,7 +77,7 @@ class TfraTable(StoredTable):
     Args:
       name: Name of the TFRA variable.
       tables: Tables of equal spec. Table s is segment s.
-      key_encoding: "bits" or "hash", see tables/keys.py.
+      key_encoding: "bits" or "hash", see make_encoding.
       seed: Seed of the initial rows.
       init_capacity: Number of rows for which memory is taken at once.
     """
@@ -89,14 +102,14 @@ class TfraTable(StoredTable):
         self._initializer = spec.initializer
         self._unknown = spec.unknown
         self._seeds = [table_seed(seed, table.name) for table in tables]
-        self._encoding = keys.make_encoding(key_encoding, self.names)
+        self._encoding = make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)
         self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse: Any = None
-        if isinstance(self._encoding, keys.NameHash):  # the keys alone do not tell (table, id)
+        if isinstance(self._encoding, NameHash):  # the keys alone do not tell (table, id)
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
@@ -235,7 +248,191 @@ class TfraTable(StoredTable):
         return ids[mine], values[mine]
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(self._encoding, keys.MergedBits):
+        if isinstance(self._encoding, MergedBits):
             return self._encoding.decode(merged)
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]
+
+
+class RowOptimizer:
+    """An optimizer, the variable of a step's rows, and its slots.
+
+    Args:
+      optimizer: A Keras optimizer, which is copied without its state, or a TF1 optimizer, which is used itself.
+      dim: D.
+      dtype: dtype of rows and slots.
+      name: Name of the variables.
+
+    Raises:
+      ValueError: the optimizer's family is unknown, or it averages rows over time (use_ema).
+    """
+
+    def __init__(self, optimizer: Any, dim: int, dtype: tf.DType, name: str):
+        self._dim, self._dtype, self._name = dim, dtype, name
+        self._rows = self._variable("rows")
+        self._slots: dict[str, tf.Variable] = {}
+        self._starts: list[np.ndarray] = []
+        self.optimizer = self._adopt(optimizer)
+
+    @property
+    def slot_names(self) -> list[str]:
+        """Names of the slots in the order of their columns."""
+        return list(self._slots)
+
+    @property
+    def start(self) -> np.ndarray:
+        """The values [k * D] of the k slots of a new row."""
+        return np.concatenate(self._starts) if self._starts else np.zeros([0], self._dtype.as_numpy_dtype)
+
+    def train(self, rows: tf.Tensor, slots: tf.Tensor, grads: tf.Tensor) -> tf.Tensor:
+        """One step of the optimizer.
+
+        Args:
+          rows, grads: [W, D]. Each row comes once, so dense gradients save the search for duplicates.
+          slots: [W, k * D].
+
+        Returns:
+          [W, (1 + k) * D], rows and slots after the step.
+        """
+        variables = [self._rows, *self._slots.values()]
+        parts = [rows, *(tf.split(slots, len(self._slots), axis=1) if self._slots else [])]
+        with tf.control_dependencies([v.assign(part, read_value=False) for v, part in zip(variables, parts)]):
+            done = self.optimizer.apply_gradients([(tf.identity(grads), self._rows)])
+        # In a graph the step is an op to wait for; in eager mode it is over.
+        with tf.control_dependencies([] if done is None or tf.executing_eagerly() else [done]):
+            return tf.concat([v.read_value() for v in variables], axis=1)
+
+    def _variable(self, role: str) -> tf.Variable:
+        nothing = tf.zeros([0, self._dim], self._dtype)
+        return tf.Variable(nothing, shape=[None, self._dim], trainable=False, name=f"{self._name}/{role}")
+
+    def _slot(self, slot_name: str, start: Any) -> tf.Variable:
+        """Returns the slot of this name, and makes it at the first call. `start` [1, D] holds a new row's values."""
+        if slot_name not in self._slots:
+            self._starts.append(np.reshape(np.asarray(start, self._dtype.as_numpy_dtype), [self._dim]))
+            self._slots[slot_name] = self._variable(slot_name)
+        return self._slots[slot_name]
+
+    def _adopt(self, optimizer: Any) -> Any:
+        """Returns an optimizer that keeps its slots here."""
+        if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+            return self._adopt_legacy(type(optimizer).from_config(optimizer.get_config()))
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            if getattr(optimizer, "use_ema", False):
+                raise ValueError(
+                    f"TableConfig.optimizer {type(optimizer).__name__} must not use_ema: an average of rows that come "
+                    "and go is not kept. Use use_ema=False."
+                )
+            return self._adopt_new(type(optimizer).from_config(optimizer.get_config()))
+        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            return self._adopt_tf1(optimizer)
+        raise ValueError(
+            f"TableConfig.optimizer must be a tf_keras or TF1 optimizer, got {type(optimizer).__module__}."
+            f"{type(optimizer).__name__}. Keras 3 optimizers do not train tf_keras models; use keras.optimizers of "
+            "tf_fusedrec."
+        )
+
+    def _adopt_legacy(self, optimizer: Any) -> Any:
+        def add_slot(_, var, slot_name, initializer="zeros", shape=None):
+            make = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
+            return self._slot(slot_name, make(shape=[1, self._dim], dtype=self._dtype))
+
+        optimizer.add_slot = types.MethodType(add_slot, optimizer)
+        optimizer.get_slot = types.MethodType(lambda _, var, slot_name: self._slots[slot_name], optimizer)
+        optimizer._create_all_weights([self._rows])  # a traced step cannot make variables
+        return optimizer
+
+    def _adopt_new(self, optimizer: Any) -> Any:
+        def add_variable_from_reference(_, model_variable, variable_name, shape=None, initial_value=None):
+            zeros = tf.zeros([1, self._dim], self._dtype)
+            return self._slot(variable_name, zeros if initial_value is None else initial_value)
+
+        optimizer.add_variable_from_reference = types.MethodType(add_variable_from_reference, optimizer)
+        # The optimizer is built for one row, whose shape is known. Then the rows take the place of that variable.
+        optimizer.build([self._one_row()])
+        optimizer._index_dict[optimizer._var_key(self._rows)] = 0
+        return optimizer
+
+    def _adopt_tf1(self, optimizer: Any) -> Any:
+        def zeros_slot(_, var, slot_name, op_name):
+            return self._slot(slot_name, tf.zeros([1, self._dim], self._dtype))
+
+        def slot_from_value(_, var, val, slot_name, op_name):
+            return self._slot(slot_name, val)
+
+        def slot_from_initializer(_, var, initializer, shape, dtype, slot_name, op_name):
+            return self._slot(slot_name, initializer([1, self._dim], dtype))
+
+        optimizer._zeros_slot = types.MethodType(zeros_slot, optimizer)
+        optimizer._get_or_make_slot = types.MethodType(slot_from_value, optimizer)
+        optimizer._get_or_make_slot_with_initializer = types.MethodType(slot_from_initializer, optimizer)
+        optimizer.get_slot = types.MethodType(lambda _, var, slot_name: self._slots[slot_name], optimizer)
+        optimizer._create_slots([self._one_row()])
+        optimizer._create_slots = lambda var_list: None  # every step would make slots again, of unknown shape
+        return optimizer
+
+    def _one_row(self) -> tf.Variable:
+        return tf.Variable(tf.zeros([1, self._dim], self._dtype), trainable=False)
+
+
+KEY_ENCODINGS = ("bits", "hash")
+
+
+class MergedBits:
+    """Keys of MTGRBoost eq. 8."""
+
+    def __init__(self, names: Sequence[str]):
+        table_bits = math.ceil(math.log2(len(names) + 1)) if len(names) > 1 else 0
+        self._shift = 63 - table_bits
+        self.id_bits = self._shift if len(names) > 1 else 64
+
+    def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
+        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]. The sender of the ids has checked their range."""
+        if self.id_bits == 64:
+            return ids
+        return tf.bitwise.bitwise_or(tf.bitwise.left_shift(segments, tf.cast(self._shift, tf.int64)), ids)
+
+    def decode_tensor(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """ids and table numbers, both <int64>[W], of keys <int64>[W]."""
+        if self.id_bits == 64:
+            return keys, tf.zeros_like(keys)
+        mask, shift = tf.constant((1 << self._shift) - 1, tf.int64), tf.constant(self._shift, tf.int64)
+        return tf.bitwise.bitwise_and(keys, mask), tf.bitwise.right_shift(keys, shift)
+
+    def decode(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ids and table numbers, both <int64>, of NumPy keys."""
+        if self.id_bits == 64:
+            return keys, np.zeros_like(keys)
+        return keys & ((np.int64(1) << self._shift) - 1), keys >> self._shift
+
+
+class NameHash:
+    """Keys from a 64-bit hash of the table's name and the id."""
+
+    id_bits = 64
+
+    def __init__(self, names: Sequence[str]):
+        self._salts = tf.constant([table_seed(0, name) for name in names], tf.int64)
+
+    def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
+        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]."""
+        salted = tf.bitwise.bitwise_xor(ids, tf.gather(self._salts, segments))
+        return tf.bitcast(tensor_mix64(tf.bitcast(salted, tf.uint64)), tf.int64)
+
+
+def tensor_mix64(x: tf.Tensor) -> tf.Tensor:
+    """MurmurHash3's 64-bit finalizer on <uint64>, as in custom_ops/common/hash.h."""
+    shift = tf.constant(33, tf.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift)) * tf.constant(factor, tf.uint64)
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift))
+
+
+def make_encoding(kind: str, names: Sequence[str]) -> MergedBits | NameHash:
+    """The key encoding called `kind` ("bits" or "hash") for tables `names`."""
+    if kind not in KEY_ENCODINGS:
+        raise ValueError(f"key_encoding must be one of {KEY_ENCODINGS}, got {kind!r}.")
+    return MergedBits(names) if kind == "bits" else NameHash(names)
+
+
+register_backend("tfra", TfraTable)

@@ -14,14 +14,13 @@ from models.dlrm import DLRM
 from models.experiment import Experiment
 from models.experiment.model_config import GRMConfig, ModelConfig, RetrievalConfig
 from models.experiment.ranking_config import ROLES, RankingConfig
-from models.experiment.schedule_choice import schedule_of
 from models.grm import GRM
 from models.parts.dense_inputs import Statistics
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
-from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules import schedule
 
 RANKING_MODELS: dict[str, Callable[..., RankingModel]] = {"grm": GRM, "dlrm": DLRM, "din": DIN, "dcn": DCN}
 
@@ -52,14 +51,14 @@ def features(model: ModelConfig) -> list[fr.FeatureConfig]:
 
 def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
     """Returns the embedding layer of an experiment."""
-    config, schedule = experiment.embedding, schedule_of(experiment.train.schedule)
+    config = experiment.embedding
     return fr.FusedEmbedding(
         tables=experiment.tables,
         features=features(experiment.model),
         seed=experiment.seed,
         accumulate_steps=experiment.train.accumulate_steps,
         # Rows that a schedule has looked up may not move before their update.
-        lookups_per_update=1 + schedule.staleness if isinstance(schedule, InFlight) else 1,
+        lookups_per_update=schedule.get(experiment.train.schedule).stages.lookups_per_update,
         topology=config.topology,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         name="embedding",
@@ -106,7 +105,7 @@ def make_model(
             seed=experiment.seed,
             rank=fr.collectives.rank(),
         )
-    model.schedule = schedule_of(experiment.train.schedule)
+    model.schedule = experiment.train.schedule
     return model
 
 

@@ -15,7 +15,6 @@ import tf_fusedrec as fr
 from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
 from models.experiment.ranking_config import RankingConfig
-from models.experiment.schedule_choice import micro_batches_of
 from tf_fusedrec import tf
 from tf_fusedrec.data import (
     Cost,
@@ -27,6 +26,7 @@ from tf_fusedrec.data import (
     check_same_files,
     cluster_samples,
 )
+from tf_fusedrec.schedules import schedule
 
 
 class FitCall(NamedTuple):
@@ -148,4 +148,4 @@ def _dataset(experiment: Experiment, batches: TokenBatches, epoch: int, epochs: 
     if not train.cluster_samples:
         return dataset
     ids = functools.partial(ids_by_table, experiment.model)
-    return cluster_samples(dataset, micro_batches_of(train.schedule), ids)
+    return cluster_samples(dataset, schedule.get(train.schedule).stages.pieces, ids)

@@ -27,8 +27,7 @@ from benchmarks.harness import harness
 from benchmarks.overlap.device import DEVICE, MEMORY, Span
 from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec.callbacks.timeline.intervals import seconds, union, without
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Schedule
-from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +97,22 @@ def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> f
 
 def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:
     """Returns the floor of a schedule's step, as the head of this module says."""
+    stages = schedule.stages
     i, r, a, ids = parts.ids, parts.rows, parts.average, parts.replica_ids
     back = parts.gradients + parts.replicas
     c, last = compute, parts.dense / layers
-    if isinstance(schedule, InFlight) and schedule.rows_ahead:
+    if stages.return_rows:
         return max(c + last, back + lookup + r + a, i + ids + r + back + parts.dense + a)
-    pieces = schedule.micro_batches if isinstance(schedule, (FrozenWindow, Nested)) else 1
+    pieces = stages.pieces
     if pieces == 1:
         window = r + max(c, ids) + back + last + a
     else:
         e = 1 / (2 * pieces - 2)
         window = e * r + max(c, (1 - e) * (r + back) + ids + parts.dense - last) + e * back + last + a
-    if isinstance(schedule, InFlight) and schedule.routes_ahead:
-        return max(i, lookup + window)
-    if isinstance(schedule, (DualBuffer, Nested)):
+    if stages.look_ahead:
         return max(i + lookup, window)
+    if stages.send_ids:
+        return max(i, lookup + window)
     return i + lookup + window
 
 
@@ -122,8 +122,9 @@ def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks
     parts = {name: Parts(**{part: turns["bare"][part] for part in PARTS}) for name, turns in answer["variants"].items()}
     for name, turns in answer["variants"].items():
         full, exchange = turns["full"], parts[name].exchange
-        schedule = VARIANTS[name].schedule
-        floor = floor_ms(schedule, parts[name], compute=full["compute"], lookup=full["lookup"], layers=layers)
+        floor = floor_ms(
+            VARIANTS[name].schedule, parts[name], compute=full["compute"], lookup=full["lookup"], layers=layers
+        )
         variants[name] = {
             "ms": full["step"], "floor_ms": floor, "floor_ratio": full["step"] / floor, "exposed_ms": full["exposed"],
             "exchange_alone_ms": exchange, "exposed_ratio": full["exposed"] / exchange if exchange else 0.0,

@@ -30,7 +30,7 @@ class Variant(NamedTuple):
 
     @property
     def micro_batches(self) -> int:
-        return getattr(self.schedule, "micro_batches", 1)
+        return self.schedule.stages.pieces
 
     def layer(self) -> dict[str, Any]:
         """Returns its options of FusedEmbedding."""

@@ -129,8 +129,8 @@ class Replay(NamedTuple):
 
 def replay(costs: PaperStep, schedule: Schedule) -> Replay:
     """Replays a step in equal micro-batches. A look-ahead has a resource for each stage of the lookups."""
-    count = getattr(schedule, "micro_batches", 1)
-    stages = LOOKUP_STAGES if isinstance(schedule, (DualBuffer, Nested)) else 1
+    count = schedule.stages.pieces
+    stages = LOOKUP_STAGES if schedule.stages.look_ahead else 1
 
     def seconds(network: float) -> float:
         one_way = network * costs.exchange / 2 / count

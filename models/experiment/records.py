@@ -20,7 +20,6 @@ import yaml
 from models.experiment.data_config import SOURCES, WINDOWED, DataConfig
 from models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
 from models.experiment.ranking_config import RankingConfig
-from models.experiment.schedule_choice import micro_batches_of
 from models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.experiment.yaml_records import (
     check_at_least,
@@ -36,6 +35,7 @@ from tf_fusedrec import TableConfig, optimizers
 from tf_fusedrec.config import check_file_name
 from tf_fusedrec.data import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
+from tf_fusedrec.schedules import schedule
 
 TASKS = ("ranking", "retrieval")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -140,16 +140,16 @@ class TrainConfig:
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         try:
-            micro_batches = micro_batches_of(self.schedule)
+            stages = schedule.get(self.schedule).stages
         except ValueError as error:
             raise ValueError(f"train.schedule: {error}") from error
-        if self.cluster_samples and micro_batches < 2:
+        if self.cluster_samples and stages.micro_batches < 2:
             raise ValueError(
                 f"train.cluster_samples is True, but train.schedule {self.schedule!r} has no micro-batches that could "
                 "share ids. Use frozen_window(M) or nested(M) with M >= 2, or remove it."
             )
         # The scale of the loss is taken off at once, so gradients can wait for nothing.
-        waits = self.accumulate_steps > 1 or not self.schedule.startswith(("sync", "dual_buffer"))
+        waits = self.accumulate_steps > 1 or stages.micro_batches or stages.return_rows
         if self.precision == "mixed_float16" and waits:
             raise ValueError(
                 f"train.precision is 'mixed_float16', but train.schedule {self.schedule!r} or train.accumulate_steps "

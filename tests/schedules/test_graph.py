@@ -105,7 +105,7 @@ def _trained():
         model.fit(data, epochs=2, verbose=0)
         step = model.train_function._step.get_concrete_function(iter(data))
         ops = step.graph.get_operations()
-        names = _named(ops, getattr(schedule, "micro_batches", 1))
+        names = _named(ops, schedule.stages.pieces)
         found[schedule] = {
             "waits": [
                 (name, Counter(names[other] for other in ancestors(op) if other in names)) for op, name in names.items()
@@ -151,7 +151,7 @@ def test_ops_wait_for_what_they_must_and_for_nothing_else(results):
 def test_counts_of_exchanges_lookups_and_updates(results):
     for schedule in (*WINDOW, *AHEAD):
         names = results[0][schedule]["names"]
-        pieces = getattr(schedule, "micro_batches", 1)
+        pieces = schedule.stages.pieces
         of_kind = {kind: [name for name in names if _is(name, kind)] for kind in (*EXCHANGES, "Refresh", "LookAhead")}
         ahead = int(schedule in AHEAD)
         assert {kind: len(found) for kind, found in of_kind.items()} == {

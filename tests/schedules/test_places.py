@@ -14,7 +14,7 @@ from tf_fusedrec import optimizers
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.schedules import DualBuffer, PipelinedModel, SemiAsync
 from tf_fusedrec.tables import external, places
-from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, lookups_per_update, option_works, schedule_works
+from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, option_works, schedule_works
 
 VALUES = {
     "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
@@ -80,12 +80,14 @@ def refusal(make):
 def test_every_cell_works_or_is_refused_when_it_is_made(placed, place, topology, tmp_path, monkeypatch):
     monkeypatch.setattr(external, "_reader", lambda table, shard, shards: iter(()))
     more, cells = placed(place, topology), 0
-    for option, lookups in itertools.product(OPTIONS, sorted({lookups_per_update(s) for s in SCHEDULES.values()})):
+    for option, lookups in itertools.product(
+        OPTIONS, sorted({s.stages.lookups_per_update for s in SCHEDULES.values()})
+    ):
         fields = {**config_of(option, tmp_path), **more}
         layer, why_not = refusal(lambda: make_layer(fields, lookups))  # noqa: B023
         model = None if layer is None else Model(layer)
         for schedule in SCHEDULES.values():
-            if lookups_per_update(schedule) != lookups:
+            if schedule.stages.lookups_per_update != lookups:
                 continue
             cells += 1
             cell = f"{option}, {place.name}, {schedule}, {topology}"

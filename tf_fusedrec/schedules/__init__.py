@@ -1,18 +1,24 @@
-"""Schedules of a PipelinedModel, one file each. A schedule decides when the exchanges of a training step run.
-planning/ chooses one for a cluster."""
+"""Schedules of a PipelinedModel. A schedule decides when the exchanges of a training step run.
+
+schedule.py has the records, staged_step.py and micro_batches.py the steps that they lay out, planned_calls.py the
+lookups of coming batches. planning/ chooses a schedule for a cluster.
+"""
 
 from tf_fusedrec.data.batches import cut
 from tf_fusedrec.exchange.model_state import average_state
-from tf_fusedrec.schedules.dual_buffer import DualBuffer
-from tf_fusedrec.schedules.micro_batches import FrozenWindow
 from tf_fusedrec.schedules.model import PipelinedModel
-from tf_fusedrec.schedules.nested import Nested
-from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall
-from tf_fusedrec.schedules.registry import register
-from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.semi_async import SemiAsync
-from tf_fusedrec.schedules.sync import Sync
+from tf_fusedrec.schedules.schedule import (
+    DualBuffer,
+    FrozenWindow,
+    Nested,
+    Pipelined,
+    Schedule,
+    SemiAsync,
+    Sync,
+    register,
+)
+from tf_fusedrec.schedules.staged_step import Stages
 from tf_fusedrec.schedules.uneven_batches import MeanOverSamples, MicroBatch, weigh_by_samples
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "PipelinedModel",
     "Schedule",
     "SemiAsync",
+    "Stages",
     "Sync",
     "average_state",
     "cut",

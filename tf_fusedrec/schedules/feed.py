@@ -120,7 +120,7 @@ class Feed:
 
     def drain(self) -> None:
         """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
-        if type(self._schedule).drain is not Schedule.drain and not self._is_stale():
+        if (self._schedule.stages.update or type(self._schedule).drain is not Schedule.drain) and not self._is_stale():
             self._change_states(self._drains, lambda _, state: self._schedule.drain(self._model, state))
 
     def forget(self) -> None:
@@ -137,7 +137,7 @@ class Feed:
         return self._replaced != self._replacements()
 
     def _start_reading(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-        reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
+        reads = [self._read(iterator, i) for i in range(self._schedule.stages.lead)]
         state = self._schedule.start(self._model, [read.data for read in reads])
         key = repr(iterator.element_spec)
         if key not in self._states:

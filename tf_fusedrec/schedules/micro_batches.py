@@ -21,84 +21,38 @@ Exchanges run in the order of need, and three things fix it:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import cut, known_num_samples
-from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules import planned_calls
-from tf_fusedrec.schedules.registry import register
-from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch
 
 
-@register("frozen_window")
-@dataclasses.dataclass(frozen=True)
-class FrozenWindow(Schedule):
-    """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
-
-    The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
-    rounding of sums in another order. Rows and gradients travel once, however many micro-batches hold their id
-    (exchange/routing.py). On several ranks, a rank sums gradients of a row over its micro-batches in their order. It
-    sends the sum with the last of them. The owner adds the sums that come with one micro-batch, in the order of ranks,
-    and then adds these totals in the order of micro-batches.
-
-    A table looks up the ids of all micro-batches at once. Its clock, admission, frequencies and evictions therefore
-    follow the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch
-    negatives.
-
-    A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
-    micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
-    `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
-    Dense gradients are all-reduced once, behind the last gradients of rows.
-
-    A batch of fewer than M samples has micro-batches without samples, which change nothing (uneven_batches.py).
-    The loss must depend on the rows of every micro-batch or of none.
-
-    Args:
-      micro_batches: M >= 1; 1 leaves the batch whole. The largest micro-batch has about 1 / (M - 1) of the samples,
-        see `cut`.
+def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor]:
+    """One training step of one batch in M micro-batches, on frozen tables. Traced, collective.
 
     Raises:
-      ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra". In a training step: M above the
-        batch size, where that is known when the step is traced; a model without FusedEmbedding, or whose lookups are
-        unknown; a loss with reduction "sum".
+      ValueError: see FrozenWindow.
     """
-
-    micro_batches: int
-
-    def __post_init__(self):
-        count = self.micro_batches
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"micro_batches must be an int >= 1, got {count!r}.")
-
-    def check(self, model: Any) -> None:
-        for embedding in embeddings_of(model):
-            embedding.check_deferrable(1)
-
-    def get_config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
-        _refuse_sums(model.loss if hasattr(model, "loss") else None)
-        pieces = cut(data, self.micro_batches)
-        # `cut` refuses a known size below M. Ranks may know different sizes, and their all-reduces need equal names.
-        may_be_empty = known_num_samples(data) is None or collectives.size() > 1
-        weights = model.loss_weights(pieces)
-        batch = BatchWeight(tf.reduce_sum(weights))
-        shares = tf.math.divide_no_nan(weights, batch.weight)
-        parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
-        if planned_calls.contexts_to_come(model):  # Nested has looked up the batch in the step before
-            return _train(model, pieces, parts, may_be_empty)
-        planned = planned_calls.plan(model, pieces)
-        contexts = fetch(route(*planned_calls.waves(planned)))
-        found = bring(*planned_calls.by_micro_batch(planned, contexts))
-        with planned_calls.supplying(planned, found):
-            return _train(model, pieces, parts, may_be_empty)
+    _refuse_sums(model.loss if hasattr(model, "loss") else None)
+    pieces = cut(data, micro_batches)
+    # `cut` refuses a known size below M. Ranks may know different sizes, and their all-reduces need equal names.
+    may_be_empty = known_num_samples(data) is None or collectives.size() > 1
+    weights = model.loss_weights(pieces)
+    batch = BatchWeight(tf.reduce_sum(weights))
+    shares = tf.math.divide_no_nan(weights, batch.weight)
+    parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
+    if planned_calls.contexts_to_come(model):  # Nested has looked up the batch in the step before
+        return _train(model, pieces, parts, may_be_empty)
+    planned = planned_calls.plan(model, pieces)
+    contexts = fetch(route(*planned_calls.waves(planned)))
+    rows = bring(*planned_calls.by_micro_batch(planned, contexts))
+    with planned_calls.supplying(planned, rows):
+        return _train(model, pieces, parts, may_be_empty)
 
 
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool) -> dict[str, tf.Tensor]:

@@ -19,11 +19,9 @@ from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, gradient_accumulation, model_state, weight_equality
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
-from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, equal_lengths, last
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
-from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.sync import Sync
+from tf_fusedrec.schedules.schedule import Schedule, get, serialize
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
 from tf_fusedrec.tables.keras_savers import refuse_average
 
@@ -43,7 +41,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     which passes `schedule` on. The schedule may be set anew between runs of `compile`.
 
     Args:
-      schedule: "sync", the default, or a record of tf_fusedrec.schedules.
+      schedule: A record of tf_fusedrec.schedules, or its name: "sync", "nested", "nested(8)".
       others: As for keras.Model.
 
     Raises:
@@ -74,10 +72,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     @schedule.setter
     def schedule(self, schedule: Schedule | str) -> None:
-        if schedule == "sync":
-            schedule = Sync()
-        if not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule must be 'sync' or a record of tf_fusedrec.schedules, got {schedule!r}.")
+        schedule = get(schedule)
         schedule.check(self)
         self._schedule = schedule
 
@@ -143,7 +138,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         make_optimizer_slots(self)
         self._average_state()  # of a fit that ended in an error
         start_equal(self)
-        if self._runs_alone() and not self.schedule.looks_ahead:
+        if self._runs_alone() and not self.schedule.stages.read:
             return super().make_train_function(force)
         if not isinstance(self.train_function, Feed) or force:
             self.train_function: Any = Feed(self, compiled=not self.run_eagerly)
@@ -342,12 +337,12 @@ class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
         super().__init__(inputs, outputs, name=name, trainable=trainable, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "schedule": registry.serialize(self.schedule)}
+        return {**super().get_config(), "schedule": serialize(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FunctionalPipelinedModel:
         config = dict(config)
-        schedule = registry.deserialize(config.pop("schedule"))
+        schedule = get(config.pop("schedule"))
         model = super().from_config(config, custom_objects)
         model.schedule = schedule
         return model

@@ -430,3 +430,14 @@ def _behind(gate: Any, found: Found) -> Found:
     """`found`, whose rows are handed on behind an op or tensor; None: at once."""
     with tf.control_dependencies([] if gate is None else [gate]):
         return found._replace(rows=tf.identity(found.rows))
+
+
+def gradients_of(model: Any, context: Context, gradients: Sequence[RowGradients]) -> RowGradients:
+    """The gradients of these rows. Raises ValueError if the loss does not depend on them."""
+    for part in gradients:
+        if part.context is context:
+            return part
+    raise ValueError(
+        f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so some rows have no "
+        "gradients to wait for. Use schedule='sync', or `trainable = False` of the FusedEmbedding."
+    )

@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
-from tf_fusedrec.schedules.in_flight import InFlight
-from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, Schedule, SemiAsync, Sync
 from tf_fusedrec.tables.places import AVERAGED_LACK, PLACES, Place
 
 # Fields that a TableConfig needs beside the first one. A file tier is one option of two fields.
@@ -38,11 +36,6 @@ SCHEDULES = {
 _HEAD = ["CPU", "device", "`host_rows`"]
 
 
-def lookups_per_update(schedule: Schedule) -> int:
-    """The argument of the layer that tables whose rows move need under a schedule."""
-    return 1 + schedule.staleness if isinstance(schedule, InFlight) else 1
-
-
 def option_works(option: str, place: Place, topology: str) -> bool:
     """Returns whether tables with this option can be made at a place under a topology."""
     fields = {option, *TOGETHER.get(option, ())}
@@ -54,7 +47,7 @@ def schedule_works(schedule: Schedule, place: Place, topology: str) -> bool:
     """Returns whether tables without options can train at a place under a schedule and a topology."""
     if topology == "weight_sync" and not place.averages:
         return False
-    return place.lookups_per_update is None or lookups_per_update(schedule) <= place.lookups_per_update
+    return place.lookups_per_update is None or schedule.stages.lookups_per_update <= place.lookups_per_update
 
 
 def block() -> str:

@@ -2,20 +2,13 @@
 
 import dataclasses
 
-from tf_fusedrec import keras
 from tf_fusedrec.embedding.lookup import bring, fetch, route
-from tf_fusedrec.schedules import Schedule, planned_calls
+from tf_fusedrec.schedules import Schedule, Stages, planned_calls
 
 
 @dataclasses.dataclass(frozen=True)
 class RouteAhead(Schedule):
-    looks_ahead = True
-
-    def train_step(self, model, data):
-        return keras.Model.train_step(model, data)
-
-    def get_config(self):
-        return {}
+    stages = Stages(read=1)
 
     def start(self, model, batches):
         return route(planned_calls.requests(self._plan(model, batches[0], 1)))

@@ -47,7 +47,7 @@ def test_rows_are_as_late_as_stated():
     """The state equals a simulation of that staleness after 12 steps, and differs from other stalenesses."""
     wanted = _simulated((0, 1, 2))
     for schedule, stated in STALENESS.items():
-        assert schedule.staleness == stated
+        assert schedule.stages.staleness == stated
         got, state = _trained(schedule)
         for staleness, (dense, rows) in wanted.items():
             errors = [np.abs(weight - other).max() for weight, other in zip(got, dense)]

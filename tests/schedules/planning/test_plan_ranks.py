@@ -51,9 +51,9 @@ def test_bytes_are_those_of_two_ranks(schedule, wire_dtype, forecasts, counted):
     (forecast,) = [one for one in forecasts if (one.schedule, one.wire_dtype) == (schedule, wire_dtype)]
     # Ranks with the sample itself send exactly as much, in the mean over ranks, because the owners of ids cancel out.
     # A look-ahead routes one empty batch behind the last one: the counts of 3 tables for each micro-batch.
-    behind = 8 * 3 * getattr(schedule, "micro_batches", 1) / STEPS if schedule.looks_ahead else 0
+    behind = 8 * 3 * schedule.stages.pieces / STEPS if schedule.stages.read else 0
     # Marks of micro-batches come in whole words for each owner, and the forecast has parts of words.
-    words = 8 * 3 if getattr(schedule, "micro_batches", 1) > 1 else 0
+    words = 8 * 3 if schedule.stages.pieces > 1 else 0
     sent = counted[schedule, wire_dtype]
     assert sent == pytest.approx(forecast.embedding_bytes + behind, rel=0, abs=1 + words)
 

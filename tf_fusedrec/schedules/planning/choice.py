@@ -12,7 +12,7 @@ from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, PipelinedModel, Schedule, SemiAsync, Sync
 from tf_fusedrec.schedules.planned_calls import required_embeddings
 from tf_fusedrec.schedules.planning.cluster import Cluster
-from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
+from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload
 from tf_fusedrec.schedules.planning.measure import lookups_of, measure
 from tf_fusedrec.tables.places import AVERAGED_LACK
 
@@ -145,7 +145,7 @@ def plan(
     table_bytes = _table_bytes(model, rows or {}, cluster)
     _check_memory(table_bytes, cluster)
     schedules = [one for one in _schedules(counts, tolerate) if _takes(model, one)]
-    wanted = {1, 2, *map(micro_batches_of, schedules)} if int(num_samples(sample)) > 1 else {1}
+    wanted = {1, 2, *(schedule.stages.pieces for schedule in schedules)} if int(num_samples(sample)) > 1 else {1}
     lookups = {count: lookups_of(model, sample, count) for count in sorted(wanted)}
     lookups.setdefault(2, lookups[1])
     if not lookups[1]:

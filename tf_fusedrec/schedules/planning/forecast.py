@@ -14,11 +14,10 @@ from typing import Any
 
 from tf_fusedrec.exchange.gradient_sync import by_ranges
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.measure import Lookup, Measured
 from tf_fusedrec.schedules.planning.replay import Piece, StepCosts, shares, step_s
-from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.schedule import Schedule, serialize
 
 ID_BYTES = 8
 KEY_BYTES = 28  # of a row's key in memory: custom_ops/hash_table/cpu/rows/key_index.h
@@ -53,7 +52,7 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "topology": self.topology.to_dict(), "schedule": registry.serialize(self.schedule)}
+        return {**fields, "topology": self.topology.to_dict(), "schedule": serialize(self.schedule)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Workload:
         in_files = max(memory - cluster.memory_bytes, 0.0)
         if in_files > cluster.file_bytes:
             return None
-        lookups = self.lookups[micro_batches_of(schedule)]
+        lookups = self.lookups[schedule.stages.pieces]
         groups, replicas = topology.sets(cluster.ranks)
         traffic = _Traffic(lookups, len(groups[0]), len(replicas[0]), self.growth, wire_dtype)
         costs = self._costs(cluster, topology, traffic, in_files / memory if memory else 0.0)
@@ -126,11 +125,6 @@ class Workload:
             refresh=lookup * max(2 - 2**self.growth, 0.0),  # the part of a batch's ids that the batch before held
             shared_cores=not cluster.compute_on_device,
         )
-
-
-def micro_batches_of(schedule: Schedule) -> int:
-    """M, 1 for a schedule of whole batches."""
-    return getattr(schedule, "micro_batches", 1)
 
 
 class _Traffic:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tf_fusedrec.data.batches import piece_bounds
-from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
-from tf_fusedrec.schedules.in_flight import InFlight
-from tf_fusedrec.schedules.micro_batches import FrozenWindow
-from tf_fusedrec.schedules.nested import Nested
+from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.staged_step import Stages
 
 COMPUTE, HOST, TABLE, NETWORK = "compute", "host", "table", "network"
 
@@ -82,31 +80,31 @@ class Program:
         return len(self.tasks) - 1
 
 
-def step_program(costs: StepCosts, schedule: Any) -> list[Task]:
+def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
     """Returns the tasks of one step under a schedule of tf_fusedrec, in the steady state."""
+    stages = schedule.stages
     program = Program(costs.shared_cores)
-    if isinstance(schedule, InFlight) and schedule.rows_ahead:
-        _rows_ahead(program, costs, schedule)
+    if stages.return_rows:
+        _rows_ahead(program, costs, stages)
         return program.tasks
-    looks_ahead = isinstance(schedule, LookAheadSchedule)
-    ids_ahead = isinstance(schedule, InFlight) and schedule.routes_ahead > 0
-    if looks_ahead:
-        found = program.add("refresh", TABLE, costs.refresh)
-        ids, _ = _ids(program, costs, found)
+    if stages.look_ahead:
+        looked_up = program.add("refresh", TABLE, costs.refresh)
+        ids, _ = _ids(program, costs, looked_up)
         # Ops on one table keep their order: the look-ahead comes before the update. With a longer lead it has its ids.
-        behind = program.add("look-ahead", TABLE, costs.lookup, [found, ids if schedule.lead == 1 else None])
-    elif ids_ahead:
-        found = behind = program.add("lookup", TABLE, costs.lookup)
+        before_update = program.add(
+            "look-ahead", TABLE, costs.lookup, [looked_up, ids if stages.send_ids == 1 else None]
+        )
+    elif stages.send_ids:
+        looked_up = before_update = program.add("lookup", TABLE, costs.lookup)
         _ids(program, costs)
     else:
-        ids, behind = _ids(program, costs)
-        found = program.add("lookup", TABLE, costs.lookup, [ids])
+        ids, before_update = _ids(program, costs)
+        looked_up = program.add("lookup", TABLE, costs.lookup, [ids])
     rows = []
     for piece in costs.pieces:
-        found = program.add("rows", NETWORK, piece.rows, [found])  # leave when the rows before have arrived
-        rows.append(found)
-    back = _compute(program, costs, rows, dense_first=not isinstance(schedule, (FrozenWindow, Nested)))
-    _update(program, costs, [*back, behind])
+        rows.append(program.add("rows", NETWORK, piece.rows, [rows[-1] if rows else looked_up]))
+    gradients = _compute(program, costs, rows, dense_first=not stages.micro_batches)
+    _update(program, costs, [*gradients, before_update])
     return program.tasks
 
 
@@ -144,20 +142,20 @@ def _update(program: Program, costs: StepCosts, after: Sequence[int | None]) -> 
     return program.add("average", NETWORK, costs.average, [updated])
 
 
-def _rows_ahead(program: Program, costs: StepCosts, schedule: InFlight) -> None:
+def _rows_ahead(program: Program, costs: StepCosts, stages: Stages) -> None:
     """The rows of the coming batch travel under this batch's compute (TurboGR, sections 4.2.2 and 4.2.3)."""
-    whole = Piece(*(sum(part) for part in zip(*costs.pieces)))
+    batch = Piece(*(sum(part) for part in zip(*costs.pieces)))
     updated = None
-    if schedule.updates_late:  # gradients of the batch before wait since the step before
-        updated = _update(program, costs, [_gradients(program, whole, None)])
+    if stages.update:  # gradients of the batch before wait since the step before
+        updated = _update(program, costs, [_gradients(program, batch, None)])
     ids, _ = _ids(program, costs)
-    behind = ids if schedule.routes_ahead == 1 else None  # with more, the ids have arrived a step earlier
-    found = program.add("lookup", TABLE, costs.lookup, [updated, behind])
-    program.add("rows", NETWORK, whole.rows, [found])
-    dense = program.add("compute", COMPUTE, whole.compute)
+    ids_now = ids if stages.send_ids == 1 else None  # with more, the ids have arrived a step earlier
+    looked_up = program.add("lookup", TABLE, costs.lookup, [updated, ids_now])
+    program.add("rows", NETWORK, batch.rows, [looked_up])
+    dense = program.add("compute", COMPUTE, batch.compute)
     program.add("dense", NETWORK, costs.dense, [dense])
-    if not schedule.updates_late:
-        _update(program, costs, [_gradients(program, whole, dense), found])
+    if not stages.update:
+        _update(program, costs, [_gradients(program, batch, dense), looked_up])
 
 
 def ends(tasks: Sequence[Task]) -> list[float]:
@@ -185,6 +183,6 @@ def ends(tasks: Sequence[Task]) -> list[float]:
     return [finished[i] for i in range(len(tasks))]
 
 
-def step_s(costs: StepCosts, schedule: Any) -> float:
+def step_s(costs: StepCosts, schedule: Schedule) -> float:
     """Returns the seconds of one step under a schedule."""
     return max(ends(step_program(costs, schedule)))

@@ -69,7 +69,7 @@ def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
 
 
 def test_the_request_has_the_inputs_of_the_main_job():
-    bodies = [shlex.split(command)[2] for command in commands(ROOT / "docs/served_model.md") if ":predict" in command]
+    bodies = [shlex.split(command)[2] for command in commands(ROOT / "docs/serving.md") if ":predict" in command]
     (body,) = (body for body in bodies if "history_item" in body)
     config = load(ROOT / "configs/grm_tiny.yaml", []).model
     signatures = _RankingServer(types.SimpleNamespace(config=config)).signatures()

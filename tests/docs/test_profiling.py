@@ -1,4 +1,4 @@
-"""The commands by which docs/benchmarks.md profiles a job find a thread that spins."""
+"""The commands by which benchmarks/README.md profiles a job find a thread that spins."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.commands import ROOT, commands
 
-SHOWN = [line for line in commands(ROOT / "docs/benchmarks.md") if re.match("pgrep|top|timeout|perf", line)]
+SHOWN = [line for line in commands(ROOT / "benchmarks/README.md") if re.match("pgrep|top|timeout|perf", line)]
 SPINNING = """
 import os, threading, time
 def spin():

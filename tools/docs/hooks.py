@@ -17,6 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Pages that are the README of a room.
 READMES = {
+    "contributing.md": "CONTRIBUTING.md",
+    "benchmark_commands.md": "benchmarks/README.md",
     "data.md": "tf_fusedrec/data/README.md",
     "main_job.md": "models/README.md",
     "ops.md": "custom_ops/README.md",

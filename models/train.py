@@ -49,10 +49,9 @@ from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.run_folder import claim
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.callbacks.throughput import ModelFlopsUtilization
 from tf_fusedrec.callbacks.timeline import Timeline
-from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
 from tf_fusedrec.data import check_features, read_info, read_items
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
@@ -127,13 +126,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         )  # fmt: skip
         others.append(model.progressive)
     if train.embedding_metrics:
-        others.append(monitoring.EmbeddingMetrics(embedding, directory=output / "tensorboard" / "tables"))
+        others.append(callbacks.EmbeddingMetrics(embedding, directory=output / "tensorboard" / "tables"))
     if train.timeline_steps and _is_chief():
         others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     if train.patience:
-        others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
+        others.append(callbacks.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
     for call in itertools.chain([] if first is None else [first], calls):
         if resume:
             _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")

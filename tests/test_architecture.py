@@ -28,6 +28,7 @@ LEVEL = {
     "saved_model": 9,
     "tfra": 9,
     "doctor": 10,
+    "collectives": 11,
 }
 # Modules that each of these must never import, at any level.
 STRANGERS = {
@@ -40,7 +41,7 @@ DOORS = {
     "tensorflow": "_tf_compat.py",
     "tf_keras": "_tf_compat.py",
     "keras": "_tf_compat.py",
-    "horovod": "collectives.py",
+    "horovod": "horovod.py",
     "tensorflow_recommenders_addons": "tfra_library.py",
 }
 # Servers get a copy of it, and have TensorFlow and NumPy only.

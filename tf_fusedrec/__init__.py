@@ -34,11 +34,10 @@ from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses leg
 import importlib
 from typing import Any
 
-from tf_fusedrec import checkpoint, layers, optimizers, schedules
+from tf_fusedrec import checkpoint, collectives, layers, optimizers, schedules
 from tf_fusedrec.config import Constant, FeatureConfig, Normal, TableConfig, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.layers import sync_batch_normalization

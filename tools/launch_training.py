@@ -36,7 +36,7 @@ ERROR = b"error: "  # begins a rank's message about wrong arguments or data
 OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
-# Ranks print this line about the first failed rank (tf_fusedrec/exchange/watchdog/ending.py).
+# Ranks print this line about the first failed rank (tf_fusedrec/exchange/job_end.py).
 CAUSE = re.compile(rb"tf_fusedrec: rank (\d+)(?: failed first|: failed): (.+)")
 
 

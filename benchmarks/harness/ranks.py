@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import harness
-from tf_fusedrec.exchange import collectives, horovod_threads
+from tf_fusedrec.exchange import collectives, horovod
 
 CHECKED = 12  # steps whose losses are compared
 LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen training steps amplify that
@@ -42,12 +42,12 @@ def turns(
       warmup, repeats: Numbers of repeats that are not measured, and that are.
       inputs: Returns the arguments of all variants in a repeat, which is negative during the warm-up.
     """
-    names, threads = list(variants), horovod_threads.threads_without_preemption()
+    names, threads = list(variants), horovod.threads_without_preemption()
     seconds = np.zeros([2, len(names), repeats])
     inputs = functools.lru_cache(maxsize=1)(inputs)  # all variants of a repeat share them
     for repeat, name in harness.in_turns(names, repeats, warmup):
         arguments = inputs(repeat)
-        as_launched = horovod_threads.with_preemption(threads) if name == AS_LAUNCHED else contextlib.nullcontext()
+        as_launched = horovod.with_preemption(threads) if name == AS_LAUNCHED else contextlib.nullcontext()
         with as_launched:
             collectives.barrier()
             begin = time.perf_counter(), time.process_time()

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.harness import harness
 from benchmarks.overlap.device import DEVICE, MEMORY, Span
 from benchmarks.overlap.variants import VARIANTS
-from tf_fusedrec.callbacks.timeline.intervals import seconds, union, without
+from tf_fusedrec.callbacks.timeline_events import seconds, union, without
 from tf_fusedrec.schedules import Schedule
 
 

@@ -23,7 +23,7 @@ from benchmarks.overlap.figures import PARTS, exposed_ms, free_ms, parts_of
 from benchmarks.overlap.real_model import Step, training
 from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec import keras, tf
-from tf_fusedrec.callbacks.timeline.intervals import seconds
+from tf_fusedrec.callbacks.timeline_events import seconds
 
 CALIBRATION = 3  # steps whose median sets a pace
 PROBE_S = 1e-6  # time per id in the step that counts the ids of a lookup

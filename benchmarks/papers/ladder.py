@@ -34,10 +34,9 @@ from benchmarks.harness import harness, processes
 from benchmarks.harness.synthetic import ZipfIds
 from models.build import columns, make_embedding, make_model
 from models.experiment import Experiment, from_dict
-from tf_fusedrec import keras, ops, tf
+from tf_fusedrec import collectives, keras, ops, tf
 from tf_fusedrec.data.plan import EpochPlan, whole
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
-from tf_fusedrec.exchange import collectives
 
 ROWS = 8  # of the mean length, in a rank's batch
 EXPOSURES = 8  # of each row

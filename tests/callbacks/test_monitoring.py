@@ -11,7 +11,7 @@ from tests.oracles.rank_partition import mix64
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.callbacks import monitoring, utilization
+from tf_fusedrec.callbacks import throughput
 from tf_fusedrec.callbacks.timeline import Timeline
 
 STEPS, DIM = 6, 16
@@ -89,13 +89,13 @@ def watched(folder):
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
         callbacks.Throughput(counts=("tokens", "gflops")),
-        utilization.ModelFlopsUtilization(),
+        throughput.ModelFlopsUtilization(),
         timeline,
-        monitoring.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
+        callbacks.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
         local,
         saves := callbacks.Checkpoint(f"{folder}/checkpoint", save_best=True, keep=1),
-        monitoring.EarlyStopping("val_loss", patience=2, restore_best=True),
+        callbacks.EarlyStopping("val_loss", patience=2, restore_best=True),
     ]
     dataset = tf.data.Dataset.from_generator(
         lambda: iter(parts),
@@ -217,7 +217,7 @@ def epoch_of(embedding, watcher, ids, epoch=0):
 def test_evictions_and_what_cannot_be_known():
     config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), eviction="lru", max_rows=100)
     embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
-    watcher, logs = monitoring.EmbeddingMetrics(embedding), {}
+    watcher, logs = callbacks.EmbeddingMetrics(embedding), {}
     embedding({"x": tf.range(10)}, training=True)
     watcher.on_epoch_begin(0)
     embedding({"x": tf.range(5, 12)}, training=True)
@@ -230,7 +230,7 @@ def test_evictions_and_what_cannot_be_known():
     }  # fmt: skip
     config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
     embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")], backend="tfra")
-    logs = epoch_of(embedding, monitoring.EmbeddingMetrics(embedding), {"x": tf.range(3)})
+    logs = epoch_of(embedding, callbacks.EmbeddingMetrics(embedding), {"x": tf.range(3)})
     assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
 
 
@@ -239,7 +239,7 @@ def test_rows_left_out_for_their_gradients_are_counted_by_epoch(tmp_path):
         [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
         [fr.FeatureConfig(name, name) for name in ("x", "y")],
     )
-    watcher = monitoring.EmbeddingMetrics(embedding, directory=tmp_path)
+    watcher = callbacks.EmbeddingMetrics(embedding, directory=tmp_path)
     for epoch, bad in enumerate(([2, 3, 3], [], [4])):
         logs = {}
         watcher.on_epoch_begin(epoch)
@@ -259,7 +259,7 @@ def test_52_tables_log_totals_and_write_details(tmp_path):
     names = [f"t{number}" for number in range(52)]
     tables = [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in names]
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in names])
-    watcher = monitoring.EmbeddingMetrics(embedding, directory=tmp_path)
+    watcher = callbacks.EmbeddingMetrics(embedding, directory=tmp_path)
     for epoch in range(2):
         ids = {name: tf.range(number, number + 4 + epoch) for number, name in enumerate(names)}
         logs = epoch_of(embedding, watcher, ids, epoch)
@@ -281,11 +281,11 @@ def test_52_tables_log_totals_and_write_details(tmp_path):
 
 def test_early_stopping_refuses_to_restore_half_a_model():
     with pytest.raises(ValueError, match="would restore dense weights and leave the tables.*callbacks.Checkpoint"):
-        monitoring.EarlyStopping("val_loss", restore_best_weights=True)
+        callbacks.EarlyStopping("val_loss", restore_best_weights=True)
 
 
 def test_early_stopping_where_nobody_has_measured():
-    stopping = monitoring.EarlyStopping("val_loss", patience=0)
+    stopping = callbacks.EarlyStopping("val_loss", patience=0)
     stopping.set_model(types.SimpleNamespace(stop_training=False))
     stopping.on_train_begin()
     for epoch in range(2):  # Keras stops after the first one at no value
@@ -314,7 +314,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, 
     rows = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])({"item": item})["item"]
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
-    monkeypatch.setattr(fr.collectives, "rank", lambda: rank)
+    monkeypatch.setattr("tf_fusedrec.exchange.collectives.rank", lambda: rank)
     for epochs in (2, 1):
         model.fit({"item": ids}, labels, batch_size=4096, epochs=epochs, verbose=0)
     told = [record.getMessage() for record in caplog.records if "hardly train" in record.getMessage()]

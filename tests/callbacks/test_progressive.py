@@ -10,10 +10,9 @@ import pytest
 from tests.data.shards import COLUMNS, write_folder
 from tests.oracles.metrics import auc_oracle
 from tests.support.ranks import run_ranks
-from tf_fusedrec import keras, tf
+from tf_fusedrec import collectives, keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.data import GrowingFolder, ParquetFolder, TokenBatches, check_same_files
-from tf_fusedrec.exchange import collectives
 
 PARTITIONS, ROWS = 3, 14
 

@@ -1,4 +1,4 @@
-"""utilization.py: the quotient that it logs, where its parts come from, and what it refuses."""
+"""ModelFlopsUtilization: the quotient that it logs, where its parts come from, and what it refuses."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.callbacks import throughput, utilization
+from tf_fusedrec.callbacks import throughput
 
 GFLOPS = 3.0  # the model's own count, per step
 
@@ -37,8 +37,8 @@ def fitted(listeners, metric="gflops"):
 
 @pytest.mark.parametrize(("metric", "arguments"), [("gflops", {}), ("products", {"metric": "products"})])
 def test_an_epoch_logs_useful_work_over_the_measured_rate(metric, arguments, monkeypatch):
-    monkeypatch.setattr(utilization, "gemm_rate", lambda: 50_000.0)
-    callback = utilization.ModelFlopsUtilization(**arguments)
+    monkeypatch.setattr(throughput, "gemm_rate", lambda: 50_000.0)
+    callback = throughput.ModelFlopsUtilization(**arguments)
     assert math.isnan(callback.utilization(1.0))
     history = fitted([callbacks.Throughput(counts=(metric,)), callback], metric)
     assert callback.machine_flops_per_s == 50_000.0
@@ -61,12 +61,12 @@ def test_ranks_add_their_counts_and_the_slowest_clock_divides_them(monkeypatch):
 
 def test_the_rate_of_the_machine_is_that_of_a_matrix_product():
     # From a slow core under load to a large server.
-    assert 1e8 < utilization.gemm_rate(1) < 1e14
+    assert 1e8 < throughput.gemm_rate(1) < 1e14
     with pytest.raises(ValueError, match="repeats must be >= 1, got 0"):
-        utilization.gemm_rate(0)
+        throughput.gemm_rate(0)
 
 
 def test_without_the_count_it_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(utilization, "gemm_rate", lambda: 1.0)
+    monkeypatch.setattr(throughput, "gemm_rate", lambda: 1.0)
     with pytest.raises(ValueError, match="reads 'gflops_per_s' from the logs.* Put callbacks.Throughput with 'gflops'"):
-        fitted([utilization.ModelFlopsUtilization()])
+        fitted([throughput.ModelFlopsUtilization()])

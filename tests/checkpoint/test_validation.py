@@ -11,7 +11,7 @@ from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.checkpoint import dense, saving
-from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange import model_state
 
 
 def spoil_weight(job, value):
@@ -154,7 +154,7 @@ def test_dense_weights_that_differ_between_ranks_refuse_the_save_by_name(tmp_pat
 
 def test_digests_take_scalars_and_any_dtype():
     weights = [("a", np.float32(1)), ("b", np.zeros([0, 2])), ("c", tf.ones([2], tf.bfloat16).numpy())]
-    found = weight_equality.digests(weights)
+    found = model_state.digests(weights)
     assert [digest.name for digest in found] == ["a", "b", "c"]
     assert len({digest.content for digest in found}) == 3
     assert saving.non_finite_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"

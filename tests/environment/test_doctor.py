@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from tests.support.shared import ROOT
-from tf_fusedrec.doctor import facts, trial
+from tf_fusedrec.doctor import __main__ as report
+from tf_fusedrec.doctor import trial
 from tf_fusedrec.doctor.__main__ import main
 
 REPORT = (
@@ -47,7 +48,7 @@ def test_the_whole_report_of_a_sound_installation():
 
 
 def test_without_horovod_one_process_trains_and_is_enough(monkeypatch, capsys):
-    monkeypatch.setattr(facts, "is_installed", lambda name: name != "horovod")
+    monkeypatch.setattr(report, "is_installed", lambda name: name != "horovod")
     monkeypatch.setattr(sys, "argv", ["doctor"])
     assert main() == 0
     printed = capsys.readouterr().out
@@ -75,7 +76,7 @@ def test_each_failure_is_in_the_result(monkeypatch, capsys):
         raise trial.TrialFailed(f"{processes} planned")
 
     monkeypatch.setattr(trial, "run", fail)
-    monkeypatch.setattr(facts, "why_tfra_does_not_load", lambda: "ImportError: planned")
+    monkeypatch.setattr(report, "why_tfra_does_not_load", lambda: "ImportError: planned")
     monkeypatch.setattr(sys, "argv", ["doctor"])
     assert main() == 1
     printed = capsys.readouterr().out

@@ -31,7 +31,7 @@ TRAIN = """
 import importlib.util
 import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, optimizers, tf
-from tf_fusedrec.callbacks import monitoring
+from tf_fusedrec import callbacks
 from tf_fusedrec.ops._library import LIBRARY_PATH
 
 assert not any(map(importlib.util.find_spec, ("horovod", "tensorflow_recommenders_addons", "typeguard")))
@@ -42,7 +42,7 @@ output = keras.layers.Dense(1)(embedding({"items": items})["items"])
 model = fr.schedules.PipelinedModel(items, output)
 model.compile(keras.optimizers.legacy.Adagrad(0.5), "mse")
 batch = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6]], dtype=tf.int64), tf.constant([[1.0], [-1.0], [0.0], [2.0]])
-listeners = [callbacks.Checkpoint("checkpoint", 1, {}), monitoring.EmbeddingMetrics(embedding)]
+listeners = [callbacks.Checkpoint("checkpoint", 1, {}), callbacks.EmbeddingMetrics(embedding)]
 losses = model.fit(tf.data.Dataset.from_tensors(batch), epochs=20, callbacks=listeners, verbose=0).history["loss"]
 fr.export(model, "served")
 served = tf.saved_model.load("served").signatures["serving_default"]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.exchange import weight_equality
-from tf_fusedrec.exchange.gradient_averaging import averaging
+from tf_fusedrec.exchange import collectives, model_state
+from tf_fusedrec.exchange.dense_gradients import averaging
 
 STEPS, SAMPLES = 4, 12
 
@@ -99,7 +99,7 @@ def trained(folder):
     ids, labels = (of[:, rank::size] for of in batches())
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
     found, said = {}, []
-    logger, handler = logging.getLogger("tf_fusedrec.exchange.collectives"), logging.Handler()
+    logger, handler = logging.getLogger("tf_fusedrec.exchange.model_state"), logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -200,30 +200,28 @@ def test_models_that_differ_in_the_middle_are_refused_by_name(on_two):
 
 
 def test_differences_are_named():
-    one = [weight_equality.Digest("a", "(2,) float32", 1), weight_equality.Digest("b", "() int64", 2)]
+    one = [model_state.Digest("a", "(2,) float32", 1), model_state.Digest("b", "() int64", 2)]
     other = [one[0], one[1]._replace(content=3)]
-    assert weight_equality.difference([one, one]) is None
-    assert "'b' has other values on rank 0 than on ranks [2]" in weight_equality.difference([one, one, other])
-    assert "rank 1 has 1 dense weights and slots, rank 0 has 2" in weight_equality.difference([one, one[:1]])
+    assert model_state.difference([one, one]) is None
+    assert "'b' has other values on rank 0 than on ranks [2]" in model_state.difference([one, one, other])
+    assert "rank 1 has 1 dense weights and slots, rank 0 has 2" in model_state.difference([one, one[:1]])
     other = [one[0]._replace(form="(3,) float32"), one[1]]
-    assert "'a' is (2,) float32 on rank 0, 'a' is (3,) float32 on rank 1" in weight_equality.difference([one, other])
+    assert "'a' is (2,) float32 on rank 0, 'a' is (3,) float32 on rank 1" in model_state.difference([one, other])
     values = [one[0]._replace(content=5), one[1]]
     for steps in ([0, 0], [3, 3]):
-        assert weight_equality.difference_at_start(steps, [one, one]) is None
-    assert "'a' has other values" in weight_equality.difference_at_start([0, 0], [one, values])
+        assert model_state.difference_at_start(steps, [one, one]) is None
+    assert "'a' has other values" in model_state.difference_at_start([0, 0], [one, values])
     for steps, second in (([0, 2], values), ([0, 0], other)):
         with pytest.raises(RuntimeError, match=rf"after \[0, {steps[1]}\] steps of the optimizer by rank: .*'a'"):
-            weight_equality.difference_at_start(steps, [one, second])
+            model_state.difference_at_start(steps, [one, second])
 
 
 @pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
-def test_every_order_of_wrappers_averages_once(kind):
+def test_every_order_of_wrappers_averages_once(kind, monkeypatch):
     from horovod.tensorflow import keras as horovod
 
-    averaged, scaled = [], keras.mixed_precision.LossScaleOptimizer
-
-    def ours(optimizer):
-        return averaging(optimizer, lambda gradient: averaged.append(1) or gradient, lambda *_: None)
+    averaged, scaled, ours = [], keras.mixed_precision.LossScaleOptimizer, averaging
+    monkeypatch.setattr(collectives, "average", lambda gradient: averaged.append(1) or gradient)
 
     for wrap in (
         ours,

@@ -5,20 +5,20 @@ import os
 import pytest
 
 from tests.support.ranks import run_ranks
-from tf_fusedrec.exchange import horovod_threads
+from tf_fusedrec.exchange import horovod
 
 
 def _policies():
     import tf_fusedrec as fr
 
     fr.collectives.barrier()
-    threads = horovod_threads.threads_without_preemption()
-    with horovod_threads.with_preemption(threads):
-        none_left = horovod_threads.threads_without_preemption() == []
-        horovod_threads.stop_preemption_of_waiting_threads()  # as in a program that called hvd.init() itself
-        loops = horovod_threads.threads_without_preemption()
+    threads = horovod.threads_without_preemption()
+    with horovod.with_preemption(threads):
+        none_left = horovod.threads_without_preemption() == []
+        horovod.stop_preemption_of_waiting_threads()  # as in a program that called hvd.init() itself
+        loops = horovod.threads_without_preemption()
     found = none_left and 1 <= len(loops) < len(threads) and set(loops) < set(threads)
-    return os.getpid() in threads, len(threads), found, horovod_threads.threads_without_preemption() == threads
+    return os.getpid() in threads, len(threads), found, horovod.threads_without_preemption() == threads
 
 
 def test_horovods_threads_run_under_batch_and_python_does_not():
@@ -31,7 +31,7 @@ def test_horovods_threads_run_under_batch_and_python_does_not():
 def test_a_process_of_another_policy_keeps_it(monkeypatch):
     monkeypatch.setattr(os, "sched_getscheduler", lambda thread: os.SCHED_IDLE)
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("policy changed"))
-    with horovod_threads.without_preemption():
+    with horovod.without_preemption():
         pass
 
 
@@ -40,6 +40,6 @@ def test_a_system_that_refuses_is_named_and_training_goes_on(monkeypatch, caplog
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with horovod_threads.without_preemption():
+    with horovod.without_preemption():
         pass
     assert "SCHED_BATCH is refused" in caplog.text

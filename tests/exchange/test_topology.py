@@ -1,5 +1,7 @@
 """Topology gives each rank its group and shard, and refuses unsuitable numbers."""
 
+import types
+
 import pytest
 
 import tf_fusedrec as fr
@@ -19,7 +21,7 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
     topology = Topology(2, replicas_together=together)
     assert topology.sets(6) == (groups, shards)
     monkeypatch.setattr(collectives, "size", lambda: 6)
-    monkeypatch.setattr(collectives, "_process_sets", dict.fromkeys([*groups, *shards]))
+    monkeypatch.setattr(collectives, "_sets", {*groups, *shards})
     pieces = []
     for rank in range(6):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
@@ -73,7 +75,7 @@ def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch)
     monkeypatch.setattr(collectives, "size", lambda: 4)
     with pytest.raises(RuntimeError, match=r"joined without the set of ranks \(0, 1\). Remedy: name the topology"):
         RankLayout(Topology(2))
-    monkeypatch.setattr(collectives, "_hvd", object())
+    monkeypatch.setattr(collectives, "_engine", types.SimpleNamespace(rank=0, size=4))
     monkeypatch.setenv("HOROVOD_SIZE", "4")
     with pytest.raises(RuntimeError, match="later is too late. Remedy: name all topologies in the first call"):
         fr.init(Topology(2))

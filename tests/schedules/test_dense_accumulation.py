@@ -9,7 +9,7 @@ import pytest
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import collectives, keras, schedules, tf
-from tf_fusedrec.exchange import gradient_accumulation
+from tf_fusedrec.exchange import dense_gradients
 
 K, UPDATES, SAMPLES = 3, 3, 12  # samples of all ranks in one of K small batches
 KINDS = {
@@ -88,15 +88,15 @@ def test_weights_move_in_every_kth_step_and_rates_count_updates():
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])
     optimizer = keras.optimizers.legacy.SGD(rate)
     weight = tf.Variable([8.0])
-    gradient_accumulation.accumulate(optimizer, 2)
-    gradient_accumulation.accumulate(optimizer, 2)  # as a second compile does
+    dense_gradients.accumulate(optimizer, 2)
+    dense_gradients.accumulate(optimizer, 2)  # as a second compile does
     step = tf.function(lambda g: optimizer.apply_gradients([(g, weight)]))
     moved = []
     for gradient in (1.0, 3.0, 2.0, 2.0, 5.0):
         step(tf.constant([gradient]))
         moved.append(float(weight[0]))
     assert moved == [8, 6, 6, 5, 5]  # means of two: 2 with rate 1, then 2 with rate 0.5
-    gradient_accumulation.forget(optimizer)
+    dense_gradients.forget(optimizer)
     for gradient in (2.0, 4.0):
         step(tf.constant([gradient]))
     assert float(weight[0]) == 3.5  # the gradient 5 is dropped
@@ -105,7 +105,7 @@ def test_weights_move_in_every_kth_step_and_rates_count_updates():
 def test_slices_and_missing_gradients():
     weight, unused = tf.Variable(tf.zeros([3, 2])), tf.Variable(1.0)
     optimizer = keras.optimizers.legacy.SGD(1.0)
-    gradient_accumulation.accumulate(optimizer, 2)
+    dense_gradients.accumulate(optimizer, 2)
     for row in (0, 2):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([row]), tf.constant([3, 2]))
         optimizer.apply_gradients([(slices, weight), (None, unused)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.callbacks.monitoring import mean_over_ranks
+from tf_fusedrec.callbacks.stopping import mean_over_ranks
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.optimizers.rules import Schedule

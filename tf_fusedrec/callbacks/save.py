@@ -10,11 +10,11 @@ from typing import Any
 
 from tf_fusedrec import checkpoint
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.callbacks.monitoring import higher_is_better, mean_over_ranks
-from tf_fusedrec.checkpoint.consensus import agree
+from tf_fusedrec.callbacks.stopping import higher_is_better, mean_over_ranks
 from tf_fusedrec.checkpoint.layers import finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.collectives import agree
 
 
 class Checkpoint(keras.callbacks.Callback):

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, saving
-from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.collectives import agree, on_rank_0
 from tf_fusedrec.exchange.model_state import average_state
 from tf_fusedrec.files import saves
 from tf_fusedrec.files.table_reader import prefetched

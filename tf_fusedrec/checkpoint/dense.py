@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.exchange import model_state, weight_equality
+from tf_fusedrec.exchange import model_state
 from tf_fusedrec.files import disk
 from tf_fusedrec.tables.keras_savers import without_tables
 
@@ -21,7 +21,7 @@ class Weights(NamedTuple):
 
     equal: list[tuple[str, np.ndarray]]  # weights and state of the model, which must be equal on all ranks
     others: list[tuple[str, np.ndarray]]  # metrics and optimizer state
-    vocabularies: Sequence[weight_equality.Digest] = ()  # which must be equal on all ranks
+    vocabularies: Sequence[model_state.Digest] = ()  # which must be equal on all ranks
 
 
 NO_WEIGHTS = Weights([], [])
@@ -41,7 +41,7 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
     """Copies what all ranks hold alike, and with `everything` the rest of the model's and the optimizer's state."""
     built = getattr(model, "built", True)
-    equal = [*weight_equality.dense_weights(model), *weight_equality.state(model)] if built else []
+    equal = [*model_state.dense_weights(model), *model_state.state_of(model)] if built else []
     compared = {id(variable) for variable in equal}
     others = [v for v in _variables(model, optimizer) if id(v) not in compared] if everything else []
     copied = [[(variable.name, variable.numpy()) for variable in kind] for kind in (equal, others)]

@@ -12,10 +12,10 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import dense
-from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.exchange import gradient_accumulation
+from tf_fusedrec.exchange import dense_gradients
+from tf_fusedrec.exchange.collectives import agree
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import Chunk, TableReader, prefetched
 from tf_fusedrec.tables import counters
@@ -108,7 +108,7 @@ def load(
         for backend in backends:
             backend.clear()
         raise
-    gradient_accumulation.forget(optimizer)
+    dense_gradients.forget(optimizer)
     return manifest["extra"]
 
 

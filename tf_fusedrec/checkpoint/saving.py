@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec.checkpoint import dense
-from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange import model_state
 from tf_fusedrec.files import disk, manifest, saves, shard_file
 from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.files.manifest import TOMBSTONES
@@ -139,7 +139,7 @@ def write_shard(
     disk.sync_folder(folder)
     report = {
         "tables": described,
-        "dense": [*weight_equality.digests(weights.equal), *weights.vocabularies],
+        "dense": [*model_state.digests(weights.equal), *weights.vocabularies],
         "not_finite": [found for found in non_finite if found],
     }
     disk.write_durably(folder / f"shard-{rank}.json", json.dumps(report))
@@ -273,8 +273,8 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(
                 f"Rank {rank} has the tables {specs}, but rank 0 has {want}. Build the same model on all ranks."
             )
-    difference = weight_equality.difference(
-        [[weight_equality.Digest(*digest) for digest in report["dense"]] for report in ranks]
+    difference = model_state.difference(
+        [[model_state.Digest(*digest) for digest in report["dense"]] for report in ranks]
     )
     if difference is not None:
         raise ValueError(

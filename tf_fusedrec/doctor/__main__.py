@@ -3,12 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tf_fusedrec.doctor import facts, trial
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.doctor import trial
 from tf_fusedrec.doctor.ten_steps import STEPS
+from tf_fusedrec.ops import _library
+
+# Distributions of a report, and what an absent one is needed for.
+DISTRIBUTIONS = {
+    "tensorflow": "",
+    "tf-keras": "",
+    "keras": "",
+    "numpy": "",
+    "pyarrow": "",
+    "tensorflow-recommenders-addons": "tf_fusedrec.tfra and FusedEmbedding(backend='tfra'): the extra tfra",
+    "tf_fusedrec_cuda": "GPU kernels, unless a clone has compiled them",
+    "horovod": "more than one process; docs/install.md says how to build it",
+}
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        needed_for = DISTRIBUTIONS.get(distribution)
+        return f"not installed; needed for {needed_for}" if needed_for else "not installed by pip"
+
+
+def versions() -> dict[str, str]:
+    """Version of each package and of the system, by name."""
+    python = f"{platform.python_version()}, {platform.python_implementation()}"
+    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
+    return {
+        "Python": python,
+        "system": system,
+        "tf_fusedrec": version_of("tf_fusedrec"),
+        **{name: version_of(name) for name in DISTRIBUTIONS},
+    }
+
+
+def custom_ops() -> dict[str, str]:
+    """How the custom ops were built, and which of their kernels run on this processor."""
+    cuda = "yes" if _library.built_with_cuda() else "no; tf_fusedrec_cuda has them, or FUSEDREC_CUDA=1 builds them"
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    return {
+        "built for": f"TensorFlow {_library.built_for() or 'unknown'}",
+        "GPU kernels": cuda,
+        "CPU kernels": f"{_library.cpu_kernels()}, on {cores}",
+    }
+
+
+def gpus() -> list[str]:
+    """Name and compute capability of each GPU that TensorFlow sees."""
+    found = []
+    for device in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(device)
+        capability = ".".join(map(str, details.get("compute_capability", ("?",))))
+        found.append(f"{details.get('device_name', device.name)}, compute capability {capability}")
+    return found
+
+
+def why_tfra_does_not_load() -> str | None:
+    """The error of an installed TFRA that cannot be imported; None if TFRA is absent or loads."""
+    if not is_installed("tensorflow_recommenders_addons"):
+        return None
+    try:
+        importlib.import_module("tf_fusedrec.tables.tfra_library")
+    except (ImportError, AttributeError, tf.errors.OpError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def show(title: str, fields: Mapping[str, str]) -> None:
@@ -31,11 +109,11 @@ def report() -> list[str]:
         failed.append(name)
         print(f"  {name} FAILED: {error}", flush=True)
 
-    show("versions", facts.versions())
-    if (error := facts.why_tfra_does_not_load()) is not None:
+    show("versions", versions())
+    if (error := why_tfra_does_not_load()) is not None:
         fail("TFRA", error)
-    show("custom ops", facts.custom_ops())
-    show("GPU", {f"device {number}": name for number, name in enumerate(facts.gpus())} or {"devices": "none"})
+    show("custom ops", custom_ops())
+    show("GPU", {f"device {number}": name for number, name in enumerate(gpus())} or {"devices": "none"})
 
     print("training")
     one = several = None
@@ -44,7 +122,7 @@ def report() -> list[str]:
         print(f"  one process    {summary(one)}", flush=True)
     except trial.TrialFailed as error:
         fail("one process", error)
-    if not facts.is_installed("horovod"):
+    if not is_installed("horovod"):
         print("  two processes  not tried, because Horovod is not installed")
         return failed
     try:

@@ -18,6 +18,8 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.dense_gradients import distributed_optimizer
+from tf_fusedrec.exchange.horovod import built_features
 from tf_fusedrec.exchange.topology import init
 from tf_fusedrec.schedules import PipelinedModel
 
@@ -36,7 +38,7 @@ def train() -> dict[str, Any]:
     embedding = FusedEmbedding([table], [FeatureConfig("item", "item")])
     item = keras.Input([], dtype=tf.int64, name="item")
     model = PipelinedModel(item, keras.layers.Dense(1)(embedding({"item": item})["item"]))
-    model.compile(collectives.distributed_optimizer(keras.optimizers.SGD(0.5)), "mse")
+    model.compile(distributed_optimizer(keras.optimizers.SGD(0.5)), "mse")
 
     ids = np.random.default_rng(0).integers(0, _IDS, _BATCH)
     labels = (ids % 2).astype(np.float32)
@@ -48,15 +50,7 @@ def train() -> dict[str, Any]:
 
     parts = collectives.all_gather_object(embedding.export_table("item"))
     rows = {int(one): row.tolist() for part in parts for one, row in zip(*part)}
-    return {"losses": losses, "rows": rows, "seconds": seconds, "horovod": _features(collectives.horovod())}
-
-
-def _features(horovod: Any) -> list[str]:
-    """Names of the features that Horovod was built with."""
-    if horovod is None:
-        return []
-    names = ("gloo", "mpi", "nccl", "cuda", "rocm", "ccl", "ddl")
-    return [name for name in names if getattr(horovod, f"{name}_built")()]
+    return {"losses": losses, "rows": rows, "seconds": seconds, "horovod": built_features()}
 
 
 def main(answer: str) -> None:

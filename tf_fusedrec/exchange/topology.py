@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.horovod_timeline import check_timeline
+from tf_fusedrec.exchange.horovod import check_timeline
 
 RULES = ("gradient_sync", "weight_sync")
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import saving
-from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
-from tf_fusedrec.exchange import collectives, weight_equality
+from tf_fusedrec.exchange import collectives, model_state
+from tf_fusedrec.exchange.collectives import agree, on_rank_0
 from tf_fusedrec.exchange.model_state import average_state, check_equal
 from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.layers.stock_attention import FUSED, STOCK, AttentionKernels
@@ -198,7 +198,7 @@ def _write(
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     further = _further_weights(signatures)
     weights = [*(model.variables if model.built else ()), *further]
-    not_finite = saving.non_finite_weight(list(weight_equality.values_of(weights)))
+    not_finite = saving.non_finite_weight(list(model_state.values_of(weights)))
     if not_finite:
         raise ValueError(
             f"{not_finite} is not finite. Remedy: load an earlier save (checkpoint.saves lists them), and look for the "

@@ -17,7 +17,7 @@ import numpy as np
 from tf_fusedrec._tf_compat import KERAS_3, keras, keras_3_caller, of_keras_3, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
-from tf_fusedrec.exchange import collectives, gradient_accumulation, model_state, weight_equality
+from tf_fusedrec.exchange import collectives, dense_gradients, model_state
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, equal_lengths, last
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
@@ -209,7 +209,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 "all layers of a model."
             )
         if steps and getattr(self, "optimizer", None) is not None:
-            gradient_accumulation.accumulate(self.optimizer, *steps)
+            dense_gradients.accumulate(self.optimizer, *steps)
 
     def _runs_alone(self) -> bool:
         """Returns whether no other rank takes part in the model's steps."""
@@ -264,7 +264,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if collectives.size() == 1:
             self.drain()
         super().set_weights(weights)
-        gradient_accumulation.forget(getattr(self, "optimizer", None))
+        dense_gradients.forget(getattr(self, "optimizer", None))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         self._drain_tables()  # Rank 0 alone may save. Moving statistics are averaged at the end of an epoch.
@@ -365,19 +365,19 @@ def make_optimizer_slots(model: keras.Model) -> None:
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
-    gradient_accumulation.make_sums(optimizer, model.trainable_variables)
+    dense_gradients.make_sums(optimizer, model.trainable_variables)
 
 
 def start_equal(model: keras.Model) -> None:
-    """Calls collectives.equal_start for the model's weights, its state and its optimizer's slots. Collective.
+    """Calls model_state.equal_start for the model's weights, its state and its optimizer's slots. Collective.
 
     collectives.distributed_optimizer does so for weights that the first step makes.
     """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and model.built:
-        weights = [*weight_equality.dense_weights(model), *weight_equality.state(model)]
+        weights = [*model_state.dense_weights(model), *model_state.state_of(model)]
         others = model_state.vocabularies(model)
-        if collectives.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), others):
+        if model_state.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), others):
             model_state.finish_adapting(model)
             model.test_function = model.predict_function = None  # they may have traced the constants
 

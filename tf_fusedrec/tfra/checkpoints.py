@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.collectives import agree, on_rank_0
 from tf_fusedrec.files.hash_order import OWNERS, tfra_owner
 
 # New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.

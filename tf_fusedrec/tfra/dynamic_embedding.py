@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.collectives import agree
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.tfra_library import de
 

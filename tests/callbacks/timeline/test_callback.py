@@ -3,6 +3,7 @@
 import json
 import pathlib
 import time
+import types
 
 import numpy as np
 import pytest
@@ -97,12 +98,13 @@ def test_arguments_that_cannot_be_are_refused():
 
 def test_a_timeline_of_horovodruns_own_is_not_overwritten(monkeypatch):
     import tf_fusedrec as fr
-    from tf_fusedrec.exchange import collectives, horovod_timeline
+    from tf_fusedrec.exchange import collectives, horovod
 
-    monkeypatch.setattr(collectives, "_hvd", object())
+    monkeypatch.setattr(collectives, "_engine", types.SimpleNamespace(rank=0, size=2))
+    monkeypatch.setattr(horovod, "_hvd", object())
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
     with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already.*--timeline-filename"):
-        horovod_timeline.start_timeline("other.json")
+        horovod.start_timeline("other.json")
     with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already"):
         fr.init(timeline=True)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tf_fusedrec.callbacks.timeline import intervals
-from tf_fusedrec.callbacks.timeline.intervals import COMPUTE, EXCHANGE, TABLE, WAIT, Event, step_times
+from tf_fusedrec.callbacks import timeline_events
+from tf_fusedrec.callbacks.timeline_events import COMPUTE, EXCHANGE, TABLE, WAIT, Event, step_times
 
 TICKS = 60
 
@@ -38,5 +38,5 @@ def test_times_of_a_step_are_those_of_a_clock(seed):
 
 
 def test_nothing_happened():
-    assert intervals.union([]) == [] and intervals.without([], [(0, 1)]) == []
+    assert timeline_events.union([]) == [] and timeline_events.without([], [(0, 1)]) == []
     assert step_times(0, [], 1.0, 2.0) == (0, 1000.0, 0.0, 0.0, 0.0, 1000.0)

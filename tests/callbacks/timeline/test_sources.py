@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tf_fusedrec.callbacks.timeline.intervals import EXCHANGE, WAIT
-from tf_fusedrec.callbacks.timeline.sources import horovod_events
+from tf_fusedrec.callbacks.timeline_events import EXCHANGE, WAIT, horovod_events
 
 LOG = [
     {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 5_000_000}},

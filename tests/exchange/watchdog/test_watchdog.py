@@ -18,7 +18,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.support.ranks import environment_of_ranks, run_ranks
-from tf_fusedrec.exchange.watchdog import summary
+from tf_fusedrec.exchange import watchdog
 
 
 def stop_this_process(seconds):
@@ -221,8 +221,8 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
 
 HANGS = """
 import atexit, sys, time
-from tf_fusedrec.exchange.watchdog.ending import Ending
-from tf_fusedrec.exchange.watchdog.watchdog import Watchdog
+from tf_fusedrec.exchange.job_end import Ending
+from tf_fusedrec.exchange.watchdog import Watchdog
 
 class Board:
     def first_failure(self, wait_s=0.0):
@@ -256,21 +256,21 @@ def state(begun, waits=(), idle=None, ended=False):
 
 
 def test_a_summary_names_the_ranks_of_the_collective_only():
-    told = summary.summarize({0: state(5, [["x", 5, [0, 2]]]), 1: state(0), 2: state(4)}, {2: 33.0})
-    text = summary.whom_it_waits_for(told, 0, "x", 5)
+    told = watchdog.summarize({0: state(5, [["x", 5, [0, 2]]]), 1: state(0), 2: state(4)}, {2: 33.0})
+    text = watchdog.whom_it_waits_for(told, 0, "x", 5)
     assert text.startswith("for rank 2, whose last sign of life came 33 s ago, after 4 of 5 calls")
-    assert "rank 1" not in text and summary.left_behind(told) is None
-    assert summary.keeps_waiting(told, 2) == ["x"] and summary.keeps_waiting(told, 1) == []
+    assert "rank 1" not in text and watchdog.left_behind(told) is None
+    assert watchdog.keeps_waiting(told, 2) == ["x"] and watchdog.keeps_waiting(told, 1) == []
 
 
 def test_a_rank_that_came_and_was_stopped_then_is_named_and_a_rank_that_told_nothing_has_not_come():
-    told = summary.summarize({0: state(5, [["x", 5, [0, 1, 2]]]), 1: state(5)}, {1: 9.0})
-    text = summary.whom_it_waits_for(told, 0, "x", 5)
+    told = watchdog.summarize({0: state(5, [["x", 5, [0, 1, 2]]]), 1: state(5)}, {1: 9.0})
+    text = watchdog.whom_it_waits_for(told, 0, "x", 5)
     assert "rank 1, whose last sign of life came 9 s ago (" in text
     assert "rank 2, which has made 0 of 5 calls" in text
 
 
 def test_an_end_with_all_calls_made_leaves_nobody_behind():
-    assert summary.left_behind(summary.summarize({0: state(5), 1: state(4, ended=True)}, {})) is None
-    waits = summary.summarize({0: state(5, [["x", 5, [0, 1]]]), 1: state(4, ended=True)}, {})
-    assert "the program of rank 1 has ended after 4 calls" in str(summary.left_behind(waits))
+    assert watchdog.left_behind(watchdog.summarize({0: state(5), 1: state(4, ended=True)}, {})) is None
+    waits = watchdog.summarize({0: state(5, [["x", 5, [0, 1]]]), 1: state(4, ended=True)}, {})
+    assert "the program of rank 1 has ended after 4 calls" in str(watchdog.left_behind(waits))

@@ -183,7 +183,7 @@ def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypa
     model.compile(keras.optimizers.legacy.Adam(0.01))
     with pytest.raises(ValueError, match=r"without a loss. Remedy: compile\(loss=...\)"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
-    monkeypatch.setattr(fr.collectives, "size", lambda: 2)
+    monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
     with pytest.raises(RuntimeError, match="plan was called on rank 0 of 2, and it times one process. Remedy"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
 

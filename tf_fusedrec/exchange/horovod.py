@@ -1,0 +1,195 @@
+"""The engine Horovod: its collectives, its sets of ranks, its timeline, and the priority of its threads. Only importer.
+
+Gloo's loop thread waits with epoll, and skips an event while another thread holds the lock of that connection. The
+event stays, so the loop spins. With fewer cores than threads the loop often wakes up on the core of the very thread
+that holds the lock. It takes that core and spins until its time slice ends: 4 ms, two or three times a step.
+
+Linux lets a thread of the policy SCHED_BATCH wait for a free core instead of taking one when it wakes up. It gets the
+same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. A
+program that called hvd.init() has Gloo's loop already: it is a thread that waits in epoll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tf_fusedrec._tf_compat import tf
+
+# Numbers of the system calls epoll_wait and epoll_pwait.
+_EPOLL = {"x86_64": {"232", "281"}, "aarch64": {"22"}}
+_THREADS = pathlib.Path("/proc/self/task")
+_LOG = logging.getLogger("tf_fusedrec.exchange.horovod")
+# Horovod's all-to-all moves bytes, but does not accept bfloat16.
+_CARRIED_AS = {tf.bfloat16: tf.int16}
+_FEATURES = ("gloo", "mpi", "nccl", "cuda", "rocm", "ccl", "ddl")
+
+_hvd: Any = None  # the module horovod.tensorflow, once this process has joined others
+
+
+class Horovod:
+    """Collectives of Horovod, as collectives.Exchange describes them.
+
+    Raises:
+      ImportError: Horovod is not installed, or was built for another TensorFlow.
+    """
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        try:
+            import horovod.tensorflow as hvd
+        except (ImportError, tf.errors.NotFoundError) as error:  # NotFoundError: a symbol of another TensorFlow
+            raise ImportError(
+                f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but no Horovod for TensorFlow {tf.version.VERSION} "
+                f"loads ({str(error).splitlines()[0]}). Remedy: `python -m tools.horovod_wheel` in a clone, or no "
+                "horovodrun."
+            ) from error
+        self._hvd = hvd
+        self._process_sets: dict[tuple[int, ...], Any] = {}
+
+    def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
+        global _hvd
+        if timeline:
+            # horovodrun --timeline-filename has set another value, which check_timeline refuses.
+            os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+        if self._hvd.is_initialized():
+            stop_preemption_of_waiting_threads()
+        process_sets = {ranks: self._hvd.ProcessSet(list(ranks)) for ranks in sets}
+        with without_preemption():
+            self._hvd.init(process_sets=list(process_sets.values()) or None)
+        self._process_sets = process_sets
+        self.rank, self.size = self._hvd.rank(), self._hvd.size()
+        _hvd = self._hvd
+
+    def _options(self, name: str, ranks: tuple[int, ...]) -> dict[str, Any]:
+        """The keywords of a collective."""
+        # ignore_name_scope makes Horovod drop the part before the last "/".
+        options: dict[str, Any] = {"name": name.replace("/", "."), "ignore_name_scope": True}
+        if ranks in self._process_sets:
+            options["process_set"] = self._process_sets[ranks]
+        return options
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, received_splits: tf.Tensor | None, *, name: str,
+        ranks: tuple[int, ...],
+    ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+        carried = _CARRIED_AS.get(tensor.dtype)
+        sent = tf.bitcast(tensor, carried) if carried else tensor
+        received, received_splits = self._hvd.alltoall(sent, splits=splits, **self._options(name, ranks))
+        return tf.bitcast(received, tensor.dtype) if carried else received, received_splits
+
+    def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
+        return self._hvd.allreduce(tensor, op=self._hvd.Sum, **self._options(name, ranks))
+
+    def average(self, gradient: Any, *, name: str | None) -> Any:
+        # With its scope, because gradients of two functions in one graph may have equal names.
+        return self._hvd.allreduce(gradient, op=self._hvd.Average, name=name)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return self._hvd.allgather_object(value, name="fusedrec.all_gather_object")
+
+    def broadcast(self, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
+        # One by one: Horovod caches its function for a list, and the function fails for a second model of equal form.
+        return self._hvd.broadcast(tensor, root_rank=0, name=name)
+
+
+def built_features() -> list[str]:
+    """Names of the features that Horovod was built with; none before several processes join."""
+    return [name for name in _FEATURES if _hvd is not None and getattr(_hvd, f"{name}_built")()]
+
+
+def check_timeline() -> None:
+    """Raises RuntimeError unless the processes joined with a timeline, or there is one process."""
+    setting = os.environ.get("HOROVOD_TIMELINE")
+    if _hvd is None or setting == "DYNAMIC":
+        return
+    if setting is None:
+        raise RuntimeError(
+            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
+            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+        )
+    raise RuntimeError(
+        f"Horovod writes a timeline to {setting!r} already. "
+        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+    )
+
+
+def start_timeline(path: os.PathLike | str) -> None:
+    """Starts to record the collectives in a file of rank 0. Does nothing with one process.
+
+    Raises:
+      RuntimeError: As check_timeline.
+    """
+    check_timeline()
+    if _hvd is not None:
+        _hvd.start_timeline(os.fspath(path))
+
+
+def stop_timeline() -> None:
+    """Ends the record. Horovod completes the file a little later."""
+    if _hvd is not None:
+        _hvd.stop_timeline()
+
+
+@contextlib.contextmanager
+def without_preemption() -> Iterator[None]:
+    """Runs the threads that this thread starts inside, and their own threads, under SCHED_BATCH.
+
+    A process with a policy other than the default one keeps it.
+    """
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    try:
+        _set_policy([0], os.SCHED_BATCH)
+    except OSError as error:
+        _LOG.warning("Horovod's threads may spin on the cores that compute: SCHED_BATCH is refused (%s).", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        _set_policy([0], os.SCHED_OTHER)
+
+
+def threads_without_preemption() -> list[int]:
+    """Returns the numbers of this process's threads under SCHED_BATCH."""
+    threads = [int(path.name) for path in _THREADS.iterdir()]
+    return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
+
+
+def stop_preemption_of_waiting_threads() -> None:
+    """Puts threads that wait in epoll, Gloo's loop among them, under SCHED_BATCH.
+
+    A thread with a policy other than the default one keeps it.
+    """
+    calls = _EPOLL.get(platform.machine(), set())
+    try:
+        for path in _THREADS.iterdir():
+            thread, call = int(path.name), (path / "syscall").read_text(encoding="utf-8").split()[0]
+            if call in calls and os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                _set_policy([thread], os.SCHED_BATCH)
+    except OSError as error:
+        _LOG.warning("Horovod was initialized before tf_fusedrec, and its threads may spin on cores (%s).", error)
+
+
+@contextlib.contextmanager
+def with_preemption(threads: Sequence[int]) -> Iterator[None]:
+    """Gives threads the default policy inside, as Horovod starts them by itself."""
+    _set_policy(threads, os.SCHED_OTHER)
+    try:
+        yield
+    finally:
+        _set_policy(threads, os.SCHED_BATCH)
+
+
+def _set_policy(threads: Sequence[int], policy: int) -> None:
+    for thread in threads:
+        os.sched_setscheduler(thread, policy, os.sched_param(0))

@@ -28,7 +28,7 @@ from benchmarks.balance import reader, steps
 from benchmarks.balance.lengths import COST, MEAN, lengths
 from benchmarks.harness import harness, processes
 from tf_fusedrec.data import Cost
-from tf_fusedrec.data.plan import EpochPlan, whole
+from tf_fusedrec.data.plan import EpochPlan, all_positions
 
 RANKS, STEPS = 8, 200
 CASES = {"": 128, "_8_rows": 8}  # rows of the mean length in a rank's batch
@@ -43,7 +43,7 @@ def _fixed(tokens: np.ndarray, rows: int) -> list[list[np.ndarray]]:
 def _planned(tokens: np.ndarray, target_tokens: int, scope: str, cost: Cost) -> list[list[np.ndarray]]:
     """Returns row numbers [step][rank] as the input pipeline plans them."""
     weights, target = cost.weights(tokens, target_tokens)
-    plan = EpochPlan(weights, target, whole(len(tokens)), RANKS, scope)
+    plan = EpochPlan(weights, target, all_positions(len(tokens)), RANKS, scope)
     if plan.steps <= STEPS:
         raise harness.CheckFailed(f"Scope {scope!r} planned {plan.steps} steps, but {STEPS} full ones are needed.")
     return [[plan.batch(rank, step) for rank in range(RANKS)] for step in range(STEPS)]

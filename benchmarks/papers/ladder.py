@@ -35,7 +35,7 @@ from benchmarks.harness.synthetic import ZipfIds
 from models.build import columns, make_embedding, make_model
 from models.experiment import Experiment, from_dict
 from tf_fusedrec import collectives, keras, ops, tf
-from tf_fusedrec.data.plan import EpochPlan, whole
+from tf_fusedrec.data.plan import EpochPlan, all_positions
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
 ROWS = 8  # of the mean length, in a rank's batch
@@ -114,7 +114,7 @@ def plan(tokens: np.ndarray, ranks: int, balanced: bool) -> list[list[np.ndarray
         parts = np.arange(count * ranks * ROWS).reshape(count, ranks, ROWS)
         return [list(step) for step in parts]
     weights, target = COST.weights(tokens, ROWS * MEAN)
-    epoch = EpochPlan(weights, target, whole(len(tokens)), ranks, "global")
+    epoch = EpochPlan(weights, target, all_positions(len(tokens)), ranks, "global")
     return [[epoch.batch(rank, step) for rank in range(ranks)] for step in range(epoch.steps)]
 
 

@@ -63,5 +63,5 @@ def test_an_object_store_in_memory():
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="path 'gopher://x/y' names no file system that pyarrow reads"):
         ParquetFolder("gopher://x/y", COLUMNS)
-    with pytest.raises(ValueError, match=r"which is missing. Name the folder, for example <data set>/train"):
+    with pytest.raises(ValueError, match=r"which is missing. Name the folder, such as <data set>/train"):
         ParquetFolder((tmp_path / "none").as_uri(), COLUMNS)

@@ -77,7 +77,7 @@ def test_the_order_of_an_epoch_does_not_depend_on_the_number_of_ranks(tmp_path):
 
 def test_a_window_on_an_arrow_array_is_read_as_its_own_rows():
     batch = user_table(9).to_batches()[0].slice(2, 5)
-    rows = rows_from_arrow(batch, COLUMNS, "here", BadInput("error"))
+    rows = rows_from_arrow(batch, COLUMNS, "here", BadInput("error"), 0, {})
     assert list(zip(*(to_lists(rows.columns[column.name]) for column in COLUMNS))) == expected_rows(9)[2:7]
     assert len(rows.ragged("item_id").values) == sum(len(row[1]) for row in expected_rows(9)[2:7])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.oracles.batching import batch_sizes_oracle, longest_first_oracle
-from tf_fusedrec.data.plan import EpochPlan, share, whole
+from tf_fusedrec.data.plan import EpochPlan, all_positions
 
 
 def _weights(rng, rows):
@@ -25,7 +25,7 @@ def _flat(nested):
 @pytest.mark.parametrize("rows", [0, 1, 5, 60])
 def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, scope):
     weights = _weights(np.random.default_rng(rows), rows)
-    plan = EpochPlan(weights, 12, whole(rows), ranks, scope)
+    plan = EpochPlan(weights, 12, all_positions(rows), ranks, scope)
     batches = _positions(plan, ranks, range(plan.steps + 2))
     assert sorted(_flat(batches)) == list(range(rows))
     assert batches[plan.steps :] == [[[]] * ranks] * 2  # behind the end, no rank has a row
@@ -47,7 +47,7 @@ def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, 
 @pytest.mark.parametrize("scope", ["rank", "global"])
 def test_as_many_ranks_go_on_with_the_very_same_batches(scope):
     weights = _weights(np.random.default_rng(1), 100)
-    plan = EpochPlan(weights, 15, whole(100), 3, scope)
+    plan = EpochPlan(weights, 15, all_positions(100), 3, scope)
     every = _positions(plan, 3, range(plan.steps))
     for done in range(plan.steps + 1):
         rest = EpochPlan(weights, 15, plan.left_after(done), 3, scope)
@@ -59,7 +59,7 @@ def test_as_many_ranks_go_on_with_the_very_same_batches(scope):
 def test_stops_on_any_numbers_of_ranks_lose_and_repeat_no_row(seed):
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(0, 150))
-    weights, left, trained = _weights(rng, rows), whole(rows), []
+    weights, left, trained = _weights(rng, rows), all_positions(rows), []
     for _ in range(5):
         ranks, scope = int(rng.integers(1, 6)), ["rank", "global"][rng.integers(2)]
         plan = EpochPlan(weights, 12, left, ranks, scope)
@@ -74,11 +74,14 @@ def test_stops_on_any_numbers_of_ranks_lose_and_repeat_no_row(seed):
 def test_rows_of_no_weight_are_in_no_batch():
     weights = np.array([3, 0, 4, 0, 0, 5, 0])
     for scope in ("rank", "global"):
-        plan = EpochPlan(weights, 5, whole(7), 2, scope)
+        plan = EpochPlan(weights, 5, all_positions(7), 2, scope)
         assert sorted(_flat(_positions(plan, 2, range(plan.steps)))) == [0, 2, 5]
 
 
 def test_the_rest_is_shared_equally():
-    assert share([[(3, 5)], [(10, 20), (30, 31)]], 2) == [[(3, 5)], [(10, 20), (30, 31)]]
-    assert share([[(3, 5)], [(10, 20), (30, 31)]], 3) == [[(3, 5), (10, 12)], [(12, 16)], [(16, 20), (30, 31)]]
-    assert share([[]], 2) == [[], []]
+    def shared(streams, ranks):
+        return EpochPlan(np.ones(40, np.int64), 12, streams, ranks, "rank").streams
+
+    assert shared([[(3, 5)], [(10, 20), (30, 31)]], 2) == [[(3, 5)], [(10, 20), (30, 31)]]
+    assert shared([[(3, 5)], [(10, 20), (30, 31)]], 3) == [[(3, 5), (10, 12)], [(12, 16)], [(16, 20), (30, 31)]]
+    assert shared([[]], 2) == [[], []]

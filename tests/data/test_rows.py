@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.shards import to_lists
-from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, ragged_from_groups, rows_in_chunks, splits_of
+from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, ragged_from_groups, splits_of
 
 
 def _ragged(lists):
@@ -30,7 +30,7 @@ def test_take(order):
 
 def test_slices_concatenate_to_the_whole():
     for size in (1, 2, 4, 6, 9):
-        parts = list(rows_in_chunks(ROWS, size))
+        parts = [ROWS.slice(begin, min(begin + size, 6)) for begin in range(0, 6, size)]
         assert all(part.num_rows <= size for part in parts)
         whole = concat(parts)
         assert whole.num_rows == 6
@@ -53,8 +53,9 @@ def test_ragged_from_groups_keeps_empty_groups():
 def test_queue_pops_across_chunks(longer):
     lists = [row * longer for row in LISTS]
     queue = RowQueue()
-    for chunk in rows_in_chunks(Rows({"user": np.arange(6), "item": _ragged(lists)}, 6), 2):
-        queue.append(chunk)
+    rows = Rows({"user": np.arange(6), "item": _ragged(lists)}, 6)
+    for begin in (0, 2, 4):
+        queue.append(rows.slice(begin, begin + 2))
     for begin, count in ((0, 1), (1, 4), (5, 1)):
         block = queue.pop(count)
         for order in ([*range(count)], [*range(count)][::-1], [0, 0], []):

@@ -62,7 +62,7 @@ class Column:
         return "int64" if self.dtype == "string" else self.dtype
 
     def type_name(self) -> str:
-        """Type in the spelling of messages and dataset.json, such as "int64" or "list<int64>"."""
+        """Type in messages and dataset.json, such as "int64" or "list<int64>"."""
         return f"list<{self.dtype}>" if self.ragged else self.dtype
 
     def arrow_type(self) -> pa.DataType:
@@ -71,58 +71,70 @@ class Column:
 
 
 def check_columns(columns: Sequence[Column]) -> None:
-    """Raises ValueError for no columns, for a repeated name, and for an aligned_with that cannot hold."""
+    """Raises ValueError for no columns, a repeated name, or an aligned_with that cannot hold."""
     if not columns:
         raise ValueError("columns must name at least one Column, got none. List the columns to read.")
+    by_name = {column.name: column for column in columns}
     names = [column.name for column in columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"columns names {name!r} more than once. Declare each column once.")
-    by_name = dict(zip(names, columns))
     for column in columns:
+        if names.count(column.name) > 1:
+            raise ValueError(f"columns names {column.name!r} more than once. Declare each column once.")
         if column.aligned_with is None:
             continue
-        other = by_name.get(column.aligned_with)
-        if other is None or not other.ragged:
+        target = by_name.get(column.aligned_with)
+        if target is None or not target.ragged:
             raise ValueError(
                 f"Column {column.name!r} is aligned_with {column.aligned_with!r}, which is not a declared list "
                 f"column; list columns are {sorted(c.name for c in columns if c.ragged)}. Declare it with ragged=True."
             )
-        if other.keep_last != column.keep_last:
+        if target.keep_last != column.keep_last:
             raise ValueError(
-                f"Column {column.name!r} has keep_last={column.keep_last}, but its aligned column {other.name!r} has "
-                f"keep_last={other.keep_last}. Give both the same value."
+                f"Column {column.name!r} has keep_last={column.keep_last}, but its aligned column {target.name!r} has "
+                f"keep_last={target.keep_last}. Give both the same value."
             )
 
 
-def check_schema(
-    where: str, schema: pa.Schema, columns: Sequence[Column], partitions: Mapping[str, str] | None = None
-) -> None:
-    """Raises ValueError, which names file and column, if a file's schema lacks a column or gives it another type.
+def check_schema(where: str, schema: pa.Schema, columns: Sequence[Column], partitions: Mapping[str, str]) -> None:
+    """Raises ValueError if the file `where` lacks a column or stores it in a type that the Column does not declare.
 
-    Args:
-      where: Name of the file, for messages.
-      schema: Schema of the file.
-      columns: Columns to read.
-      partitions: Column values given by the file's folders. A scalar int64 or string column may come from there.
+    `partitions` are column values of the file's folders. A scalar int64 or string column may come from there.
     """
     for column in columns:
         index = schema.get_field_index(column.name)
-        if index < 0 and column.name in (partitions or {}):
-            _check_partition(where, column, (partitions or {})[column.name])
-            continue
-        if index < 0:
+        if index >= 0:
+            _check_type(where, column, schema.field(index).type)
+        elif column.name in partitions:
+            _check_partition(where, column, partitions[column.name])
+        else:
             raise ValueError(
                 f"{where}: column {column.name!r} is missing; the file has {schema.names}. "
                 "Name one of these columns, or convert the data again."
             )
-        found = schema.field(index).type
-        if _matches(found, column):
-            continue
+
+
+def _check_type(where: str, column: Column, stored: pa.DataType) -> None:
+    is_list = pa.types.is_list(stored) or pa.types.is_large_list(stored)
+    values = stored.value_type if is_list else stored
+    plain = values.value_type if column.dtype == "string" and pa.types.is_dictionary(values) else values
+    matches = plain == _ARROW[column.dtype] or (column.dtype == "string" and pa.types.is_large_string(plain))
+    if is_list != column.ragged or not matches:
         remedy = "Rewrite the file with that type, or declare the Column with the file's type."
-        if _is_list(found) and pa.types.is_struct(found.value_type):
+        if is_list and pa.types.is_struct(values):
             remedy = "Lists of structs are not supported: write one list column for each field of the struct."
-        raise ValueError(f"{where}: column {column.name!r} must be {column.type_name()}, got {found}. {remedy}")
+        raise ValueError(f"{where}: column {column.name!r} must be {column.type_name()}, got {stored}. {remedy}")
+
+
+def _check_partition(where: str, column: Column, value: str) -> None:
+    if column.ragged or column.dtype == "float32":
+        raise ValueError(
+            f"{where}: column {column.name!r} comes from the folder {column.name}={value}, but is declared as "
+            f"{column.type_name()}. Declare it as a scalar int64 or string."
+        )
+    if column.dtype == "int64" and not value.removeprefix("-").isdecimal():
+        raise ValueError(
+            f"{where}: column {column.name!r} must be int64, got the folder {column.name}={value}. "
+            'Declare it with dtype="string".'
+        )
 
 
 def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig], made: Iterable[str] = ()) -> None:
@@ -150,35 +162,6 @@ def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig],
             )
 
 
-def _check_partition(where: str, column: Column, value: str) -> None:
-    if column.ragged or column.dtype == "float32":
-        raise ValueError(
-            f"{where}: column {column.name!r} comes from the folder {column.name}={value}, but is declared as "
-            f"{column.type_name()}. Declare it as a scalar int64 or string."
-        )
-    if column.dtype == "int64" and not value.removeprefix("-").isdecimal():
-        raise ValueError(
-            f"{where}: column {column.name!r} must be int64, got the folder {column.name}={value}. "
-            'Declare it with dtype="string".'
-        )
-
-
-def _is_list(found: pa.DataType) -> bool:
-    return pa.types.is_list(found) or pa.types.is_large_list(found)
-
-
-def _matches(found: pa.DataType, column: Column) -> bool:
-    if column.ragged:
-        return _is_list(found) and _holds(found.value_type, column)
-    return _holds(found, column)
-
-
-def _holds(found: pa.DataType, column: Column) -> bool:
-    if column.dtype == "string" and pa.types.is_dictionary(found):
-        found = found.value_type
-    return found == _ARROW[column.dtype] or (column.dtype == "string" and pa.types.is_large_string(found))
-
-
 POLICIES = ("error", "skip")
 _LOG = logging.getLogger("tf_fusedrec.data")
 
@@ -186,11 +169,7 @@ _LOG = logging.getLogger("tf_fusedrec.data")
 class BadInput:
     """Handles bad input by a policy.
 
-    Args:
-      policy: "error" raises for the first bad input; "skip" skips it, with a line in the log that names and counts it.
-
-    Raises:
-      ValueError: the policy is unknown.
+    "error" raises for the first bad input. "skip" skips it, and the log names and counts it.
     """
 
     def __init__(self, policy: str) -> None:
@@ -205,21 +184,13 @@ class BadInput:
         """Number of distinct rows skipped by this process. A file with an unreadable footer counts no rows."""
         return sum(len(rows) for rows in self._rows.values())
 
-    @property
-    def skipped_places(self) -> int:
-        """Number of files and row groups with skipped input."""
-        return len(self._rows)
-
     def handle(self, place: str, fault: str, rows: Iterable[int] = ()) -> None:
-        """Raises ValueError("place: fault"), or logs the fault if it is new.
+        """Raises ValueError("place: fault"), or under "skip" logs a fault once.
 
         Args:
           place: File, and row group in it.
           fault: Words that name the column, the fault and the remedy.
-          rows: Numbers of the bad rows in the row group; none if the whole place is bad.
-
-        Raises:
-          ValueError: under policy "error".
+          rows: Numbers of the bad rows in the row group; none if all of the place is bad.
         """
         if not self.skips:
             raise ValueError(f"{place}: {fault}")
@@ -229,5 +200,5 @@ class BadInput:
             if known is not None and not new:
                 return  # Every epoch meets the same bad input again.
             self._rows.setdefault(place, set()).update(new)
-            counts = f"{len(new)} rows; in all {self.skipped_rows} rows at {self.skipped_places} places"
+            counts = f"{len(new)} rows; in all {self.skipped_rows} rows at {len(self._rows)} places"
         _LOG.warning("skipped: %s: %s (%s)", place, fault, counts)

@@ -75,20 +75,20 @@ class TokenBatches:
             )
         self._folder, self._scope, self._stochastic_length = folder, scope, stochastic_length
         tokens = folder.tokens(length_columns, extra_tokens)
-        _meet_long_rows(folder, tokens, length_columns, target_tokens)
+        _handle_long_rows(folder, tokens, length_columns, target_tokens)
         self._weights, self._target = (cost or Cost()).weights(tokens, target_tokens)
         self._start = _checked_start(folder, start) if start else None
         self.first_epoch = start["epoch"] if start else 0
         self._plan_of: dict[int, plan.EpochPlan] = {}
-        # Without a seed all whole epochs are equal.
-        whole = range(epochs if folder.seed is not None else 1)
-        self.steps_per_epoch = max(self._new_plan(epoch, plan.whole(folder.num_rows)).steps for epoch in whole)
+        different_epochs = range(epochs if folder.seed is not None else 1)
+        positions = plan.all_positions(folder.num_rows)
+        self.steps_per_epoch = max(self._new_plan(epoch, positions).steps for epoch in different_epochs)
         self.first_step = 0
         if start and self._start is not None:
-            left = self._plan(self.first_epoch).steps
+            steps_left = self._plan(self.first_epoch).steps
             if start["ranks"] == folder.world_size:  # The same ranks end the epoch as before, with its empty batches.
-                left = max(left, start["steps_left"])
-            self.first_step = self.steps_per_epoch - left
+                steps_left = max(steps_left, start["steps_left"])
+            self.first_step = self.steps_per_epoch - steps_left
 
     def dataset(self, first_epoch: int | None = None, epochs: int = 1) -> tf.data.Dataset:
         """Batches of some epochs.
@@ -107,25 +107,27 @@ class TokenBatches:
 
         def batches() -> Iterator[Rows]:
             for epoch, count in steps.items():
-                of_epoch = self._plan(epoch)
+                epoch_plan = self._plan(epoch)
                 rank = self._folder.rank
-                positions, of_batch = itertools.tee(of_epoch.batch(rank, step) for step in range(count))
-                rows = self._folder.read_positions(epoch, of_epoch.intervals(rank), positions)
-                yield from (self._cut(batch, epoch, at) for batch, at in zip(rows, of_batch))
+                positions, batch_positions = itertools.tee(epoch_plan.batch(rank, step) for step in range(count))
+                rows = self._folder.read_positions(epoch, epoch_plan.intervals(rank), positions)
+                yield from (self._cut(batch, epoch, at) for batch, at in zip(rows, batch_positions))
 
         dataset = _to_tensors(batches, self._folder.columns)
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(steps.values())))
-        return _without_tuning(dataset.prefetch(_PREFETCH))
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(steps.values()))).prefetch(_PREFETCH)
+        options = tf.data.Options()
+        options.autotune.enabled = False  # It has nothing to tune here, and delays the end of an iterator by 0.15 s.
+        return dataset.with_options(options)
 
     def _cut(self, rows: Rows, epoch: int, positions: np.ndarray) -> Rows:
-        """Cuts a batch by stochastic_length. `positions` <int64>[B] name the batch, whatever rank reads it."""
+        """Cuts a batch by stochastic_length. The seed depends on `positions` <int64>[B], not on the reading rank."""
         rule = self._stochastic_length
         if rule is None or not rows.num_rows:
             return rows
         random = np.random.default_rng([self._folder.seed or 0, epoch, int(positions[0])])
         places = rule.places(rows.ragged(rule.column), random)
-        alike = [c.name for c in self._folder.columns if rule.column in (c.name, c.aligned_with)]
-        return Rows({**rows.columns, **{name: rows.ragged(name).pick(places) for name in alike}}, rows.num_rows)
+        aligned = [c.name for c in self._folder.columns if rule.column in (c.name, c.aligned_with)]
+        return Rows({**rows.columns, **{name: rows.ragged(name).pick(places) for name in aligned}}, rows.num_rows)
 
     def position(self, epoch: int, step: int) -> dict[str, Any]:
         """Position of all ranks after `step` trained steps of an epoch, whatever has been read ahead.
@@ -152,27 +154,18 @@ class TokenBatches:
 
     def _plan(self, epoch: int) -> plan.EpochPlan:
         """This job's plan of an epoch. Only the plan of the latest epoch is kept."""
-        found = self._plan_of.get(epoch)
-        if found is None:
-            left = self._start if epoch == self.first_epoch else None
-            found = self._new_plan(epoch, left or plan.whole(self._folder.num_rows))
-            self._plan_of = {epoch: found}
-        return found
+        if epoch not in self._plan_of:
+            streams = self._start if epoch == self.first_epoch else None
+            self._plan_of = {epoch: self._new_plan(epoch, streams or plan.all_positions(self._folder.num_rows))}
+        return self._plan_of[epoch]
 
-    def _new_plan(self, epoch: int, left: plan.Streams) -> plan.EpochPlan:
+    def _new_plan(self, epoch: int, streams: plan.Streams) -> plan.EpochPlan:
         weights = self._weights[self._folder.order(epoch).file_rows()]
-        return plan.EpochPlan(weights, self._target, left, self._folder.world_size, self._scope)
-
-
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Disables autotuning, which cannot tune anything here and delays the end of an iterator by 0.15 s or more."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+        return plan.EpochPlan(weights, self._target, streams, self._folder.world_size, self._scope)
 
 
 def _order_of(folder: ParquetFolder) -> dict[str, Any]:
-    """The settings that positions depend on, beside the epoch."""
+    """The settings, in addition to the epoch, that positions depend on."""
     return {"contents": folder.contents(), "shuffle_seed": folder.seed, "shuffle_rows": folder.shuffle_rows}
 
 
@@ -190,7 +183,7 @@ def _checked_start(folder: ParquetFolder, start: Mapping[str, Any]) -> plan.Stre
     return [[(begin, end) for begin, end in stream] for stream in start["left"]]
 
 
-def _meet_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: Sequence[str], target: int) -> None:
+def _handle_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: Sequence[str], target: int) -> None:
     """Refuses rows longer than a whole batch, or skips them by setting their tokens to 0."""
     long = np.flatnonzero(tokens > target)
     groups = folder.groups_of(long)
@@ -218,39 +211,34 @@ def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]
     waiting: dict[int, list[np.ndarray]] = {}
 
     def produce() -> Iterator[int]:
-        own: list[int] = []
+        yielded: list[int] = []
         try:
             for rows in batches():
-                own = [number for number in own if number in waiting]
-                own.append(next(numbers))
-                waiting[own[-1]] = _arrays(rows, columns)
-                yield own[-1]
-        finally:  # An abandoned iterator leaves batches that nobody has looked up.
-            for number in own:
+                arrays: list[np.ndarray] = []
+                for column in columns:
+                    values = rows.columns[column.name]
+                    arrays += [values.values, values.row_splits] if isinstance(values, Ragged) else [values]
+                yielded = [number for number in yielded if number in waiting]
+                yielded.append(next(numbers))
+                waiting[yielded[-1]] = arrays
+                yield yielded[-1]
+        finally:  # An abandoned iterator leaves batches that were never looked up.
+            for number in yielded:
                 waiting.pop(number, None)
 
     dtypes = [dtype for column in columns for dtype in [column.value_dtype] + ["int64"] * column.ragged]
 
     def tensors(number: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-        made = tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes)
-        for tensor in made:
+        flat = tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes)
+        for tensor in flat:
             tensor.set_shape([None])  # ensure_shape would add an op per tensor to every step.
-        flat = iter(made)
-        found: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+        parts = iter(flat)
+        batch: dict[str, tf.Tensor | tf.RaggedTensor] = {}
         for column in columns:
-            values = next(flat)
+            batch[column.name] = next(parts)
             if column.ragged:
                 # validate=False: the reader computes the row_splits as cumulative sums, so they are valid.
-                values = tf.RaggedTensor.from_row_splits(values, next(flat), validate=False)
-            found[column.name] = values
-        return found
+                batch[column.name] = tf.RaggedTensor.from_row_splits(batch[column.name], next(parts), validate=False)
+        return batch
 
     return tf.data.Dataset.from_generator(produce, output_signature=tf.TensorSpec([], tf.int64)).map(tensors)
-
-
-def _arrays(rows: Rows, columns: Sequence[Column]) -> list[np.ndarray]:
-    flat: list[np.ndarray] = []
-    for column in columns:
-        values = rows.columns[column.name]
-        flat += [values.values, values.row_splits] if isinstance(values, Ragged) else [values]
-    return flat

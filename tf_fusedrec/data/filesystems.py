@@ -34,13 +34,8 @@ class Folder:
 def resolve(path: str | os.PathLike, filesystem: fs.FileSystem | None = None) -> Folder:
     """Resolves a local path, or a URI that pyarrow supports (hdfs://, s3://, gs://, file://), to a folder.
 
-    Args:
-      path: Path or URI of the folder; with `filesystem`, its path there.
-      filesystem: File system, for settings that a URI cannot express (credentials, a wrapped fsspec file system); None
-        derives it from the path.
-
-    Raises:
-      ValueError: the folder does not exist, or pyarrow does not support the URI.
+    `filesystem` expresses settings that a URI cannot (credentials, a wrapped fsspec file system). None derives it from
+    the path.
     """
     name = os.fspath(path)
     inner = name
@@ -53,43 +48,35 @@ def resolve(path: str | os.PathLike, filesystem: fs.FileSystem | None = None) ->
             ) from error
     filesystem = filesystem or fs.LocalFileSystem()
     inner = inner.rstrip("/") or "/"
-    found = filesystem.get_file_info(inner)
-    if found.type != fs.FileType.Directory:
+    type_ = filesystem.get_file_info(inner).type
+    if type_ != fs.FileType.Directory:
         raise ValueError(
             f"path must be a folder of Parquet files, got {name!r}, which is "
-            f"{'missing' if found.type == fs.FileType.NotFound else 'a file'}. Name the folder, for example "
-            "<data set>/train."
+            f"{'missing' if type_ == fs.FileType.NotFound else 'a file'}. Name the folder, such as <data set>/train."
         )
     return Folder(filesystem, inner, name.rstrip("/") or "/")
 
 
 def parquet_files(folder: Folder) -> list[str]:
-    """Paths of all *.parquet files below the folder, in the order of their names.
-
-    Raises:
-      ValueError: the folder has no *.parquet file.
-    """
-    files = [file for file in _visible(folder) if file.endswith(".parquet")]
+    """Paths of all *.parquet files below the folder, sorted. Raises ValueError if there is none."""
+    files = sorted(file for file in _files(folder) if file.endswith(".parquet") and not _is_hidden(file))
     if not files:
         raise ValueError(
-            f"path {folder.name!r} has no *.parquet file. Write one with "
-            "tf_fusedrec.data.layouts.write_dataset, or name the folder that holds the shards."
+            f"path {folder.name!r} has no *.parquet file. Write one with tf_fusedrec.data.layouts.write_dataset, or "
+            "name the folder that holds the shards."
         )
     return files
 
 
 def folders_with(folder: Folder, marker: str | None) -> list[str]:
-    """Paths of the folders below `folder` with a file named `marker`, or with a *.parquet file if `marker` is None.
-
-    Folders with hidden names, which start with "." or "_", are skipped.
-    """
-    found = set()
+    """Paths of the folders below `folder` with a file named `marker`, or with a *.parquet file if `marker` is None."""
+    folders = set()
     for file in _files(folder):
         parent, _, name = file.rpartition("/")
-        named = name == marker if marker is not None else name.endswith(".parquet") and not name.startswith((".", "_"))
-        if parent and named and not _hidden(parent):
-            found.add(parent)
-    return sorted(found)
+        is_marker = name == marker if marker is not None else name.endswith(".parquet") and not _is_hidden(name)
+        if parent and is_marker and not _is_hidden(parent):
+            folders.add(parent)
+    return sorted(folders)
 
 
 def partition_values(file: str) -> Mapping[str, str]:
@@ -112,16 +99,11 @@ def readable(where: str) -> Iterator[None]:
         ) from error
 
 
-def _visible(folder: Folder) -> list[str]:
-    """Sorted paths of all files below the folder, without hidden ones."""
-    return sorted(file for file in _files(folder) if not _hidden(file))
-
-
 def _files(folder: Folder) -> Iterator[str]:
     for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True)):
         if info.type == fs.FileType.File:
             yield info.path[len(folder.path) :].lstrip("/")
 
 
-def _hidden(path: str) -> bool:
+def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))

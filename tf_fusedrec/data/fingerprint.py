@@ -9,8 +9,8 @@ it. The probability that two of n distinct strings share a fingerprint is about 
     10^9         2.7 %              0.054
     10^10        93 %               5.4
 
-Colliding ids share and train one row; nothing else breaks. Fingerprint64 is not a cryptographic hash: whoever chooses
-the ids can make collisions.
+Colliding ids share and train one row; nothing else breaks. Fingerprint64 is not a cryptographic hash, so chosen ids can
+collide on purpose.
 """
 
 from __future__ import annotations
@@ -81,28 +81,24 @@ def fingerprint_arrow(array: pa.Array, integers: bool = False) -> np.ndarray:
 
 
 def _ids(strings: tf.Tensor, integers: bool) -> tf.Tensor:
-    fingerprints = _fingerprint(strings)
-    if not integers:
-        return fingerprints
-    plain = tf.strings.regex_replace(strings, FLOAT_TEXT, r"\1", replace_global=False)
-    whole = tf.strings.regex_full_match(plain, INT64_TEXT)
-    numbers = tf.strings.to_number(tf.where(whole, plain, "-1"), tf.int64)
-    return tf.where(whole | (strings == ""), numbers, fingerprints)
-
-
-def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
     if strings.dtype != tf.string:
         raise ValueError(f"strings must have dtype string, got {strings.dtype.name}. Integers are ids as they are.")
     # tf.fingerprint returns 8 little-endian bytes per string.
-    return tf.reshape(tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64), tf.shape(strings))
+    flat = tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64)
+    fingerprints = tf.reshape(flat, tf.shape(strings))
+    if not integers:
+        return fingerprints
+    plain = tf.strings.regex_replace(strings, FLOAT_TEXT, r"\1", replace_global=False)
+    is_int64 = tf.strings.regex_full_match(plain, INT64_TEXT)
+    numbers = tf.strings.to_number(tf.where(is_int64, plain, "-1"), tf.int64)
+    return tf.where(is_int64 | (strings == ""), numbers, fingerprints)
 
 
 def _of_arrow(array: pa.Array | pa.ChunkedArray, integers: bool) -> np.ndarray:
     import pyarrow as pa
 
     values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    if not array.null_count and not any(of_kind(values) for of_kind in kinds):
+    if not array.null_count and values not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
     if array.null_count:
         _refuse("null", int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))

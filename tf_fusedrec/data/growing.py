@@ -6,9 +6,9 @@
         batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=4096)
         model.fit(batches.dataset(), initial_epoch=partition.number, epochs=partition.number + 1, ...)
 
-A partition is a folder at any depth (day=2026-11-21/hour=07). It is complete when it holds the marker, such as the
+A partition is a folder at any depth (day=2026-11-21/hour=07). It is complete when it has the marker, such as the
 _SUCCESS of Spark and Hive jobs. With marker=None it is complete when it appears, for writers that fill a hidden folder
-and rename it. Numbers in names compare as numbers, so hour=10 comes after hour=9.
+and rename it. Numbers in names compare as numbers, so hour=10 follows hour=9.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Partition(NamedTuple):
 
 
 class GrowingFolder:
-    """Iterates over the complete partitions of a folder, in the order of their names, and waits for the next one.
+    """Iterates over the complete partitions of a folder, in the order of their names, and waits for the next.
 
     Rank 0 polls the folder and broadcasts the result. All ranks get the same partitions and must iterate together. The
     iteration ends at the file _STOP, after max_partitions, or after timeout_seconds without a new partition.
 
     A late partition, which arrives after its successor in the order, is skipped with a warning in the log. With
-    `after`, all partitions up to it are skipped likewise.
+    `after`, all partitions up to it are skipped, too.
 
     Args:
       path, filesystem: See ParquetFolder.
@@ -83,10 +83,10 @@ class GrowingFolder:
 
     def __iter__(self) -> Iterator[Partition]:
         while self._most is None or self._number() < self._most:
-            found = self._wait()
-            if found is None:
+            name = self._wait()
+            if name is None:
                 return
-            self._last = Partition(self._number(), found, f"{self._path}/{found}")
+            self._last = Partition(self._number(), name, f"{self._path}/{name}")
             yield self._last
 
     def _number(self) -> int:
@@ -97,14 +97,12 @@ class GrowingFolder:
         begin = time.monotonic()
         while True:
             # Rank 0 broadcasts every poll, so no rank waits in a collective for longer than one poll.
-            poll: tuple[str | None, bool, str | None] = (None, False, None)
-            if collectives.rank() == 0:
-                poll = self._poll(time.monotonic() - begin)
-            found, ended, error = collectives.all_gather_object(poll)[0]
+            poll = self._poll(time.monotonic() - begin) if collectives.rank() == 0 else None
+            name, has_ended, error = collectives.all_gather_object(poll)[0]
             if error is not None:
                 raise ValueError(error)
-            if found is not None or ended:
-                return found
+            if name is not None or has_ended:
+                return name
             time.sleep(self._poll_seconds)
 
     def _poll(self, waited: float) -> tuple[str | None, bool, str | None]:

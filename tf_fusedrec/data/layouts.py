@@ -1,8 +1,8 @@
 """Writes the two Parquet layouts of data/README.md, and reads their metadata.
 
 The converters and the synthetic generators write through this module. A data set is a folder with Parquet shards in
-train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears as a
-whole or not at all.
+train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears
+completely or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tf_fusedrec.data.columns import Column
-from tf_fusedrec.data.rows import Ragged, Rows, Values, rows_in_chunks
+from tf_fusedrec.data.rows import Ragged, Rows, Values
 
 TASKS = ("ranking", "retrieval")
 # Row groups are small, because ranks divide them among each other and a shuffle reorders them.
@@ -28,7 +28,7 @@ GROUPS_PER_FILE = 64
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """Contents of dataset.json: what a data set holds and how it was made."""
+    """Contents of dataset.json: the data of a data set and their origin."""
 
     task: str  # "ranking" or "retrieval"
     source: str  # origin of the data, with the arguments of a generator
@@ -63,7 +63,7 @@ def write_dataset(
       item_ids: <int64>[I], the catalogue, without duplicates.
       train_items: <int64>[T], the item of every interaction of the training split, counted for items.parquet.
       item_strings: String of every item id that is a fingerprint, for the column `string` of items.parquet.
-      codes: By column of codes, the values behind the codes 1, 2, ... (0 is missing), for codes.json.
+      codes: By column of codes, the values of the codes 1, 2, ... (0 is missing), for codes.json.
 
     Raises:
       ValueError: the task is unknown, or `root` is not empty.
@@ -73,7 +73,7 @@ def write_dataset(
         raise ValueError(f"task must be one of {TASKS}, got {task!r}.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f"output {str(root)!r} is not empty. Remove it, or name another folder.")
-    # The data set is written beside `root` and renamed at the end, so `root` is always whole.
+    # The data set is written to another folder and renamed at the end, so `root` is always complete.
     partial = root.with_name(root.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     columns = {}
@@ -88,7 +88,7 @@ def write_dataset(
     info = DatasetInfo(task, source, split, users, len(item_ids), columns, dict(id_kinds or {}))
     (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
     if root.exists():
-        root.rmdir()  # It is empty, as checked above.
+        root.rmdir()  # empty, as checked
     partial.rename(root)
     return info
 
@@ -122,21 +122,19 @@ def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _declared(rows: Rows) -> list[Column]:
     """The columns of rows; integers are int64 and floats float32, as a Column wants them."""
-    declared = []
-    for name, column in rows.columns.items():
-        values = column.values if isinstance(column, Ragged) else column
-        declared.append(Column(name, str(values.dtype), ragged=isinstance(column, Ragged)))
-    return declared
+    return [
+        Column(name, str((values.values if isinstance(values, Ragged) else values).dtype), isinstance(values, Ragged))
+        for name, values in rows.columns.items()
+    ]
 
 
 def _write_shards(folder: pathlib.Path, rows: Rows, declared: list[Column]) -> None:
     schema = pa.schema([(column.name, column.arrow_type()) for column in declared])
-    # An empty split still gets one file, which holds its schema.
-    shards = list(rows_in_chunks(rows, ROWS_PER_GROUP * GROUPS_PER_FILE)) or [rows]
-    for number, shard in enumerate(shards):
-        arrays = [_to_arrow(shard.columns[column.name], column) for column in declared]
+    size = ROWS_PER_GROUP * GROUPS_PER_FILE
+    for number, begin in enumerate(range(0, max(rows.num_rows, 1), size)):  # an empty split: one file with its schema
+        shard = rows.slice(begin, min(begin + size, rows.num_rows))
         pq.write_table(
-            pa.table(arrays, schema=schema),
+            pa.table([_to_arrow(shard.columns[column.name], column) for column in declared], schema=schema),
             folder / f"part-{number:05d}.parquet",
             row_group_size=ROWS_PER_GROUP,
             write_page_checksum=True,
@@ -154,10 +152,10 @@ def _write_items(
     path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray, strings: Mapping[int, str] | None
 ) -> None:
     catalogue = np.sort(item_ids)
-    seen, counts = np.unique(train_items, return_counts=True)
-    of_item = np.zeros(len(catalogue), np.int64)
-    of_item[np.searchsorted(catalogue, seen)] = counts
-    columns = {"item_id": pa.array(catalogue), "count": pa.array(of_item)}
+    items, counts = np.unique(train_items, return_counts=True)
+    popularity = np.zeros(len(catalogue), np.int64)
+    popularity[np.searchsorted(catalogue, items)] = counts
+    columns = {"item_id": pa.array(catalogue), "count": pa.array(popularity)}
     if strings is not None:
         columns["string"] = pa.array([strings.get(item, str(item)) for item in catalogue.tolist()], pa.string())
     pq.write_table(pa.table(columns), path, write_page_checksum=True)

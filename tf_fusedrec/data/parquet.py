@@ -21,11 +21,10 @@ from tf_fusedrec.data.reading import (
     Interval,
     PositionReader,
     RowGroup,
-    joined_rows,
     read_ahead,
     read_groups,
 )
-from tf_fusedrec.data.rows import GOOD, Ragged, Rows, empty_rows
+from tf_fusedrec.data.rows import GOOD, Ragged, Rows, concat, empty_rows
 
 
 class ParquetFolder:
@@ -77,8 +76,8 @@ class ParquetFolder:
         self._threads = threads
         self._folder = filesystems.resolve(path, filesystem)
         self._groups: list[RowGroup] = []
-        found = filesystems.parquet_files(self._folder)
-        for groups in read_ahead((lambda file=file: self._row_groups(file) for file in found), threads):  # type: ignore[misc]
+        files = filesystems.parquet_files(self._folder)
+        for groups in read_ahead((lambda file=file: self._row_groups(file) for file in files), threads):  # type: ignore[misc]
             self._groups += groups
         self._group_rows = np.array([group.num_rows for group in self._groups], np.int64)
 
@@ -101,10 +100,7 @@ class ParquetFolder:
 
     def own_part(self) -> Interval:
         """This rank's interval when rows are divided equally. The intervals of two ranks differ by at most one row."""
-        return (
-            self.num_rows * self.rank // self.world_size,
-            self.num_rows * (self.rank + 1) // self.world_size,
-        )
+        return self.num_rows * self.rank // self.world_size, self.num_rows * (self.rank + 1) // self.world_size
 
     def read(self, epoch: int = 0) -> Iterator[Rows]:
         """This rank's equal share of the rows of an epoch, in chunks."""
@@ -119,17 +115,15 @@ class ParquetFolder:
     ) -> Iterator[Rows]:
         """Yields the rows of an epoch at each of `positions` <int64>[n], without bad rows.
 
-        Args:
-          epoch: Number of the epoch.
-          intervals: Intervals that contain all positions.
-          positions: Positions of each batch, <int64>[n], ascending over all batches.
+        `intervals` contain all positions, which are ascending over all batches.
         """
         reader = GroupReader(self._folder, self._groups, self.columns, self.bad)
         rows = PositionReader(reader, self._groups, self.order(epoch), intervals, self._threads)
         nothing = empty_rows(self.columns)
         try:
-            for wanted in positions:
-                yield joined_rows(rows.take(wanted), nothing)
+            for batch in positions:
+                parts = rows.take(batch)
+                yield concat(parts) if parts else nothing
         finally:
             rows.close()
 
@@ -139,7 +133,7 @@ class ParquetFolder:
         Args:
           length_columns: Names of list columns, whose lengths after keep_last are tokens, or of int64 columns with
             numbers of tokens, which are much faster to read.
-          extra_tokens: Number of further tokens of every row.
+          extra_tokens: Number of tokens to add to every row.
 
         Returns:
           <int64>[num_rows] in file order, at least 1; 0 for rows skipped by bad_rows="skip".
@@ -147,8 +141,7 @@ class ParquetFolder:
         Raises:
           ValueError: a name is not such a column; a number is negative; with bad_rows="error", a null or damaged file.
         """
-        wanted = _length_columns(length_columns, self.columns)
-        reader = GroupReader(self._folder, self._groups, wanted, self.bad)
+        reader = GroupReader(self._folder, self._groups, _length_columns(length_columns, self.columns), self.bad)
         spans = ((number, 0, group.num_rows) for number, group in enumerate(self._groups) if group.num_rows)
         tokens = np.zeros(self.num_rows, np.int64)
         at = 0

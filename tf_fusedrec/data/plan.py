@@ -8,11 +8,11 @@ Two scopes of balance:
             longest first. Every rank reads the lengths of all rows and computes the same assignment without any
             communication.
 
-In both scopes every rank knows the batches of all ranks, so all agree on the number of steps. A rank without further
-rows has empty batches.
+In both scopes every rank knows the batches of all ranks, so all agree on the number of steps. A rank whose
+rows are used up has empty batches.
 
 The rest of an epoch is a list of intervals of positions per stream, and a checkpoint keeps nothing else. With the same
-number of streams, every stream continues and gives the same batches. Otherwise the rest is divided anew, so no row is
+number of streams, every stream continues and gives the same batches. Otherwise the rest is divided again, so no row is
 lost or repeated. A position determines shard, row and shuffle state (reading.py). Rows that were read ahead but not
 trained belong to the rest.
 
@@ -25,9 +25,9 @@ weight is closest to the target, found by a binary search in the cumulative sums
 The paper's listing yields only if k < len(Q). It therefore never yields the last rows, and stops if the whole queue is
 closest to the target. It takes k = 0 before a row longer than twice the target. Here:
   - The queue is cut while it holds the target. The rest, which is below the target, is the last batch.
-  - A batch has at least one row. A row above the target is a batch of its own, or ends a batch if that is closer.
+  - A batch has at least one row. A row above the target is a separate batch, or ends a batch if that is closer.
   - If two prefixes are equally close, the shorter one is taken, because it needs less memory.
-The queue after a cut is cut like a queue of its own. Resuming relies on that.
+The queue after a cut is cut like a new queue. Resuming relies on that.
 
 longest_first: global token reallocation, TurboGR section 4.1.3. The rows of all ranks' batches are redistributed,
 heaviest first, each to the rank with the least weight so far. Rows stay whole.
@@ -49,7 +49,7 @@ _COST_UNITS = 1000  # units per token; weights are integers, so that sums are ex
 
 @dataclasses.dataclass(frozen=True)
 class StochasticLength:
-    """Trains on random parts of long rows, drawn anew in every epoch, so that a row costs O(N^alpha) in attention.
+    """Trains on random parts of long rows, drawn again in every epoch, so that a row costs O(N^alpha) in attention.
 
     Let n = N^(alpha / 2). A row of L > n values becomes n of them, in their order, with probability 1 - N^alpha / L^2.
     Other rows stay whole. Evaluations and servers see whole rows.
@@ -78,8 +78,8 @@ class StochasticLength:
     def places(self, rows: Ragged, random: np.random.Generator) -> np.ndarray:
         """Draws the values that stay. Returns their places in rows.values, ascending <int64>[K]."""
         lengths, count = rows.lengths(), int(self.max_length ** (self.alpha / 2))
-        whole = self.max_length**self.alpha / np.maximum(lengths, 1).astype(np.float64) ** 2
-        cut = (lengths > count) & (random.random(len(lengths)) >= whole)
+        stays = self.max_length**self.alpha / np.maximum(lengths, 1).astype(np.float64) ** 2
+        cut = (lengths > count) & (random.random(len(lengths)) >= stays)
         row = np.repeat(np.arange(len(lengths)), lengths)
         order = np.lexsort([random.random(len(row)), row])  # the values of a row, shuffled
         drawn = np.arange(len(row)) - rows.row_splits[row] < count
@@ -107,17 +107,10 @@ class Cost:
         return self.linear * lengths + self.quadratic * lengths * lengths
 
     def weights(self, tokens: np.ndarray, target_tokens: int) -> tuple[np.ndarray, int]:
-        """Weights of rows and the target in the same unit.
+        """Weights <int64>[n] of all rows, from their tokens <int64>[n], and the target in the same unit.
 
         The unit is a token if the cost is proportional to tokens, else a thousandth of the average cost of a token. A
         target of n tokens becomes the average cost of n tokens over these rows.
-
-        Args:
-          tokens: <int64>[n], tokens of all rows.
-          target_tokens: Target of one batch, in tokens.
-
-        Returns:
-          The weights <int64>[n], and the target.
         """
         total = int(tokens.sum())
         if not self.quadratic or not total:
@@ -127,14 +120,9 @@ class Cost:
 
 
 def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
-    """Algorithm 1 on a whole queue.
+    """Algorithm 1 on a whole queue of weights <int64>[n], each >= 0, for target >= 1.
 
-    Args:
-      weights: <int64>[n], each >= 0.
-      target: Target weight of a batch, >= 1.
-
-    Returns:
-      <int64>[batches], the end of each batch in the queue, ascending to n; empty for no rows.
+    Returns the end <int64>[batches] of each batch in the queue, ascending to n; empty for no rows.
 
     Example: weights 3 3 5 4 1 9 2 with target 6 give the ends 2 3 5 6 7, that is batches of weight 6, 5, 5, 9 and 2.
     """
@@ -153,7 +141,7 @@ def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
         ends.append(first_end)
         first, taken = first_end, int(cumulative[first_end - 1])
     if first < len(cumulative):
-        ends.append(len(cumulative))  # The rest is below the target, so the whole rest is closest.
+        ends.append(len(cumulative))  # The rest is below the target, so all of it is closest.
     return np.array(ends, np.int64)
 
 
@@ -180,30 +168,26 @@ SCOPES = ("rank", "global")
 Streams = list[list[Interval]]
 
 
-def share(streams: Streams, parts: int) -> Streams:
-    """Divides the positions into `parts` streams, equal up to one row. `parts` streams stay unchanged."""
-    if len(streams) == parts:
-        return streams
-    intervals = sorted(interval for stream in streams for interval in stream)
-    total = sum(end - begin for begin, end in intervals)
-    bounds = [total * part // parts for part in range(parts + 1)]
-    return [_between(intervals, begin, end) for begin, end in zip(bounds, bounds[1:])]
-
-
 class EpochPlan:
     """Batches of the rest of an epoch, for all ranks.
 
     Args:
       weights: <int64>[rows of the epoch], weight of each position; 0 for a skipped row.
       target: Target weight of a batch of one rank.
-      streams: Remaining intervals of all ranks, ascending in every stream.
+      streams: Remaining intervals of all ranks, ascending in every stream. Another number of streams is divided
+        equally, up to one row.
       ranks: Number of ranks.
       scope: One of SCOPES.
     """
 
     def __init__(self, weights: np.ndarray, target: int, streams: Streams, ranks: int, scope: str) -> None:
         self._ranks, self._scope = ranks, scope
-        self.streams = share(streams, 1 if scope == "global" else ranks)
+        parts = 1 if scope == "global" else ranks
+        if len(streams) != parts:
+            intervals = sorted(interval for stream in streams for interval in stream)
+            total = sum(end - begin for begin, end in intervals)
+            streams = [_between(intervals, total * n // parts, total * (n + 1) // parts) for n in range(parts)]
+        self.streams = streams
         queues = [np.concatenate([weights[:0], *(weights[b:e] for b, e in stream)]) for stream in self.streams]
         self._ends = [closest_cuts(queue, target * ranks if scope == "global" else target) for queue in queues]
         self._weights = queues[0] if scope == "global" else None  # of the global batches
@@ -230,11 +214,10 @@ class EpochPlan:
 
     def left_after(self, steps: int) -> Streams:
         """The rest of every stream after `steps` steps."""
-        left = []
-        for number, stream in enumerate(self.streams):
-            begin, _ = self._bounds(number, steps)
-            left.append(_between(stream, begin, sum(e - b for b, e in stream)))
-        return left
+        return [
+            _between(stream, self._bounds(number, steps)[0], sum(e - b for b, e in stream))
+            for number, stream in enumerate(self.streams)
+        ]
 
     def _bounds(self, stream: int, step: int) -> tuple[int, int]:
         """First and end row of a step, counted in its stream."""
@@ -244,7 +227,7 @@ class EpochPlan:
         return begin, int(ends[step]) if step < len(ends) else last
 
 
-def whole(num_rows: int) -> Streams:
+def all_positions(num_rows: int) -> Streams:
     """All positions of an epoch."""
     return [[(0, num_rows)]]
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from tf_fusedrec.data import filesystems
 from tf_fusedrec.data.columns import BadInput, Column
-from tf_fusedrec.data.rows import GOOD, Block, RowQueue, Rows, concat, rows_from_arrow, skipped_rows
+from tf_fusedrec.data.rows import GOOD, Block, RowQueue, Rows, rows_from_arrow, skipped_rows
 
 READ_ROWS = 512  # rows decoded at once, a few megabytes for rows of some hundred tokens
 
@@ -45,14 +45,7 @@ class RowGroup(NamedTuple):
 
 
 class GroupReader:
-    """Decodes row groups of one folder. Several threads may call it.
-
-    Args:
-      folder: Folder of the files.
-      groups: All row groups of the folder.
-      columns: Columns to read.
-      bad: Handler of bad rows and unreadable row groups.
-    """
+    """Decodes row groups of one folder. Several threads may call it."""
 
     def __init__(
         self, folder: filesystems.Folder, groups: Sequence[RowGroup], columns: Sequence[Column], bad: BadInput
@@ -62,20 +55,18 @@ class GroupReader:
     def read(self, group: int, first: int, last: int, *, at_once: bool = False) -> Iterator[Rows]:
         """Yields the rows first .. last of a row group in chunks, with the column GOOD if `bad` skips.
 
-        Args:
-          group: Number of the row group in `groups`.
-          first, last: First and end row.
-          at_once: True to decode the whole row group first, which takes 0.9 times as long as in chunks.
-
-        Raises:
-          ValueError: bad input, unless `bad` skips it. The error names the file and the row group.
+        at_once=True decodes the whole row group first, which takes 0.9 times as long as in chunks. Bad input raises
+        ValueError, which names the file and the row group, unless `bad` skips it.
         """
         file, number, _ = self._groups[group]
         where = f"{self._folder.name}/{file}, row group {number}"
         done = first
         try:
             with filesystems.readable(where), self._folder.open(file) as parquet:
-                for rows in self._chunks(parquet, file, number, where, first, last, at_once):
+                for part, first_row in self._parts(parquet, number, first, last, at_once):
+                    rows = rows_from_arrow(
+                        part, self._columns, where, self._bad, first_row, filesystems.partition_values(file)
+                    )
                     done += rows.num_rows
                     yield rows
             if done < last:  # a forged footer; without this check later rows would be taken for the missing ones
@@ -89,12 +80,11 @@ class GroupReader:
             self._bad.handle(where, str(error).removeprefix(f"{where}: "), range(done, last))
             yield skipped_rows(self._columns, last - done)
 
-    def _chunks(
-        self, parquet: pq.ParquetFile, file: str, number: int, where: str, first: int, last: int, at_once: bool
-    ) -> Iterator[Rows]:
-        partitions = filesystems.partition_values(file)
-        stored = parquet.schema_arrow
-        names = [column.name for column in self._columns if stored.get_field_index(column.name) >= 0]
+    def _parts(
+        self, parquet: pq.ParquetFile, number: int, first: int, last: int, at_once: bool
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yields the rows first .. last of a row group, and the number of the first row of each part."""
+        names = [c.name for c in self._columns if parquet.schema_arrow.get_field_index(c.name) >= 0]
         batches: Iterable[pa.RecordBatch]
         if at_once:
             batches = parquet.read_row_group(number, columns=names, use_threads=False).to_batches()
@@ -105,10 +95,7 @@ class GroupReader:
             end = begin + batch.num_rows
             low, high = max(begin, first), min(end, last)
             if low < high:
-                part = batch.slice(low - begin, high - low)
-                yield rows_from_arrow(
-                    part, self._columns, where, self._bad, first_row=low, partitions=partitions
-                )  # fmt: skip
+                yield batch.slice(low - begin, high - low), low
             begin = end
             if begin >= last:
                 break
@@ -147,12 +134,7 @@ def read_groups(
 class PositionReader:
     """Reads rows of one epoch by position. Each position may be requested once, block after block.
 
-    Args:
-      reader: Decoder of the row groups.
-      groups: All row groups of the folder.
-      order: Order of the epoch.
-      intervals: Ascending intervals that contain all requested positions; blocks outside them are not read.
-      threads: Number of threads that decode ahead.
+    `intervals`, ascending, contain all requested positions. Blocks outside them are not read.
     """
 
     def __init__(
@@ -164,13 +146,15 @@ class PositionReader:
         threads: int,
     ) -> None:
         self._order = order
-        numbers = np.unique(np.concatenate([np.empty(0, np.int64), *(_blocks(order, *part) for part in intervals)]))
-        spans = (span for number in numbers.tolist() for span in order.spans(*order.block(number)))
-        self._chunks = read_groups(reader, groups, _joined(spans), order.block_rows, threads)
-        self._numbers = iter(numbers.tolist())
+        size = order.block_rows
+        blocks = sorted({n for begin, end in intervals if begin < end for n in range(begin // size, -(-end // size))})
+        spans = (span for number in blocks for span in order.spans(*order.block(number)))
+        self._chunks = read_groups(reader, groups, _joined(spans), size, threads)
+        self._blocks = iter(blocks)
         self._queue, self._queued = RowQueue(), 0
         self._number = -1  # number of the current block
         self._block: Block | None = None
+        self._good: np.ndarray | None = None  # <bool>[rows of the block], with skipped rows
         self._shuffled = np.empty(0, np.int64)
 
     def take(self, positions: np.ndarray) -> list[Rows]:
@@ -183,11 +167,7 @@ class PositionReader:
                 self._next_block()
             rows = self._shuffled[part - self._order.block(number)[0]]
             assert self._block is not None
-            good = self._block.columns.get(GOOD)
-            if good is not None:
-                assert isinstance(good, np.ndarray)
-                rows = rows[good[rows]]
-            parts.append(self._block.take(rows))
+            parts.append(self._block.take(rows if self._good is None else rows[self._good[rows]]))
         return parts
 
     def close(self) -> None:
@@ -195,20 +175,16 @@ class PositionReader:
         self._chunks.close()  # type: ignore[attr-defined]
 
     def _next_block(self) -> None:
-        self._number = next(self._numbers)
+        self._number = next(self._blocks)
         begin, end = self._order.block(self._number)
         while self._queued < end - begin:
             rows = next(self._chunks)
             self._queue.append(rows)
             self._queued += rows.num_rows
         self._block = self._queue.pop(end - begin)
+        self._good = self._block.columns.pop(GOOD, None)  # type: ignore[assignment]
         self._queued -= end - begin
         self._shuffled = self._order.shuffled(self._number)
-
-
-def _blocks(order: EpochOrder, begin: int, end: int) -> np.ndarray:
-    """Numbers of the blocks with the positions begin .. end."""
-    return np.arange(begin // order.block_rows, -(-end // order.block_rows) if begin < end else 0)
 
 
 def _joined(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -225,25 +201,8 @@ def _joined(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
         yield last
 
 
-def without_good(rows: Rows) -> Rows:
-    """Drops the column GOOD, which the model does not get."""
-    return Rows({name: column for name, column in rows.columns.items() if name != GOOD}, rows.num_rows)
-
-
-def joined_rows(parts: Sequence[Rows], nothing: Rows) -> Rows:
-    """Joins the parts of a batch; returns `nothing` if there are no parts."""
-    return without_good(concat(list(parts))) if parts else nothing
-
-
 class EpochOrder:
-    """Positions of one epoch.
-
-    Args:
-      group_rows: <int64>[row groups], rows of each, in file order.
-      seed: Seed of the shuffle; None keeps file order.
-      epoch: Number of the epoch.
-      block_rows: Rows per block, which a reader holds in memory.
-    """
+    """Positions of one epoch. group_rows: <int64>[row groups], in file order. seed: None keeps file order."""
 
     def __init__(self, group_rows: np.ndarray, seed: int | None, epoch: int, block_rows: int) -> None:
         self._seed, self._epoch, self.block_rows = seed, epoch, block_rows
@@ -254,10 +213,6 @@ class EpochOrder:
         self._begins = self._ends - group_rows[self._groups]
         self._first_rows = (np.cumsum(group_rows) - group_rows)[self._groups]  # first row of each group in file order
         self.num_rows = int(group_rows.sum())
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.num_rows // self.block_rows)
 
     def block(self, number: int) -> tuple[int, int]:
         """First and end position of a block."""
@@ -288,7 +243,7 @@ class EpochOrder:
         if self._seed is None:
             return sequence
         rows = np.empty_like(sequence)
-        for number in range(self.num_blocks):
+        for number in range(-(-self.num_rows // self.block_rows)):
             begin, end = self.block(number)
             rows[begin:end] = sequence[begin:end][self.shuffled(number)]
         return rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -66,18 +66,14 @@ class Ragged:
         return self.gather(self.row_splits[1:] - kept, kept)
 
 
-def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array <dtype>[size] that TensorFlow can use as a tensor without a copy.
+def _joined(rows: list[np.ndarray], size: int) -> np.ndarray:
+    """Concatenates rows (at least one) <dtype>[..] with `size` values to an array that TensorFlow need not copy.
 
     Arrow aligns to 64 bytes and reuses the memory of earlier batches. np.empty would make the system clear new pages
     for arrays of this size.
     """
-    return np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)
-
-
-def _joined(rows: list[np.ndarray], size: int) -> np.ndarray:
-    """Concatenates rows (at least one) <dtype>[..] with `size` values in total."""
-    return np.concatenate(rows, out=_aligned(size, rows[0].dtype))
+    dtype = rows[0].dtype
+    return np.concatenate(rows, out=np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype))
 
 
 Values = np.ndarray | Ragged
@@ -145,11 +141,7 @@ def concat_ragged(pieces: list[Ragged]) -> Ragged:
 
 
 class Block:
-    """Rows in several parts that can be taken in any order. Long lists are copied once, directly from their part.
-
-    Args:
-      parts: At least one part; all parts have the same columns.
-    """
+    """Rows in several parts that can be taken in any order. Long lists are copied once, directly from their part."""
 
     def __init__(self, parts: list[Rows]) -> None:
         self.num_rows = sum(part.num_rows for part in parts)
@@ -213,12 +205,6 @@ class RowQueue:
         return Block(parts)
 
 
-def rows_in_chunks(rows: Rows, size: int) -> Iterable[Rows]:
-    """Cuts rows into chunks of `size` rows. The last chunk may be shorter."""
-    for begin in range(0, rows.num_rows, size):
-        yield rows.slice(begin, min(begin + size, rows.num_rows))
-
-
 GOOD = "\0good"  # extra column <bool>[B] under policy "skip": False for a skipped row
 
 
@@ -227,11 +213,10 @@ def rows_from_arrow(
     columns: Sequence[Column],
     where: str,
     bad: BadInput,
-    *,
-    first_row: int = 0,
-    partitions: Mapping[str, str] | None = None,
+    first_row: int,
+    partitions: Mapping[str, str],
 ) -> Rows:
-    """Converts a record batch to Rows. A skipped row has no values, and False in the column GOOD.
+    """Converts a record batch. A skipped row has no values, and False in the column GOOD.
 
     Args:
       batch: Record batch with the columns, except the columns of `partitions`.
@@ -239,28 +224,28 @@ def rows_from_arrow(
       where: File and row group, for messages.
       bad: Handler of nulls, and of aligned columns whose rows differ in length.
       first_row: Number of the batch's first row in the row group.
-      partitions: Column values given by the file's folders.
+      partitions: Column values of the file's folders.
     """
     stored = [column for column in columns if batch.schema.get_field_index(column.name) >= 0]
     good = _good_rows(batch, stored, where, bad, first_row)
-    if good is not None:
+    skips_rows = not good.all()
+    if skips_rows:
         batch = batch.filter(pa.array(good))
     values: dict[str, Values] = {}
     for column in columns:
         if column in stored:
             values[column.name] = _to_numpy(batch.column(column.name), column)
         else:
-            values[column.name] = _repeated((partitions or {})[column.name], column, batch.num_rows)
-    rows = Rows(values, batch.num_rows)
-    if not bad.skips:
-        return rows
-    if good is None:
-        return Rows({**values, GOOD: np.ones(rows.num_rows, bool)}, rows.num_rows)
-    return _spread(rows, good)
+            text = partitions[column.name]
+            value = fingerprint_arrow(pa.array([text])) if column.dtype == "string" else np.array([int(text)])
+            values[column.name] = np.repeat(value, batch.num_rows)
+        if skips_rows:
+            values[column.name] = _spread(values[column.name], good)
+    return Rows({**values, GOOD: good} if bad.skips else values, len(good))
 
 
 def empty_rows(columns: Sequence[Column], num_rows: int = 0) -> Rows:
-    """Rows with empty lists and zeros, such as the batch of a rank without further rows."""
+    """Rows with empty lists and zeros, such as the batch of a rank whose rows are used up."""
     values: dict[str, Values] = {}
     for column in columns:
         if column.ragged:
@@ -277,8 +262,8 @@ def skipped_rows(columns: Sequence[Column], num_rows: int) -> Rows:
 
 def _good_rows(
     batch: pa.RecordBatch, columns: Sequence[Column], where: str, bad: BadInput, first_row: int
-) -> np.ndarray | None:
-    """<bool>[B] mask, False for rows to skip; None if all rows are good."""
+) -> np.ndarray:
+    """<bool>[B], False for rows to skip."""
     good = np.ones(batch.num_rows, bool)
 
     def refuse(rows: np.ndarray, fault: str) -> None:
@@ -292,30 +277,28 @@ def _good_rows(
         prefix = f"column {column.name!r} has"
         if array.null_count:
             nulls = array.is_null().to_numpy(zero_copy_only=False)
-            kind = "null rows" if column.ragged else "null values"
-            refuse(nulls, f"{prefix} {int(nulls.sum())} {kind}. {remedy}")
+            refuse(nulls, f"{prefix} {int(nulls.sum())} null {'rows' if column.ragged else 'values'}. {remedy}")
         if column.ragged and array.values.null_count:
             values = array.flatten()  # Values of null rows do not count.
             if values.null_count:
-                inside = pc.list_parent_indices(array).to_numpy()[values.is_null().to_numpy(zero_copy_only=False)]
-                nulls = np.bincount(inside, minlength=len(array)).astype(bool)
+                rows = pc.list_parent_indices(array).to_numpy()[values.is_null().to_numpy(zero_copy_only=False)]
+                nulls = np.bincount(rows, minlength=len(array)).astype(bool)
                 refuse(nulls, f"{prefix} {values.null_count} null values inside its lists. {remedy}")
     for column in columns:
         if column.aligned_with is not None and batch.schema.get_field_index(column.aligned_with) >= 0:
-            lengths, wanted = _lengths(batch.column(column.name)), _lengths(batch.column(column.aligned_with))
-            differ = (lengths != wanted) & good
+            lengths, expected = (
+                np.diff(batch.column(name).offsets.to_numpy(zero_copy_only=True))
+                for name in (column.name, column.aligned_with)
+            )
+            differ = (lengths != expected) & good
             if differ.any():
                 row = int(np.flatnonzero(differ)[0])
                 refuse(
                     differ,
                     f"column {column.name!r} must have as many values as {column.aligned_with!r} in every row, got "
-                    f"{lengths[row]} and {wanted[row]} in one. Write both lists together.",
+                    f"{lengths[row]} and {expected[row]} in one. Write both lists together.",
                 )
-    return None if good.all() else good
-
-
-def _lengths(array: pa.Array) -> np.ndarray:
-    return np.diff(array.offsets.to_numpy(zero_copy_only=True))
+    return good
 
 
 def _to_numpy(array: pa.Array, column: Column) -> Values:
@@ -332,20 +315,12 @@ def _flat(array: pa.Array, column: Column) -> np.ndarray:
     return fingerprint_arrow(array) if column.dtype == "string" else array.to_numpy(zero_copy_only=True)
 
 
-def _repeated(value: str, column: Column, num_rows: int) -> np.ndarray:
-    one = fingerprint_arrow(pa.array([value])) if column.dtype == "string" else np.array([int(value)])
-    return np.repeat(one, num_rows)
-
-
-def _spread(rows: Rows, good: np.ndarray) -> Rows:
+def _spread(column: Values, good: np.ndarray) -> Values:
     """Moves rows to the places where good <bool>[B] is True. The other places get no values."""
-    values: dict[str, Values] = {GOOD: good}
-    for name, column in rows.columns.items():
-        if isinstance(column, Ragged):
-            lengths = np.zeros(len(good), np.int64)
-            lengths[good] = column.lengths()
-            values[name] = Ragged(column.values, splits_of(lengths))
-        else:
-            values[name] = np.zeros(len(good), column.dtype)
-            values[name][good] = column  # type: ignore[index]
-    return Rows(values, len(good))
+    if isinstance(column, Ragged):
+        lengths = np.zeros(len(good), np.int64)
+        lengths[good] = column.lengths()
+        return Ragged(column.values, splits_of(lengths))
+    values = np.zeros(len(good), column.dtype)
+    values[good] = column
+    return values

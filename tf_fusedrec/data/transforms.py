@@ -19,7 +19,7 @@ from typing import Any
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import converted_as_here, tf
-from tf_fusedrec.data.batches import piece_bounds
+from tf_fusedrec.data.batches import no_samples, piece_bounds
 
 
 def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | None = None) -> tf.data.Dataset:
@@ -48,7 +48,7 @@ def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | No
         return batch, batch if ids is None else converted_as_here(ids)(*parts)
 
     pairs = dataset.map(paired)
-    nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_empty, pairs.element_spec[1]))
+    nothing = tf.data.Dataset.from_tensors(no_samples(pairs.element_spec[1]))
 
     def first_and_last(batches: Any, ids_of_window: Any) -> tf.data.Dataset:
         later = tf.data.Dataset.zip(ids_of_window).skip(steps).concatenate(nothing)
@@ -60,21 +60,6 @@ def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | No
     if cardinality < 0:  # unknown or infinite
         return paired_dataset
     return paired_dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
-
-
-def _empty(spec: tf.TypeSpec) -> Any:
-    """A value of `spec` with no samples."""
-    if spec.shape.rank is None or spec.shape.rank < 1:
-        raise ValueError(f"ids must return tensors of known rank >= 1 (samples first), got {spec}. Set their shape.")
-    if isinstance(spec, tf.RaggedTensorSpec):
-        inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
-        no_rows = tf.zeros([1], spec.row_splits_dtype)
-        flat = tf.zeros([0, *inner], spec.dtype)
-        return tf.RaggedTensor.from_nested_row_splits(flat, [no_rows] * spec.ragged_rank, validate=False)
-    shape = [0, *(size or 0 for size in spec.shape[1:])]
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
-    return tf.zeros(shape, spec.dtype)
 
 
 IdsOfTables = Mapping[str, Any | Sequence[Any]]

@@ -90,8 +90,8 @@ class Pair:
         found = self.call(look_up, message, splits, dtype=tf.float32)
         same(found[0].rows, found[1].rows, "rows")
         same(
-            self.host.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32),
-            self.on_device(ops.table_find, message, splits, dim=DIM, dtype=tf.float32),
+            self.host.call(ops.table_read, message, splits, dim=DIM, dtype=tf.float32),
+            self.on_device(ops.table_read, message, splits, dim=DIM, dtype=tf.float32),
             "rows of inference",
         )
         grads = random.normal(size=[len(received), DIM]).astype(np.float32)
@@ -115,7 +115,7 @@ class PairOfHostRows(Pair):
     message = np.array([len(ids), 0, *ids]), np.array([len(ids) + SEGMENTS], np.int32)
 
     def values(self, side):
-        return side.call(ops.table_find, *self.message, dim=DIM, dtype=tf.float32)
+        return side.call(ops.table_read, *self.message, dim=DIM, dtype=tf.float32)
 
     def on_device(self, op, *arguments, **more):
         before = self.values(self.device)

@@ -91,7 +91,7 @@ def looked_up(sides, random, dtype, lookup=look_up):
     message, splits, received = pack(batch_of(random))
     both = [side.call(lookup, message, splits, dtype=dtype) for side in sides]
     compare_found(*both, received)
-    host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=dtype) for side in sides)
+    host, device = (side.call(ops.table_read, message, splits, dim=DIM, dtype=dtype) for side in sides)
     same(host, device, "rows of an inference lookup")
     return both, received
 

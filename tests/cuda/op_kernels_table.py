@@ -63,7 +63,7 @@ def accumulate(table, handles, inverse, grads, begin):
 
 def refresh(table, message, splits, dtype):
     ahead = ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
-    return ops.table_refresh(table, message, splits, ahead, dim=DIM)
+    return ops.table_lookup(table, message, splits, ahead, dim=DIM)
 
 
 def look_up(table, message, splits, dtype):
@@ -72,8 +72,8 @@ def look_up(table, message, splits, dtype):
 
 def peek_and_touch(table, message, splits, dtype):
     """Makes a training lookup in two parts."""
-    rows = ops.table_peek(table, message, splits, dim=DIM, dtype=dtype)
-    return ops.TableRows(rows, *ops.table_touch(table, message, splits))
+    rows = ops.table_read(table, message, splits, as_training=True, dim=DIM, dtype=dtype)
+    return ops.table_lookup(table, message, splits, with_rows=False, dim=DIM)._replace(rows=rows)
 
 
 def keys_since(table, segment, since):
@@ -119,7 +119,7 @@ def train(sides, random, number, lookup, dtype):
     """Looks up on both, and updates the found rows. The host numbers rows by shard, the device by arrival."""
     message, splits, received = pack(batch_of(random))
     if len(received) % 3 == 0:
-        host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=dtype) for side in sides)
+        host, device = (side.call(ops.table_read, message, splits, dim=DIM, dtype=dtype) for side in sides)
         same(host, device, "rows of an inference lookup")
     both = [side.call(lookup, message, splits, dtype=dtype) for side in sides]
     compare_found(*both, received)

@@ -65,11 +65,18 @@ def scenario() -> None:
         table.find(batch)
         message, splits = tf.constant([2, 1, 5, 7, 9], tf.int64), tf.constant([5], tf.int32)
         ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
-        found = ops.table_refresh(table.handle, message, splits, ahead, dim=4)
+        found = ops.table_lookup(table.handle, message, splits, ahead, dim=4)
         ops.table_accumulate_gradients(table.handle, found, tf.ones([3, 4]), scale=1.0)
         ops.table_apply_accumulated(table.handle, learning_rate=0.5, step=2)
-        ops.table_peek(table.handle, message, splits, ops.table_look_ahead(table.handle, message, splits, dim=4), dim=4)
-        ops.table_touch(table.handle, message, splits)
+        ops.table_read(
+            table.handle,
+            message,
+            splits,
+            ops.table_look_ahead(table.handle, message, splits, dim=4),
+            as_training=True,
+            dim=4,
+        )
+        ops.table_lookup(table.handle, message, splits, with_rows=False, dim=4)
         ops.table_prefetch(table.handle, message, splits)
         ids, handles = ops.table_keys(table.handle, 0)
         ops.table_import(table.handle, 1, ids, ops.table_read_records(table.handle, handles))

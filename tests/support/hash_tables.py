@@ -39,7 +39,7 @@ class Table:
     def find(self, batch, dtype=tf.float32):
         """Returns [V, D] as a NumPy array without the padding."""
         message, splits, received = pack(batch)
-        return ops.table_find(self.handle, message, splits, dim=self.dim, dtype=dtype).numpy()[: len(received)]
+        return ops.table_read(self.handle, message, splits, dim=self.dim, dtype=dtype).numpy()[: len(received)]
 
     def apply(self, found, grads, *, scale=1.0, learning_rate=1.0, step=1):
         ops.table_apply_gradients(

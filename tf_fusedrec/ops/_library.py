@@ -1,7 +1,7 @@
-"""Loads the compiled custom ops once. An error says why they cannot be loaded.
+"""The compiled custom ops: where they are, how they were built, and the C functions beside them.
 
-The library lies in this folder, or in the package tf_fusedrec_cuda. That package has the same ops with their GPU
-kernels, so it takes the place of a library here that has none.
+The library is in this folder or in the package tf_fusedrec_cuda, which has the same ops with their GPU kernels. That
+package replaces a library here that has none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _NAME = "_fusedrec_ops.so"
 _DEVICE_CODE = "libfusedrec_cuda.so"
 _HERE = pathlib.Path(__file__).parent
 _CUDA_PACKAGE = "tf_fusedrec_cuda"
+_TERMINATION_BYTES = 512
 
 
 def _build_info(package: str) -> types.ModuleType | None:
@@ -33,32 +34,27 @@ def find_library() -> pathlib.Path:
     """Returns the path of the library to load.
 
     Raises:
-      ImportError: The installed tf_fusedrec_cuda is of another version than this package.
+      ImportError: The versions of the installed tf_fusedrec_cuda and of this package differ.
     """
     if (_HERE / _DEVICE_CODE).exists() or importlib.util.find_spec(_CUDA_PACKAGE) is None:
         return _HERE / _NAME
-    other = _build_info(_CUDA_PACKAGE)
-    own_version = getattr(_build_info(__package__), "VERSION", "unknown")
-    version = getattr(other, "VERSION", "unknown")
-    if other is None or own_version != version:
+    cuda = _build_info(_CUDA_PACKAGE)
+    cuda_version = getattr(cuda, "VERSION", "unknown")
+    version = getattr(_build_info(__package__), "VERSION", "unknown")
+    if cuda is None or version != cuda_version:
         raise ImportError(
-            f"{_CUDA_PACKAGE} {version} is installed beside tf_fusedrec {own_version}; the versions must be equal. "
-            f"Remedy: pip install the wheel of {_CUDA_PACKAGE} {own_version}, or pip uninstall {_CUDA_PACKAGE} to "
+            f"{_CUDA_PACKAGE} {cuda_version} is installed beside tf_fusedrec {version}; the versions must be equal. "
+            f"Remedy: pip install the wheel of {_CUDA_PACKAGE} {version}, or pip uninstall {_CUDA_PACKAGE} to "
             "work without GPU kernels."
         )
-    return pathlib.Path(str(other.__file__)).with_name(_NAME)
-
-
-def built_for() -> str | None:
-    """Returns the TensorFlow version that the library was compiled against; None when the build did not record it."""
-    return getattr(_build_info(__package__), "TENSORFLOW_VERSION", None)
+    return pathlib.Path(str(cuda.__file__)).with_name(_NAME)
 
 
 def load() -> tuple[pathlib.Path, types.ModuleType]:
     """Returns the path of the library, and the generated wrappers of the custom ops.
 
     Raises:
-      ImportError: the library was not built, or does not load. _tf_compat.py has compared its TensorFlow.
+      ImportError: The library was not built, or does not load. _tf_compat.py has compared its TensorFlow.
     """
     path = find_library()
     if not path.exists():
@@ -72,18 +68,31 @@ def load() -> tuple[pathlib.Path, types.ModuleType]:
 
 
 LIBRARY_PATH, library = load()
+_functions = ctypes.CDLL(str(LIBRARY_PATH))  # the library is loaded already: this is the same copy
+_functions.fusedrec_cpu_kernels.restype = ctypes.c_char_p
+_functions.fusedrec_describe_marks.restype = ctypes.c_int64
+_functions.fusedrec_describe_marks.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+_functions.fusedrec_mark_collective.restype = None
+_functions.fusedrec_mark_collective.argtypes = [ctypes.c_char_p, ctypes.c_int]
+_functions.fusedrec_watch_termination.restype = None
+_functions.fusedrec_watch_termination.argtypes = [ctypes.c_int, ctypes.c_double]
+_functions.fusedrec_termination.restype = ctypes.c_int
+_functions.fusedrec_termination.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+
+
+def built_for() -> str | None:
+    """Returns the TensorFlow version that the library was compiled against; None when the build did not record it."""
+    return getattr(_build_info(__package__), "TENSORFLOW_VERSION", None)
 
 
 def built_with_cuda() -> bool:
-    """Returns whether the ops have GPU kernels: the library of the device code lies beside the ops' library."""
-    return LIBRARY_PATH.with_name("libfusedrec_cuda.so").exists()
+    """Returns whether the ops have GPU kernels: the library of the device code is beside the ops' library."""
+    return LIBRARY_PATH.with_name(_DEVICE_CODE).exists()
 
 
 def cpu_kernels() -> str:
     """Returns the instruction set of the CPU kernels in use, for example "AVX2 (x86-64-v3)"."""
-    describe = ctypes.CDLL(str(LIBRARY_PATH)).fusedrec_cpu_kernels
-    describe.restype = ctypes.c_char_p
-    return describe().decode()
+    return _functions.fusedrec_cpu_kernels().decode()
 
 
 class Mark(NamedTuple):
@@ -97,16 +106,7 @@ class Mark(NamedTuple):
 
 
 def mark_collective(value: tf.Tensor, *, name: str, ended: bool) -> tf.Tensor:
-    """Passes a tensor through, and marks the begin or the end of a collective when the tensor is computed.
-
-    Args:
-      value: any shape and dtype.
-      name: Name of the collective.
-      ended: False before the collective, True behind it.
-
-    Returns:
-      The same tensor.
-    """
+    """Passes a tensor through, and marks the begin or end of the named collective when the tensor is computed."""
     return library.fusedrec_mark_collective(value=value, collective=name, ended=ended)
 
 
@@ -121,33 +121,25 @@ def mark_now(name: str, *, ended: bool) -> None:
 
 
 def collective_marks() -> list[Mark]:
-    """Returns all marks of this process, by name."""
-    room = 1 << 14
+    """Returns all marks of this process, by name. The watchdog reads them."""
+    size = 1 << 14
     while True:
-        buffer = ctypes.create_string_buffer(room)
-        size = _functions.fusedrec_describe_marks(buffer, room)
-        if size <= room:
+        buffer = ctypes.create_string_buffer(size)
+        used = _functions.fusedrec_describe_marks(buffer, size)
+        if used <= size:
             break
-        room = 2 * size
-    fields = [line.rsplit("\t", 4) for line in buffer.raw[:size].decode().splitlines()]
+        size = 2 * used
+    fields = [line.rsplit("\t", 4) for line in buffer.raw[:used].decode().splitlines()]
     return [
         Mark(name, int(begun), int(ended), int(begun_ago) / 1e3, int(ended_ago) / 1e3)
         for name, begun, ended, begun_ago, ended_ago in fields
     ]
 
 
-_functions = ctypes.CDLL(str(LIBRARY_PATH))  # the library is loaded already: this is the same copy
-_functions.fusedrec_describe_marks.restype = ctypes.c_int64
-_functions.fusedrec_describe_marks.argtypes = [ctypes.c_char_p, ctypes.c_int64]
-_functions.fusedrec_mark_collective.restype = None
-_functions.fusedrec_mark_collective.argtypes = [ctypes.c_char_p, ctypes.c_int]
-
-
-_ROOM = 512
-
-
 def watch_termination(rank: int, within_s: float) -> None:
-    """Delays the end of this process by std::terminate, so that a thread can read its cause and end the process itself.
+    """Delays the end of this process by std::terminate, such as after an exception in Horovod's thread.
+
+    A thread can read the cause and end the process. custom_ops/collective_marks/termination.h has the reason.
 
     Args:
       rank: Rank of this process, for the line that is printed if no thread ends the process.
@@ -157,15 +149,8 @@ def watch_termination(rank: int, within_s: float) -> None:
 
 
 def termination() -> str | None:
-    """Returns the text of the exception that ends this process; None while no such end has come."""
-    buffer = ctypes.create_string_buffer(_ROOM)
-    if not _functions.fusedrec_termination(buffer, _ROOM):
+    """Returns the text of the exception that ends this process; None without such an end."""
+    buffer = ctypes.create_string_buffer(_TERMINATION_BYTES)
+    if not _functions.fusedrec_termination(buffer, _TERMINATION_BYTES):
         return None
     return buffer.value.decode(errors="replace")
-
-
-_functions = ctypes.CDLL(str(LIBRARY_PATH))  # the library is loaded already: this is the same copy
-_functions.fusedrec_watch_termination.restype = None
-_functions.fusedrec_watch_termination.argtypes = [ctypes.c_int, ctypes.c_double]
-_functions.fusedrec_termination.restype = ctypes.c_int
-_functions.fusedrec_termination.argtypes = [ctypes.c_char_p, ctypes.c_int64]

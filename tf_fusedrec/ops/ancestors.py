@@ -34,15 +34,15 @@ def scratch_graph(name: str) -> Any:
 
 
 def ancestors(scratch: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The operations of the scratch graph that the values of some tensors depend on, their own included."""
-    found = {tensor.op.name: tensor.op for tensor in tensors if _is_in(scratch, tensor)}
-    pending = list(found.values())
+    """The operations of the scratch graph that compute some tensors, with all their ancestors."""
+    operations = {tensor.op.name: tensor.op for tensor in tensors if _is_in(scratch, tensor)}
+    pending = list(operations.values())
     while pending:
         for tensor in pending.pop().inputs:
-            if tensor.op.name not in found:
-                found[tensor.op.name] = tensor.op
+            if tensor.op.name not in operations:
+                operations[tensor.op.name] = tensor.op
                 pending.append(tensor.op)
-    return list(found.values())
+    return list(operations.values())
 
 
 def stateful(scratch: Any, operations: Sequence[tf.Operation]) -> Iterator[tuple[str, str]]:
@@ -52,7 +52,7 @@ def stateful(scratch: Any, operations: Sequence[tf.Operation]) -> Iterator[tuple
       scratch: The graph of the operations.
       operations: Operations such as `ancestors` returns. Functions that they call are searched, too.
     """
-    functions = {one.signature.name: one for one in scratch.as_graph_def().library.function}
+    functions = {function.signature.name: function for function in scratch.as_graph_def().library.function}
 
     def search(name: str, node: Any) -> Iterator[tuple[str, str]]:
         called = [functions[called] for called in _called(node, functions)]
@@ -69,14 +69,14 @@ def stateful(scratch: Any, operations: Sequence[tf.Operation]) -> Iterator[tuple
 def written(scratch: Any) -> list[Any]:
     """The captured resources, such as handles of variables, that an operation of the scratch graph may change."""
     outer = {id(inside): outside for outside, inside in scratch.captures if inside.dtype == tf.resource}
-    found = []
+    resources = []
     for operation in scratch.get_operations():
         try:
             read_only = operation.get_attr("_read_only_resource_inputs")  # of calls of functions
         except ValueError:
             read_only = range(len(operation.inputs)) if operation.type in READS else []
-        found += [outer[id(t)] for i, t in enumerate(operation.inputs) if id(t) in outer and i not in read_only]
-    return found
+        resources += [outer[id(t)] for i, t in enumerate(operation.inputs) if id(t) in outer and i not in read_only]
+    return resources
 
 
 def copied(scratch: Any, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -102,7 +102,7 @@ def copied(scratch: Any, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Ten
         _keep(definition, nodes)
         inputs = {inner: capture(captured[inner]) for inner in sorted(needed)}
         # An import fails under control dependencies, so its inputs wait for them.
-        inputs = {inner: one if one.dtype == tf.resource else tf.identity(one) for inner, one in inputs.items()}
+        inputs = {inner: x if x.dtype == tf.resource else tf.identity(x) for inner, x in inputs.items()}
         with tf.control_dependencies(None):
             elements = [tensor.name for tensor in inside]
             copies = tf.graph_util.import_graph_def(definition, inputs, elements, name)
@@ -120,7 +120,7 @@ def _is_in(graph: Any, tensor: tf.Tensor) -> bool:
 
 def _keep(definition: Any, nodes: Sequence[Any]) -> None:
     """Leaves these nodes, without control inputs, and the functions that they call in a GraphDef."""
-    functions = {one.signature.name: one for one in definition.library.function}
+    functions = {function.signature.name: function for function in definition.library.function}
     del definition.node[:]
     for node in nodes:
         data = [name for name in node.input if not name.startswith("^")]
@@ -143,5 +143,5 @@ def _called(node: Any, functions: Mapping[str, Any]) -> list[str]:
     """Names of the functions that a node calls."""
     names = [node.op]
     for value in node.attr.values():
-        names += [value.func.name, *(one.name for one in value.list.func)]
+        names += [value.func.name, *(function.name for function in value.list.func)]
     return [name for name in names if name in functions]

@@ -6,6 +6,7 @@ FuXi: the bias itself is the map). Both work tile by tile; nothing of size seque
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,13 @@ from tf_fusedrec.ops._library import library
 
 WINDOWS = ("attention_window", "min_full_length", "global_window")
 TIME_FUNCTIONS = ("power", "exponential", "stretched")
+
+
+class SequenceTimes(NamedTuple):
+    """Times of each token: when it asks, and when it happened."""
+
+    asks: tf.Tensor  # <int64>[T], seconds; [Tq] beside query_splits
+    answers: tf.Tensor  # <int64>[T], seconds
 
 
 class BucketTable(NamedTuple):
@@ -43,6 +51,20 @@ class RelativeBias(NamedTuple):
     position_weights: tf.Tensor | None = None  # <float>[2N-1], entry N-1 + place(answering) - place(asking)
     time: BucketTable | TimeFunction | None = None
     times: SequenceTimes | None = None  # given exactly when time is
+
+
+class OutputGate(NamedTuple):
+    """Gate and norm behind the attention: gate * norm(attention), or norm(gate * attention) with gate_first.
+
+    norm(x) = (x - mean) / sqrt(variance + epsilon) * weight + bias, over the columns of all heads, or of each head.
+    """
+
+    gate: tf.Tensor  # <type of the value>[Tq, H, Dv]
+    weight: tf.Tensor | None = None  # <float>[H * Dv]; None: 1
+    bias: tf.Tensor | None = None  # <float>[H * Dv]; None exactly when weight is
+    per_head: bool = False
+    gate_first: bool = False
+    epsilon: float = 1e-6
 
 
 def jagged_attention(
@@ -132,209 +154,11 @@ def jagged_attention(
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """
     return library.fusedrec_jagged_attention(
-        **attention_inputs(
-            query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
-            contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
-            global_window=global_window, target_group_size=target_group_size, dropout=dropout,
-            dropout_seed=dropout_seed,
+        **_attention_inputs(
+            query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
+            contextual_length, attention_window, min_full_length, global_window, target_group_size,
         )
     )  # fmt: skip
-
-
-def attention_inputs(
-    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, *, dropout, dropout_seed,
-    **masks,
-) -> dict[str, Any]:  # fmt: skip
-    """Returns inputs and attributes of the ops that attend, from the arguments of jagged_attention."""
-    if not 0 <= dropout < 1 or (dropout > 0) != (dropout_seed is not None):
-        raise ValueError(
-            "dropout must be >= 0 and < 1, with dropout_seed exactly where it is > 0, "
-            f"got {dropout} and {dropout_seed}."
-        )
-    scale = tf.cast(scale, tf.float32) / (1.0 - dropout)
-    tokens = {"query": query, "key": key, "value": value, "scale": scale, "alpha": alpha}
-    lists = {"query_splits": _list_of(query_splits), "dropout_seed": _list_of(dropout_seed)}
-    return {**tokens, **_rows(row_splits, **masks), **_bias(bias), **lists, "dropout": dropout}
-
-
-def bias_attention(
-    value: tf.Tensor,
-    row_splits: tf.Tensor,
-    *,
-    bias: RelativeBias,
-    num_targets: tf.Tensor | None = None,
-    contextual_length: int | tf.Tensor = 0,
-    attention_window: int = 0,
-    min_full_length: int = 0,
-    global_window: int = 0,
-    target_group_size: int = 1,
-    query_splits: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """out_i = [sum_j position_ij visible_ij value_j | sum_j time_ij visible_ij value_j], in each row and head.
-
-    The channels of FuXi: the parts of the bias are the maps, the same for all heads, without SiLU and without divisor.
-    Masks, memory and determinism as in jagged_attention. Differentiable in value and the weights of the bias; once.
-
-    Args:
-      value: <float32, bfloat16 or float16>[T, H, Dv].
-      bias: one or both parts.
-      row_splits, num_targets, contextual_length, attention_window, min_full_length, global_window, target_group_size,
-        query_splits: as in jagged_attention.
-
-    Returns:
-      <type of value>[Tq, H, 2 * Dv], in each head the position channel, then the time channel; [Tq, H, Dv] when the
-      bias has one part.
-
-    Raises:
-      ValueError: as in jagged_attention, or bias has no part.
-      InvalidArgumentError: as in jagged_attention.
-
-    Source: Ye et al., FuXi-alpha, section 3 (adaptive multi-channel self-attention); FuXi-beta.
-    """
-    if bias.position_weights is None and bias.time is None:
-        raise ValueError("bias must have position_weights, time, or both, got neither.")
-    return library.fusedrec_jagged_bias_attention(
-        value=value,
-        **_rows(
-            row_splits,
-            num_targets,
-            contextual_length,
-            attention_window,
-            min_full_length,
-            global_window,
-            target_group_size,
-        ),
-        **_bias(bias),
-        query_splits=_list_of(query_splits),
-    )
-
-
-def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor | None:
-    """Returns the number of context tokens of each row, <int64>[B]; None where no row has any.
-
-    Args:
-      contextual_length: a number >= 0 for all rows, or <int>[B].
-      row_splits: <int64>[B+1].
-
-    Raises:
-      ValueError: a negative number.
-    """
-    if isinstance(contextual_length, (int, np.integer)):
-        if contextual_length < 0:
-            raise ValueError(f"contextual_length must be >= 0, got {contextual_length}. Use 0 for none.")
-        if contextual_length == 0:
-            return None
-        return tf.fill([tf.size(row_splits) - 1], tf.constant(contextual_length, tf.int64))
-    return tf.cast(contextual_length, tf.int64)
-
-
-def checked_windows(attention_window: int, min_full_length: int, global_window: int) -> dict[str, int]:
-    """Returns the arguments by name. Raises ValueError as jagged_attention."""
-    lengths = dict(zip(WINDOWS, (attention_window, min_full_length, global_window)))
-    for name, length in lengths.items():
-        if length < 0:
-            raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
-    if global_window and not attention_window:
-        raise ValueError(
-            f"global_window = {global_window} needs an attention_window, got 0. Without a window, tokens see all keys."
-        )
-    return lengths
-
-
-def _rows(
-    row_splits, num_targets, contextual_length, attention_window, min_full_length, global_window, target_group_size
-) -> dict[str, Any]:
-    """Returns the arguments for rows and masks of both ops."""
-    lengths = checked_windows(attention_window, min_full_length, global_window)
-    if target_group_size < 1:
-        raise ValueError(f"target_group_size must be >= 1, got {target_group_size}. Use 1 for targets on their own.")
-    targets, contexts = num_targets is not None, contextual_lengths(contextual_length, row_splits)
-    return {
-        **lengths,
-        "target_group_size": target_group_size,
-        "contextual_lengths": tf.constant([], tf.int64) if contexts is None else contexts,
-        "row_splits": tf.cast(row_splits, tf.int64),
-        "targets": targets,
-        "num_targets": tf.cast(num_targets, tf.int64) if targets else tf.constant([], tf.int64),
-    }
-
-
-def _list_of(optional: tf.Tensor | None) -> list[tf.Tensor]:
-    """Returns an optional input in the form of the ops."""
-    return [] if optional is None else [tf.cast(optional, tf.int64)]
-
-
-def _bias(bias: RelativeBias | None) -> dict[str, Any]:
-    """Returns the arguments for the bias of both ops. Missing parts are empty."""
-    position_weights, time, times = bias if bias is not None else RelativeBias()
-    if (time is None) != (times is None):
-        raise ValueError("time and times of a RelativeBias must be given together, got only one of them.")
-    nothing, no_times = tf.constant([], tf.float32), tf.constant([], tf.int64)
-    if isinstance(time, TimeFunction) and time.kind not in TIME_FUNCTIONS:
-        raise ValueError(f"kind of a TimeFunction must be one of {TIME_FUNCTIONS}, got {time.kind!r}.")
-    kind, weights, thresholds = "none", nothing, no_times
-    if isinstance(time, TimeFunction):
-        kind, weights = time.kind, time.parameters
-    elif time is not None:
-        kind, weights, thresholds = "buckets", time.weights, time.thresholds
-    return {
-        "position": position_weights is not None,
-        "position_weights": nothing if position_weights is None else tf.cast(position_weights, tf.float32),
-        "time": kind,
-        "time_weights": tf.cast(weights, tf.float32),
-        "thresholds": thresholds,
-        "asks": no_times if times is None else times.asks,
-        "answers": no_times if times is None else times.answers,
-    }
-
-
-ATTRIBUTES = (*WINDOWS, "target_group_size", "targets", "position", "time")
-
-
-@tf.RegisterGradient("Fusedrec>JaggedAttention")
-def _jagged_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha", "dropout")}
-    attributes["time"] = attributes["time"].decode()
-    inputs, lists = op.inputs[:12], optional_inputs(op, 12)
-    found = library.fusedrec_jagged_attention_grad(grads, *inputs, *lists, **attributes)
-    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds, both times,
-    # contextual_lengths and perhaps query_splits and dropout_seed.
-    return [*found[:3], None, None, None, *found[3:], *(None for _ in op.inputs[8:])]
-
-
-def optional_inputs(op: tf.Operation, first: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the lists query_splits and dropout_seed, which are the inputs of an op from `first` on."""
-    middle = first + op.get_attr("num_query_splits")
-    return list(op.inputs[first:middle]), list(op.inputs[middle:])
-
-
-@tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
-def _bias_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in ATTRIBUTES}
-    attributes["time"] = attributes["time"].decode()
-    inputs, query_splits = op.inputs[:9], list(op.inputs[9:])
-    found = library.fusedrec_jagged_bias_attention_grad(grads, *inputs, query_splits, **attributes)
-    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds, both times, contextual_lengths
-    # and perhaps query_splits.
-    return [found[0], None, None, *found[1:], None, None, None, None, *(None for _ in query_splits)]
-
-
-tf.no_gradient("Fusedrec>JaggedAttentionGrad")
-tf.no_gradient("Fusedrec>JaggedBiasAttentionGrad")
-
-
-class OutputGate(NamedTuple):
-    """Gate and norm behind the attention: gate * norm(attention), or norm(gate * attention) with gate_first.
-
-    norm(x) = (x - mean) / sqrt(variance + epsilon) * weight + bias, over the columns of all heads, or of each head.
-    """
-
-    gate: tf.Tensor  # <type of the value>[Tq, H, Dv]
-    weight: tf.Tensor | None = None  # <float>[H * Dv]; None: 1
-    bias: tf.Tensor | None = None  # <float>[H * Dv]; None exactly when weight is
-    per_head: bool = False
-    gate_first: bool = False
-    epsilon: float = 1e-6
 
 
 def gated_attention(
@@ -378,10 +202,9 @@ def gated_attention(
     if (gate.weight is None) != (gate.bias is None):
         raise ValueError("weight and bias of an OutputGate must be given together, got only one of them.")
     weights = [tf.constant([], tf.float32) if w is None else tf.cast(w, tf.float32) for w in (gate.weight, gate.bias)]
-    inputs = attention_inputs(
-        query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
-        contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
-        global_window=global_window, target_group_size=target_group_size, dropout=dropout, dropout_seed=dropout_seed,
+    inputs = _attention_inputs(
+        query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
+        contextual_length, attention_window, min_full_length, global_window, target_group_size,
     )  # fmt: skip
     return library.fusedrec_gated_attention(
         gate=gate.gate,
@@ -394,26 +217,49 @@ def gated_attention(
     ).out
 
 
-@tf.RegisterGradient("Fusedrec>GatedAttention")
-def _gated_attention_gradient(op, grads, _):
-    attributes = {
-        name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha", "dropout", "per_head", "gate_first", "epsilon")
-    }
-    attributes["time"] = attributes["time"].decode()
-    inputs, lists = op.inputs[:15], optional_inputs(op, 15)
-    found = library.fusedrec_gated_attention_grad(grads, op.outputs[1], *inputs, *lists, **attributes)
-    # Inputs: gate, norm_weight, norm_bias, then the inputs of JaggedAttention.
-    return [*found[:6], None, None, None, *found[6:], *(None for _ in op.inputs[11:])]
+def bias_attention(
+    value: tf.Tensor,
+    row_splits: tf.Tensor,
+    *,
+    bias: RelativeBias,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int | tf.Tensor = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+    global_window: int = 0,
+    target_group_size: int = 1,
+    query_splits: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """out_i = [sum_j position_ij visible_ij value_j | sum_j time_ij visible_ij value_j], in each row and head.
 
+    The channels of FuXi: the parts of the bias are the maps, the same for all heads, without SiLU and without divisor.
+    Masks, memory and determinism as in jagged_attention. Differentiable in value and the weights of the bias; once.
 
-tf.no_gradient("Fusedrec>GatedAttentionGrad")
+    Args:
+      value: <float32, bfloat16 or float16>[T, H, Dv].
+      bias: one or both parts.
+      row_splits, num_targets, contextual_length, attention_window, min_full_length, global_window, target_group_size,
+        query_splits: as in jagged_attention.
 
+    Returns:
+      <type of value>[Tq, H, 2 * Dv], in each head the position channel, then the time channel; [Tq, H, Dv] when the
+      bias has one part.
 
-class SequenceTimes(NamedTuple):
-    """Times of each token: when it asks, and when it happened."""
+    Raises:
+      ValueError: as in jagged_attention, or bias has no part.
+      InvalidArgumentError: as in jagged_attention.
 
-    asks: tf.Tensor  # <int64>[T], seconds; [Tq] beside query_splits
-    answers: tf.Tensor  # <int64>[T], seconds
+    Source: Ye et al., FuXi-alpha, section 3 (adaptive multi-channel self-attention); FuXi-beta.
+    """
+    if bias.position_weights is None and bias.time is None:
+        raise ValueError("bias must have position_weights, time, or both, got neither.")
+    return library.fusedrec_jagged_bias_attention(
+        value=value,
+        **_row_inputs(
+            row_splits, bias, query_splits, num_targets, contextual_length, attention_window, min_full_length,
+            global_window, target_group_size,
+        ),
+    )  # fmt: skip
 
 
 def sequence_times(
@@ -457,3 +303,128 @@ def _check_times(name: str, times: tf.RaggedTensor) -> None:
         raise ValueError(f"{name} must be a RaggedTensor [B,(L)], got {type(times).__name__}.")
     if times.dtype != tf.int64:
         raise ValueError(f"{name} must be int64 seconds, got {times.dtype.name}. Cast with tf.cast(x, tf.int64).")
+
+
+def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor | None:
+    """Returns the number of context tokens of each row, <int64>[B], from one number or <int>[B]; None for 0."""
+    if isinstance(contextual_length, (int, np.integer)):
+        if contextual_length < 0:
+            raise ValueError(f"contextual_length must be >= 0, got {contextual_length}. Use 0 for none.")
+        if contextual_length == 0:
+            return None
+        return tf.fill([tf.size(row_splits) - 1], tf.constant(contextual_length, tf.int64))
+    return tf.cast(contextual_length, tf.int64)
+
+
+def checked_windows(attention_window: int, min_full_length: int, global_window: int) -> dict[str, int]:
+    """Returns the arguments by name. Raises ValueError as jagged_attention."""
+    lengths = dict(zip(WINDOWS, (attention_window, min_full_length, global_window)))
+    for name, length in lengths.items():
+        if length < 0:
+            raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
+    if global_window and not attention_window:
+        raise ValueError(
+            f"global_window = {global_window} needs an attention_window, got 0. Without a window, tokens see all keys."
+        )
+    return lengths
+
+
+def _attention_inputs(
+    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, dropout, dropout_seed, *masks
+) -> dict[str, Any]:  # fmt: skip
+    """Returns inputs and attributes of JaggedAttention."""
+    if not 0 <= dropout < 1 or (dropout > 0) != (dropout_seed is not None):
+        raise ValueError(
+            "dropout must be >= 0 and < 1, with dropout_seed exactly where it is > 0, "
+            f"got {dropout} and {dropout_seed}."
+        )
+    return {
+        **_row_inputs(row_splits, bias or RelativeBias(), query_splits, *masks),
+        "query": query, "key": key, "value": value, "alpha": alpha,
+        "scale": tf.cast(scale, tf.float32) / (1.0 - dropout), "dropout": dropout,
+        "dropout_seed": [] if dropout_seed is None else [tf.cast(dropout_seed, tf.int64)],
+    }  # fmt: skip
+
+
+def _row_inputs(
+    row_splits, bias: RelativeBias, query_splits, num_targets, contextual_length, attention_window, min_full_length,
+    global_window, target_group_size,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the inputs and attributes for rows, masks and bias of all ops. Missing inputs are empty."""
+    windows = checked_windows(attention_window, min_full_length, global_window)
+    if target_group_size < 1:
+        raise ValueError(f"target_group_size must be >= 1, got {target_group_size}. Use 1 for targets on their own.")
+    position_weights, time, times = bias
+    if (time is None) != (times is None):
+        raise ValueError("time and times of a RelativeBias must be given together, got only one of them.")
+    no_weights, no_integers = tf.constant([], tf.float32), tf.constant([], tf.int64)
+    form, time_weights, thresholds = "none", no_weights, no_integers
+    if isinstance(time, TimeFunction):
+        if time.kind not in TIME_FUNCTIONS:
+            raise ValueError(f"kind of a TimeFunction must be one of {TIME_FUNCTIONS}, got {time.kind!r}.")
+        form, time_weights = time.kind, time.parameters
+    elif time is not None:
+        form, time_weights, thresholds = "buckets", time.weights, time.thresholds
+    contexts = contextual_lengths(contextual_length, row_splits)
+    return {
+        **windows,
+        "target_group_size": target_group_size,
+        "contextual_lengths": no_integers if contexts is None else contexts,
+        "row_splits": tf.cast(row_splits, tf.int64),
+        "targets": num_targets is not None,
+        "num_targets": no_integers if num_targets is None else tf.cast(num_targets, tf.int64),
+        "position": position_weights is not None,
+        "position_weights": no_weights if position_weights is None else tf.cast(position_weights, tf.float32),
+        "time": form,
+        "time_weights": tf.cast(time_weights, tf.float32),
+        "thresholds": thresholds,
+        "asks": no_integers if times is None else times.asks,
+        "answers": no_integers if times is None else times.answers,
+        "query_splits": [] if query_splits is None else [tf.cast(query_splits, tf.int64)],
+    }
+
+
+def _register_gradient(
+    name: str, gradient_op: str, inputs: Sequence[str], trained: Sequence[str], more: Sequence[str] = ()
+) -> None:
+    """Registers the op that returns gradients of the trained inputs, in their order.
+
+    Args:
+      name: The op.
+      gradient_op: Wrapper of its gradient op, of the gradient, the kept outputs, and the inputs and attributes of
+        `name`.
+      inputs: The inputs before the lists query_splits and, with dropout, dropout_seed.
+      trained: The differentiable inputs.
+      more: Attributes in addition to those of masks and bias.
+    """
+
+    @tf.RegisterGradient(f"Fusedrec>{name}")
+    def gradient(op, grads, *_):
+        names = (*WINDOWS, "target_group_size", "targets", "position", "time", *more)
+        attributes = {attribute: op.get_attr(attribute) for attribute in names}
+        attributes["time"] = attributes["time"].decode()
+        count = len(inputs)
+        seed = count + op.get_attr("num_query_splits")
+        lists = [list(op.inputs[count:seed]), *([list(op.inputs[seed:])] if "dropout" in more else [])]
+        results = getattr(library, gradient_op)(grads, *op.outputs[1:], *op.inputs[:count], *lists, **attributes)
+        by_name = dict(zip(trained, results if len(trained) > 1 else [results]))
+        return [*(by_name.get(name) for name in inputs), *(None for _ in op.inputs[count:])]
+
+    tf.no_gradient(f"Fusedrec>{name}Grad")
+
+
+_BIAS = ("position_weights", "time_weights")
+_ROWS = (*_BIAS, "thresholds", "asks", "answers", "contextual_lengths")
+_TOKENS, _GATE = ("query", "key", "value"), ("gate", "norm_weight", "norm_bias")
+_ATTENTION = (*_TOKENS, "row_splits", "num_targets", "scale", *_ROWS)
+_register_gradient(
+    "JaggedAttention", "fusedrec_jagged_attention_grad", _ATTENTION, (*_TOKENS, *_BIAS), ("alpha", "dropout")
+)
+_register_gradient(
+    "JaggedBiasAttention", "fusedrec_jagged_bias_attention_grad", ("value", "row_splits", "num_targets", *_ROWS),
+    ("value", *_BIAS),
+)  # fmt: skip
+_register_gradient(
+    "GatedAttention", "fusedrec_gated_attention_grad", (*_GATE, *_ATTENTION), (*_GATE, *_TOKENS, *_BIAS),
+    ("alpha", "dropout", "per_head", "gate_first", "epsilon"),
+)  # fmt: skip

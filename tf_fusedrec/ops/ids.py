@@ -1,6 +1,7 @@
-"""Steps 3 and 5 of 7 (docs/concepts.md): sorts unique ids by owner into one message, which the owner reads.
+"""Ops on the ids of a batch: fuse, remove duplicates, route to owners, share among micro-batches, cluster samples.
 
-Pure functions of the ids; they know nothing of tables or networks. exchange/routing.py carries the message.
+Pure functions of the ids; they know nothing of tables or networks. exchange/routing.py sends the messages. Ids are any
+int64.
 """
 
 from __future__ import annotations
@@ -10,6 +11,24 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
+
+
+class FusedIds(NamedTuple):
+    """Ids of all features of a group."""
+
+    ids: tf.Tensor  # <int64>[N], features in the order of the arguments
+    segment_splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
+    bag_splits: tf.Tensor  # <int64>[G+1], ids that are pooled into one row
+    bag_scale: tf.Tensor  # <float32>[G], factor of the sum of a bag's rows
+    feature_bags: tf.Tensor  # <int64>[F], bags of each feature
+
+
+class UniqueIds(NamedTuple):
+    """Distinct ids of a fused group."""
+
+    ids: tf.Tensor  # <int64>[U], grouped by segment, in order of first occurrence
+    splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
+    inverse: tf.Tensor  # <int32>[N], ids[inverse[n]] is the n-th input id
 
 
 class RankedIds(NamedTuple):
@@ -30,80 +49,30 @@ class ReceivedIds(NamedTuple):
     id_splits: tf.Tensor  # <int32>[R], ids received from each source
 
 
-def rank_partition(
-    unique_ids: tf.Tensor,
-    unique_splits: tf.Tensor,
-    *,
-    num_ranks: int,
-    owner: str = "hash_range",
-    id_bits: int = 64,
-    segment_names: Sequence[str] = (),
-) -> RankedIds:
-    """Packs unique ids into one message per owner rank (FusedRec, section 3, "Embedding Route").
+class WindowIds(NamedTuple):
+    """Distinct ids of all M pieces of a batch, numbered by first occurrence, one piece after another."""
 
-    Args:
-      unique_ids: <int64>[U], grouped by segment.
-      unique_splits: <int64>[S+1], segment bounds inside unique_ids.
-      num_ranks: R.
-      owner: which rank owns an id: "hash_range" (the range of its 64-bit mix) or "tfra" (TFRA's default
-        partition function, on which its files depend).
-      id_bits: ids must lie in [0, 2^id_bits); 64 admits every int64.
-      segment_names: names of the segments for error messages; empty or one per segment.
-
-    Returns:
-      RankedIds. The sort is stable: inside an owner's block, ids keep the order of unique_ids.
-
-    Raises:
-      InvalidArgumentError: splits are wrong, or an id does not fit id_bits (the message names its segment).
-
-    Example (R = 2, S = 2, owner = id mod 2):
-      unique ids     7 4 3 | 3 8          splits 0 3 5
-      message        1 1 4 8 | 2 1 7 3 3  send_splits 4 5, id_splits 2 3
-      restore        2 0 3 | 4 1
-    """
-    return RankedIds(
-        *library.fusedrec_rank_partition(
-            unique_ids=unique_ids,
-            unique_splits=unique_splits,
-            num_ranks=num_ranks,
-            owner=owner,
-            id_bits=id_bits,
-            segment_names=list(segment_names),
-        )
-    )
+    new: list[tuple[tf.Tensor, tf.Tensor]]  # by piece, ids that no earlier piece has <int64>[n], splits <int64>[S+1]
+    numbers: list[tf.Tensor]  # <int32>[u] of each piece, number of each of its distinct ids
+    last: tf.Tensor  # <int32>[U], last piece that has the id
 
 
-def unpack_message(message: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int) -> ReceivedIds:
-    """Reads the messages of rank_partition at the owner and sorts the ids of all sources by segment.
+class WindowRoute(NamedTuple):
+    """The rows that the pieces of the requesting rank read, and the gradients that leave with each piece."""
 
-    Args:
-      message: <int64>[V + R * S], blocks in source rank order, not padded.
-      received_splits: <int32>[R], entries of each source's block, header included.
-      num_segments: S.
-
-    Returns:
-      ReceivedIds.
-
-    Raises:
-      InvalidArgumentError: a header does not agree with its block; the message names the source rank.
-    """
-    return ReceivedIds(
-        *library.fusedrec_unpack_message(message=message, received_splits=received_splits, num_segments=num_segments)
-    )
+    rows: list[tf.Tensor]  # <int32>[u], row of each distinct id of a piece among the rows of all pieces up to it
+    marks: tf.Tensor  # <int64>[Q], message with the last piece of each id, blocks [count | words] by owner
+    marks_splits: tf.Tensor  # <int32>[R], entries of each block
+    term_index: list[tf.Tensor]  # <int32>[k], ids whose gradients are summed, by place in all pieces
+    term_splits: list[tf.Tensor]  # <int64>[e+1], the sum g is of term_index[term_splits[g]:term_splits[g+1]]
+    gradient_splits: list[tf.Tensor]  # <int32>[R], sums that leave with a piece for each owner
 
 
-tf.no_gradient("Fusedrec>RankPartition")
-tf.no_gradient("Fusedrec>UnpackMessage")
+class WindowGradients(NamedTuple):
+    """The gradients that arrive at the owner with each piece."""
 
-
-class FusedIds(NamedTuple):
-    """Ids of all features of a group."""
-
-    ids: tf.Tensor  # <int64>[N], features in the order given
-    segment_splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
-    bag_splits: tf.Tensor  # <int64>[G+1], ids that are pooled into one row
-    bag_scale: tf.Tensor  # <float32>[G], factor of the sum of a bag's rows
-    feature_bags: tf.Tensor  # <int64>[F], bags of each feature
+    trained: list[tuple[tf.Tensor, tf.Tensor]]  # message <int64>[e + R * S] of their ids, its splits <int32>[R]
+    rows: list[tf.Tensor]  # <int32>[e], place of each id among the ids of all messages
 
 
 def fuse_ids(
@@ -127,44 +96,24 @@ def fuse_ids(
       bag_sizes: Ids in a bag of each feature. 1 pools nothing. 0 makes each row of row_splits a bag.
       combiners: "sum", "mean" or "sqrtn", one per feature.
 
-    Returns:
-      FusedIds.
-
     Raises:
-      InvalidArgumentError: row_splits of a feature do not run from 0 to n_f without decreasing. The message names the
-        feature.
+      InvalidArgumentError: row_splits of a feature, which the message names, do not run from 0 to n_f.
     """
     ragged = sorted(row_splits)
     return FusedIds(
         *library.fusedrec_fuse_ids(
-            ids=list(ids),
-            row_splits=[row_splits[f] for f in ragged],
-            segments=list(segments),
-            num_segments=num_segments,
-            ragged_features=ragged,
-            feature_names=list(feature_names),
-            bag_sizes=list(bag_sizes),
-            combiners=list(combiners),
+            ids=list(ids), row_splits=[row_splits[f] for f in ragged], segments=list(segments),
+            num_segments=num_segments, ragged_features=ragged, feature_names=list(feature_names),
+            bag_sizes=list(bag_sizes), combiners=list(combiners),
         )
-    )
-
-
-tf.no_gradient("Fusedrec>FuseIds")
-
-
-class UniqueIds(NamedTuple):
-    """Distinct ids of a fused group."""
-
-    ids: tf.Tensor  # <int64>[U], grouped by segment, in order of first occurrence
-    splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
-    inverse: tf.Tensor  # <int32>[N], ids[inverse[n]] is the n-th input id
+    )  # fmt: skip
 
 
 def segment_unique(ids: tf.Tensor, segment_splits: tf.Tensor) -> UniqueIds:
     """Removes duplicate ids inside each segment (FusedRec, section 3, "Embedding Deduplication").
 
     Args:
-      ids: <int64>[N]. Any value; negative ids are ordinary ids.
+      ids: <int64>[N].
       segment_splits: <int64>[S+1]. Segment s is ids[segment_splits[s]:segment_splits[s+1]].
 
     Returns:
@@ -181,22 +130,73 @@ def segment_unique(ids: tf.Tensor, segment_splits: tf.Tensor) -> UniqueIds:
     return UniqueIds(*library.fusedrec_segment_unique(ids=ids, segment_splits=segment_splits))
 
 
-tf.no_gradient("Fusedrec>SegmentUnique")
+def rank_partition(
+    unique_ids: tf.Tensor,
+    unique_splits: tf.Tensor,
+    *,
+    num_ranks: int,
+    owner: str = "hash_range",
+    id_bits: int = 64,
+    segment_names: Sequence[str] = (),
+) -> RankedIds:
+    """Packs unique ids into one message per owner rank (FusedRec, section 3, "Embedding Route").
+
+    Args:
+      unique_ids: <int64>[U], grouped by segment.
+      unique_splits: <int64>[S+1], segment bounds inside unique_ids.
+      num_ranks: R.
+      owner: The rule of ownership: "hash_range" (the range of the id's 64-bit mix) or "tfra" (TFRA's default partition
+        function, on which its files depend).
+      id_bits: Ids must be in [0, 2^id_bits); 64 admits every int64.
+      segment_names: Names of the segments for error messages; empty or one per segment.
+
+    Returns:
+      RankedIds. The sort is stable: inside an owner's block, ids keep the order of unique_ids.
+
+    Raises:
+      InvalidArgumentError: Splits are wrong, or an id does not fit id_bits (the message names its segment).
+
+    Example (R = 2, S = 2, owner = id mod 2):
+      unique ids     7 4 3 | 3 8          splits 0 3 5
+      message        1 1 4 8 | 2 1 7 3 3  send_splits 4 5, id_splits 2 3
+      restore        2 0 3 | 4 1
+    """
+    return RankedIds(
+        *library.fusedrec_rank_partition(
+            unique_ids=unique_ids, unique_splits=unique_splits, num_ranks=num_ranks, owner=owner, id_bits=id_bits,
+            segment_names=list(segment_names),
+        )
+    )  # fmt: skip
+
+
+def unpack_message(message: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int) -> ReceivedIds:
+    """Reads the messages of rank_partition at the owner and sorts the ids of all sources by segment.
+
+    Args:
+      message: <int64>[V + R * S], blocks in source rank order, not padded.
+      received_splits: <int32>[R], entries of each source's block, header included.
+      num_segments: S.
+
+    Raises:
+      InvalidArgumentError: A header disagrees with its block; the message names the source rank.
+    """
+    return ReceivedIds(
+        *library.fusedrec_unpack_message(message=message, received_splits=received_splits, num_segments=num_segments)
+    )
 
 
 def join_messages(messages: Sequence[tf.Tensor], splits: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Joins messages. Each rank's block holds its blocks of all messages, in their order.
+    """Joins messages for one all-to-all. Each rank's block consists of its blocks of all messages, in their order.
 
     Args:
-      messages: L tensors <int64>[P_i], blocks for each rank as rank_partition makes them. Entries behind the last block
-        are padding.
+      messages: L tensors <int64>[P_i], blocks for each rank as rank_partition makes them. The rest is padding.
       splits: L tensors <int32>[R], entries of each block.
 
     Returns:
       joined <int64>[P], padded with zeros to a bucketed size, and the entries of each joined block <int32>[R].
 
     Raises:
-      InvalidArgumentError: messages for other numbers of ranks; splits that do not lie in their message, by index.
+      InvalidArgumentError: Numbers of ranks differ, or splits exceed their message, by index.
 
     Example, R = 2, one table per lookup:
       messages  1 7 | 2 5 9     2 4 4 | 0
@@ -219,7 +219,7 @@ def split_messages(
       L messages <int64>[V_i + R * S_i], not padded, and the entries of each of their blocks, L times <int32>[R].
 
     Raises:
-      InvalidArgumentError: a header does not agree with its block. The message names the source rank and the lookup.
+      InvalidArgumentError: A header disagrees with its block. The message names the source rank and the lookup.
     """
     parts, lengths = library.fusedrec_split_messages(
         message=message, splits=splits, num_messages=len(segments), segments=list(segments)
@@ -227,58 +227,30 @@ def split_messages(
     return parts, lengths
 
 
-tf.no_gradient("Fusedrec>JoinMessages")
-tf.no_gradient("Fusedrec>SplitMessages")
-
-
-class WindowIds(NamedTuple):
-    """Distinct ids of all M pieces of a batch, numbered by first occurrence, one piece after another."""
-
-    new: list[tuple[tf.Tensor, tf.Tensor]]  # ids of each piece that no piece before holds <int64>[n], splits [S+1]
-    numbers: list[tf.Tensor]  # <int32>[u] of each piece, number of each of its distinct ids
-    last: tf.Tensor  # <int32>[U], last piece that holds the id
-
-
-class WindowRoute(NamedTuple):
-    """The rows that the pieces of the asking rank read, and the gradients that leave with each piece."""
-
-    rows: list[tf.Tensor]  # <int32>[u], row of each distinct id of a piece among the rows of all pieces up to it
-    marks: tf.Tensor  # <int64>[Q], message with the last piece of each id, blocks [count | words] by owner
-    marks_splits: tf.Tensor  # <int32>[R], entries of each block
-    term_index: list[tf.Tensor]  # <int32>[k], ids whose gradients are summed, by place in all pieces
-    term_splits: list[tf.Tensor]  # <int64>[e+1], the sum g is of term_index[term_splits[g]:term_splits[g+1]]
-    gradient_splits: list[tf.Tensor]  # <int32>[R], sums that leave with a piece for each owner
-
-
-class WindowGradients(NamedTuple):
-    """The gradients that come to the owner with each piece."""
-
-    trained: list[tuple[tf.Tensor, tf.Tensor]]  # message <int64>[e + R * S] of their ids, its splits <int32>[R]
-    rows: list[tf.Tensor]  # <int32>[e], place of each id among the ids of all messages
+# Rows that several micro-batches (pieces) of a batch share. A row leaves its owner with the first piece that has its
+# id. Its gradient, a sum over pieces, leaves the requesting rank with the last one.
 
 
 def window_unique(pieces: Sequence[UniqueIds]) -> WindowIds:
-    """Finds the ids of each piece that no piece before holds, and the last piece that holds each id.
+    """Finds the ids of each piece that no earlier piece has, in the piece's order, and the last piece of each id.
 
     Args:
       pieces: M results of segment_unique for the same tables.
 
-    Returns:
-      WindowIds. New ids keep the order of their piece.
-
     Raises:
-      InvalidArgumentError: splits that do not bound the ids of their piece, or bound other numbers of segments.
+      InvalidArgumentError: Splits do not bound the ids of their piece, or numbers of segments differ.
 
     Example, S = 1:
       ids 7 5 | 5 9    ->  new ids 7 5 | 9    numbers 0 1 | 1 2    last 0 1 1
     """
-    ids, splits = [piece.ids for piece in pieces], [piece.splits for piece in pieces]
-    new_ids, new_splits, numbers, last = library.fusedrec_window_unique(ids=ids, id_splits=splits)
+    new_ids, new_splits, numbers, last = library.fusedrec_window_unique(
+        ids=[piece.ids for piece in pieces], id_splits=[piece.splits for piece in pieces]
+    )
     return WindowIds(list(zip(new_ids, new_splits)), numbers, last)
 
 
 def window_route(ids: WindowIds, ranked: Sequence[RankedIds], *, num_segments: int) -> WindowRoute:
-    """Plans a window on the rank that asks.
+    """Plans a window on the requesting rank.
 
     Args:
       ids: The result of window_unique.
@@ -286,18 +258,14 @@ def window_route(ids: WindowIds, ranked: Sequence[RankedIds], *, num_segments: i
       num_segments: S.
 
     Raises:
-      InvalidArgumentError: arguments that do not belong to the same ids; the message names the first wrong entry.
+      InvalidArgumentError: The arguments do not belong to the same ids; the message names the first wrong entry.
     """
     return WindowRoute(
         *library.fusedrec_window_route(
-            messages=[one.message for one in ranked],
-            splits=[one.send_splits for one in ranked],
-            restore=[one.restore for one in ranked],
-            numbers=ids.numbers,
-            last=ids.last,
-            num_segments=num_segments,
+            messages=[piece.message for piece in ranked], splits=[piece.send_splits for piece in ranked],
+            restore=[piece.restore for piece in ranked], numbers=ids.numbers, last=ids.last, num_segments=num_segments,
         )
-    )
+    )  # fmt: skip
 
 
 def window_gradients(
@@ -318,39 +286,29 @@ def window_gradients(
       num_segments: S.
 
     Raises:
-      InvalidArgumentError: headers or marks that do not agree with their blocks. The message names the source rank.
+      InvalidArgumentError: Headers or marks disagree with their blocks. The message names the source rank.
     """
     trained, trained_splits, rows = library.fusedrec_window_gradients(
-        messages=list(messages),
-        splits=list(splits),
-        marks=marks,
-        marks_splits=marks_splits,
-        num_segments=num_segments,
+        messages=list(messages), splits=list(splits), marks=marks, marks_splits=marks_splits, num_segments=num_segments
     )
     return WindowGradients(list(zip(trained, trained_splits)), rows)
-
-
-tf.no_gradient("Fusedrec>WindowUnique")
-tf.no_gradient("Fusedrec>WindowRoute")
-tf.no_gradient("Fusedrec>WindowGradients")
 
 
 def cluster_samples(
     ids: Sequence[tf.Tensor], row_splits: Sequence[tf.Tensor], sizes: tf.Tensor, *, tables: Sequence[int]
 ) -> tf.Tensor:
-    """Orders samples, micro-batch by micro-batch (NestPipe, section V.C; custom_ops/cluster_samples says how).
+    """Orders samples so that micro-batches share few ids (NestPipe, section V.C; see custom_ops/cluster_samples).
 
-    Each micro-batch has nearly its share of the ids, and few ids are in several micro-batches. The order is a function
-    of the arguments alone, the same on every machine.
+    Each micro-batch has nearly its share of the ids. The order is the same on every machine.
 
     Args:
-      ids: F tensors <int64>[n_f], any values, sample by sample.
-      row_splits: F tensors <int64>[B+1]. Sample b holds ids[row_splits[b]:row_splits[b+1]].
+      ids: F tensors <int64>[n_f], sample by sample.
+      row_splits: F tensors <int64>[B+1]. Sample b has ids[row_splits[b]:row_splits[b+1]].
       sizes: <int64>[M], samples of each micro-batch, >= 0, with sum B.
       tables: [F] numbers. Equal ids of features with equal numbers mean one row.
 
     Returns:
-      order: <int64>[B], numbers of the samples. They ascend within a micro-batch.
+      order: <int64>[B], numbers of the samples, micro-batch by micro-batch, ascending within one.
 
     Raises:
       InvalidArgumentError: row_splits do not describe their ids; features differ in their number of samples; sizes do
@@ -364,4 +322,8 @@ def cluster_samples(
     )
 
 
-tf.no_gradient("Fusedrec>ClusterSamples")
+for _op in (
+    "FuseIds", "SegmentUnique", "RankPartition", "UnpackMessage", "JoinMessages", "SplitMessages", "WindowUnique",
+    "WindowRoute", "WindowGradients", "ClusterSamples",
+):  # fmt: skip
+    tf.no_gradient(f"Fusedrec>{_op}")

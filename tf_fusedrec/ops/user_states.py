@@ -1,8 +1,7 @@
 """A cache of user states as a TensorFlow resource: what a server keeps of a user's history between requests.
 
 A state has tokens of several parts, for example keys and values by layer, and parts of the user, which each write
-replaces. custom_ops/user_states/user_states.h has the design. Inside a tf.function TensorFlow runs the calls on one
-cache in program order. Concurrent calls of the function, of one user too, are safe.
+replaces. custom_ops/user_states/user_states.h has the design. Concurrent calls are safe, also for one user.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 
-_STATE_BYTES = 256  # beside pages and parts of the user: UserStates::kStateBytes
+_STATE_BYTES = 256  # in addition to pages and parts of the user: UserStates::kStateBytes
 
 
 class StateParts(NamedTuple):
@@ -41,15 +40,15 @@ class UserStatesStatistics(NamedTuple):
     hits: int  # users whose state a find returned
     misses: int
     writes: int  # that took effect
-    outrun: int  # appends to a state that has left or changed
-    no_room: int  # writes and reads of the file for which running requests held too much memory
-    evictions: int  # states that left memory for others, to the file too
+    outrun: int  # appends to a state that was evicted or changed
+    no_room: int  # writes and reads of the file for which running requests used too much memory
+    evictions: int  # states that left memory for others, also to the file
     expirations: int
     tier_states: int  # in the file
     tier_bytes: int  # pages in the file, and what stays in memory of their states
-    tier_hits: int  # states that came back from the file
-    tier_evictions: int  # states that left the file for others, or found no room in it
-    tier_failures: int  # states that the disk did not take, or lost
+    tier_hits: int  # states read from the file
+    tier_evictions: int  # states that left the file for others, or did not fit in it
+    tier_failures: int  # states that the disk refused or lost
 
 
 def user_states(
@@ -65,17 +64,14 @@ def user_states(
 
     Args:
       parts: Parts of a token and of a user.
-      max_bytes: Limit of the memory. The state used least recently leaves first.
+      max_bytes: Limit of the memory, at least one page. The state used least recently is evicted first.
       page_tokens: Tokens of a page. A state takes whole pages.
-      ttl: Seconds without use after which a state leaves; 0 for never.
+      ttl: Seconds without use after which a state is removed; 0 for never.
       shared_name: Name of the resource. It lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
       anonymous: True if each call makes a new cache, which lives as long as its handle.
 
     Returns:
       <resource>[].
-
-    Raises:
-      InvalidArgumentError: A size is out of range, or max_bytes does not hold one page.
     """
     return library.fusedrec_user_states(
         max_bytes=max_bytes, page_tokens=page_tokens, ttl=ttl, shared_name=shared_name, anonymous=anonymous,
@@ -86,17 +82,14 @@ def user_states(
 def user_states_find(
     states: tf.Tensor, users: tf.Tensor, version: tf.Tensor, now: tf.Tensor, *, parts: StateParts
 ) -> FoundStates:
-    """Reads the states of users, each as it was at one moment. A find is a use.
+    """Reads the states of users, each as it was at one moment. A find counts as a use.
 
     Args:
       states: <resource>[].
-      users: <int64>[B], any value. A user may come several times.
+      users: <int64>[B], any value. Users may repeat.
       version: <int64>[], version of the model. States of other versions are not found.
       now: <int64>[], time in seconds.
       parts: Parts of the cache.
-
-    Raises:
-      InvalidArgumentError: `parts` are not the parts of the cache.
     """
     return FoundStates(
         *library.fusedrec_user_states_find(states=states, users=users, version=version, now=now, **_attributes(parts))
@@ -128,11 +121,11 @@ def user_states_write(
       of_users: <dtype>[B, columns] for each part of a user.
 
     Returns:
-      <bool>[B], False where another request was quicker, the state has left, or running requests hold too much memory.
+      <bool>[B], False where another request was quicker, the state was evicted, or running requests use too much
+      memory.
 
     Raises:
-      InvalidArgumentError: Sizes or parts do not fit.
-      ResourceExhaustedError: A state alone is larger than max_bytes. The other users are written.
+      ResourceExhaustedError: One state is larger than max_bytes. The other users are written.
     """
     return library.fusedrec_user_states_write(
         states=states, users=users, version=version, now=now, revisions=revisions, row_splits=row_splits,
@@ -146,22 +139,18 @@ def user_states_drop(states: tf.Tensor, version: tf.Tensor | int) -> tf.Tensor:
 
 
 def user_states_spill(states: tf.Tensor, tier_folder: tf.Tensor | str, tier_bytes: tf.Tensor | int) -> tf.Tensor:
-    """Opens a file for the states that leave memory. A find brings them back, with the same bytes.
+    """Opens a file for the states evicted from memory. A find reads them back, with the same bytes.
 
-    The file has no name and is gone with the process, so processes with one folder have separate files. A full disk and
-    a damaged page cost a state, which is computed again, and no error.
+    The file has no name and ends with the process, so processes with one folder have separate files. A full disk or a
+    damaged page loses a state, which is computed again, and raises no error.
 
     Args:
       states: <resource>[], without a file.
       tier_folder: <string>[], a folder that the process can write.
-      tier_bytes: <int64>[], limit of the file, and of what stays in memory of its states.
+      tier_bytes: <int64>[], limit of the file, and of what stays in memory of its states; at least one page.
 
     Returns:
       tier_bytes.
-
-    Raises:
-      InvalidArgumentError: The folder cannot be written, or tier_bytes does not hold one page.
-      FailedPreconditionError: The cache has a file.
     """
     return library.fusedrec_user_states_spill(states=states, tier_folder=tier_folder, tier_bytes=tier_bytes)
 
@@ -172,13 +161,13 @@ def user_states_statistics(states: tf.Tensor) -> tf.Tensor:
 
 
 def user_state_bytes(parts: StateParts, tokens: int, page_tokens: int = 64) -> int:
-    """Returns the bytes that a state of so many tokens takes of max_bytes."""
-    of_token, of_user = (sum(tf.as_dtype(dtype).size * columns for dtype, columns in kind) for kind in parts)
+    """Returns the bytes of max_bytes that a state of `tokens` tokens uses."""
+    of_token, of_user = (sum(tf.as_dtype(dtype).size * columns for dtype, columns in part) for part in parts)
     return -(-tokens // page_tokens) * page_tokens * of_token + of_user + _STATE_BYTES
 
 
 def _attributes(parts: StateParts) -> dict[str, list]:
     attributes: dict[str, list] = {}
-    for kind, of_kind in (("token", parts.of_token), ("user", parts.of_user)):
-        attributes |= {f"{kind}_types": [dtype for dtype, _ in of_kind], f"{kind}_columns": [n for _, n in of_kind]}
+    for name, part in (("token", parts.of_token), ("user", parts.of_user)):
+        attributes |= {f"{name}_types": [dtype for dtype, _ in part], f"{name}_columns": [n for _, n in part]}
     return attributes

@@ -86,7 +86,7 @@ class _Table(tf.saved_model.experimental.TrackableResource):
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = routing.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
-        found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
+        found = ops.table_read(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
         return found[: tf.size(ids)]
 
     # TensorFlow calls the methods below when it loads a SavedModel. Nothing destroys the table: it lives as long as the

@@ -110,7 +110,7 @@ class NativeTable(NativeContents):
             return self.refresh(message, splits, self.look_ahead(message, splits))
         if training:
             return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
-        return InferenceRows(ops.table_find(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
+        return InferenceRows(ops.table_read(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
         if self.place is places.DEVICE:  # it reads nothing ahead, and its ids are on the device
@@ -118,7 +118,7 @@ class NativeTable(NativeContents):
         return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
-        return ops.table_refresh(self._handle, message, splits, rows_ahead, dim=self._dim)
+        return ops.table_lookup(self._handle, message, splits, rows_ahead, dim=self._dim)
 
     def lookup_shared(
         self,
@@ -127,8 +127,9 @@ class NativeTable(NativeContents):
         trained: tuple[tf.Tensor, tf.Tensor],
         rows_ahead: ops.RowsAhead | None,
     ) -> ops.TableRows:
-        rows = ops.table_peek(self._handle, message, splits, rows_ahead, dim=self._dim, dtype=self._dtype)
-        return ops.TableRows(rows, *ops.table_touch(self._handle, *trained))
+        form = {"dim": self._dim, "dtype": self._dtype}
+        rows = ops.table_read(self._handle, message, splits, rows_ahead, as_training=True, **form)
+        return ops.table_lookup(self._handle, *trained, with_rows=False, **form)._replace(rows=rows)
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         ops.table_prefetch(self._handle, message, splits)

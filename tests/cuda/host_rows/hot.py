@@ -121,11 +121,11 @@ def run_traffic():
     train_on(others, 0, 4, 4)
     train_on(frequent, 8, 0, 0)
     message = np.array([8, 0, *frequent]), np.array([8 + SEGMENTS], np.int32)
-    rows = side.call(ops.table_find, *message, dim=DIM, dtype=tf.float32)
+    rows = side.call(ops.table_read, *message, dim=DIM, dtype=tf.float32)
     same(rows[:8], np.full([8, DIM], SGD["a"] - 3 * 0.5, np.float32), "rows of an inference lookup")
     expected[2] += (4 + 8 + 8) * record  # the others, the pool, the batch
     same(side.call(traffic_of)[0], expected, "traffic after an inference lookup")
-    side.call(ops.table_find, *message, dim=DIM, dtype=tf.float32)
+    side.call(ops.table_read, *message, dim=DIM, dtype=tf.float32)
     same(side.call(traffic_of)[0], expected, "traffic after another one: host memory is up to date")
     # The others become more frequent: four of them take slots.
     train_on(others, 0, 4, 0)
@@ -148,7 +148,7 @@ def run_untrained():
             update(sides, both, received, random, step, tf.float32)
     assert sides[1].call(traffic_of)[0, 0] == 8, "the pool has both batches"
     message, splits, _ = pack([[frequent, *[[]] * (SEGMENTS - 1)]])
-    rows = [side.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32) for side in sides]
+    rows = [side.call(ops.table_read, message, splits, dim=DIM, dtype=tf.float32) for side in sides]
     same(*rows, "rows of the pool that a batch found and did not train")
     compare_tables(sides)
 

@@ -51,14 +51,14 @@ def look_ahead(table, message, splits, dtype):
 
 
 def refresh(table, message, splits, rows, handles, mark):
-    return ops.table_refresh(table, message, splits, ops.RowsAhead(rows, handles, mark), dim=DIM)
+    return ops.table_lookup(table, message, splits, ops.RowsAhead(rows, handles, mark), dim=DIM)
 
 
 def peek_and_touch_ahead(table, message, splits, rows, handles, mark):
     """The lookup of groups that share gradients, whose own rows were read ahead."""
     ahead = ops.RowsAhead(rows, handles, mark)
-    rows = ops.table_peek(table, message, splits, ahead, dim=DIM, dtype=tf.float32)
-    return ops.TableRows(rows, *ops.table_touch(table, message, splits))
+    rows = ops.table_read(table, message, splits, ahead, as_training=True, dim=DIM, dtype=tf.float32)
+    return ops.table_lookup(table, message, splits, with_rows=False, dim=DIM)._replace(rows=rows)
 
 
 def nothing(sides, random):
@@ -67,7 +67,7 @@ def nothing(sides, random):
 
 def read(sides, random):
     message, splits, _ = pack(batch_of(random))
-    host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32) for side in sides)
+    host, device = (side.call(ops.table_read, message, splits, dim=DIM, dtype=tf.float32) for side in sides)
     same(host, device, "rows of an inference lookup")
     compare_tables(sides)
 

@@ -54,6 +54,6 @@ def run_steps(library, sides, random):
         compare_found(*both, received)
     compare_tables(sides)
     with held_work(library) as held:
-        rows = sides[1].call(ops.table_find, *batches[0][:2], dim=DIM, dtype=tf.float32)
+        rows = sides[1].call(ops.table_read, *batches[0][:2], dim=DIM, dtype=tf.float32)
         assert not held(), "no work was held"
-    same(sides[0].call(ops.table_find, *batches[0][:2], dim=DIM, dtype=tf.float32), rows, "rows found")
+    same(sides[0].call(ops.table_read, *batches[0][:2], dim=DIM, dtype=tf.float32), rows, "rows found")

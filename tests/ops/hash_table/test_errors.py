@@ -1,5 +1,7 @@
 """A table's refusals name the argument, and change nothing."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ MESSAGES = {
 @pytest.mark.parametrize(("message", "splits", "words"), MESSAGES.values(), ids=MESSAGES)
 def test_messages(table, message, splits, words):
     message, splits = tf.constant(message, tf.int64), tf.constant(splits, tf.int32)
-    for op in (ops.table_lookup, ops.table_find):
+    for op in (ops.table_lookup, ops.table_read):
         with pytest.raises(Invalid, match=words):
             op(table.handle, message, splits, dim=4)
     with pytest.raises(Invalid, match=words):
@@ -101,11 +103,11 @@ def test_a_look_ahead_of_another_message(table, other):
     message, splits, _ = pack([[[1, 2], [4]]])
     ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
     before = table.statistics()
-    for op in (ops.table_refresh, ops.table_peek):
+    for op in (ops.table_lookup, functools.partial(ops.table_read, as_training=True)):
         with pytest.raises(Invalid, match="message must be that of the look-ahead, .* got other ids or another order"):
             op(table.handle, *pack(other)[:2], ahead, dim=4)
     assert table.statistics() == before
-    rows = ops.table_peek(table.handle, message, splits, ahead, dim=4)[:3]
+    rows = ops.table_read(table.handle, message, splits, ahead, as_training=True, dim=4)[:3]
     np.testing.assert_array_equal(rows, table.find([[[1, 2], [4]]]))
 
 
@@ -116,7 +118,7 @@ def test_a_look_ahead_of_another_table(table):
             one.lookup([[[1, 2], [4]]])
         ahead = ops.table_look_ahead(other.handle, message, splits, dim=4)
         with pytest.raises(Invalid, match="message must be that of the look-ahead, of the same table"):
-            ops.table_refresh(table.handle, message, splits, ahead, dim=4)
+            ops.table_lookup(table.handle, message, splits, ahead, dim=4)
 
 
 def test_doubled_handles(table):
@@ -266,7 +268,7 @@ def test_tables_that_cannot_be(spec, words):
 
 def test_another_dim_than_the_tables(table):
     message, splits, _ = pack([[[1], []]])
-    for op in (ops.table_lookup, ops.table_find):
+    for op in (ops.table_lookup, ops.table_read):
         with pytest.raises(Invalid, match="dim must be that of the table, 4, got 5"):
             op(table.handle, message, splits, dim=5)
 

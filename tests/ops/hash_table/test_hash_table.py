@@ -62,7 +62,7 @@ def test_unknown_ids_have_zeros_where_they_are_asked_for(dtype):
     message, splits = tf.constant([2, 7, INT64_MIN], tf.int64), tf.constant([3])
     np.testing.assert_array_equal(ops.table_lookup(table, message, splits, dim=3).rows[:2], np.full([2, 3], 0.25))
     message, splits = tf.constant([4, INT64_MIN, 8, 7, INT64_MAX], tf.int64), tf.constant([5])
-    rows = ops.table_find(table, message, splits, dim=3, dtype=dtype)[:4]
+    rows = ops.table_read(table, message, splits, dim=3, dtype=dtype)[:4]
     np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.repeat([[0.25], [0], [0.25], [0]], 3, axis=1))
     assert ops.table_size(table).numpy().tolist() == [2]
 
@@ -238,7 +238,7 @@ def test_shape_functions():
     resource, message, splits = (tf.resource, []), (tf.int64, [None]), (tf.int32, [4])
     lookup = lambda table, m, s: ops.table_lookup(table, m, s, dim=8)  # noqa: E731
     assert inferred(lookup, resource, message, splits) == [[None, 8], [None], [None]]
-    find = lambda table, m, s: ops.table_find(table, m, s, dim=8, dtype=tf.float16)  # noqa: E731
+    find = lambda table, m, s: ops.table_read(table, m, s, dim=8, dtype=tf.float16)  # noqa: E731
     assert inferred(find, resource, message, splits) == [[None, 8]]
     assert inferred(ops.table_size, resource) == [[None]]
     assert inferred(ops.table_statistics, resource) == [[None, 6], [5], [None, 3]]

@@ -107,7 +107,7 @@ class Pair:
 
     def find(self, batch):
         message, splits, received = pack(batch)
-        self._check_rows(ops.table_find(self.table, message, splits, dim=DIM), self.oracle.find(received))
+        self._check_rows(ops.table_read(self.table, message, splits, dim=DIM), self.oracle.find(received))
 
     def remove(self, segment, removed):
         assert ops.table_remove(self.table, segment, np.array(removed, np.int64)) == self.oracle.remove(

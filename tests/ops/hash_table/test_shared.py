@@ -1,5 +1,7 @@
 """A peek and a touch make one training lookup: a peek reads rows of some ids, a touch changes the table by all ids."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,9 @@ SPECS = {
 }
 
 
+touch = functools.partial(ops.table_lookup, with_rows=False, dim=4)
+
+
 def _batch(random):
     """Returns ids of the own group, and of another one, by segment."""
     return [[random.integers(-40, 40, random.integers(0, 12)).tolist() for _ in range(SEGMENTS)] for _ in range(2)]
@@ -31,7 +36,7 @@ def _batch(random):
 
 def _peek(table, own, ahead):
     message, splits, received = pack([own])
-    rows = ops.table_peek(table.handle, message, splits, ahead, dim=table.dim)
+    rows = ops.table_read(table.handle, message, splits, ahead, as_training=True, dim=table.dim)
     assert rows.shape[0] >= len(received) and not np.any(rows[len(received) :])
     return rows.numpy()[: len(received)]
 
@@ -62,7 +67,7 @@ def test_both_are_one_lookup(name, looks_ahead, tmp_path):
             found = wanted.lookup(batch)
             rows = _peek(table, batch[0], ahead)
             np.testing.assert_array_equal(rows, found.rows[: len(rows)], err_msg=f"step {step}")
-            touched = ops.TableRows(rows, *ops.table_touch(table.handle, *pack(batch)[:2]))
+            touched = touch(table.handle, *pack(batch)[:2])._replace(rows=rows)
             np.testing.assert_array_equal(touched.inverse, found.inverse)
             if looks_ahead:
                 ahead = ops.table_look_ahead(table.handle, *pack(batches[step + 1][:1])[:2], dim=table.dim)
@@ -95,13 +100,13 @@ def test_unsuitable_arguments_are_refused():
         ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
         other = tf.constant([2, 0, 7, 8], tf.int64), tf.constant([4])
         with pytest.raises(tf.errors.InvalidArgumentError, match="of a TableLookAhead of the same 2 ids, got shapes"):
-            ops.table_peek(table.handle, *other, ahead, dim=4)
+            ops.table_read(table.handle, *other, ahead, as_training=True, dim=4)
         with pytest.raises(tf.errors.InvalidArgumentError, match="dim must be that of the table, 4, got 3"):
-            ops.table_peek(table.handle, message, splits, dim=3)
+            ops.table_read(table.handle, message, splits, as_training=True, dim=3)
         foreign = ahead._replace(handles=tf.constant([99], tf.int64))
         with pytest.raises(tf.errors.InvalidArgumentError, match="handles_ahead must be of a TableLookAhead of this"):
-            ops.table_peek(table.handle, message, splits, foreign, dim=4)
-        for op in (ops.table_touch, lambda *bad: ops.table_peek(*bad, dim=4)):
+            ops.table_read(table.handle, message, splits, foreign, as_training=True, dim=4)
+        for op in (touch, lambda *bad: ops.table_read(*bad, as_training=True, dim=4)):
             with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0"):
                 op(table.handle, tf.constant([5, 0, 7], tf.int64), splits)
         assert table.statistics() == [[0] * 6] * 2
@@ -109,7 +114,7 @@ def test_unsuitable_arguments_are_refused():
 
 def test_shapes():
     inputs = (tf.resource, []), (tf.int64, [None]), (tf.int32, [None])
-    assert inferred(lambda *given: ops.table_peek(*given, dim=3), *inputs) == [[None, 3]]
-    assert inferred(ops.table_touch, *inputs) == [[None], [None]]
+    assert inferred(lambda *inputs: ops.table_read(*inputs, as_training=True, dim=3), *inputs) == [[None, 3]]
+    assert inferred(touch, *inputs) == [[0, 4], [None], [None]]
     with pytest.raises(ValueError, match="Shape must be rank 1 but is rank 2"):
-        inferred(ops.table_touch, inputs[0], (tf.int64, [3, 3]), inputs[2])
+        inferred(touch, inputs[0], (tf.int64, [3, 3]), inputs[2])

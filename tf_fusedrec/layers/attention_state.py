@@ -1,13 +1,14 @@
-"""The state of an attention layer: the keys and values of tokens that it has seen. A server computes new tokens only.
+"""The base of the attention layers, and their state: keys and values of earlier tokens, which a server keeps.
+ones.
 
-HSTU, FuXi and SASRec give and take it in `extend`. A layer that is extended by the pieces of a row gives the outputs of
-the whole row. Where an output depends on later tokens, `extend` refuses.
+A layer that is extended by the pieces of a row returns the outputs of the whole row. Where an output depends on later
+tokens, `extend` raises ValueError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
@@ -22,16 +23,87 @@ class AttentionState(NamedTuple):
     answers: tf.RaggedTensor | None  # <int64>[B,(L)], when each token happened, in seconds; None without time bias
 
 
-def checked_input(layer: keras.layers.Layer, x: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns x in the layer's compute dtype.
+class SequenceBlock(keras.layers.Layer):
+    """Base of HSTU, FuXi and SASRec: attention over ragged sequences that can be computed piece by piece."""
 
-    Raises:
-      ValueError: x is not ragged, or the layer has no weights yet.
-    """
-    jagged.check_sequence("x", x)
-    if not layer.built:
-        raise ValueError(f"layer {layer.name!r} has no weights yet. Call it once, or load the model, before extend.")
-    return x.with_values(tf.cast(x.values, layer.compute_dtype))
+    max_sequence_length: int
+
+    def extend(
+        self,
+        x: tf.RaggedTensor,
+        state: AttentionState | None = None,
+        timestamps: SequenceTimes | None = None,
+        keep: tf.Tensor | None = None,
+        **masks: Any,
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
+
+        Args:
+          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens: new events, then targets.
+          state: State of the earlier tokens, or None where there are none.
+          timestamps: SequenceTimes of x's tokens; a time bias needs them.
+          keep: None or <int>[B], number of x's first tokens in the new state. The default is all but targets.
+          **masks: num_targets and contextual_length, if a call accepts them. A context token sees all events, so a
+            state with context accepts targets only.
+
+        Returns:
+          RaggedTensor <float>[B,(n),D], and the new state.
+
+        Raises:
+          ValueError: check_extendable raises it, timestamps are not SequenceTimes, or the state is from another layer.
+          InvalidArgumentError: A whole row is longer than max_sequence_length, x and state have different numbers of
+            rows, `keep` is out of range, or a row with context gets new events.
+        """
+        times = {} if timestamps is None else {"timestamps": timestamps}
+        y, new = self.attend(x, state, **times, **masks)
+        if keep is not None or masks.get("num_targets") is not None:
+            (new,) = first_tokens([new], _checked_keep(new, masks.get("num_targets"), keep))
+        return y, new if state is None else appended([state], [new])[0]
+
+    def attend(
+        self, x: tf.RaggedTensor, state: AttentionState | None = None, **options: Any
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Returns the outputs of `extend`, and the state of x's tokens alone, targets included."""
+        raise NotImplementedError
+
+    def check_extendable(self) -> None:
+        """Raises ValueError when outputs of earlier tokens change with later tokens, so that no state can be kept."""
+
+    def _cast(self, x: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns x in the compute dtype, after checks."""
+        jagged.check_sequence("x", x)
+        if not self.built:
+            raise ValueError(f"layer {self.name!r} has no weights yet. Call it once, or load the model, before extend.")
+        return x.with_values(tf.cast(x.values, self.compute_dtype))
+
+    def _grown(
+        self,
+        x: tf.RaggedTensor,
+        state: AttentionState | None,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        times: SequenceTimes | None = None,
+    ) -> tuple[AttentionState, AttentionState, SequenceTimes | None]:
+        """Returns the state of x's tokens, of the whole rows, and when x's tokens ask and all tokens happened."""
+        new = AttentionState(x.with_values(keys), x.with_values(values), _answers(times, x, self.name))
+        whole = new
+        if state is not None:
+            if (state.answers is None) != (new.answers is None):
+                raise ValueError(
+                    f"state.answers must {'not ' if new.answers is None else ''}be there for layer {self.name!r}, got "
+                    f"{'none' if state.answers is None else 'times'}. Pass the state that this layer returned."
+                )
+            whole = appended([state], [new])[0]
+        whole = whole._replace(values=jagged.checked_lengths(whole.values, self.max_sequence_length, self.name))
+        if times is not None and whole.answers is not None:
+            times = SequenceTimes(times.asks, whole.answers.values)
+        return new, whole, times
+
+    def _flops(self, row_splits: tf.Tensor, per_token: int, per_pair: int, **masks: Any) -> tf.Tensor:
+        """Counts operations <float64>[] of all tokens and of all visible pairs."""
+        keys = jagged.visible_keys(row_splits, **masks)
+        tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
+        return tokens * per_token + pairs * per_pair
 
 
 def only_targets(
@@ -41,7 +113,7 @@ def only_targets(
     contextual_length: int | tf.Tensor,
     layer: str,
 ) -> tf.RaggedTensor:
-    """Returns x after a check that it brings no events to a row whose context tokens the state holds.
+    """Returns x after a check that it has no events in rows with context tokens in the state.
 
     Raises:
       ValueError: There is a context, and num_targets is None.
@@ -59,59 +131,27 @@ def only_targets(
     events = x.row_lengths() - tf.cast(num_targets, tf.int64)
     of_context = tf.where((context > 0) & (state.values.row_lengths() > 0), events, 0)
     message = f"layer {layer!r}: a state with context takes targets only, got new events. {remedy}"
-    none = tf.debugging.assert_equal(of_context, tf.zeros_like(of_context), message=message)
-    with tf.control_dependencies([] if none is None else [none]):
-        return x.with_values(tf.identity(x.values))
+    check = tf.debugging.assert_equal(of_context, tf.zeros_like(of_context), message=message)
+    return jagged.checked_by(check, x)
 
 
-def new_answers(times: SequenceTimes | None, x: tf.RaggedTensor, layer: str) -> tf.RaggedTensor | None:
-    """Returns when the tokens of x happened.
-
-    Raises:
-      ValueError: `times` is a RaggedTensor, whose last token would ask at another time after the next event.
-    """
+def _answers(times: SequenceTimes | None, x: tf.RaggedTensor, layer: str) -> tf.RaggedTensor | None:
+    """Returns when the tokens of x happened."""
     if times is None:
         return None
-    if not isinstance(times, SequenceTimes):
+    if not isinstance(times, SequenceTimes):  # The last token of a RaggedTensor would ask later after the next event.
         raise ValueError(
             f"timestamps must be SequenceTimes where layer {layer!r} is extended, got {type(times).__name__}. Say when "
             "each token asks: ops.sequence_times(timestamps, query_times)."
         )
-    same = tf.debugging.assert_equal(
+    check = tf.debugging.assert_equal(
         tf.size(times.answers, tf.int64), x.row_splits[-1], message="timestamps must have one time per token of x"
     )
-    with tf.control_dependencies([] if same is None else [same]):
-        return x.with_values(tf.identity(times.answers))
-
-
-def whole_times(times: SequenceTimes | None, whole: AttentionState) -> SequenceTimes | None:
-    """Returns when the tokens of x ask, and when all tokens of the rows happened."""
-    if times is None or whole.answers is None:
-        return None
-    return SequenceTimes(times.asks, whole.answers.values)
-
-
-def joined(state: AttentionState | None, new: AttentionState, longest: int, layer: str) -> AttentionState:
-    """Returns the new tokens behind the tokens of the state, after a check of each row's length.
-
-    Raises:
-      ValueError: One of the two has times that the other lacks.
-      InvalidArgumentError: The two have different numbers of rows, or a row is longer than `longest`.
-    """
-    if state is None:
-        whole = new
-    else:
-        if (state.answers is None) != (new.answers is None):
-            raise ValueError(
-                f"state.answers must {'not ' if new.answers is None else ''}be there for layer {layer!r}, got "
-                f"{'none' if state.answers is None else 'times'}. Pass the state that this layer returned."
-            )
-        whole = appended([state], [new])[0]
-    return whole._replace(values=jagged.checked_lengths(whole.values, longest, layer))
+    return jagged.checked_by(check, x.with_values(times.answers))
 
 
 def appended(states: Sequence[AttentionState], new: Sequence[AttentionState]) -> list[AttentionState]:
-    """Returns the states with new tokens behind theirs. All states have the same row lengths, and so have all new."""
+    """Returns the states followed by new tokens. All states have the same row lengths, and so have all new."""
     pairs = [pair for both in zip(states, new) for pair in zip(*both) if pair[0] is not None]
     parts = iter(jagged.concat_alike(pairs))
     return [AttentionState(*(None if part is None else next(parts) for part in state)) for state in states]
@@ -124,21 +164,8 @@ def first_tokens(new: Sequence[AttentionState], counts: tf.Tensor) -> list[Atten
     return [AttentionState(*(None if part is None else next(parts) for part in state)) for state in new]
 
 
-def kept(
-    state: AttentionState | None, new: AttentionState, num_targets: tf.Tensor | None, keep: tf.Tensor | None
-) -> AttentionState:
-    """Returns the state with the first `keep` of the new tokens, by default all but targets.
-
-    Raises:
-      InvalidArgumentError: `keep` is not between 0 and the number of new tokens that are no targets.
-    """
-    if keep is not None or num_targets is not None:
-        (new,) = first_tokens([new], checked_keep(new, num_targets, keep))
-    return new if state is None else appended([state], [new])[0]
-
-
-def checked_keep(new: AttentionState, num_targets: tf.Tensor | None, keep: tf.Tensor | None) -> tf.Tensor:
-    """Returns `keep` <int64>[B] after a check; None: all tokens but targets. Raises as `kept`."""
+def _checked_keep(new: AttentionState, num_targets: tf.Tensor | None, keep: tf.Tensor | None) -> tf.Tensor:
+    """Returns `keep` <int64>[B] after a check; None: all tokens but targets."""
     events = new.values.row_lengths()
     if num_targets is not None:
         events -= tf.cast(num_targets, tf.int64)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept, new_answers, whole_times
-from tf_fusedrec.layers.jagged import visible_keys
+from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock
 from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.stock_attention import FUSED
 from tf_fusedrec.ops import RelativeBias, SequenceTimes
@@ -17,7 +16,7 @@ from tf_fusedrec.ops import RelativeBias, SequenceTimes
 FORMS = ("alpha", "beta")
 
 
-class FuXi(keras.layers.Layer):
+class FuXi(SequenceBlock):
     """FuXi-alpha or FuXi-beta block over ragged sequences.
 
     With RMS = RMSNorm without weights, epsilon 1e-6:
@@ -120,48 +119,16 @@ class FuXi(keras.layers.Layer):
         gate, value, query, key = self._project(x.values)
         return self._finish(x, gate, self._attend(query, key, value, x.row_splits, bias), training)
 
-    def extend(
-        self,
-        x: tf.RaggedTensor,
-        state: AttentionState | None = None,
-        timestamps: SequenceTimes | None = None,
-        keep: tf.Tensor | None = None,
-    ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
-
-        Args:
-          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens. Rows may be empty.
-          state: State of the earlier tokens, or None where there are none.
-          timestamps: SequenceTimes of x's tokens.
-          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all.
-
-        Returns:
-          RaggedTensor <float>[B,(n),D], and the new state.
-
-        Raises:
-          ValueError: timestamps are missing or not SequenceTimes, or the state is another layer's.
-          InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
-            of rows.
-        """
-        y, new = self.attend(x, state, timestamps)
-        return y, kept(state, new, None, keep)
-
-    def attend(
+    def attend(  # type: ignore[override]
         self, x: tf.RaggedTensor, state: AttentionState | None = None, timestamps: SequenceTimes | None = None
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Returns what `extend` returns, but of the state only the tokens of x."""
-        x = checked_input(self, x)
+        x = self._cast(x)
         gate, value, query, key = self._project(x.values)
-        keys = x.with_values(value[:, :, :0] if key is None else key)
-        new = AttentionState(keys, x.with_values(value), new_answers(timestamps, x, self.name))
-        whole = joined(state, new, self.max_sequence_length, self.name)
+        new, whole, times = self._grown(x, state, value[:, :, :0] if key is None else key, value, timestamps)
         row_splits = whole.values.row_splits
-        bias = self.bias_weights(row_splits, whole_times(timestamps, whole))
+        bias = self.bias_weights(row_splits, times)
         channels = self._attend(query, whole.keys.values, whole.values.values, row_splits, bias, x.row_splits)
         return self._finish(x, gate, channels, False), new
-
-    def check_extendable(self) -> None:
-        """Does nothing: no output depends on later tokens."""
 
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
         """Returns the gate, and by head the values, queries and keys; the last two are None in "beta"."""
@@ -193,15 +160,12 @@ class FuXi(keras.layers.Layer):
         inner = self.num_heads * self.value_dim
         per_token = 2 * columns * (sum(self._widths()) + self._channels() * inner + 3 * columns * self.ffn_multiple)
         per_pair = 2 * 2 * inner + (2 * (self.num_heads * self.qk_dim + inner) if self.form == "alpha" else 0)
-        tokens, pairs = (
-            tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
-        )
-        return tokens * per_token + pairs * per_pair
+        return self._flops(row_splits, per_token, per_pair)
 
     def get_config(self):
         names = "num_heads qk_dim value_dim form ffn_multiple max_sequence_length time_encoding time_buckets"
-        own = {name: getattr(self, name) for name in names.split()}
-        return {**super().get_config(), **own, "dropout": self.dropout.rate}
+        options = {name: getattr(self, name) for name in names.split()}
+        return {**super().get_config(), **options, "dropout": self.dropout.rate}
 
     def _channels(self) -> int:
         return 3 if self.form == "alpha" else 2

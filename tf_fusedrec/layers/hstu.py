@@ -7,8 +7,8 @@ relative_bias.py its bias, and gated_output.py the output stage after it.
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import attention_state, jagged
-from tf_fusedrec.layers.attention_state import AttentionState
+from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock, only_targets
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.jagged import visible_keys
 from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
@@ -19,7 +19,7 @@ FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
 
 
-class HSTU(keras.layers.Layer):
+class HSTU(SequenceBlock):
     """Hierarchical sequential transduction unit over ragged sequences, in one of three published forms.
 
     "research", the layer of the public experiments:
@@ -190,37 +190,7 @@ class HSTU(keras.layers.Layer):
         gated = self._gated(gate, *heads, x.row_splits, scale=scale, bias=bias, **masks, **dropout)
         return x.with_values(self.output_stage([x.values, *gated], training=training))
 
-    def extend(
-        self,
-        x: tf.RaggedTensor,
-        state: AttentionState | None = None,
-        timestamps: SequenceTimes | None = None,
-        num_targets: tf.Tensor | None = None,
-        contextual_length: int | tf.Tensor = 0,
-        keep: tf.Tensor | None = None,
-    ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
-
-        Args:
-          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens: new events, then targets.
-          state: State of the earlier tokens, or None where there are none.
-          timestamps: SequenceTimes of x's tokens; a time bias needs them.
-          num_targets, contextual_length: As in a call. A context token sees all events, so a state with context takes
-            targets only.
-          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all but targets.
-
-        Returns:
-          RaggedTensor <float>[B,(n),D], and the new state.
-
-        Raises:
-          ValueError: check_extendable refuses, timestamps are not SequenceTimes, or the state is another layer's.
-          InvalidArgumentError: A whole row is longer than max_sequence_length, x and state have different numbers of
-            rows, or a row with context gets new events.
-        """
-        y, new = self.attend(x, state, timestamps, num_targets, contextual_length)
-        return y, attention_state.kept(state, new, num_targets, keep)
-
-    def attend(
+    def attend(  # type: ignore[override]
         self,
         x: tf.RaggedTensor,
         state: AttentionState | None = None,
@@ -228,32 +198,21 @@ class HSTU(keras.layers.Layer):
         num_targets: tf.Tensor | None = None,
         contextual_length: int | tf.Tensor = 0,
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Returns what `extend` returns, but of the state only the tokens of x, targets included."""
         self.check_extendable()
-        x = attention_state.checked_input(self, x)
+        x = self._cast(x)
         if state is not None:
-            x = attention_state.only_targets(x, state, num_targets, contextual_length, self.name)
+            x = only_targets(x, state, num_targets, contextual_length, self.name)
         gate, query, key, value = self._project(x.values)
-        answers = attention_state.new_answers(timestamps, x, self.name)
-        new = AttentionState(x.with_values(key), x.with_values(value), answers)
-        whole = attention_state.joined(state, new, self.max_sequence_length, self.name)
+        new, whole, times = self._grown(x, state, key, value, timestamps)
         row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
-        times = attention_state.whole_times(timestamps, whole)
         gated = self._gated(
-            gate,
-            query,
-            whole.keys.values,
-            whole.values.values,
-            row_splits,
-            scale=self._scale(row_splits, masks, x.row_lengths()),
-            bias=self.bias_weights(row_splits, times),
-            query_splits=x.row_splits,
-            **masks,
-        )
+            gate, query, whole.keys.values, whole.values.values, row_splits,
+            scale=self._scale(row_splits, masks, x.row_lengths()), bias=self.bias_weights(row_splits, times),
+            query_splits=x.row_splits, **masks,
+        )  # fmt: skip
         return x.with_values(self.output_stage([x.values, *gated], training=False)), new
 
     def check_extendable(self) -> None:
-        """Raises ValueError when outputs of earlier tokens change with later tokens, so that no state can be kept."""
         if self.divisor == "row_length":
             raise ValueError(
                 f'layer {self.name!r} cannot keep a state: with divisor="row_length", every output changes when its '
@@ -274,11 +233,9 @@ class HSTU(keras.layers.Layer):
         contextual_length: int | tf.Tensor = 0,
     ) -> tf.Tensor:
         """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
-        keys = visible_keys(row_splits, **self._masks(num_targets, contextual_length))
         qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         per_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
-        tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
-        return tokens * per_token + pairs * 2 * (qk + inner)
+        return self._flops(row_splits, per_token, 2 * (qk + inner), **self._masks(num_targets, contextual_length))
 
     def get_config(self):
         names = (

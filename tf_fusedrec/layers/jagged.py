@@ -222,7 +222,12 @@ def checked_lengths(
         message=f"layer {layer!r}: a row of x is longer than max_sequence_length = {longest}. "
         "Trim it with jagged.last.",
     )
-    with tf.control_dependencies([] if fits is None else [fits]):
+    return checked_by(fits, ragged)
+
+
+def checked_by(check: tf.Operation | None, ragged: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns the sequence, in a graph after a check."""
+    with tf.control_dependencies([] if check is None else [check]):
         return ragged.with_values(tf.identity(ragged.values))
 
 
@@ -278,17 +283,6 @@ def interleave(
     kept = (after_history < 0) | (after_history % 2 == 0)
     splits = _splits(first.row_lengths() + history)
     return tf.RaggedTensor.from_row_splits(tf.boolean_mask(joined.values, kept), splits, validate=False)
-
-
-def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """Returns the tokens at even and at odd positions of rows of even length. The inverse of `interleave`."""
-    check_sequence("ragged", ragged)
-    all_even = tf.debugging.assert_equal(
-        ragged.row_splits % 2, tf.zeros([], ragged.row_splits.dtype), message="rows must have even lengths"
-    )
-    with tf.control_dependencies([] if all_even is None else [all_even]):
-        splits = ragged.row_splits // 2
-    return tuple(tf.RaggedTensor.from_row_splits(ragged.values[i::2], splits, validate=False) for i in (0, 1))
 
 
 @tf.custom_gradient

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept
-from tf_fusedrec.layers.jagged import visible_keys
+from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock
 
 _EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
 
 
-class SASRec(keras.layers.Layer):
+class SASRec(SequenceBlock):
     """Self-attentive sequential recommendation block over ragged sequences, as in the public HSTU experiments.
 
       q = LN(x);  h = LN(q + MultiHead(query=q, key=x, value=x));  out = h + dropout(dropout(relu(h W1 + b1)) W2 + b2)
@@ -87,39 +86,15 @@ class SASRec(keras.layers.Layer):
         attended = self._attend(self.query(normalized), key, value, x.row_splits, x.row_splits, training)
         return self._finish(x, normalized, attended, training)
 
-    def extend(
-        self, x: tf.RaggedTensor, state: AttentionState | None = None, keep: tf.Tensor | None = None
+    def attend(  # type: ignore[override]
+        self, x: tf.RaggedTensor, state: AttentionState | None = None
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
-
-        Args:
-          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens. Rows may be empty.
-          state: State of the earlier tokens, or None where there are none.
-          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all.
-
-        Returns:
-          RaggedTensor <float>[B,(n),D], and the new state.
-
-        Raises:
-          ValueError: The state is another layer's.
-          InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
-            of rows.
-        """
-        y, new = self.attend(x, state)
-        return y, kept(state, new, None, keep)
-
-    def attend(self, x: tf.RaggedTensor, state: AttentionState | None = None) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Returns what `extend` returns, but of the state only the tokens of x."""
-        x = checked_input(self, x)
+        x = self._cast(x)
         normalized, key, value = self._project(x.values)
-        new = AttentionState(x.with_values(key), x.with_values(value), None)
-        whole = joined(state, new, self.max_sequence_length, self.name)
+        new, whole, _ = self._grown(x, state, key, value)
         keys, values, splits = whole.keys.values, whole.values.values, whole.values.row_splits
         attended = self._attend(self.query(normalized), keys, values, splits, x.row_splits, False)
         return self._finish(x, normalized, attended, False), new
-
-    def check_extendable(self) -> None:
-        """Does nothing: no output depends on later tokens."""
 
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the normalized tokens <float>[T, D], and keys and values by head."""
@@ -136,10 +111,7 @@ class SASRec(keras.layers.Layer):
     def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:
         """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
         per_token = 2 * columns * (4 * columns + 2 * self.ffn_units)
-        tokens, pairs = (
-            tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
-        )
-        return tokens * per_token + pairs * 2 * 2 * columns
+        return self._flops(row_splits, per_token, 2 * 2 * columns)
 
     def get_config(self):
         return {

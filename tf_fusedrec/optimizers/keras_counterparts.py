@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,48 +27,42 @@ def from_keras(optimizer: Any) -> Rule:
     new, legacy = keras.optimizers, keras.optimizers.legacy
     counterparts: dict[type, Callable[[LearningRate, Mapping[str, Any]], Rule]] = {
         new.SGD: _sgd, legacy.SGD: _sgd, new.Adam: _adam, legacy.Adam: _adam, new.AdamW: _adam,
-        new.Adagrad: lambda rate, config: _adagrad(rate, config, inside=True),
-        legacy.Adagrad: lambda rate, config: _adagrad(rate, config, inside=False),
-        new.RMSprop: lambda rate, config: _rmsprop(rate, config, inside=True),
-        legacy.RMSprop: lambda rate, config: _rmsprop(rate, config, inside=False),
+        new.Adagrad: functools.partial(_adagrad, epsilon_inside=True), legacy.Adagrad: _adagrad,
+        new.RMSprop: functools.partial(_rmsprop, epsilon_inside=True), legacy.RMSprop: _rmsprop,
         new.Ftrl: _ftrl, legacy.Ftrl: _ftrl,
     }  # fmt: skip
-    kind = type(optimizer)
-    if kind not in counterparts:  # A subclass may change the formulas, so isinstance does not suffice.
+    keras_class = type(optimizer)
+    if keras_class not in counterparts:  # A subclass may change the formulas, so isinstance does not suffice.
         raise ValueError(
-            f"Native tables have no counterpart of optimizer {kind.__module__}.{kind.__name__}. Use a record of "
-            f"tf_fusedrec.optimizers ({', '.join(RULES)}), or FusedEmbedding(backend='tfra')."
+            f"Native tables have no counterpart of optimizer {keras_class.__module__}.{keras_class.__name__}. Use a "
+            f"record of tf_fusedrec.optimizers ({', '.join(RULES)}), or FusedEmbedding(backend='tfra')."
         )
     config = optimizer.get_config()
     _check_options(optimizer, config)
     # The schedule object is taken over its config, because a user's schedule need not be registered with Keras.
     rate = optimizer._learning_rate if isinstance(optimizer, new.Optimizer) else optimizer._hyper["learning_rate"]
-    return counterparts[kind](rate if isinstance(rate, Schedule) else float(config["learning_rate"]), config)
+    return counterparts[keras_class](rate if isinstance(rate, Schedule) else float(config["learning_rate"]), config)
 
 
 def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
     """Raises ValueError when the optimizer uses an option that the records lack."""
-    kind = type(optimizer).__name__
-    own = f"tf_fusedrec.optimizers.{kind}"
+    name_of_class = type(optimizer).__name__
+    record = f"tf_fusedrec.optimizers.{name_of_class}"
     remedies = {
-        "clipnorm": f"{own}(clipnorm=...), which clips row by row",
-        "global_clipnorm": f"{own}(clipnorm=...), which clips row by row",
-        "clipvalue": f"{own}(clipnorm=...)",
+        "clipnorm": f"{record}(clipnorm=...), which clips row by row",
+        "global_clipnorm": f"{record}(clipnorm=...), which clips row by row",
+        "clipvalue": f"{record}(clipnorm=...)",
         "weight_decay": "tf_fusedrec.optimizers.AdamW",
         "exclude_from_weight_decay": "tf_fusedrec.optimizers.Adam for the excluded tables",
         "decay": "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)",
-        "amsgrad": own,
-        "use_ema": own,
-        "adaptive_epsilon": own,
-        "centered": own,
-        "gradient_transformers": own,
+        **dict.fromkeys(("amsgrad", "use_ema", "adaptive_epsilon", "centered", "gradient_transformers"), record),
     }
     used = {name: config.get(name, getattr(optimizer, name, None)) for name in remedies}
     lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
     used["exclude_from_weight_decay"] = [entry for name in lists for entry in getattr(optimizer, name, [])]
-    if kind == "RMSprop":
-        used["momentum"], remedies["momentum"] = config["momentum"], own
-    if kind in ("Adam", "AdamW"):
+    if name_of_class == "RMSprop":
+        used["momentum"], remedies["momentum"] = config["momentum"], record
+    if name_of_class in ("Adam", "AdamW"):
         del used["weight_decay"]  # Keras' Adam and AdamW both apply it like the record AdamW.
     for name, value in getattr(optimizer, "_hyper", {}).items():
         if callable(value) and not isinstance(value, (Schedule, tf.Variable)):
@@ -75,7 +70,7 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
     for name, value in used.items():
         if value:
             raise ValueError(
-                f"Native tables have no counterpart of {kind}.{name}, got {value!r}. Use {remedies[name]}, or "
+                f"Native tables have no counterpart of {name_of_class}.{name}, got {value!r}. Use {remedies[name]}, or "
                 "FusedEmbedding(backend='tfra')."
             )
 
@@ -84,13 +79,12 @@ def _sgd(rate: LearningRate, config: Mapping[str, Any]) -> Rule:
     return SGD(rate, momentum=float(config["momentum"]), nesterov=bool(config["nesterov"]))
 
 
-def _adagrad(rate: LearningRate, config: Mapping[str, Any], inside: bool) -> Rule:
-    start = float(config["initial_accumulator_value"])
-    return Adagrad(rate, initial_accumulator_value=start, epsilon=float(config["epsilon"]), epsilon_inside=inside)
+def _adagrad(rate: LearningRate, config: Mapping[str, Any], epsilon_inside: bool = False) -> Rule:
+    return Adagrad(rate, float(config["initial_accumulator_value"]), float(config["epsilon"]), epsilon_inside)
 
 
-def _rmsprop(rate: LearningRate, config: Mapping[str, Any], inside: bool) -> Rule:
-    return RMSprop(rate, rho=float(config["rho"]), epsilon=float(config["epsilon"]), epsilon_inside=inside)
+def _rmsprop(rate: LearningRate, config: Mapping[str, Any], epsilon_inside: bool = False) -> Rule:
+    return RMSprop(rate, float(config["rho"]), float(config["epsilon"]), epsilon_inside)
 
 
 def _adam(rate: LearningRate, config: Mapping[str, Any]) -> Rule:

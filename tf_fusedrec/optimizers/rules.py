@@ -1,14 +1,8 @@
-"""The base of every update rule of a native table: a frozen record that custom_ops/hash_table applies.
+"""The update rules of native tables: frozen records that custom_ops/hash_table applies (cpu/rows/optimizer.h).
 
 Every rule is sparse ("lazy"): a step changes the rows and slots of its batch and no others. In the formulas, w is a
-row, g its gradient summed over the batch and all ranks, and lr the learning rate. t is the number of the update,
-counted per table from 1.
-
-All records share two arguments:
-  learning_rate: A number, or a Keras LearningRateSchedule over the number of past updates.
-  clipnorm: Largest L2 norm of a row's gradient g, to which a longer g is scaled; 0 for no limit. One row's norm does
-    not depend on the rest of the batch, the number of ranks or the grouping of tables. Keras' clipnorm takes the norm
-    of a whole variable.
+row, g its gradient summed over the batch and all ranks, lr the learning rate, and t the number of the update, counted
+per table from 1.
 """
 
 from __future__ import annotations
@@ -18,41 +12,68 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from tf_fusedrec._tf_compat import keras
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
+VARIANTS = ("torchrec", "2d_sp", "hsp")
+_FRACTION = (">= 0 and < 1", lambda value: 0 <= value < 1)
+# Ranges of arguments. All other numbers must be >= 0.
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "momentum": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "moment_scale": ("> 0", lambda value: value > 0),
+    "learning_rate_power": ("<= 0", lambda value: value <= 0),
+    "rho": _FRACTION, "beta_1": _FRACTION, "beta_2": _FRACTION,
+}  # fmt: skip
+_NOT_NEGATIVE = (">= 0", lambda value: value >= 0)
+_DIVISOR = ("> 0 (with 0, the step of a new row with a zero gradient would be 0 / 0)", lambda value: value > 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """Base of the records. custom_ops/hash_table/cpu/rows/optimizer.h is their C++ counterpart.
+    """Base of the records.
 
     Args:
-      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules over the tables' updates.
+      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules over the number of past updates.
       epsilon: Term that keeps the divisor above 0.
       beta_1, beta_2: Decay rates of the mean gradient and of the mean squared gradient.
       weight_decay: Share of a row, times the learning rate, that a step subtracts.
-      clipnorm: Largest norm of one row's gradient, to which a longer gradient is scaled. 0 for no limit.
+      clipnorm: Largest L2 norm of one row's gradient g, to which a longer g is scaled; 0 for no limit. One row's norm
+        does not depend on the rest of the batch, the number of ranks or the grouping of tables. Keras' clipnorm takes
+        the norm of a whole variable.
+
+    Attributes:
+      rule: Name of the rule in the op.
+      wide_slots: Names of the slots of D numbers per row.
+      scalar_slots: Names of the slots of one number per row.
 
     Raises:
       ValueError: An argument is out of its range.
     """
 
     learning_rate: LearningRate
+    rule: ClassVar[str]
+    wide_slots: ClassVar[tuple[str, ...]] = ()
+    scalar_slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, Schedule):
-            wanted = ">= 0, or a LearningRateSchedule of keras.optimizers.schedules"
-            self._require("learning_rate", wanted, lambda value: value >= 0)
-        self._require_not_negative("clipnorm")
+            expected = ">= 0, or a LearningRateSchedule of keras.optimizers.schedules"
+            self._require("learning_rate", expected, lambda value: value >= 0)
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, float) and field.name != "epsilon":
+                self._require(field.name, *_RANGES.get(field.name, _NOT_NEGATIVE))
+        if hasattr(self, "epsilon"):  # It may be 0 only where the square root in the same divisor starts above 0.
+            start = getattr(self, "initial_accumulator_value", 0.0)
+            self._require("epsilon", *(_NOT_NEGATIVE if start > 0 else _DIVISOR))
 
-    @property
-    @abc.abstractmethod
-    def rule(self) -> str:
-        """Name of the rule in the op."""
+    def _require(self, name: str, expected: str, is_allowed: Callable[[float], bool]) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not is_allowed(float(value)):
+            raise ValueError(f"{type(self).__name__}.{name} must be a finite number {expected}, got {value!r}.")
 
     @property
     @abc.abstractmethod
@@ -65,19 +86,9 @@ class Rule(abc.ABC):
 
         For a moment scale c of an element-wise v, the factor is sqrt(c), and epsilon is scaled by it too. The op then
         needs no c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon). Adagrad's v starts at v0,
-        which the scale leaves alone: its op takes one number more.
+        which the scale does not change: its op takes one more number.
         """
-        return 1.0
-
-    @property
-    def wide_slots(self) -> tuple[str, ...]:
-        """Names of the slots that hold D numbers per row."""
-        return ()
-
-    @property
-    def scalar_slots(self) -> tuple[str, ...]:
-        """Names of the slots that hold one number per row."""
-        return ()
+        return math.sqrt(getattr(self, "moment_scale", 1.0)) if self.wide_slots else 1.0
 
     @property
     def slot_starts(self) -> dict[str, float]:
@@ -87,7 +98,7 @@ class Rule(abc.ABC):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Description of the slots' meaning, JSON-able. Records with equal specs can take over each other's slots.
+        """JSON-able meaning of the slots. Records with equal specs can take over each other's slots.
 
         Options that may change in the course of training (rate, clipping, decay, epsilon) are not part of it.
         """
@@ -103,28 +114,10 @@ class Rule(abc.ABC):
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able dict. `from_dict` is the inverse."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kept = {name: v if isinstance(v, (bool, str, Schedule)) else float(v) for name, v in values.items()}
+        values = {name: v if isinstance(v, (bool, str, Schedule)) else float(v) for name, v in values.items()}
         if isinstance(self.learning_rate, Schedule):
-            kept["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
-        return {"class_name": type(self).__name__, **kept}
-
-    def _require(self, name: str, wanted: str, holds: Callable[[float], bool]) -> None:
-        value = getattr(self, name)
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not holds(float(value)):
-            raise ValueError(f"{type(self).__name__}.{name} must be a finite number {wanted}, got {value!r}.")
-
-    def _require_not_negative(self, *names: str) -> None:
-        for name in names:
-            self._require(name, ">= 0", lambda value: value >= 0)
-
-    def _require_divisor(self, start: float) -> None:
-        """Checks epsilon, which may be 0 only where the square root in the same divisor starts above 0."""
-        if start > 0:
-            self._require_not_negative("epsilon")
-        else:
-            wanted = "> 0 (with 0, the step of a new row with a zero gradient would be 0 / 0)"
-            self._require("epsilon", wanted, lambda value: value > 0)
+            values["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
+        return {"class_name": type(self).__name__, **values}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,24 +135,17 @@ class SGD(Rule):
     nesterov: bool = False
     clipnorm: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("momentum", "from 0 to 1", lambda value: 0 <= value <= 1)
-
     @property
-    def rule(self) -> str:
+    def rule(self) -> str:  # type: ignore[override]
         return "momentum" if self.momentum else "sgd"
 
     @property
-    def wide_slots(self) -> tuple[str, ...]:
+    def wide_slots(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("momentum",) if self.momentum else ()
 
     @property
     def hyperparameters(self) -> list[float]:
         return [self.clipnorm, self.momentum, float(self.nesterov)] if self.momentum else [self.clipnorm]
-
-
-VARIANTS = ("torchrec", "2d_sp", "hsp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +155,7 @@ class Adagrad(Rule):
     Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
 
     Args:
-      initial_accumulator_value: v0, initial v of a new row. The default, Keras' own, is far above g^2 of a loss that is
+      initial_accumulator_value: v0, initial v of a new row. The default, from Keras, is far above g^2 of a loss that is
         a mean over a large batch, and rows hardly train: pass 1e-6 there.
       epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
       moment_scale: c > 0. The step of w uses v0 + (v - v0) / c instead of v. See RowWiseAdagrad.
@@ -180,24 +166,8 @@ class Adagrad(Rule):
     epsilon_inside: bool = False
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("moment_scale", "> 0", lambda value: value > 0)
-        self._require_not_negative("initial_accumulator_value")
-        self._require_divisor(self.initial_accumulator_value)
-
-    @property
-    def rule(self) -> str:
-        return "adagrad"
-
-    @property
-    def rate_scale(self) -> float:
-        return math.sqrt(self.moment_scale)
-
-    @property
-    def wide_slots(self) -> tuple[str, ...]:
-        return ("accumulator",)
+    rule: ClassVar[str] = "adagrad"
+    wide_slots: ClassVar[tuple[str, ...]] = ("accumulator",)
 
     @property
     def hyperparameters(self) -> list[float]:
@@ -227,22 +197,13 @@ class RowWiseAdagrad(Rule):
     variant: str = "torchrec"
     moment_scale: float = 1.0
     clipnorm: float = 0.0
+    rule: ClassVar[str] = "rowwise_adagrad"
+    scalar_slots: ClassVar[tuple[str, ...]] = ("accumulator",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.variant not in VARIANTS:
             raise ValueError(f"RowWiseAdagrad.variant must be one of {VARIANTS}, got {self.variant!r}.")
-        self._require_not_negative("initial_accumulator_value")
-        self._require_divisor(self.initial_accumulator_value)
-        self._require("moment_scale", "> 0", lambda value: value > 0)
-
-    @property
-    def rule(self) -> str:
-        return "rowwise_adagrad"
-
-    @property
-    def scalar_slots(self) -> tuple[str, ...]:
-        return ("accumulator",)
+        super().__post_init__()
 
     @property
     def hyperparameters(self) -> list[float]:
@@ -272,24 +233,8 @@ class RMSprop(Rule):
     epsilon_inside: bool = False
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("moment_scale", "> 0", lambda value: value > 0)
-        self._require("rho", ">= 0 and < 1", lambda value: 0 <= value < 1)
-        self._require_divisor(0)
-
-    @property
-    def rule(self) -> str:
-        return "rmsprop"
-
-    @property
-    def rate_scale(self) -> float:
-        return math.sqrt(self.moment_scale)
-
-    @property
-    def wide_slots(self) -> tuple[str, ...]:
-        return ("v",)
+    rule: ClassVar[str] = "rmsprop"
+    wide_slots: ClassVar[tuple[str, ...]] = ("v",)
 
     @property
     def hyperparameters(self) -> list[float]:
@@ -304,22 +249,7 @@ class _Moments(Rule):
     beta_2: float
     epsilon: float
     clipnorm: float
-    moment_scale: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("moment_scale", "> 0", lambda value: value > 0)
-        for name in ("beta_1", "beta_2"):
-            self._require(name, ">= 0 and < 1", lambda value: 0 <= value < 1)
-        self._require_divisor(0)
-
-    @property
-    def rate_scale(self) -> float:
-        return math.sqrt(self.moment_scale)
-
-    @property
-    def wide_slots(self) -> tuple[str, ...]:
-        return ("m", "v")
+    wide_slots: ClassVar[tuple[str, ...]] = ("m", "v")
 
     @property
     def hyperparameters(self) -> list[float]:
@@ -347,17 +277,14 @@ class Adam(_Moments):
     epsilon: float = 1e-7
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-
-    @property
-    def rule(self) -> str:
-        return "adam"
+    rule: ClassVar[str] = "adam"
 
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(_Moments):
     """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
 
-    The rule is lazy: a row decays once in every step whose batch holds it.
+    The rule is lazy: a row decays once in every step whose batch has it.
 
     Args:
       moment_scale: c of Adam's step. It does not change the decay.
@@ -369,14 +296,7 @@ class AdamW(_Moments):
     epsilon: float = 1e-7
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_not_negative("weight_decay")
-
-    @property
-    def rule(self) -> str:
-        return "adamw"
+    rule: ClassVar[str] = "adamw"
 
     @property
     def hyperparameters(self) -> list[float]:
@@ -404,19 +324,8 @@ class Ftrl(Rule):
     l2_shrinkage: float = 0.0
     beta: float = 0.0
     clipnorm: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("learning_rate_power", "<= 0", lambda value: value <= 0)
-        self._require_not_negative("initial_accumulator_value", "l1", "l2", "l2_shrinkage", "beta")
-
-    @property
-    def rule(self) -> str:
-        return "ftrl"
-
-    @property
-    def wide_slots(self) -> tuple[str, ...]:
-        return ("accumulator", "linear")
+    rule: ClassVar[str] = "ftrl"
+    wide_slots: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
 
     @property
     def hyperparameters(self) -> list[float]:

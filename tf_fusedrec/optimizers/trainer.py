@@ -84,8 +84,8 @@ class Trainer:
 
         A rate assigned under a record with another learning rate is ignored: a changed record sets the rate.
         """
-        mine = self.rates
-        assigned = [] if mine is None else [now for record, now in saved if record == mine[0]]
+        rates = self.rates
+        assigned = [] if rates is None else [now for record, now in saved if record == rates[0]]
         if assigned:
             self._rate.assign(min(assigned))
 

@@ -13,18 +13,6 @@ from collections.abc import Iterator
 SECTIONS = (
     ("Tables and features", "The arguments of `FusedEmbedding`.", "tf_fusedrec.config", "TableConfig FeatureConfig"),
     (
-        "Optimizers of rows", "For `TableConfig.optimizer`.", "tf_fusedrec.optimizers",
-        "SGD Adagrad RowWiseAdagrad RMSprop Adam AdamW Ftrl",
-    ),
-    (
-        "Initial rows", "For `TableConfig.initializer`.", "tf_fusedrec.config",
-        "Constant Zeros Uniform Normal TruncatedNormal",
-    ),
-    ("Topology", "For `fr.init` and `FusedEmbedding(topology=...)`.", "tf_fusedrec.exchange.topology", "Topology"),
-    ("Cluster", "For `fr.plan(model, sample, cluster)`.", "tf_fusedrec.schedules.planning.cluster", "Cluster"),
-    ("Columns", "For `ParquetFolder`.", "tf_fusedrec.data", "Column"),
-    ("Cost of a row", "For `TokenBatches(cost=...)`.", "tf_fusedrec.data", "Cost"),
-    (
         "Experiments",
         "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
         "models.experiment.records", "Experiment EmbeddingConfig TrainConfig EvaluateConfig",
@@ -34,7 +22,7 @@ SECTIONS = (
         "Models of experiments",
         "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
         "retrieval`.",
-        "models.experiment.model_config", "GRMConfig DLRMConfig DINConfig DCNConfig RetrievalConfig",
+        "models.experiment.model_config", "RankingConfig GRMConfig DLRMConfig DINConfig DCNConfig RetrievalConfig",
     ),
 )  # fmt: skip
 
@@ -45,7 +33,7 @@ def page() -> str:
         "# Configuration reference",
         "",
         "`python -m tools.docs.generate` makes this page from the dataclasses. A wrong value is refused by name when "
-        "the record is made.",
+        "the record is made. [API reference](api/embedding.md) has optimizers, initial rows, topologies and columns.",
     ]
     for title, purpose, module, names in SECTIONS:
         lines += ["", f"## {title}", "", f"{purpose} Module: `{module}`."]
@@ -58,15 +46,21 @@ def _record(cls: type) -> Iterator[str]:
     words = re.split(r"^(?:Attributes|Args|Raises|Example.*):$", inspect.getdoc(cls) or "", flags=re.MULTILINE)[0]
     yield " ".join(words.split())
     yield ""
+    bases = [f"`{base.__name__}`" for base in cls.__mro__[1:-1] if _on_page(base)]
+    if bases:
+        yield f"It has the fields of {', '.join(bases)}, and these:"
+        yield ""
     if not dataclasses.fields(cls):
         yield "No fields."
         return
     yield "| field | type | default | what it does |"
     yield "|---|---|---|---|"
-    described = {name: entry for base in reversed(cls.__mro__) for name, entry in _descriptions(base).items()}
+    described = _described(cls)
     above = ""
     for field in dataclasses.fields(cls):
         heading, words = described.get(field.name, ("", ""))
+        if any(_is_inherited(field, words, base) for base in cls.__mro__[1:-1]):
+            continue
         if heading != above:
             yield f"| | | | **{heading or 'With any backend'}** |"
         above = heading
@@ -74,6 +68,25 @@ def _record(cls: type) -> Iterator[str]:
         name_of_type = field.type.__name__ if isinstance(field.type, type) else field.type
         name_of_type = name_of_type.replace("'", "").replace(" | ", " or ")
         yield f"| `{field.name}` | `{name_of_type}` | {_default(field)} | {words.replace('|', chr(92) + '|')} |"
+
+
+def _described(cls: type) -> dict[str, tuple[str, str]]:
+    """Returns (heading, words) by field, those of bases included."""
+    return {name: entry for base in reversed(cls.__mro__) for name, entry in _descriptions(base).items()}
+
+
+def _on_page(cls: type) -> bool:
+    return any(cls.__name__ in names.split() for *_, names in SECTIONS)
+
+
+def _is_inherited(field: dataclasses.Field, words: str, base: type) -> bool:
+    """Returns whether a base record on this page has the same field."""
+    fields = {each.name: each for each in dataclasses.fields(base)} if _on_page(base) else {}
+    return (
+        field.name in fields
+        and _default(fields[field.name]) == _default(field)
+        and _described(base).get(field.name, ("", ""))[1] == words
+    )
 
 
 def _default(field: dataclasses.Field) -> str:

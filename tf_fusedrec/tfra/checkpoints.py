@@ -46,9 +46,9 @@ def import_checkpoint(
 
     Args:
       directory: Folder of the files, a SavedModel, or a checkpoint's folder with one TFRADynamicEmbedding folder.
-      embedding: Layer whose tables take the rows.
+      embedding: Layer with the tables that take the rows.
       names: TFRA layer name by table name. Only the tables listed here are read. None reads every table from the
-        layer of its own name.
+        layer of the same name.
       slots: True to read slots. Without them, imported rows get the slots of new rows.
       value_dtype: dtype of the files' values where it differs from the table's: "float32", "float16", "bfloat16" or
         "float64".
@@ -64,21 +64,23 @@ def import_checkpoint(
         no files, the files' slots differ from the table's, or two files hold the same key.
       RuntimeError: The import failed on another rank.
     """
-    wanted = agree(lambda: tables_of(embedding, names))
+    tables = agree(lambda: tables_of(embedding, names))
 
-    def opened() -> list[_Source]:
-        found = variables_in(folder := folder_of(pathlib.Path(directory)))
+    def open_files() -> list[_Source]:
+        shards = variables_in(folder := folder_of(pathlib.Path(directory)))
         return [
-            _Source(folder, found, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
-            for name, (table, layer) in wanted.items()
+            _Source(folder, shards, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
+            for name, (table, layer) in tables.items()
         ]
 
-    sources = agree(opened)
-    read = agree(lambda: [list(source.mine(collectives.rank(), collectives.size())) for source in sources])
+    sources = agree(open_files)
+    records_by_source = agree(
+        lambda: [list(source.local_rows(collectives.rank(), collectives.size())) for source in sources]
+    )
 
-    def taken() -> dict[str, int]:
+    def restore() -> dict[str, int]:
         rows = {}
-        for source, chunks in zip(sources, read):
+        for source, chunks in zip(sources, records_by_source):
             for ids, records in chunks:
                 source.table.restore(source.name, "rows", ids, records)
             rows[source.name] = sum(len(ids) for ids, _ in chunks)
@@ -86,16 +88,16 @@ def import_checkpoint(
                 source.table.optimizer.iterations.assign(iterations)
         return rows
 
-    return agree(taken)
+    return agree(restore)
 
 
 class _Source:
-    """The files of one table, checked against it."""
+    """The files of one table, checked against it. variables: shards of the folder's files, by variable."""
 
     def __init__(
         self,
         folder: pathlib.Path,
-        found: Mapping[str, Mapping[Shard, Files]],
+        variables: Mapping[str, Mapping[Shard, Files]],
         table: Any,
         name: str,
         layer: str,
@@ -104,33 +106,29 @@ class _Source:
         key_dtype: np.dtype,
     ):
         self.table, self.name, self._key_dtype = table, name, key_dtype
-        variable = f"{layer}-parameter"
-        if variable not in found:
+        rows = f"{layer}-parameter"
+        if rows not in variables:
             raise ValueError(
-                f"{folder} has no variable {variable!r} for table {name!r}. It has {sorted(found)}. Name the layer: "
+                f"{folder} has no variable {rows!r} for table {name!r}. It has {sorted(variables)}. Name the layer: "
                 "names={table: layer}."
             )
-        record = table.record_dtype("rows")
-        self._dim = table.spec(name)["dim"]
-        stored = table.spec(name)["storage"] if value_dtype is None else value_dtype
-        self._dtype = tf.as_dtype(stored).as_numpy_dtype
-        self._rows = found[variable]
-        own = slots_of(table, name)
-        prefixes = (f"{variable}_DynamicEmbedding_{layer}-shadow_", f"{variable}_")
-        theirs: dict[str, Mapping[Shard, Files]] = {}
-        for other, shards in found.items():
-            prefix = next((p for p in prefixes if other.startswith(p)), None)
-            if prefix is not None:
-                slot = other.removeprefix(prefix)
-                theirs[_ALIASES.get(slot, slot) if slot not in own else slot] = shards
-        if slots and sorted(theirs) != sorted(own):
+        spec = table.spec(name)
+        self._dim = spec["dim"]
+        self._dtype = np.dtype(tf.as_dtype(value_dtype or spec["storage"]).as_numpy_dtype)
+        self._rows = variables[rows]
+        self._slots: dict[str, Mapping[Shard, Files]] = {}
+        prefixes = (f"{rows}_DynamicEmbedding_{layer}-shadow_", f"{rows}_")
+        for variable, shards in variables.items():
+            prefix = next((p for p in prefixes if variable.startswith(p)), None)
+            if slots and prefix is not None:
+                slot = variable.removeprefix(prefix)
+                self._slots[slot if slot in spec["slots"] else _ALIASES.get(slot, slot)] = shards
+        if slots and sorted(self._slots) != sorted(spec["slots"]):
             raise ValueError(
-                f"{folder} has slots {sorted(theirs)} for layer {layer!r}, but table {name!r} is trained by "
-                f"{table.spec(name)['optimizer']}, which has {sorted(own)}. Give the table the optimizer of the "
+                f"{folder} has slots {sorted(self._slots)} for layer {layer!r}, but table {name!r} is trained by "
+                f"{spec['optimizer']}, which has {sorted(spec['slots'])}. Give the table the optimizer of the "
                 "checkpoint, or take rows alone: slots=False."
             )
-        self._slots = theirs if slots else {}
-        self._record = record
         for shards in (self._rows, *self._slots.values()):
             if set(shards) != set(self._rows):
                 raise ValueError(
@@ -140,16 +138,16 @@ class _Source:
                 self._read(pair)
 
     def _read(self, pair: Files) -> tuple[np.ndarray, np.ndarray]:
-        return read_files(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
+        return read_files(pair, self._dim, self._dtype, self._key_dtype)
 
-    def mine(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def local_rows(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields ids <int64>[n] and records of the rows that `rank` owns, shard by shard."""
-        seen = np.zeros([0], np.int64)
+        all_ids = np.zeros([0], np.int64)
         for shard, pair in self._rows.items():
             keys, rows = self._read(pair)
             kept = np.flatnonzero(OWNERS[self.table.owner](keys, ranks) == rank)
             ids = keys[kept]
-            seen = np.concatenate([seen, ids])
+            all_ids = np.concatenate([all_ids, ids])
             records = self.table.new_records(self.name, len(ids))
             _put(records, "row", np.asarray(rows[kept]), slice(None))
             for slot, shards in self._slots.items():
@@ -159,10 +157,10 @@ class _Source:
                 has = np.flatnonzero(slot_keys[order][at] == ids) if len(order) else np.zeros([0], np.int64)
                 _put(records, slot, np.asarray(values[order[at[has]]]), has)
             yield ids, records
-        repeated, counts = np.unique(seen, return_counts=True)
-        if len(seen) > len(repeated):
+        distinct, counts = np.unique(all_ids, return_counts=True)
+        if len(all_ids) > len(distinct):
             raise ValueError(
-                f"Key {repeated[counts > 1][0]} of table {self.name!r} is in the files of two ranks. Every rank must "
+                f"Key {distinct[counts > 1][0]} of table {self.name!r} is in the files of two ranks. Every rank must "
                 "save its own rows: FileSystemSaver(proc_size=hvd.size(), proc_rank=hvd.rank())."
             )
 
@@ -172,10 +170,6 @@ def _put(records: np.ndarray, field: str, values: np.ndarray, at: Any) -> None:
     if records[field].dtype == np.dtype("<u2"):
         values = values.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
     records[field][at] = values
-
-
-def slots_of(table: Any, name: str) -> list[str]:
-    return list(table.spec(name)["slots"])
 
 
 def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
@@ -205,21 +199,21 @@ def export_checkpoint(
     Args:
       directory: Folder of the files, on a file system that all ranks see. It must be missing or empty, because TFRA
         merges all files that it finds there.
-      embedding: Layer whose tables are written.
+      embedding: Layer with the tables to write.
       ranks: Number of processes that will load the files. None means as many as now.
       names: TFRA layer name by table name, as in import_checkpoint.
       slots: True to write the optimizer's slots.
       short_file_name: `short_file_name` of the TFRA layers. The names of the slots' files depend on it.
 
     Raises:
-      ValueError: The directory holds files, `ranks` is below 1, or TFRA has no tables for the optimizer's slots.
+      ValueError: The directory has files, `ranks` is below 1, or TFRA has no tables for the optimizer's slots.
       OSError, RuntimeError: The write failed here or on another rank. `directory` is removed.
     """
     folder = pathlib.Path(directory)
     targets = collectives.size() if ranks is None else ranks
-    wanted = agree(lambda: _checked_targets(embedding, names, targets, slots))
+    tables = agree(lambda: _checked_targets(embedding, names, targets, slots))
 
-    def begun() -> None:
+    def make_folder() -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(
                 f"directory {folder} holds files, which TFRA would merge; it must be missing or empty. Remove it, or "
@@ -227,10 +221,10 @@ def export_checkpoint(
             )
         folder.mkdir(parents=True, exist_ok=True)
 
-    on_rank_0(begun)
+    on_rank_0(make_folder)
     rank, size = collectives.rank(), collectives.size()
     try:
-        written = agree(lambda: _write_parts(folder, wanted, targets, rank, slots, short_file_name))
+        written = agree(lambda: _write_parts(folder, tables, targets, rank, slots, short_file_name))
         agree(lambda: _join_parts(folder, [name for name, target in written if target % size == rank], size))
     except Exception:
         collectives.barrier()
@@ -244,65 +238,61 @@ def _checked_targets(
 ) -> dict[str, tuple[Any, str]]:
     if not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"ranks must be an int >= 1, got {ranks!r}.")
-    wanted = tables_of(embedding, names)
-    for name, (table, _) in wanted.items():
-        narrow = [s for s in slots_of(table, name) if not table.record_dtype("rows")[s].shape]
+    tables = tables_of(embedding, names)
+    for name, (table, _) in tables.items():
+        narrow = [s for s in table.spec(name)["slots"] if not table.record_dtype("rows")[s].shape]
         if slots and narrow:
             raise ValueError(
                 f"slots {narrow} of table {name!r} are one number per row; TFRA's slots have the row's shape. Write "
                 "rows alone: slots=False."
             )
-    return wanted
+    return tables
 
 
 def _write_parts(
-    folder: pathlib.Path, wanted: Mapping[str, tuple[Any, str]], targets: int, rank: int, slots: bool, short: bool
+    folder: pathlib.Path, tables: Mapping[str, tuple[Any, str]], targets: int, rank: int, slots: bool, short: bool
 ) -> list[tuple[str, int]]:
     """Writes this rank's part of every file and returns (file name, target rank) of all files, equal on all ranks."""
     names = []
-    for name, (table, layer) in wanted.items():
+    for name, (table, layer) in tables.items():
         ids, records = table.snapshot(name, in_hash_order=False)
+        # TFRA stores slots in the dtype of rows. The slots of a native table may be narrower (bfloat16 bits).
+        dtype = tf.as_dtype(table.spec(name)["storage"]).as_numpy_dtype
         owner = tfra_owner(ids, targets)
         between = "_" if short else f"_DynamicEmbedding_{layer}-shadow_"
         fields = {"row": f"{layer}-parameter"}
         if slots:
-            fields.update({slot: f"{layer}-parameter{between}{slot}" for slot in slots_of(table, name)})
+            fields.update({slot: f"{layer}-parameter{between}{slot}" for slot in table.spec(name)["slots"]})
         for target in range(targets):
-            mine = np.flatnonzero(owner == target)
+            rows = np.flatnonzero(owner == target)
             for field, variable in fields.items():
-                values = _as_stored(table, name, np.ascontiguousarray(records[field][mine]))
-                for kind, array in (("keys", ids[mine]), ("values", values)):
-                    names.append((file_name(variable, target, targets, kind), target))
+                values = np.ascontiguousarray(records[field][rows])
+                if values.dtype == np.dtype("<u2"):
+                    values = values.view(tf.bfloat16.as_numpy_dtype)
+                for part, array in (("keys", ids[rows]), ("values", values.astype(dtype))):
+                    names.append((file_name(variable, target, targets, part), target))
                     array.tofile(folder / f"{names[-1][0]}.part{rank}")
     return names
 
 
-def _as_stored(table: Any, name: str, values: np.ndarray) -> np.ndarray:
-    """Casts a field to the rows' dtype, because TFRA stores slots in it and ours may be narrower (bfloat16 bits)."""
-    dtype = tf.as_dtype(table.spec(name)["storage"])
-    if values.dtype == np.dtype("<u2"):
-        values = values.view(tf.bfloat16.as_numpy_dtype)
-    return values.astype(dtype.as_numpy_dtype)
-
-
 def _join_parts(folder: pathlib.Path, names: list[str], size: int) -> None:
-    """Concatenates the parts that all ranks have written into whole files."""
+    """Concatenates the parts that all ranks have written."""
     for name in names:
-        with (folder / name).open("wb") as whole:
+        with (folder / name).open("wb") as joined:
             for rank in range(size):
                 part = folder / f"{name}.part{rank}"
                 with part.open("rb") as file:
-                    shutil.copyfileobj(file, whole)
+                    shutil.copyfileobj(file, joined)
                 part.unlink()
 
 
 _NAME = re.compile(
-    r"(?P<variable>.+)_mht_(?P<device>\d+)of(?P<devices>\d+)_rank(?P<rank>\d+)_size(?P<ranks>\d+)-(?P<kind>keys|values)"
+    r"(?P<variable>.+)_mht_(?P<device>\d+)of(?P<devices>\d+)_rank(?P<rank>\d+)_size(?P<ranks>\d+)-(?P<part>keys|values)"
 )
 
 
 class Shard(NamedTuple):
-    """The part of a variable that a pair of files holds."""
+    """The part of a variable in a pair of files."""
 
     rank: int
     device: int  # 1 .. devices
@@ -317,52 +307,42 @@ class Files(NamedTuple):
     values: pathlib.Path
 
 
-def file_name(variable: str, rank: int, ranks: int, kind: str) -> str:
-    """Returns the file name for a variable with one table per rank; `kind` is "keys" or "values"."""
-    return f"{variable.replace('/', '_')}_mht_1of1_rank{rank}_size{ranks}-{kind}"
+def file_name(variable: str, rank: int, ranks: int, part: str) -> str:
+    """The file name for a variable with one table per rank; `part` is "keys" or "values"."""
+    return f"{variable.replace('/', '_')}_mht_1of1_rank{rank}_size{ranks}-{part}"
 
 
 def folder_of(directory: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the table files.
-
-    It is `directory` itself, or the TFRADynamicEmbedding folder of a SavedModel or of one checkpoint in it.
-
-    Raises:
-      ValueError: The directory has no table files, or files of several
-    """
+    """The folder of the table files: `directory`, or a SavedModel's or one checkpoint's TFRADynamicEmbedding folder."""
     candidates = [directory, directory / "variables" / "TFRADynamicEmbedding", *directory.glob("TFRADynamicEmbedding*")]
-    found = sorted({folder for folder in candidates if any(folder.glob("*_mht_*-keys"))})
-    if not found:
+    folders = sorted({folder for folder in candidates if any(folder.glob("*_mht_*-keys"))})
+    if not folders:
         raise ValueError(
             f"{directory} has no TFRA table files (*_mht_*-keys). Save with a FileSystemSaver in the layer's "
             "kv_creator, and pass the TFRADynamicEmbedding folder or its parent."
         )
-    if len(found) > 1:
+    if len(folders) > 1:
         raise ValueError(
-            f"{directory} has TFRA table files of several checkpoints: {[f.name for f in found]}. Name one."
+            f"{directory} has TFRA table files of several checkpoints: {[f.name for f in folders]}. Name one."
         )
-    return found[0]
+    return folders[0]
 
 
 def variables_in(folder: pathlib.Path) -> dict[str, dict[Shard, Files]]:
-    """Returns the shards of every variable in a folder.
-
-    Raises:
-      ValueError: A shard or one of its two files is missing. Or two saves with different numbers of ranks left files
-        of the same variable, which TFRA would merge.
-    """
-    found: dict[str, dict[Shard, dict[str, pathlib.Path]]] = {}
+    """The shards of every variable in a folder."""
+    variables: dict[str, dict[Shard, dict[str, pathlib.Path]]] = {}
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match:
             shard = Shard(*(int(match[field]) for field in Shard._fields))
-            found.setdefault(match["variable"], {}).setdefault(shard, {})[match["kind"]] = path
-    return {variable: _checked(folder, variable, shards) for variable, shards in found.items()}
+            variables.setdefault(match["variable"], {}).setdefault(shard, {})[match["part"]] = path
+    return {variable: _checked(folder, variable, shards) for variable, shards in variables.items()}
 
 
 def _checked(
     folder: pathlib.Path, variable: str, shards: Mapping[Shard, Mapping[str, pathlib.Path]]
 ) -> dict[Shard, Files]:
+    """Refuses missing files, and files of two saves with different numbers of ranks, which TFRA would merge."""
     layouts = sorted({(shard.ranks, shard.devices) for shard in shards})
     if len(layouts) > 1:
         raise ValueError(
@@ -383,11 +363,7 @@ def _checked(
 
 
 def read_files(files: Files, dim: int, dtype: np.dtype, key_dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys <int64>[n] and values <dtype>[n, D]. The values are memory-mapped and not read yet.
-
-    Raises:
-      ValueError: The sizes of the two files contradict each other: one is truncated, or dim or a dtype is wrong.
-    """
+    """Keys <int64>[n] and values <dtype>[n, D]. The values are memory-mapped and not read yet."""
     key_bytes, value_bytes = (path.stat().st_size for path in files)
     rows, rest = divmod(value_bytes, dim * dtype.itemsize)
     if rest or key_bytes != rows * key_dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Stands in for TFRA's dynamic_embedding module, so that one changed import swaps the layer.
+"""Replaces TFRA's dynamic_embedding module, so that one changed import swaps the layer.
 
     from tensorflow_recommenders_addons import dynamic_embedding as de       # before
     from tf_fusedrec.tfra import dynamic_embedding as de                     # after
@@ -83,12 +83,7 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
 
 
 class _Module:
-    """An upstream module with some names replaced.
-
-    Args:
-      upstream: The module that answers every other name.
-      **replacements: New values by name.
-    """
+    """An upstream module with some names replaced."""
 
     def __init__(self, upstream: Any, **replacements: Any):
         self.__dict__.update(replacements)

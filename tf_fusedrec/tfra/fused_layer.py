@@ -2,8 +2,8 @@
 
 SavedModels: TFRA restores the rows of a FileSystemSaver table in TensorFlow's V1 loader only. Under
 tf.saved_model.load and Keras' load_model, the model silently returns initial rows. Every loader initializes tables, so
-here the initializer of a table reads its files (restore_when_loaded). They lie in the SavedModel's folder of variables
-and hold the rows of all ranks.
+here the initializer of a table reads its files (restore_when_loaded). They are in the SavedModel's variables folder and
+contain the rows of all ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _OF_THE_GROUP = ("shadow", "shadow_impl", "_current_ids", "_current_exists", "op
 
 @keras.saving.register_keras_serializable("tf_fusedrec_tfra")
 class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
-    """A TFRA embedding layer that sends ids to the owners of TFRA's partition function and brings rows back.
+    """A TFRA embedding layer that sends ids to the owners that TFRA's partition function names.
 
-    The layer trains alone, with three all-to-alls a step, until tf_fusedrec.tfra.fuse(model) puts it into a group.
+    The layer trains separately, with three all-to-alls per step, until tf_fusedrec.tfra.fuse(model) puts it into a
+    group.
 
     It shares with upstream's layer:
       the constructor: with_unique, with_secondary_unique, mpi_size, batch_size, then the arguments of
@@ -58,7 +59,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
     Raises:
       ValueError: ids have another dtype or are a SparseTensor, or the initializer defines no single row. Or mpi_size
         is neither 1 nor the number of processes, or the layer trains under the policy mixed_float16.
-      InvalidArgumentError (at run time): A second lookup in another graph came before the first one's gradient.
+      InvalidArgumentError (at run time): A second lookup in another graph preceded the first one's gradient.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers whose rows `params` holds. Segment s holds the keys of layer s (MergedBits)."""
+        """Names of the layers with rows in `params`. Segment s has the keys of layer s (MergedBits)."""
         return [self.name]
 
     def call(self, ids: Any) -> Any:
@@ -147,16 +148,12 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         owner = self.owner
         keys, rows = (tensor.numpy() for tensor in owner.params.export())
         ids, segments = MergedBits(owner.layers).decode(keys)
-        own = np.flatnonzero(segments == self.member.segment)
-        own = own[np.argsort(ids[own])]
-        return ids[own], rows[own]
+        places = np.flatnonzero(segments == self.member.segment)
+        places = places[np.argsort(ids[places])]
+        return ids[places], rows[places]
 
     def join(self, group: FusedTfraEmbedding, segment: int) -> None:
-        """Moves this layer's rows into a group and deletes the layer's own variables.
-
-        Raises:
-          ValueError: The layer holds a key outside the group's range.
-        """
+        """Moves this layer's rows into a group and deletes the layer's own variables."""
         keys, rows = self.params.export()
         if group.hvd_variable.hashed_ids:
             keys = group.hvd_variable.fitting(keys)
@@ -188,18 +185,14 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
 class Membership:
     """A layer's membership in the group that looks up its rows. Before fuse(), a layer is its own group.
 
-    It is no Keras object, because Keras would count the group's variables as the layer's.
-
-    Args:
-      group: Layer that owns the variables.
-      segment: Index of the layer in group.layers.
-      arguments: Constructor arguments for de.keras.layers.Embedding, by name.
+    It is no Keras object, because Keras would count the group's variables as the layer's. `segment` is the index of the
+    layer in group.layers, `arguments` are its constructor arguments for de.keras.layers.Embedding.
     """
 
     def __init__(self, group: FusedTfraEmbedding, segment: int, arguments: dict[str, Any]):
         self.group, self.segment, self.arguments = group, segment, arguments
-        self.prefetched: list[tf.Tensor | None] = []  # Rows of the coming calls, in order (fusing.py).
-        self.recorded: list[tf.Tensor] | None = None  # Ids of calls in a discovery trace (id_discovery.py).
+        self.prefetched: list[tf.Tensor | None] = []  # rows of the next calls, in order (fusing.py)
+        self.recorded: list[tf.Tensor] | None = None  # ids of calls in a discovery trace (fusing.py)
 
     def rows(self, flat: tf.Tensor) -> tf.Tensor:
         if self.recorded is not None:
@@ -207,9 +200,7 @@ class Membership:
             rows = tf.zeros([tf.size(flat), self.group.embedding_size], self.group.params.value_dtype)
             return tf.identity(rows, name=STAND_IN)
         rows = self.prefetched.pop(0) if self.prefetched else None
-        if rows is not None:
-            return rows
-        return self.group.hvd_variable.rows([LookupIds(self.segment, flat)])[0]
+        return rows if rows is not None else self.group.hvd_variable.rows([LookupIds(self.segment, flat)])[0]
 
 
 STAND_IN = "tf_fusedrec_stand_in"
@@ -228,7 +219,7 @@ def _draw_rows_by_key(params: Any, layers: list[str]) -> None:
         flat = tf.reshape(keys, [-1])
         if flat.dtype == tf.string:
             flat = tf.strings.to_hash_bucket_fast(flat, (1 << 62) - 57)
-        ids, segments = encoding.decode_tensor(tf.cast(flat, tf.int64))
+        ids, segments = encoding.decode(tf.cast(flat, tf.int64))
         return tf.cast(distribution(uniforms(ids, tf.gather(salts, segments), params.dim)), params.value_dtype)
 
     params._create_default_values_by_initializer = types.MethodType(rows_of, params)

@@ -25,7 +25,7 @@ from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
 class FusedGroup(FusedTfraEmbedding):
     """The layer that several layers share after fuse(): one variable, one shadow, one slot variable per slot.
 
-    Its keys merge an id with the number of its layer (MergedBits), so ids must lie in [0, 2^id_bits), or are cut to
+    Its keys merge an id with the number of its layer (MergedBits), so ids must be in [0, 2^id_bits), or are cut to
     their lowest id_bits bits (hashed_ids of fuse).
 
     Attributes:
@@ -36,7 +36,7 @@ class FusedGroup(FusedTfraEmbedding):
         self._names = tuple(names)
         super().__init__(**arguments)
         self.hvd_variable.hashed_ids = hashed_ids
-        self.built = True  # Nobody calls the group, and Keras warns of layers that are not built when it saves.
+        self.built = True  # The group is never called, and Keras warns of layers that are not built when it saves.
 
     @property
     def layers(self) -> list[str]:
@@ -46,12 +46,12 @@ class FusedGroup(FusedTfraEmbedding):
 def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = False) -> list[FusedGroup]:
     """Fuses the FusedTfraEmbedding layers of a model. The model's code and its losses stay unchanged.
 
-    Layers whose constructor arguments differ in name and init_capacity only become one group. Their ids travel in one
-    exchange, and their rows live in one table that is trained as one variable (see `model.trainable_variables`). Call
-    fuse when the layers exist and before the first training step. The layers' rows move into the group.
+    Layers that differ only in the arguments name and init_capacity become one group. Their ids travel in one exchange,
+    and their rows are in one table that is trained as one variable (see `model.trainable_variables`). Call fuse when
+    the layers exist and before the first training step. The layers' rows move into the group.
 
     Inside a tf.function, and so in fit, evaluate and predict, all lookups of one model call share one exchange. A
-    layer may be called several times. A lookup whose ids depend on other rows or on random numbers travels alone.
+    layer may be called several times. Ids that depend on other rows or on random numbers travel separately.
 
     A group's table files carry the group's name. Files of single layers keep upstream's names. `layer.export()` gives
     the rows of one layer. A group is one variable. A restrict policy ranks the rows of the whole group, and an
@@ -72,8 +72,8 @@ def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = 
       ValueError: The model has no such layer, was fused before, or has trained. Or two layers share a name, `leave`
         names an unknown layer, or a layer's partitioner, KV creator or key dtype does not suit a group.
     """
-    found = {id(m): m for m in model.submodules if isinstance(m, FusedTfraEmbedding)}
-    layers = sorted(found.values(), key=lambda layer: layer.name)
+    by_id = {id(m): m for m in model.submodules if isinstance(m, FusedTfraEmbedding)}
+    layers = sorted(by_id.values(), key=lambda layer: layer.name)
     _check(model, layers, leave)
     by_spec: dict[Any, list[FusedTfraEmbedding]] = {}
     for layer in layers:
@@ -131,8 +131,8 @@ def _check_fusable(layer: FusedTfraEmbedding) -> None:
 def _spec(layer: FusedTfraEmbedding) -> tuple:
     """Returns a value that is equal for layers of one group: all arguments but name and capacity, as plain values."""
     arguments = dict(layer.member.arguments)
-    for own in ("name", "init_capacity", "initializer", "kv_creator"):
-        arguments.pop(own, None)
+    for name in ("name", "init_capacity", "initializer", "kv_creator"):
+        arguments.pop(name, None)
     initializer = layer.params.initializer
     if isinstance(initializer, keras.initializers.Initializer):
         drawn = f"{type(initializer).__qualname__}{sorted(initializer.get_config().items(), key=str)}"
@@ -197,9 +197,9 @@ def _look_up_ahead(model: keras.Model, layers: Sequence[FusedTfraEmbedding]) -> 
 
     call.looks_up_ahead = True  # type: ignore[attr-defined]
     # Keras reads the signature of `call` and drops `self`, so the wrapper keeps the original signature.
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(plain).parameters.values()
-    call.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature([self_parameter, *parameters])  # type: ignore[attr-defined]
     model.call = types.MethodType(call, model)
 
 
@@ -208,10 +208,10 @@ def _look_up(calls: Sequence[tuple[FusedTfraEmbedding, tf.Tensor | None]]) -> No
     rows: dict[int, tf.Tensor] = {}
     owners = {id(layer.owner): layer.owner for layer, _ in calls}
     for owner in owners.values():
-        own = [n for n, (layer, ids) in enumerate(calls) if layer.owner is owner and ids is not None]
-        if own:
-            lookups = [LookupIds(calls[n][0].member.segment, calls[n][1]) for n in own]
-            rows.update(zip(own, owner.hvd_variable.rows(lookups)))
+        numbers = [n for n, (layer, ids) in enumerate(calls) if layer.owner is owner and ids is not None]
+        if numbers:
+            lookups = [LookupIds(calls[n][0].member.segment, calls[n][1]) for n in numbers]
+            rows.update(zip(numbers, owner.hvd_variable.rows(lookups)))
     for n, (layer, _) in enumerate(calls):
         layer.member.prefetched.append(rows.get(n))
 

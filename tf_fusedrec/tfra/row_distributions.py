@@ -2,7 +2,8 @@
 
 TFRA calls its initializer for a matrix of new rows at every lookup. tf_keras' initializers draw the same matrix each
 time, so different new keys get equal rows. Here the random numbers are a hash of the key. A key's row is therefore
-equal at every lookup, on every rank, in a group or alone. Stock TensorFlow operations keep exported graphs portable.
+equal at every lookup, on every rank, with and without a group. Stock TensorFlow operations keep exported graphs
+portable.
 """
 
 from __future__ import annotations
@@ -57,21 +58,10 @@ def _variance_scaling(initializer: Any, rows: int, dim: int) -> Distribution:
     return _truncated_normal(0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
 
 
-def _constant(value: float) -> Distribution:
-    return lambda u: tf.fill(tf.shape(u), tf.constant(value, tf.float64))
-
-
 def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Distribution | None:
-    """Returns the distribution of a tf_keras initializer, or None where TFRA calls the initializer itself.
+    """The distribution of a tf_keras initializer. None for a stateful or a user's one, which TFRA then calls itself.
 
-    Args:
-      initializer: Initializer of the layer. The result is None for a stateful one and for a user's own class.
-      rows: Fan-in for the VarianceScaling family (Glorot, He, LeCun): the layer's init_capacity, at least 1.
-      dim: Row size D.
-      layer: Name of the layer, for messages.
-
-    Raises:
-      ValueError: The initializer (Orthogonal, Identity) defines a whole matrix, so new keys would get repeated rows.
+    rows: Fan-in for the VarianceScaling family (Glorot, He, LeCun): the layer's init_capacity, at least 1.
     """
     kinds = keras.initializers
     if isinstance(initializer, (kinds.Orthogonal, kinds.Identity)):
@@ -85,7 +75,7 @@ def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Dis
     if type(initializer) in (kinds.Zeros, kinds.Ones, kinds.Constant):
         value: Any = {kinds.Zeros: 0.0, kinds.Ones: 1.0}.get(type(initializer))
         value = initializer.value if value is None else value
-        return _constant(float(value)) if np.ndim(value) == 0 else None
+        return _uniform(float(value), float(value)) if np.ndim(value) == 0 else None
     makers = {kinds.RandomUniform: _uniform, kinds.RandomNormal: _normal, kinds.TruncatedNormal: _truncated_normal}
     make = makers.get(type(initializer))
     if make is None:

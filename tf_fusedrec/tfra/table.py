@@ -1,19 +1,19 @@
 """Backend "tfra" of FusedEmbedding: rows of a group in one TFRA variable, trained by any tf_keras or TF1 optimizer.
 
-A row and its optimizer slots lie side by side in one `de.Variable` of (1 + k) * D columns, so a step makes one find and
+A row and its optimizer slots share one entry of (1 + k) * D columns in a `de.Variable`, so a step makes one find and
 one insert. TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and makes 1 + k of each, which take most of a
 step's time (benchmarks/train_step). As in TFRA, the update inserts rows and the lookup does not. Initial rows are a
 pure function of (seed, table, id), where TFRA's tf_keras initializers repeat rows.
 
-RowOptimizer runs a stock optimizer on rows whose number changes every step. Optimizers make their slots (momenta,
-accumulators) once, in the shape of the trained variable. Here the variable holds the rows of one step, so it and its
+RowOptimizer runs a stock optimizer on a number of rows that changes every step. Optimizers make their slots (momenta,
+accumulators) once, in the shape of the trained variable. Here the variable has the rows of one step, so it and its
 slots have the shape [None, D], and the table keeps their values between steps.
 
 A TFRA variable has a single key. The owner makes it of (table, id) after the exchange (deferred hashing, FusedRec
 section 3, "Lossless Lookup"):
 
 - MergedBits (MTGRBoost eq. 8): key = (table number << (63 - k)) | id with k = ceil(log2(m + 1)) bits for m tables.
-  It is exact and reversible. Ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
+  It is exact and reversible. Ids must be in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
 - NameHash: key = Mix64(id xor h(name)) for any id. Two pairs (name, id) share a key with probability 2^-64, so n rows
   have a collision with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. A second variable maps
   keys to (table, id).
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     ids: tf.Tensor  # <int64>[W], distinct, grouped by table
     segments: tf.Tensor  # <int64>[W], table of each id
     keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
-    exists: tf.Tensor  # <bool>[W], whether the variable holds the row
+    exists: tf.Tensor  # <bool>[W], whether the variable has the row
     distinct: tf.Tensor  # [W, D], rows
     slots: tf.Tensor  # [W, k * D]
 
@@ -72,15 +72,7 @@ def _joined(parts: Sequence[Found], sums: Sequence[tf.Tensor]) -> tuple[Found, t
 
 
 class TfraTable(StoredTable):
-    """The tables of one group in one `de.Variable`.
-
-    Args:
-      name: Name of the TFRA variable.
-      tables: Tables of equal spec. Table s is segment s.
-      key_encoding: "bits" or "hash", see make_encoding.
-      seed: Seed of the initial rows.
-      init_capacity: Number of rows for which memory is taken at once.
-    """
+    """The tables of one group in one `de.Variable`. They have equal specs. Table s is segment s."""
 
     owner = "tfra"  # TFRA's files are divided by its partition function
     takes_duplicates = False  # the exchange that removes them also checks that ids fit id_bits
@@ -109,7 +101,7 @@ class TfraTable(StoredTable):
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse: Any = None
-        if isinstance(self._encoding, NameHash):  # the keys alone do not tell (table, id)
+        if isinstance(self._encoding, NameHash):  # the keys do not determine (table, id)
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
@@ -118,12 +110,12 @@ class TfraTable(StoredTable):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer that trains these tables: a copy of the configured one, with state of its own."""
+        """The optimizer that trains these tables: a copy of the configured one, with its own state."""
         return self._trainer.optimizer
 
     @property
     def id_bits(self) -> int:  # type: ignore[override]
-        """Ids must lie in [0, 2^id_bits); 64 admits every int64."""
+        """Ids must be in [0, 2^id_bits); 64 admits every int64."""
         return self._encoding.id_bits
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
@@ -180,8 +172,8 @@ class TfraTable(StoredTable):
 
     def record_dtype(self, section: str) -> np.dtype:
         """Structured, packed: "row" and the optimizer's slots, D numbers each; bfloat16 travels as its bits, <u2."""
-        kind = "<u2" if self._dtype == tf.bfloat16 else self._default.dtype.newbyteorder("<").str
-        return np.dtype([(part, kind, (self._dim,)) for part in ("row", *self._trainer.slot_names)])
+        number = "<u2" if self._dtype == tf.bfloat16 else self._default.dtype.newbyteorder("<").str
+        return np.dtype([(part, number, (self._dim,)) for part in ("row", *self._trainer.slot_names)])
 
     def size(self, name: str) -> int:
         return len(self._stored(name)[0]) if self.variable.size() else 0
@@ -227,7 +219,7 @@ class TfraTable(StoredTable):
         return bits.view(self.record_dtype("rows")).reshape(len(values))
 
     def _merged(self, name: str, ids: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        """Keys <int64>[n] of one table's ids, and the pairs (table, id) behind them, <int64>[n, 2]."""
+        """Keys <int64>[n] of one table's ids, and their pairs (table, id), <int64>[n, 2]."""
         bad = np.flatnonzero((ids < 0) | (ids >> min(self.id_bits, 63) > 0))
         if self.id_bits < 64 and len(bad):
             raise ValueError(
@@ -241,11 +233,11 @@ class TfraTable(StoredTable):
         return [self.variable, *([self._reverse] if self._reverse else [])]
 
     def _stored(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """ids <int64>[n] of one table and what the variable holds of them, [n, (1 + k) * D], in no order."""
+        """ids <int64>[n] of one table and their rows and slots, [n, (1 + k) * D], in no order."""
         merged, values = (t.numpy() for t in self.variable.export())
         ids, segments = self._ids_of(merged)
-        mine = segments == self.names.index(name)
-        return ids[mine], values[mine]
+        places = segments == self.names.index(name)
+        return ids[places], values[places]
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._encoding, MergedBits):
@@ -257,14 +249,7 @@ class TfraTable(StoredTable):
 class RowOptimizer:
     """An optimizer, the variable of a step's rows, and its slots.
 
-    Args:
-      optimizer: A Keras optimizer, which is copied without its state, or a TF1 optimizer, which is used itself.
-      dim: D.
-      dtype: dtype of rows and slots.
-      name: Name of the variables.
-
-    Raises:
-      ValueError: the optimizer's family is unknown, or it averages rows over time (use_ema).
+    A Keras optimizer is copied without its state. A TF1 optimizer is used itself. `dtype` is that of rows and slots.
     """
 
     def __init__(self, optimizer: Any, dim: int, dtype: tf.DType, name: str):
@@ -288,7 +273,7 @@ class RowOptimizer:
         """One step of the optimizer.
 
         Args:
-          rows, grads: [W, D]. Each row comes once, so dense gradients save the search for duplicates.
+          rows, grads: [W, D]. Each row occurs once, so dense gradients save the search for duplicates.
           slots: [W, k * D].
 
         Returns:
@@ -307,14 +292,14 @@ class RowOptimizer:
         return tf.Variable(nothing, shape=[None, self._dim], trainable=False, name=f"{self._name}/{role}")
 
     def _slot(self, slot_name: str, start: Any) -> tf.Variable:
-        """Returns the slot of this name, and makes it at the first call. `start` [1, D] holds a new row's values."""
+        """Returns the slot of this name, and makes it at the first call. `start` [1, D] are a new row's values."""
         if slot_name not in self._slots:
             self._starts.append(np.reshape(np.asarray(start, self._dtype.as_numpy_dtype), [self._dim]))
             self._slots[slot_name] = self._variable(slot_name)
         return self._slots[slot_name]
 
     def _adopt(self, optimizer: Any) -> Any:
-        """Returns an optimizer that keeps its slots here."""
+        """An optimizer that keeps its slots here. Refuses an unknown family, and averages of rows over time."""
         if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
             return self._adopt_legacy(type(optimizer).from_config(optimizer.get_config()))
         if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -348,7 +333,7 @@ class RowOptimizer:
             return self._slot(variable_name, zeros if initial_value is None else initial_value)
 
         optimizer.add_variable_from_reference = types.MethodType(add_variable_from_reference, optimizer)
-        # The optimizer is built for one row, whose shape is known. Then the rows take the place of that variable.
+        # The optimizer is built for one row, which has a known shape. Then the rows replace that variable.
         optimizer.build([self._one_row()])
         optimizer._index_dict[optimizer._var_key(self._rows)] = 0
         return optimizer
@@ -392,18 +377,11 @@ class MergedBits:
             return ids
         return tf.bitwise.bitwise_or(tf.bitwise.left_shift(segments, tf.cast(self._shift, tf.int64)), ids)
 
-    def decode_tensor(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """ids and table numbers, both <int64>[W], of keys <int64>[W]."""
+    def decode(self, keys: Any) -> tuple[Any, Any]:
+        """ids and table numbers, both <int64>[W], of keys <int64>[W], which are NumPy or TensorFlow."""
         if self.id_bits == 64:
-            return keys, tf.zeros_like(keys)
-        mask, shift = tf.constant((1 << self._shift) - 1, tf.int64), tf.constant(self._shift, tf.int64)
-        return tf.bitwise.bitwise_and(keys, mask), tf.bitwise.right_shift(keys, shift)
-
-    def decode(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ids and table numbers, both <int64>, of NumPy keys."""
-        if self.id_bits == 64:
-            return keys, np.zeros_like(keys)
-        return keys & ((np.int64(1) << self._shift) - 1), keys >> self._shift
+            return keys, np.zeros_like(keys) if isinstance(keys, np.ndarray) else tf.zeros_like(keys)
+        return keys % (1 << self._shift), keys // (1 << self._shift)
 
 
 class NameHash:
@@ -428,11 +406,11 @@ def tensor_mix64(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift))
 
 
-def make_encoding(kind: str, names: Sequence[str]) -> MergedBits | NameHash:
-    """The key encoding called `kind` ("bits" or "hash") for tables `names`."""
-    if kind not in KEY_ENCODINGS:
-        raise ValueError(f"key_encoding must be one of {KEY_ENCODINGS}, got {kind!r}.")
-    return MergedBits(names) if kind == "bits" else NameHash(names)
+def make_encoding(name: str, tables: Sequence[str]) -> MergedBits | NameHash:
+    """The key encoding "bits" or "hash" of the tables with these names."""
+    if name not in KEY_ENCODINGS:
+        raise ValueError(f"key_encoding must be one of {KEY_ENCODINGS}, got {name!r}.")
+    return MergedBits(tables) if name == "bits" else NameHash(tables)
 
 
 register_backend("tfra", TfraTable)

@@ -10,7 +10,7 @@ import io
 
 from tf_fusedrec._tf_compat import tf
 
-# At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
+# At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that is unused here.
 _level = tf.get_logger().level
 tf.get_logger().setLevel("ERROR")
 try:

@@ -36,9 +36,9 @@ def stop_at_shortest(dataset: tf.data.Dataset, *, name: str = "stop_at_shortest"
         return tf.equal(collectives.all_reduce_sum(have, name=f"fusedrec.{name}"), collectives.size())
 
     # Dataset.map passes the components of a tuple as separate arguments.
-    whole = isinstance(dataset.element_spec, tuple)
-    batches = dataset.map(lambda *parts: optional.from_value(parts if whole else parts[0])).concatenate(end)
-    # No stage may prefetch: it would wait in an all-reduce that ranks whose epoch is over never join.
+    is_tuple = isinstance(dataset.element_spec, tuple)
+    batches = dataset.map(lambda *parts: optional.from_value(parts if is_tuple else parts[0])).concatenate(end)
+    # No stage may prefetch: it would wait in an all-reduce that ranks never join after their epoch.
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.inject_prefetch = False

@@ -18,7 +18,7 @@ from models.parts.encoders import attends_by_time
 from models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec import tf
 from tf_fusedrec.layers import HSTU, AttentionState, SequenceTimes, jagged, sequence_times
-from tf_fusedrec.layers.attention_state import appended, first_tokens
+from tf_fusedrec.layers.base import appended, first_tokens
 
 
 class UserState(NamedTuple):

@@ -1,6 +1,6 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
 
-An import changes the process by the statements of this list alone. The last three run with `import tf_fusedrec.tfra` or
+An import changes the process only by the statements of this list. The last three run with `import tf_fusedrec.tfra` or
 FusedEmbedding(backend="tfra").
 
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
@@ -24,7 +24,7 @@ FusedEmbedding(backend="tfra").
   tables/keras_savers.py  _files.save_weights                       Keras' save_weights refuses tables.
   tables/keras_savers.py  _archive.export_model                     Keras' model.export refuses tables.
   tables/keras_savers.py  keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
-  tables/keras_savers.py  keras.callbacks.CallbackList.*            fit refuses callbacks that leave tables behind.
+  tables/keras_savers.py  keras.callbacks.CallbackList.*            fit refuses callbacks that omit tables.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
   tfra/table.py           register_backend                          FusedEmbedding gets the backend "tfra".
   tfra/tfra_library.py    tf.get_logger().setLevel                  TFRA's import prints no notices.

@@ -1,8 +1,8 @@
 """The single import of TensorFlow and Keras: every module of this package imports `tf` and `keras` from here.
 
-TFRA 0.8.1 works with legacy Keras (the `tf_keras` package) only. TensorFlow chooses the Keras behind `tf.keras` once,
-when it is imported. This module therefore selects legacy Keras before it imports TensorFlow. It refuses an import that
-comes too late, because a layer would fail later for no visible reason.
+TFRA 0.8.1 works with legacy Keras (the `tf_keras` package) only. TensorFlow chooses the Keras of `tf.keras` once,
+when it is imported. This module therefore selects legacy Keras before it imports TensorFlow. It refuses a late
+import, because a layer would fail later for no visible reason.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ from tensorflow.python.eager import record as _record  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  The format of tf.profiler's files.
 
-# AutoGraph leaves `keras` alone, but rewrites the sources of other packages at the first step of every process. That
+# AutoGraph skips `keras`, but rewrites the sources of other packages at the first step of every process. That
 # takes 15 s for `tf_keras` and for TFRA, and 3 s for the layers here. Their code does not need it. TensorFlow has no
 # public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions.
 _LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
@@ -128,7 +128,7 @@ def converted_as_here(function: Callable) -> Callable:
 
 
 def unconverted(function: Callable) -> Callable:
-    """The function without AutoGraph, whose conversion takes seconds. Keras still converts layers by itself.
+    """The function without AutoGraph, whose conversion takes seconds. Keras still converts layers.
 
     Call it outside of any trace. tf.autograph.experimental.do_not_convert would keep Keras from converting.
     """

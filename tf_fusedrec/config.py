@@ -158,29 +158,29 @@ class TableConfig:
       admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
       max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
-      frequency_decay_steps: Number of training steps after which the counts behind "lfu" and hot_after are halved; 0
+      frequency_decay_steps: Number of training steps after which the counts for "lfu" and hot_after are halved; 0
         for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its turn once
         in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the last
         lookups_per_update steps looked it up. Needs storage_dtype "mixed" or eviction "lfu".
       record_tombstones: True to record removed ids, for delta checkpoints and delta exports.
 
     Tiers of memory per rank, with backend "native" only:
-      memory_budget: Bytes of rows in memory; further rows go to a file in tier_folder. Tables of one group share the
+      memory_budget: Bytes of rows in memory; the other rows go to a file in tier_folder. Tables of one group share the
         sum of their budgets. 0 for no limit.
       tier_folder: Folder on a local disk.
       host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
         device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
         and the gradients of one step per update. Applies to device tables only.
-      hot_rows: Number of further rows on the device, beside the rows of two batches: the rows that lookups brought most
-        often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel with every
-        batch, and return to host memory when others are more frequent or a call needs host memory up to date. Their
-        memory on the device is taken when the layer is made. Tables of one group share the sum of their hot_rows.
-        Needs host_rows; 0 for none. The rows are the same for any number.
+      hot_rows: Number of additional rows on the device, in addition to those of two batches: the rows that lookups
+        requested most often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel
+        with every batch, and return to host memory when others are more frequent or a call needs host memory up to
+        date. Their memory on the device is taken when the layer is made. Tables of one group share the sum of their
+        hot_rows. Needs host_rows; 0 for none. The rows are the same for any number.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
-        layer is made. The rows are never trained, and no checkpoint of this model holds them. Unknown ids have zeros.
-        Only name, dim and dtype apply to such a table besides.
+        layer is made. The rows are never trained, and no checkpoint of this model has them. Unknown ids have zeros.
+        The only other fields of such a table are name, dim and dtype.
       external_table: Name of the table in that checkpoint; None: `name`.
     """
 
@@ -296,7 +296,7 @@ class TableConfig:
             )
         if self.hot_rows and not self.host_rows:
             raise ValueError(
-                f"TableConfig.hot_rows needs host_rows=True, because other tables have no rows in host memory beside a "
+                f"TableConfig.hot_rows needs host_rows=True, because other tables have no rows in host memory for a "
                 f"GPU, got {self.hot_rows} for table {self.name!r}. Remedy: host_rows=True, or leave hot_rows 0."
             )
         if self.eviction and not self.max_rows:
@@ -345,8 +345,8 @@ class FeatureConfig:
       combiner: None keeps one row per id. "sum", "mean" and "sqrtn" pool the rows of a sample, with the optional
         weights of the call. "mean" divides by the sum of weights, "sqrtn" by the root of the sum of their squares.
       output_dtype: dtype of this feature's rows in the exchange and in the model; None: the table's dtype. A 16-bit
-        dtype halves both for this feature alone, for example for negatives (TurboGR, section 4.3.2). Its gradients are
-        sent as bfloat16, which has the range of float32. A group makes two further all-to-alls for each further dtype,
+        dtype halves both for this feature only, for example for negatives (TurboGR, section 4.3.2). Its gradients are
+        sent as bfloat16, which has the range of float32. A group makes two more all-to-alls for each additional dtype,
         and ids shared with features of another dtype are sent twice. It then needs a native table.
       padding_id: Id that means "no id", such as -1 in ids padded to [B, L]; None: every id is real. Padding has a row
         of zeros and does not count in pooled rows or means. It is not looked up, creates no row, is not sent and gets

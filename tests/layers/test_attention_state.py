@@ -200,7 +200,7 @@ def test_wrong_arguments_of_extend():
     with pytest.raises(refused, match="must have the same number of rows"):
         rows.layer.extend(few, state, SequenceTimes(times.asks[:72], times.answers[:72]))
     for keep in (history + 1, history * 0 - 1):
-        with pytest.raises(refused, match="keep must lie between 0 and the number of x's tokens that are no targets"):
+        with pytest.raises(refused, match="keep must be between 0 and the number of x's tokens that are no targets"):
             rows.layer.extend(x, None, times, keep=tf.constant(keep))
 
 

@@ -144,5 +144,5 @@ def test_it_is_what_one_process_tells(alone, on_three):
 def test_unsummable_metrics_are_refused_and_other_logs_are_averaged(alone, on_three):
     assert alone[1] is None  # one process adds nothing
     for _, said, own in on_three:
-        assert "metric 'largest' of class Largest has a merge_state of its own" in said
+        assert "metric 'largest' of class Largest has its own merge_state" in said
         assert own == {"rank": 1.0, "step": 4.0}  # the last of the 5 steps of one execution

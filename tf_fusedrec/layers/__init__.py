@@ -6,7 +6,7 @@ attention. stock_attention.py replaces it for serving without our ops.
 """
 
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState
+from tf_fusedrec.layers.base import AttentionState
 from tf_fusedrec.layers.fuxi import FuXi
 from tf_fusedrec.layers.gated_output import GatedOutput
 from tf_fusedrec.layers.hstu import HSTU

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock
+from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_choice, check_positive
 from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.stock_attention import FUSED
 from tf_fusedrec.ops import RelativeBias, SequenceTimes
@@ -64,11 +64,8 @@ class FuXi(SequenceBlock):
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        for name, number in {"num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim}.items():
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}.")
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {FORMS}, got {form!r}.")
+        check_positive(num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim)
+        check_choice("form", form, FORMS)
         if ffn_multiple < 0:
             raise ValueError(f"ffn_multiple must be >= 0, got {ffn_multiple}. 0 omits the feed-forward network.")
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
@@ -77,15 +74,11 @@ class FuXi(SequenceBlock):
                 'time_encoding must not be "none", because every FuXi block has a time channel. Use "buckets", '
                 '"power", "exponential" or "stretched".'
             )
-        self.num_heads = num_heads
-        self.qk_dim = qk_dim
-        self.value_dim = value_dim
-        self.form = form
-        self.ffn_multiple = ffn_multiple
-        self.max_sequence_length = max_sequence_length
-        self.time_encoding = time_encoding
-        self.time_buckets = time_buckets
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self._configure(
+            num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim, form=form, ffn_multiple=ffn_multiple,
+            max_sequence_length=max_sequence_length, time_encoding=time_encoding, time_buckets=time_buckets,
+            dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy),
+        )  # fmt: skip
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
@@ -124,10 +117,10 @@ class FuXi(SequenceBlock):
     ) -> tuple[tf.RaggedTensor, AttentionState]:
         x = self._cast(x)
         gate, value, query, key = self._project(x.values)
-        new, whole, times = self._grown(x, state, value[:, :, :0] if key is None else key, value, timestamps)
-        row_splits = whole.values.row_splits
+        new, rows, times = self._grown(x, state, value[:, :, :0] if key is None else key, value, timestamps)
+        row_splits = rows.values.row_splits
         bias = self.bias_weights(row_splits, times)
-        channels = self._attend(query, whole.keys.values, whole.values.values, row_splits, bias, x.row_splits)
+        channels = self._attend(query, rows.keys.values, rows.values.values, row_splits, bias, x.row_splits)
         return self._finish(x, gate, channels, False), new
 
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
@@ -161,11 +154,6 @@ class FuXi(SequenceBlock):
         per_token = 2 * columns * (sum(self._widths()) + self._channels() * inner + 3 * columns * self.ffn_multiple)
         per_pair = 2 * 2 * inner + (2 * (self.num_heads * self.qk_dim + inner) if self.form == "alpha" else 0)
         return self._flops(row_splits, per_token, per_pair)
-
-    def get_config(self):
-        names = "num_heads qk_dim value_dim form ffn_multiple max_sequence_length time_encoding time_buckets"
-        options = {name: getattr(self, name) for name in names.split()}
-        return {**super().get_config(), **options, "dropout": self.dropout.rate}
 
     def _channels(self) -> int:
         return 3 if self.form == "alpha" else 2

@@ -1,6 +1,6 @@
-"""The second half of an HSTU block: normalises the attention's output, gates it, projects it and adds the input.
+"""The second half of an HSTU block: normalizes the attention's output, gates it, projects it and adds the input.
 
-The three forms of hstu.py differ in the order and the weights of the normalisation. The options match the output stage
+The three forms of hstu.py differ in the order and the weights of the normalization. The options match the output stage
 of the public operators.
 """
 
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.base import ConfiguredLayer, check_choice
 from tf_fusedrec.ops import OutputGate
 
 GATE_ACTIVATIONS = {"none": tf.identity, "silu": tf.nn.silu, "sigmoid": tf.sigmoid}
 
 
-class GatedOutput(keras.layers.Layer):
+class GatedOutput(ConfiguredLayer):
     """Computes x + W dropout(y), where y is gate * norm(attended) or norm(gate * attended).
 
     Args:
       num_heads: Number of heads H, for norm "per_head".
-      norm: "plain" (layer norm without weights), "affine", or "per_head". "per_head" normalises the columns of each
+      norm: "plain" (layer norm without weights), "affine", or "per_head". "per_head" normalizes the columns of each
         head, with one weight and one bias per head. Epsilon is 1e-6.
       gate_before_norm: True if y is norm(gate * attended), eq. 3 of MTGRBoost.
       gate_activation: Activation of the gate, one of GATE_ACTIVATIONS.
@@ -28,7 +29,7 @@ class GatedOutput(keras.layers.Layer):
 
     Call:
       x: <float>[T, D].
-      gate, attended: <float>[T, H * Dv]; or y alone, <float>[T, H * Dv], which the op made with `output_gate`.
+      gate, attended: <float>[T, H * Dv]; or only y, <float>[T, H * Dv], which the op made with `output_gate`.
       returns <float>[T, D].
 
     Raises:
@@ -47,21 +48,13 @@ class GatedOutput(keras.layers.Layer):
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        choices = {
-            "norm": (norm, ("plain", "affine", "per_head")),
-            "gate_activation": (gate_activation, tuple(GATE_ACTIVATIONS)),
-            "concat": (concat, ("none", "normalized", "raw")),
-        }
-        for name, (given, known) in choices.items():
-            if given not in known:
-                raise ValueError(f"{name} must be one of {known}, got {given!r}.")
-        self.num_heads = num_heads
-        self.norm = norm
-        self.gate_before_norm = gate_before_norm
-        self.gate_activation = gate_activation
-        self.concat = concat
-        self.use_bias = use_bias
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        check_choice("norm", norm, ("plain", "affine", "per_head"))
+        check_choice("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS))
+        check_choice("concat", concat, ("none", "normalized", "raw"))
+        self._configure(
+            num_heads=num_heads, norm=norm, gate_before_norm=gate_before_norm, gate_activation=gate_activation,
+            concat=concat, use_bias=use_bias, dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy),
+        )  # fmt: skip
 
     def build(self, input_shape):
         columns, inner = input_shape[0][-1], input_shape[2][-1]
@@ -100,18 +93,6 @@ class GatedOutput(keras.layers.Layer):
             middle = normalized if self.concat == "normalized" else attended
             gated = tf.concat([gate, middle, gated], axis=-1)
         return gated
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "norm": self.norm,
-            "gate_before_norm": self.gate_before_norm,
-            "gate_activation": self.gate_activation,
-            "concat": self.concat,
-            "use_bias": self.use_bias,
-            "dropout": self.dropout.rate,
-        }
 
     def _normalized(self, x: tf.Tensor) -> tf.Tensor:
         if self.norm == "plain":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock, only_targets
+from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_choice, check_positive, only_targets
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.jagged import visible_keys
 from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
@@ -94,20 +94,11 @@ class HSTU(SequenceBlock):
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        sizes = {
-            "num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim, "target_group_size": target_group_size,
-        }  # fmt: skip
-        for name, number in sizes.items():
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}.")
+        check_positive(num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim, target_group_size=target_group_size)
         checked_windows(attention_window, min_full_length, global_window)
-        for name, given, known in (
-            ("form", form, FORMS),
-            ("divisor", divisor, DIVISORS),
-            ("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS)),
-        ):
-            if given not in known:
-                raise ValueError(f"{name} must be one of {known}, got {given!r}.")
+        check_choice("form", form, FORMS)
+        check_choice("divisor", divisor, DIVISORS)
+        check_choice("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS))
         if not 0 <= attention_dropout < 1:
             raise ValueError(f"attention_dropout must be >= 0 and < 1, got {attention_dropout}.")
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
@@ -115,24 +106,13 @@ class HSTU(SequenceBlock):
             raise ValueError(f'group_norm and gate_activation belong to form "production", got form {form!r}.')
         if form == "mtgrboost" and concat:
             raise ValueError('concat belongs to the forms "research" and "production", got form "mtgrboost".')
-        self.num_heads = num_heads
-        self.qk_dim = qk_dim
-        self.value_dim = value_dim
-        self.form = form
-        self.max_sequence_length = max_sequence_length
-        self.dropout = dropout
-        self.position_bias = position_bias
-        self.time_encoding = time_encoding
-        self.time_buckets = time_buckets
-        self.divisor = divisor
-        self.attention_window = attention_window
-        self.min_full_length = min_full_length
-        self.global_window = global_window
-        self.target_group_size = target_group_size
-        self.concat = concat
-        self.group_norm = group_norm
-        self.gate_activation = gate_activation
-        self.attention_dropout = attention_dropout
+        self._configure(
+            num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim, form=form,
+            max_sequence_length=max_sequence_length, dropout=dropout, position_bias=position_bias,
+            time_encoding=time_encoding, time_buckets=time_buckets, divisor=divisor, attention_window=attention_window,
+            min_full_length=min_full_length, global_window=global_window, target_group_size=target_group_size,
+            concat=concat, group_norm=group_norm, gate_activation=gate_activation, attention_dropout=attention_dropout,
+        )  # fmt: skip
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
@@ -149,13 +129,8 @@ class HSTU(SequenceBlock):
         if production:
             self.input_norm_weight = self.add_weight("input_norm_weight", [columns], initializer="ones")
             self.input_norm_bias = self.add_weight("input_norm_bias", [columns], initializer="zeros")
-        self.bias_weights = BiasWeights(
-            self.max_sequence_length,
-            self.position_bias,
-            self.time_encoding,
-            self.time_buckets,
-            name=f"{self.name}_bias",
-        )
+        bias_options = (self.max_sequence_length, self.position_bias, self.time_encoding, self.time_buckets)
+        self.bias_weights = BiasWeights(*bias_options, name=f"{self.name}_bias")
         concat = ("normalized" if research else "raw") if self.concat else "none"
         self.output_stage = GatedOutput(
             self.num_heads,
@@ -203,10 +178,10 @@ class HSTU(SequenceBlock):
         if state is not None:
             x = only_targets(x, state, num_targets, contextual_length, self.name)
         gate, query, key, value = self._project(x.values)
-        new, whole, times = self._grown(x, state, key, value, timestamps)
-        row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
+        new, rows, times = self._grown(x, state, key, value, timestamps)
+        row_splits, masks = rows.values.row_splits, self._masks(num_targets, contextual_length)
         gated = self._gated(
-            gate, query, whole.keys.values, whole.values.values, row_splits,
+            gate, query, rows.keys.values, rows.values.values, row_splits,
             scale=self._scale(row_splits, masks, x.row_lengths()), bias=self.bias_weights(row_splits, times),
             query_splits=x.row_splits, **masks,
         )  # fmt: skip
@@ -236,14 +211,6 @@ class HSTU(SequenceBlock):
         qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         per_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
         return self._flops(row_splits, per_token, 2 * (qk + inner), **self._masks(num_targets, contextual_length))
-
-    def get_config(self):
-        names = (
-            "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
-            "divisor attention_window min_full_length global_window target_group_size concat group_norm "
-            "gate_activation attention_dropout"
-        )
-        return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 
     def _normalized(self, tokens: tf.Tensor) -> tf.Tensor:
         if self.form == "mtgrboost":

@@ -71,7 +71,7 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
       RaggedTensor <any>[B,(sum of L_p),...].
 
     Raises:
-      ValueError: `parts` is empty or holds something other than a RaggedTensor.
+      ValueError: `parts` is empty or has something other than a RaggedTensor.
       InvalidArgumentError: The parts have different numbers of rows.
 
     Example:
@@ -87,7 +87,7 @@ def concat_alike(sequences: Sequence[Sequence[tf.RaggedTensor]]) -> list[tf.Ragg
       sequences: One or more sequences of P parts. Part p has the same row lengths in all sequences.
 
     Raises:
-      ValueError: A sequence is empty or holds something other than a RaggedTensor.
+      ValueError: A sequence is empty or has something other than a RaggedTensor.
       InvalidArgumentError: The parts have different numbers of rows, or part p has different numbers of tokens.
     """
     for parts in sequences:
@@ -97,16 +97,16 @@ def concat_alike(sequences: Sequence[Sequence[tf.RaggedTensor]]) -> list[tf.Ragg
             check_sequence(f"parts[{number}]", part)
     lengths = [part.row_lengths() for part in sequences[0]]
     same = tf.debugging.assert_equal(
-        tf.stack([tf.size(own) for own in lengths]),
+        tf.stack([tf.size(part_lengths) for part_lengths in lengths]),
         tf.size(lengths[0]),
         message="parts must have the same number of rows, got these numbers:",
     )
     with tf.control_dependencies([] if same is None else [same]):
         row_splits = _splits(tf.add_n(lengths))
     places, start = [], row_splits[:-1]
-    for part, own in zip(sequences[0], lengths):
+    for part, part_lengths in zip(sequences[0], lengths):
         places.append(tf.cast(_tokens(part.row_splits, start), tf.int32))
-        start = start + own
+        start = start + part_lengths
     return [
         tf.RaggedTensor.from_row_splits(
             tf.dynamic_stitch(places, [part.values for part in parts]), row_splits, validate=False
@@ -195,7 +195,7 @@ def first_tokens(ragged: tf.RaggedTensor) -> tf.Tensor:
 
 
 def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
-    """Raises ValueError unless `ragged` is a RaggedTensor whose one ragged axis is axis 1."""
+    """Raises ValueError unless `ragged` is a RaggedTensor that is ragged in axis 1 only."""
     if not isinstance(ragged, tf.RaggedTensor):
         raise ValueError(
             f"{name} must be a RaggedTensor [B,(L),...], got {type(ragged).__name__}. "
@@ -324,9 +324,9 @@ EPSILON = 1e-6  # HSTU and FuXi use the same value.
 def layer_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
     """Returns (x - mean) / sqrt(variance + epsilon), without weights, in the shape and dtype of x <float>[..., D]."""
     wide = _wide(x)
-    centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-    return tf.cast(centred * tf.math.rsqrt(variance + epsilon), x.dtype)
+    centered = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centered), axis=-1, keepdims=True)
+    return tf.cast(centered * tf.math.rsqrt(variance + epsilon), x.dtype)
 
 
 def rms_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
@@ -383,7 +383,7 @@ def visible_keys(
         lowest = tf.where(windowed, tf.maximum(number - attention_window, 0), lowest)
         if global_window:  # the lowest numbers, as far as the window does not reach them
             outside = tf.minimum(global_window + tf.cast(context > 0, tf.int64), lowest)
-    # Number 0 stands for all context tokens.
+    # All context tokens have number 0.
     sees_context = ((lowest == 0) | (outside > 0)) & (number > 0)
     before = number - lowest + outside + tf.cast(sees_context, tf.int64) * context_beyond_one
     if target_group_size > 1:

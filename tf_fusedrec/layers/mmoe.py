@@ -4,14 +4,15 @@ It maps the HSTU blocks' output tokens, usually the targets only, to one vector 
 """
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers.base import ConfiguredLayer, check_positive
 
 
-class MMoE(keras.layers.Layer):
+class MMoE(ConfiguredLayer):
     """y_task = sum over its top k experts of g_e(x) * Expert_e(x); Expert_e(x) = relu(x W_e + b_e).
 
     A task's gate is a softmax over ALL experts. The k largest values are kept and divided by their sum; the paper
     names top k but no normalisation. Ties keep the expert with the lower index. An expert is computed only for the
-    tokens whose gates keep it, and a token gives no gradient to the other experts.
+    tokens with a gate that keeps it, and a token gives no gradient to the other experts.
 
     Args:
       num_experts: Number of experts, E.
@@ -32,23 +33,14 @@ class MMoE(keras.layers.Layer):
 
     def __init__(self, num_experts: int, expert_units: int, num_tasks: int, top_k: int, **layer_arguments):
         super().__init__(**layer_arguments)
-        for name, number in (
-            ("num_experts", num_experts),
-            ("expert_units", expert_units),
-            ("num_tasks", num_tasks),
-        ):
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}.")
+        check_positive(num_experts=num_experts, expert_units=expert_units, num_tasks=num_tasks)
         if not 1 <= top_k <= num_experts:
             raise ValueError(f"top_k must be 1 .. num_experts = {num_experts}, got {top_k}.")
-        self.num_experts = num_experts
-        self.expert_units = expert_units
-        self.num_tasks = num_tasks
-        self.top_k = top_k
+        self._configure(num_experts=num_experts, expert_units=expert_units, num_tasks=num_tasks, top_k=top_k)
 
     def build(self, input_shape):
         columns = input_shape[-1]
-        # One matrix holds all experts, but its initial range follows the fans of a single expert.
+        # One matrix for all experts. Its initial range follows the fans of a single expert.
         limit = (6.0 / (columns + self.expert_units)) ** 0.5
         self.expert_kernel = self.add_weight(
             "expert_kernel",
@@ -77,19 +69,19 @@ class MMoE(keras.layers.Layer):
         return [tf.reduce_sum(gate * experts, axis=1) for gate, experts in zip(gates, kept)]
 
     def _chosen_experts(self, x: tf.Tensor, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes each expert for the tokens whose gates keep it.
+        """Computes each expert for the tokens with a gate that keeps it.
 
         Returns:
           rows: <float>[P, expert_units], expert by expert, the tokens of each in their order.
           places: <int32>[T, tasks, k], where `rows` has the experts of `chosen`.
         """
-        wanted = tf.reduce_max(tf.one_hot(chosen, self.num_experts, dtype=tf.int32), axis=[1, 2])  # [T, E]
-        tokens = tf.where(tf.transpose(wanted) > 0)[:, 1]
-        parts = tf.split(tf.gather(x, tokens), tf.reduce_sum(wanted, axis=0), num=self.num_experts)
+        is_kept = tf.reduce_max(tf.one_hot(chosen, self.num_experts, dtype=tf.int32), axis=[1, 2])  # [T, E]
+        tokens = tf.where(tf.transpose(is_kept) > 0)[:, 1]
+        parts = tf.split(tf.gather(x, tokens), tf.reduce_sum(is_kept, axis=0), num=self.num_experts)
         kernels = tf.split(self.expert_kernel, self.num_experts, axis=1)
         biases = tf.split(self.expert_bias, self.num_experts)
         rows = [tf.nn.relu(tf.matmul(*pair) + bias) for *pair, bias in zip(parts, kernels, biases)]
-        place = tf.cumsum(tf.reshape(tf.transpose(wanted), [-1]), exclusive=True)
+        place = tf.cumsum(tf.reshape(tf.transpose(is_kept), [-1]), exclusive=True)
         place = tf.transpose(tf.reshape(place, [self.num_experts, -1]))
         return tf.concat(rows, axis=0), tf.gather(place, chosen, batch_dims=1)
 
@@ -103,15 +95,6 @@ class MMoE(keras.layers.Layer):
         gates = columns * self.num_tasks * self.num_experts
         mixing = self.num_tasks * self.top_k * self.expert_units
         return 2 * (experts + gates + mixing)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_experts": self.num_experts,
-            "expert_units": self.expert_units,
-            "num_tasks": self.num_tasks,
-            "top_k": self.top_k,
-        }
 
 
 def _top_gates(logits: tf.Tensor, top_k: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,12 +9,13 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.base import ConfiguredLayer, check_positive
 from tf_fusedrec.ops import contextual_lengths
 
 _SECONDS = 60  # Seconds in one unit of age.
 
 
-class PositionTimeEmbedding(keras.layers.Layer):
+class PositionTimeEmbedding(ConfiguredLayer):
     """Computes x * sqrt(D) + positions[row] + ages[bucket].
 
     The row of context token p is p. The row of any other token is C + (end of history - its position), and C for all
@@ -46,14 +47,12 @@ class PositionTimeEmbedding(keras.layers.Layer):
         self, num_positions: int, time_buckets: int = 2048, time_bucket_function: str = "sqrt", **layer_arguments
     ):
         super().__init__(**layer_arguments)
-        for name, number in {"num_positions": num_positions, "time_buckets": time_buckets}.items():
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}.")
+        check_positive(num_positions=num_positions, time_buckets=time_buckets)
         if time_bucket_function not in ("sqrt", "log"):
             raise ValueError(f"time_bucket_function must be 'sqrt' or 'log', got {time_bucket_function!r}.")
-        self.num_positions = num_positions
-        self.time_buckets = time_buckets
-        self.time_bucket_function = time_bucket_function
+        self._configure(
+            num_positions=num_positions, time_buckets=time_buckets, time_bucket_function=time_bucket_function
+        )
 
     def build(self, input_shape):
         columns = input_shape[-1]
@@ -85,14 +84,6 @@ class PositionTimeEmbedding(keras.layers.Layer):
         added = tf.add_n([jagged.gather_rows(tf.convert_to_tensor(table), index) for table, index in tables])
         return x.with_values(x.values * x.shape[-1] ** 0.5 + added)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_positions": self.num_positions,
-            "time_buckets": self.time_buckets,
-            "time_bucket_function": self.time_bucket_function,
-        }
-
     def _thresholds(self) -> np.ndarray:
         """Returns <int64>[J], the smallest age in seconds of buckets 1 .. J.
 
@@ -107,7 +98,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
         return thresholds
 
 
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(ConfiguredLayer):
     """Computes dropout(x * sqrt(D) + positions[position]), the input rule of the public HSTU experiments.
 
     All targets of a row share the position after the history, like the candidates of the HSTU operators. A target's
@@ -120,7 +111,7 @@ class PositionEmbedding(keras.layers.Layer):
     Call:
       x: RaggedTensor <float>[B,(L),D], every L <= N.
       num_targets: None or <int>[B], number of targets at the end of each row.
-      before: None or <int64>[B], tokens of each row before x, whose state a server keeps.
+      before: None or <int64>[B], tokens of each row before x. A server keeps their state.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
@@ -130,10 +121,9 @@ class PositionEmbedding(keras.layers.Layer):
 
     def __init__(self, max_sequence_length: int, dropout: float = 0.0, **layer_arguments):
         super().__init__(**layer_arguments)
-        if max_sequence_length < 1:
-            raise ValueError(f"max_sequence_length must be >= 1, got {max_sequence_length}.")
-        self.max_sequence_length = max_sequence_length
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        check_positive(max_sequence_length=max_sequence_length)
+        dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self._configure(max_sequence_length=max_sequence_length, dropout=dropout_layer)
 
     def build(self, input_shape):
         columns = input_shape[-1]
@@ -153,10 +143,3 @@ class PositionEmbedding(keras.layers.Layer):
             positions += tf.gather(before, rows)
         embedded = jagged.gather_rows(tf.convert_to_tensor(self.positions), positions)
         return x.with_values(self.dropout(x.values * x.shape[-1] ** 0.5 + embedded, training=training))
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "max_sequence_length": self.max_sequence_length,
-            "dropout": self.dropout.rate,
-        }

@@ -1,7 +1,8 @@
 """Trained weights of a block's relative bias, a function of two tokens' distance in position and in time.
 
-hstu.py adds the bias to its scores. fuxi.py uses it as separate attention maps. This file holds the tables and scalars;
-the op evaluates the bias pair by pair inside its tiles (ops/attention.py).
+hstu.py adds the bias to its scores. fuxi.py uses it as separate attention maps. The op evaluates the bias pair by pair
+inside its tiles (ops/attention.py). The layers pass integer thresholds of the time buckets, so that every machine and
+device finds the same bucket: the published float32 formula depends on the log function.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers.base import ConfiguredLayer, check_choice, check_positive
 from tf_fusedrec.ops import BucketTable, RelativeBias, SequenceTimes, TimeFunction, sequence_times
 
 # Initial ranges of the scalars, by kind of the op's function. d is in seconds.
@@ -27,7 +29,7 @@ _FUNCTIONS = {
 TIME_ENCODINGS = ("none", "buckets", *_FUNCTIONS)
 
 
-class BiasWeights(keras.layers.Layer):
+class BiasWeights(ConfiguredLayer):
     """A position table and a table or function of time, which the heads of one block share.
 
     The weights are float32 under every mixed precision policy, because one entry serves thousands of pairs.
@@ -60,10 +62,10 @@ class BiasWeights(keras.layers.Layer):
     ):
         super().__init__(**{**layer_arguments, "dtype": "float32"})
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
-        self.max_sequence_length = max_sequence_length
-        self.position = position
-        self.time_encoding = time_encoding
-        self.time_buckets = time_buckets
+        self._configure(
+            max_sequence_length=max_sequence_length, position=position, time_encoding=time_encoding,
+            time_buckets=time_buckets,
+        )  # fmt: skip
 
     def build(self, input_shape=None):
         if self.position:
@@ -98,15 +100,6 @@ class BiasWeights(keras.layers.Layer):
                 times = sequence_times(times, num_targets=num_targets)
         return RelativeBias(positions, self._time(), times)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "max_sequence_length": self.max_sequence_length,
-            "position": self.position,
-            "time_encoding": self.time_encoding,
-            "time_buckets": self.time_buckets,
-        }
-
     def _time(self) -> BucketTable | TimeFunction:
         if self.time_encoding == "buckets":
             thresholds = tf.constant(bucket_thresholds(self.time_buckets))
@@ -128,10 +121,8 @@ class BiasWeights(keras.layers.Layer):
 
 def check_bias_arguments(max_sequence_length: int, time_encoding: str, time_buckets: int) -> None:
     """Raises ValueError when BiasWeights would refuse an argument."""
-    if max_sequence_length < 1:
-        raise ValueError(f"max_sequence_length must be >= 1, got {max_sequence_length}.")
-    if time_encoding not in TIME_ENCODINGS:
-        raise ValueError(f"time_encoding must be one of {TIME_ENCODINGS}, got {time_encoding!r}.")
+    check_positive(max_sequence_length=max_sequence_length)
+    check_choice("time_encoding", time_encoding, TIME_ENCODINGS)
     if not 1 <= time_buckets <= MAX_TIME_BUCKETS:
         raise ValueError(f"time_buckets must be 1 .. {MAX_TIME_BUCKETS}, got {time_buckets}.")
 

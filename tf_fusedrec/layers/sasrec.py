@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention_state import AttentionState, SequenceBlock
+from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_positive
 
 _EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
 
@@ -47,13 +47,8 @@ class SASRec(SequenceBlock):
     ):
         super().__init__(**layer_arguments)
         sizes = {"num_heads": num_heads, "ffn_units": ffn_units, "max_sequence_length": max_sequence_length}
-        for name, number in sizes.items():
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}.")
-        self.num_heads = num_heads
-        self.ffn_units = ffn_units
-        self.max_sequence_length = max_sequence_length
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        check_positive(**sizes)
+        self._configure(**sizes, dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns = input_shape[-1]
@@ -91,8 +86,8 @@ class SASRec(SequenceBlock):
     ) -> tuple[tf.RaggedTensor, AttentionState]:
         x = self._cast(x)
         normalized, key, value = self._project(x.values)
-        new, whole, _ = self._grown(x, state, key, value)
-        keys, values, splits = whole.keys.values, whole.values.values, whole.values.row_splits
+        new, rows, _ = self._grown(x, state, key, value)
+        keys, values, splits = rows.keys.values, rows.values.values, rows.values.row_splits
         attended = self._attend(self.query(normalized), keys, values, splits, x.row_splits, False)
         return self._finish(x, normalized, attended, False), new
 
@@ -113,15 +108,6 @@ class SASRec(SequenceBlock):
         per_token = 2 * columns * (4 * columns + 2 * self.ffn_units)
         return self._flops(row_splits, per_token, 2 * 2 * columns)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "ffn_units": self.ffn_units,
-            "max_sequence_length": self.max_sequence_length,
-            "dropout": self.dropout.rate,
-        }
-
     def _attend(self, query, key, value, row_splits, query_splits, training):
         """Computes causal softmax attention of the last tokens of each row, <float>[Tq, D].
 
@@ -130,7 +116,7 @@ class SASRec(SequenceBlock):
         queries = self._padded(self._heads(query), query_splits)
         keys, values = (self._padded(tokens, row_splits) for tokens in (key, value))
         scores = tf.einsum("bihd,bjhd->bhij", queries, keys) * queries.shape[-1] ** -0.5
-        # Tokens before the queries of a row, <int32>[B]. Padding behind a row asks, too, and is dropped.
+        # Tokens before the queries of a row, <int32>[B]. Padding after a row asks, too, and is dropped.
         before = tf.cast((row_splits - query_splits)[1:] - (row_splits - query_splits)[:-1], tf.int32)
         asking = before[:, tf.newaxis] + tf.range(tf.shape(scores)[2])
         seen = asking[:, tf.newaxis, :, tf.newaxis] >= tf.range(tf.shape(scores)[3])

@@ -94,7 +94,7 @@ def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None, query_splits: tf
     query_splits = tf.cast(query_splits, tf.int64)
     queries = query_splits[1:] - query_splits[:-1]
     asking = (lengths - queries)[:, tf.newaxis] + tf.range(tf.reduce_max(tf.concat([queries, [0]], axis=0)))
-    # Padding behind a row asks from its last position, which every table has.
+    # Padding after a row asks from its last position, which every table has.
     asking = tf.minimum(asking, tf.maximum(lengths - 1, 0)[:, tf.newaxis])
     return _Rows(row_splits, query_splits, lengths, positions, asking, targets)
 
@@ -135,8 +135,8 @@ def _visible(
     visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (query == 0) & (key < top)
     if target_group_size > 1:
         history_end = history_end[:, :, tf.newaxis]
-        own, other = ((places - history_end) // target_group_size for places in (asking, answering))
-        visible |= (asking > answering) & (answering >= history_end) & (own == other)
+        groups = [(places - history_end) // target_group_size for places in (asking, answering)]
+        visible |= (asking > answering) & (answering >= history_end) & (groups[0] == groups[1])
     return visible
 
 

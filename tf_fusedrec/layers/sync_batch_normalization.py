@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 
-_all_reduce: Callable[..., tf.Tensor] = tf.identity  # the one of one process; layers know no collectives
+_all_reduce: Callable[..., tf.Tensor] = tf.identity  # for one process; the package sets that of all ranks
 
 
 def reduce_by(all_reduce_sum: Callable[..., tf.Tensor]) -> None:
@@ -18,17 +18,17 @@ def reduce_by(all_reduce_sum: Callable[..., tf.Tensor]) -> None:
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """keras.layers.BatchNormalization whose moments are those of the whole batch, the samples of all ranks.
+    """keras.layers.BatchNormalization with the moments of the whole batch, the samples of all ranks.
 
     R ranks compute what one process computes with the whole batch: outputs, gradients and moving statistics, however
     uneven the ranks' batches. A training step makes one all-reduce of the moments forward, and one backward. With one
     process it is keras.layers.BatchNormalization without its fused kernel.
 
-    All ranks call it equally often, with no samples if need be. Under FrozenWindow and Nested a batch is the
-    micro-batch of one number of all ranks, as Keras' layer sees one micro-batch.
+    All ranks call it equally often, with no samples if necessary. Under FrozenWindow and Nested, a batch is the n-th
+    micro-batch of all ranks.
 
     Args:
-      others: As for keras.layers.BatchNormalization, without `fused`, `renorm`, `virtual_batch_size`, `synchronized`.
+      **kwargs: As for keras.layers.BatchNormalization, without `fused`, `renorm`, `virtual_batch_size`, `synchronized`.
     """
 
     def __init__(self, axis: int = -1, **kwargs: Any):
@@ -48,16 +48,16 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             tf.reduce_sum(tf.square(x - mean) * weights, reduction_axes, keepdims=True), count
         )
         # In float64 the difference of squares below loses nothing that float32 has.
-        count, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
+        count, mean, variance = (tf.cast(value, tf.float64) for value in (count, mean, variance))
         moments = tf.stack([count, count * mean, count * (variance + tf.square(mean))])
         count, total, squares = tf.unstack(_all_reduce_sum(moments, self.name))
         mean = tf.math.divide_no_nan(total, count)
         variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
         if not keep_dims:
-            count, mean, variance = (tf.squeeze(one, reduction_axes) for one in (count, mean, variance))
-        # Micro-batches of one number may have no samples on any rank. Then the moving statistics stay.
-        kept = (tf.cast(one, x.dtype) for one in (self.moving_mean, self.moving_variance))
-        return tuple(tf.where(count > 0, tf.cast(one, x.dtype), moving) for one, moving in zip((mean, variance), kept))
+            count, mean, variance = (tf.squeeze(value, reduction_axes) for value in (count, mean, variance))
+        # A micro-batch may have no samples on any rank. Then the moving statistics stay.
+        pairs = ((mean, self.moving_mean), (variance, self.moving_variance))
+        return tuple(tf.where(count > 0, tf.cast(value, x.dtype), tf.cast(moving, x.dtype)) for value, moving in pairs)
 
     def get_config(self) -> dict[str, Any]:
         return {name: value for name, value in super().get_config().items() if name != "synchronized"}

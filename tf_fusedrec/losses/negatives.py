@@ -19,47 +19,47 @@ _SEGMENT_VALUES = 1 << 18  # Values gathered at a time: 1 MiB of float32 fits th
 
 
 @tf.custom_gradient
-def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
-    """Returns left[p] . right[chosen[p, c]] with dense gradients.
+def chosen_products(query: tf.Tensor, items: tf.Tensor, chosen: tf.Tensor):
+    """Returns query[p] . items[chosen[p, c]] with dense gradients.
 
-    left <float>[P, D], right <float>[I, D], chosen <int64>[P, C] -> <float>[P, C]. Forward, a block of left x right
+    query <float>[P, D], items <float>[I, D], chosen <int64>[P, C] -> <float>[P, C]. Forward, a block of query x items
     stays in the cache while its entries are picked. Gathering C rows for every p would move D times as much memory.
     Backward, the gradient is sparse in [P, I], and so are the two products.
     """
 
     def gradient(upstream):
-        weights = _sparse(upstream, chosen, tf.shape(right, tf.int64)[0])
-        d_left = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=right)
-        return d_left, tf.raw_ops.SparseTensorDenseMatMul(**weights, b=left, adjoint_a=True), None
+        weights = _sparse(upstream, chosen, tf.shape(items, tf.int64)[0])
+        d_query = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=items)
+        return d_query, tf.raw_ops.SparseTensorDenseMatMul(**weights, b=query, adjoint_a=True), None
 
     def pick(rows: slice) -> tf.Tensor:
-        return tf.gather(tf.matmul(left[rows], right, transpose_b=True), chosen[rows], batch_dims=1)
+        return tf.gather(tf.matmul(query[rows], items, transpose_b=True), chosen[rows], batch_dims=1)
 
-    return tf.ensure_shape(_by_segment(pick, tf.shape(left)[0], _BLOCK_ROWS, left.dtype), chosen.shape), gradient
+    return tf.ensure_shape(_by_segment(pick, tf.shape(query)[0], _BLOCK_ROWS, query.dtype), chosen.shape), gradient
 
 
-def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
-    """Returns left[p] . r, where r is right[chosen[p, c]].
+def segmented_products(query: tf.Tensor, items: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
+    """Returns query[p] . r, where r is items[chosen[p, c]].
 
     Beside the arguments, peak memory is one segment, [P, C] numbers and, backward, the gradient [U, D] itself.
 
     Args:
-      left: <float>[P, D], float32 or float64.
-      right: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
+      query: <float>[P, D], float32 or float64.
+      items: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
         gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
-      chosen: <int>[P, C], rows of `right`.
+      chosen: <int>[P, C], rows of `items`.
       normalize: True to divide r by max(its length, 1e-6).
 
     Returns:
-      <float>[P, C] in the dtype of `left`.
+      <float>[P, C] in the dtype of `query`.
     """
-    dtype, width = left.dtype, left.shape[1]
-    positions, rows = tf.shape(left)[0], tf.shape(right)[0]
+    dtype, width = query.dtype, query.shape[1]
+    positions, rows = tf.shape(query)[0], tf.shape(items)[0]
     per_segment = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(chosen)[1] * width, 1), 1)
     # The inverse lengths are computed block by block, because a widened copy of all rows would be the largest array.
     scale = None
     if normalize:
-        constant = tf.stop_gradient(right)  # The gradient below accounts for the lengths.
+        constant = tf.stop_gradient(items)  # The gradient below accounts for the lengths.
 
         def inverse_lengths(block: slice) -> tf.Tensor:
             return inverse_length(tf.cast(constant[block], dtype))[:, 0]
@@ -70,38 +70,38 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
         return values if scale is None else values * tf.gather(scale, of)
 
     @tf.custom_gradient
-    def products(left: tf.Tensor, right: tf.Tensor):
+    def products(query: tf.Tensor, items: tf.Tensor):
         def segment(of: slice) -> tf.Tensor:
-            gathered = tf.cast(tf.gather(right, chosen[of]), dtype)
-            return times_scale(tf.linalg.matvec(gathered, left[of]), chosen[of])
+            gathered = tf.cast(tf.gather(items, chosen[of]), dtype)
+            return times_scale(tf.linalg.matvec(gathered, query[of]), chosen[of])
 
         result = _by_segment(segment, positions, per_segment, dtype)
 
         def gradient(upstream):
             def segment(of: slice) -> tf.Tensor:
-                gathered = tf.cast(tf.gather(right, chosen[of]), dtype)
+                gathered = tf.cast(tf.gather(items, chosen[of]), dtype)
                 return tf.linalg.matvec(gathered, times_scale(upstream[of], chosen[of]), transpose_a=True)
 
-            d_left = tf.ensure_shape(_by_segment(segment, positions, per_segment, dtype), left.shape)
+            d_query = tf.ensure_shape(_by_segment(segment, positions, per_segment, dtype), query.shape)
             weights = _sparse(times_scale(upstream, chosen), chosen, tf.cast(rows, tf.int64))
-            d_right = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=left, adjoint_a=True)
+            d_items = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=query, adjoint_a=True)
             if scale is None:
-                return d_left, d_right
+                return d_query, d_items
             # The gradient of r / |r| has no component along r. Below NORM_FLOOR the divisor is constant.
             along = tf.math.unsorted_segment_sum(tf.reshape(upstream * result, [-1]), tf.reshape(chosen, [-1]), rows)
             along = tf.where(scale < 1 / NORM_FLOOR, along * tf.square(scale), 0)
-            return d_left, _less_scaled(d_right, along, right)
+            return d_query, _less_scaled(d_items, along, items)
 
         return tf.ensure_shape(result, chosen.shape), gradient
 
-    return products(left, right)
+    return products(query, items)
 
 
 def _less_scaled(values: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Writes values[u] - scale[u] * rows[u], <float>[U, D], over `values`, which no other op may read.
 
     The loop works on one block of rows at a time, so neither the product nor the difference needs another [U, D]. A
-    scatter would copy all values for every block, because TensorFlow does not see that the loop holds the only
+    scatter would copy all values for every block, because TensorFlow does not see that the loop has the only
     reference.
     """
     total = tf.shape(values)[0]
@@ -163,7 +163,8 @@ class Sampler:
     """Draws negatives, with replacement.
 
     "uniform" draws every item of the catalogue with equal probability. "frequency" draws an item by its share of the
-    training interactions. "in_batch" draws the positive of a position of this batch, whose row is already looked up.
+    training interactions. "in_batch" draws the positive of a position of this batch, with a row that is already looked
+    up.
 
     Args:
       num_items: I >= 1, number of items in the catalogue. Negatives are indices into it.
@@ -230,7 +231,7 @@ def other_positions(num_positions: tf.Tensor, columns: int, seed: tf.Tensor) -> 
     """Returns other positions of the batch for each position, <int32>[P, columns]. P = 1 gives the position itself.
 
     The function draws one random cycle through all positions and, for each column, a random number of steps along it.
-    Every column holds each position exactly once, so all negatives are shared equally often.
+    Every column has each position exactly once, so all negatives are shared equally often.
 
     Args:
       num_positions: P, <int32>[].
@@ -247,7 +248,7 @@ def other_positions(num_positions: tf.Tensor, columns: int, seed: tf.Tensor) -> 
 def reuse(values: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
     """Returns values[source[p, c], c mod n], the values of other positions, for sharing negatives or logits.
 
-    With rows or ids of negatives, position i gets further negatives n_k,j of positions k. The loss then computes its
+    With rows or ids of negatives, position i gets additional negatives n_k,j of positions k. The loss then computes its
     own logits o_i . n_k,j, as eq. 2 of the source says. With logits, position i gets o_k . n_k,j at no cost, as the
     source's text says. An expansion by k needs m = (k - 1) n, the source's R_aux.
 

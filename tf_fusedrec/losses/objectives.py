@@ -58,7 +58,7 @@ def sampled_softmax(
     """Returns -log softmax of the positive among itself and the sampled negatives, per position.
 
     A logit is similarity / temperature. The similarity is the dot product, of L2-normalised vectors if `normalize`. A
-    negative whose id equals the position's positive id gets the logit -5e4, which excludes it. The [T, n, D] array of
+    negative with the position's positive id gets the logit -5e4, which excludes it. The [T, n, D] array of
     every position's negatives is never materialised.
 
     Args:
@@ -81,7 +81,7 @@ def sampled_softmax(
 
     Raises:
       ValueError: `temperature` is not positive, `negatives` is not of rank 2, `negative_ids` is not of rank 1, or
-        `reused_from` comes without `chosen`.
+        `reused_from` lacks `chosen`.
 
     Source: the sampled softmax loss of the public HSTU experiments (Zhai et al., ICML 2024); TurboGR, section 4.3.
     """
@@ -99,22 +99,28 @@ def sampled_softmax(
     query, positive = at_least_float32(query), at_least_float32(positive)
     if normalize:
         query, positive = query * inverse_length(query), positive * inverse_length(positive)
-    own = tf.reduce_sum(query * positive, axis=-1, keepdims=True)
+    positive_logit = tf.reduce_sum(query * positive, axis=-1, keepdims=True)
     if chosen is not None:
-        others = segmented_products(query, negatives, chosen, normalize)
+        negative_logits = segmented_products(query, negatives, chosen, normalize)
     else:
         negatives = widened(negatives, query.dtype)
-        others = tf.matmul(query, negatives * inverse_length(negatives) if normalize else negatives, transpose_b=True)
+        negative_logits = tf.matmul(
+            query, negatives * inverse_length(negatives) if normalize else negatives, transpose_b=True
+        )
 
     def of_negatives(values: tf.Tensor) -> tf.Tensor:
         return values[tf.newaxis] if chosen is None else tf.gather(values, chosen)
 
-    own, others = own / temperature, others / temperature
+    positive_logit, negative_logits = positive_logit / temperature, negative_logits / temperature
     if log_q is not None:
-        own -= tf.cast(log_q[0], own.dtype)[:, tf.newaxis]
-        others -= tf.cast(of_negatives(log_q[1]), own.dtype)
+        positive_logit -= tf.cast(log_q[0], positive_logit.dtype)[:, tf.newaxis]
+        negative_logits -= tf.cast(of_negatives(log_q[1]), positive_logit.dtype)
     return _nll(
-        own, others, tf.cast(positive_ids, tf.int64), tf.cast(of_negatives(negative_ids), tf.int64), reused_from
+        positive_logit,
+        negative_logits,
+        tf.cast(positive_ids, tf.int64),
+        tf.cast(of_negatives(negative_ids), tf.int64),
+        reused_from,
     )
 
 
@@ -160,21 +166,21 @@ def sampled_softmax_of_catalogue(
 
 
 def _nll(
-    own: tf.Tensor, others: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, reused_from: tf.Tensor | None
+    positive: tf.Tensor, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, reused_from: tf.Tensor | None
 ) -> tf.Tensor:
-    """Returns -log softmax of own <float>[T, 1] among itself and others <float>[T, n].
+    """Returns -log softmax of positive <float>[T, 1] among itself and logits <float>[T, n] of negatives.
 
     positives <int64>[T] and negatives <int64>[T, n] or [1, n] are the ids.
     """
-    collision = tf.constant(COLLISION_LOGIT, others.dtype)
-    others = tf.where(negatives == positives[:, tf.newaxis], collision, others)
+    collision = tf.constant(COLLISION_LOGIT, logits.dtype)
+    logits = tf.where(negatives == positives[:, tf.newaxis], collision, logits)
     if reused_from is not None:
-        # A reused logit keeps its own collision. It also collides when it is this position's positive.
-        more = reuse(others, reused_from)
+        # A reused logit keeps its collision. It also collides when it is this position's positive.
+        more = reuse(logits, reused_from)
         out = reuse(negatives, reused_from) == positives[:, tf.newaxis]
         out |= reused_from == tf.range(tf.shape(reused_from)[0], dtype=reused_from.dtype)[:, tf.newaxis]
-        others = tf.concat([others, tf.where(out, collision, more)], axis=1)
-    return tf.reduce_logsumexp(tf.concat([own, others], axis=1), axis=1) - own[:, 0]
+        logits = tf.concat([logits, tf.where(out, collision, more)], axis=1)
+    return tf.reduce_logsumexp(tf.concat([positive, logits], axis=1), axis=1) - positive[:, 0]
 
 
 def _check_temperature(temperature: float) -> None:
@@ -195,7 +201,7 @@ def global_mean(
     The AVERAGE of this number over ranks is the weighted mean over all ranks' values. Gradients that are averaged over
     ranks (hvd.DistributedOptimizer, FusedEmbedding(gradient_op="average")) are therefore gradients of the global mean,
     however uneven the batches are. A mean per rank would give a value more weight on a rank with few values. One
-    rank's number is not the mean of its own values; average it over ranks to report it.
+    rank's number is not the mean of its values; average it over ranks to report it.
 
     Args:
       values: <float>[n]. A rank with n = 0 must still call, because all ranks take part.
@@ -213,8 +219,8 @@ def global_mean(
     Raises:
       ValueError: The static shapes of values and weights differ, or both `name` and `total` are missing.
 
-    Example, two ranks: values [1, 2, 3] and [7]  ->  2 * 6 / 4 = 3 and 2 * 7 / 4 = 3.5, whose
-      average is 13 / 4.
+    Example, two ranks: values [1, 2, 3] and [7]  ->  2 * 6 / 4 = 3 and 2 * 7 / 4 = 3.5, with
+      the average 13 / 4.
 
     Source: MTGRBoost, section 5.1, weighted averaging of gradients.
     """
@@ -235,7 +241,7 @@ def global_mean(
 
 
 def total_weight(weight: tf.Tensor, *, name: str, layout: RankLayout | None = None) -> tf.Tensor:
-    """Sums a weight over the ranks of a loss. Call it before the forward pass if it depends on the batch alone.
+    """Sums a weight over the ranks of a loss. Call it before the forward pass if it depends on the batch only.
 
     Args:
       weight: <float>[...], this rank's weight.

@@ -135,8 +135,9 @@ def rank_of_target(
         if not np.isfinite(scores).all():
             raise ValueError(f"scores of queries {begin} .. {end - 1} are not finite; look for NaN in queries.")
         target = target_at[begin:end, None]
-        own = np.take_along_axis(scores, target, axis=1)  # Index -1 (no candidate) reads a score that is not used.
-        ahead = (scores > own) | ((scores == own) & (np.arange(len(items)) < target))
+        # Index -1 (no candidate) reads a score that is not used.
+        target_scores = np.take_along_axis(scores, target, axis=1)
+        ahead = (scores > target_scores) | ((scores == target_scores) & (np.arange(len(items)) < target))
         user = np.repeat(np.arange(end - begin), np.diff(splits[begin : end + 1]))
         removed = seen_at[splits[begin] : splits[end]]
         ahead[user[removed >= 0], removed[removed >= 0]] = False
@@ -187,13 +188,13 @@ def _area_per_group(groups, labels, scores) -> tuple[np.ndarray, np.ndarray]:
         return np.where(pairs > 0, doubled_area / (2.0 * pairs), np.nan), sizes
 
 
-def _indices(item_ids, order, wanted) -> np.ndarray:
-    """Returns the index of each wanted id in item_ids, or -1 for an unknown id."""
+def _indices(item_ids, order, ids) -> np.ndarray:
+    """Returns the index of each id in item_ids, or -1 for an unknown id."""
     if not len(item_ids):
-        return np.full(len(wanted), -1, np.int64)
-    at = np.searchsorted(item_ids, wanted, sorter=order)
+        return np.full(len(ids), -1, np.int64)
+    at = np.searchsorted(item_ids, ids, sorter=order)
     at = order[np.minimum(at, len(item_ids) - 1)]
-    return np.where(item_ids[at] == wanted, at, -1)
+    return np.where(item_ids[at] == ids, at, -1)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -25,7 +25,7 @@ _LARGEST_LOGIT = 16.0  # Probabilities above 1 - 1e-7 fall into the last bin.
 
 
 class SummedMetric(keras.metrics.Metric, abc.ABC):
-    """A metric whose states may be added over batches and over ranks.
+    """A metric with states that may be added over batches and over ranks.
 
     Args:
       name: Name of the metric.
@@ -77,8 +77,8 @@ def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
     for metric in metrics:
         if type(metric).merge_state is not keras.metrics.Metric.merge_state:
             raise ValueError(
-                f"metric {metric.name!r} of class {type(metric).__name__} has a merge_state of its own, but its states "
-                f"are summed over {collectives.size()} ranks. Use a metric whose states may be added, such as a "
+                f"metric {metric.name!r} of class {type(metric).__name__} has its own merge_state, but its states "
+                f"are summed over {collectives.size()} ranks. Use a metric with states that may be added, such as a "
                 "subclass of tf_fusedrec.metrics.SummedMetric."
             )
 
@@ -98,16 +98,16 @@ def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]
     metrics = list(metrics)
     check_summable(metrics)
     variables = [variable for metric in metrics for variable in metric.variables]
-    mine = [variable.numpy() for variable in variables]
-    flat = np.concatenate([np.zeros(1), *(np.ravel(state).astype(np.float64) for state in mine)])
+    local_states = [variable.numpy() for variable in variables]
+    flat = np.concatenate([np.zeros(1), *(np.ravel(state).astype(np.float64) for state in local_states)])
     total = collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metrics").numpy()[1:]
-    begins = np.cumsum([0, *(state.size for state in mine)])
-    for variable, state, begin in zip(variables, mine, begins):
+    begins = np.cumsum([0, *(state.size for state in local_states)])
+    for variable, state, begin in zip(variables, local_states, begins):
         variable.assign(np.reshape(total[begin : begin + state.size], state.shape).astype(state.dtype))
     try:
         yield
     finally:
-        for variable, state in zip(variables, mine):
+        for variable, state in zip(variables, local_states):
             variable.assign(state)
 
 
@@ -271,10 +271,11 @@ class _MeanOfRanks(SummedMetric):
             relevance = tf.cast(y_true, tf.float32)
             y_true, known = tf.argmax(relevance, 1), tf.reduce_any(relevance > 0, 1)
         target = tf.reshape(tf.cast(y_true, tf.int32), [-1, 1])
-        own = tf.gather(y_pred, target, batch_dims=1)
+        score = tf.gather(y_pred, target, batch_dims=1)
         column = tf.range(tf.shape(y_pred)[1])
-        behind = (y_pred < own) | ((y_pred == own) & (column >= target))
-        return 1 + tf.reduce_sum(tf.cast(~behind, tf.int32), 1), known
+        # A score of NaN is neither above nor below others, so those not below are counted.
+        is_below = (y_pred < score) | ((y_pred == score) & (column >= target))
+        return 1 + tf.reduce_sum(tf.cast(~is_below, tf.int32), 1), known
 
     def value_of(self, gain: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
         return gain / users

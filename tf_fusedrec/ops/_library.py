@@ -1,4 +1,4 @@
-"""The compiled custom ops: where they are, how they were built, and the C functions beside them.
+"""The compiled custom ops: where they are, how they were built, and their C functions.
 
 The library is in this folder or in the package tf_fusedrec_cuda, which has the same ops with their GPU kernels. That
 package replaces a library here that has none.
@@ -86,7 +86,7 @@ def built_for() -> str | None:
 
 
 def built_with_cuda() -> bool:
-    """Returns whether the ops have GPU kernels: the library of the device code is beside the ops' library."""
+    """Returns whether the ops have GPU kernels: the device code is in the folder of the ops' library."""
     return LIBRARY_PATH.with_name(_DEVICE_CODE).exists()
 
 

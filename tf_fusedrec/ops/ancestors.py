@@ -29,7 +29,7 @@ READS = {
 
 
 def scratch_graph(name: str) -> Any:
-    """A graph inside the current one. `copied` brings tensors out of it."""
+    """A graph inside the current one. `copied` copies tensors out of it."""
     return tf.__internal__.FuncGraph(name)
 
 
@@ -46,7 +46,7 @@ def ancestors(scratch: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
 
 
 def stateful(scratch: Any, operations: Sequence[tf.Operation]) -> Iterator[tuple[str, str]]:
-    """Yields (type, name) of each operation whose second run in a step may have an effect or give another value.
+    """Yields (type, name) of each operation that may have an effect or a different value when it runs twice in a step.
 
     Args:
       scratch: The graph of the operations.
@@ -94,7 +94,7 @@ def copied(scratch: Any, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Ten
     operations = {
         op.name: op for op in ancestors(scratch, inside) if not any(out.name in captured for out in op.outputs)
     }
-    made: Mapping[str, tf.Tensor] = {}
+    by_name: Mapping[str, tf.Tensor] = {}
     if operations:
         definition = scratch.as_graph_def()
         nodes = [node for node in definition.node if node.name in operations]
@@ -110,8 +110,8 @@ def copied(scratch: Any, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Ten
             copy.set_shape(tensor.shape)
         # TensorFlow forgets the functions of a graph with the graph, and the copies still call them.
         graph.fusedrec_scratch_graphs = [*getattr(graph, "fusedrec_scratch_graphs", []), scratch]
-        made = {tensor.name: copy for tensor, copy in zip(inside, copies)}
-    return [{**captured, **made}[tensor.name] if _is_in(scratch, tensor) else tensor for tensor in tensors]
+        by_name = {tensor.name: copy for tensor, copy in zip(inside, copies)}
+    return [{**captured, **by_name}[tensor.name] if _is_in(scratch, tensor) else tensor for tensor in tensors]
 
 
 def _is_in(graph: Any, tensor: tf.Tensor) -> bool:

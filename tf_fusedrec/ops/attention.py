@@ -21,7 +21,7 @@ TIME_FUNCTIONS = ("power", "exponential", "stretched")
 class SequenceTimes(NamedTuple):
     """Times of each token: when it asks, and when it happened."""
 
-    asks: tf.Tensor  # <int64>[T], seconds; [Tq] beside query_splits
+    asks: tf.Tensor  # <int64>[T], seconds; [Tq] with query_splits
     answers: tf.Tensor  # <int64>[T], seconds
 
 
@@ -54,7 +54,7 @@ class RelativeBias(NamedTuple):
 
 
 class OutputGate(NamedTuple):
-    """Gate and norm behind the attention: gate * norm(attention), or norm(gate * attention) with gate_first.
+    """Gate and norm after the attention: gate * norm(attention), or norm(gate * attention) with gate_first.
 
     norm(x) = (x - mean) / sqrt(variance + epsilon) * weight + bias, over the columns of all heads, or of each head.
     """
@@ -104,13 +104,13 @@ def jagged_attention(
         1 1 1 1 1 1 0
         1 1 1 1 1 0 1
 
-    With a window W, history and targets see W tokens back and no further, the context counting as one token. With
+    With a window W, history and targets see W tokens back, where the context counts as one token. With
     min_full_length F, the last F history tokens and the targets ignore the window. With a global_window K, all tokens
     also see the context and the first K history tokens (semi-local attention). With a target_group_size g, the targets
     of a row form groups of g, first targets first. The last group may be smaller. A target also sees the targets of its
-    group that come before it.
+    group before it.
 
-    All targets of a row stand at one place for the position bias, the one behind the history: their own order must not
+    All targets of a row stand at one place for the position bias, the one after the history: their order must not
     matter.
 
     With query_splits, only the last tokens of each row ask: new events and candidates against the keys and values of a
@@ -138,14 +138,14 @@ def jagged_attention(
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
       dropout: share of the pairs that are hidden at random, 0 <= dropout < 1. The sum of the others is divided by
         1 - dropout.
-      dropout_seed: <int64>[]; given exactly with dropout. Seed, row, head, key and query alone decide about a pair.
+      dropout_seed: <int64>[]; given exactly with dropout. A pair depends on seed, row, head, key and query only.
 
     Returns:
       <type of value>[Tq, H, Dv].
 
     Raises:
-      ValueError: dropout is out of range or comes without its seed, a length is negative, target_group_size is below 1,
-        global_window comes without attention_window, or bias is incomplete.
+      ValueError: dropout is out of range or lacks its seed, a length is negative, target_group_size is below 1,
+        global_window lacks attention_window, or bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
         N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or

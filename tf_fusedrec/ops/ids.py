@@ -37,7 +37,7 @@ class RankedIds(NamedTuple):
     message: tf.Tensor  # <int64>[P], blocks [counts[S] | ids] in rank order, padded to a bucketed size
     send_splits: tf.Tensor  # <int32>[R], entries of each owner's block, header included
     id_splits: tf.Tensor  # <int32>[R], ids of each owner's block
-    restore: tf.Tensor  # <int32>[U], row of unique id u among the rows that come back
+    restore: tf.Tensor  # <int32>[U], row of unique id u among the returned rows
 
 
 class ReceivedIds(NamedTuple):
@@ -63,7 +63,7 @@ class WindowRoute(NamedTuple):
     rows: list[tf.Tensor]  # <int32>[u], row of each distinct id of a piece among the rows of all pieces up to it
     marks: tf.Tensor  # <int64>[Q], message with the last piece of each id, blocks [count | words] by owner
     marks_splits: tf.Tensor  # <int32>[R], entries of each block
-    term_index: list[tf.Tensor]  # <int32>[k], ids whose gradients are summed, by place in all pieces
+    term_index: list[tf.Tensor]  # <int32>[k], terms of the sums of gradients, by place in all pieces
     term_splits: list[tf.Tensor]  # <int64>[e+1], the sum g is of term_index[term_splits[g]:term_splits[g+1]]
     gradient_splits: list[tf.Tensor]  # <int32>[R], sums that leave with a piece for each owner
 

@@ -137,7 +137,8 @@ def table_read(
 
     Args and errors as for table_lookup.
       as_training: False: the option `unknown` gives the row of an id without one. True: the rows are those that the
-        next table_lookup of this message would return; an id without a row, or whose row expires, has its initial row.
+        next table_lookup of this message would return; an id without a row, or with an expired one, has its initial
+        row.
       ahead: With as_training only.
     """
     request = {"table": table, "message": message, "received_splits": received_splits, "dim": dim}
@@ -194,7 +195,7 @@ def table_apply_gradients(
 
     Raises:
       InvalidArgumentError: Shapes disagree, or handles are not of one lookup of this table, each once.
-      FailedPreconditionError: A later lookup evicted or moved rows, or an import came. Nothing is updated.
+      FailedPreconditionError: A later lookup evicted or moved rows, or rows were imported. Nothing is updated.
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=rows.handles, inverse=rows.inverse, grads=grads, scale=scale,

@@ -37,7 +37,7 @@ class UserStatesStatistics(NamedTuple):
     states: int  # in memory, as tokens and bytes
     tokens: int
     bytes: int  # pages of running requests included
-    hits: int  # users whose state a find returned
+    hits: int  # users with a state that a find returned
     misses: int
     writes: int  # that took effect
     outrun: int  # appends to a state that was evicted or changed

@@ -284,7 +284,7 @@ class Adam(_Moments):
 class AdamW(_Moments):
     """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
 
-    The rule is lazy: a row decays once in every step whose batch has it.
+    The rule is lazy: a row decays once in every step with the row in its batch.
 
     Args:
       moment_scale: c of Adam's step. It does not change the decay.

@@ -1,4 +1,4 @@
-"""The base of the attention layers, and their state: keys and values of earlier tokens, which a server keeps.
+"""The bases of the layers, and the state of attention: keys and values of earlier tokens, which a server keeps.
 ones.
 
 A layer that is extended by the pieces of a row returns the outputs of the whole row. Where an output depends on later
@@ -23,7 +23,34 @@ class AttentionState(NamedTuple):
     answers: tf.RaggedTensor | None  # <int64>[B,(L)], when each token happened, in seconds; None without time bias
 
 
-class SequenceBlock(keras.layers.Layer):
+class ConfiguredLayer(keras.layers.Layer):
+    """A layer with the arguments of its constructor as attributes and as its config."""
+
+    def _configure(self, **options: Any) -> None:
+        """Keeps arguments of the constructor. A Dropout layer may be in the place of its rate."""
+        self._option_names = tuple(options)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def get_config(self) -> dict[str, Any]:
+        options = {name: getattr(self, name) for name in self._option_names}
+        rates = {name: layer.rate for name, layer in options.items() if isinstance(layer, keras.layers.Dropout)}
+        return {**super().get_config(), **options, **rates}
+
+
+def check_positive(**sizes: int) -> None:
+    """Raises ValueError for an argument below 1."""
+    for name, number in sizes.items():
+        if number < 1:
+            raise ValueError(f"{name} must be >= 1, got {number}.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}.")
+
+
+class SequenceBlock(ConfiguredLayer):
     """Base of HSTU, FuXi and SASRec: attention over ragged sequences that can be computed piece by piece."""
 
     max_sequence_length: int
@@ -63,7 +90,7 @@ class SequenceBlock(keras.layers.Layer):
     def attend(
         self, x: tf.RaggedTensor, state: AttentionState | None = None, **options: Any
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Returns the outputs of `extend`, and the state of x's tokens alone, targets included."""
+        """Returns the outputs of `extend`, and the state of x's tokens only, targets included."""
         raise NotImplementedError
 
     def check_extendable(self) -> None:
@@ -86,18 +113,18 @@ class SequenceBlock(keras.layers.Layer):
     ) -> tuple[AttentionState, AttentionState, SequenceTimes | None]:
         """Returns the state of x's tokens, of the whole rows, and when x's tokens ask and all tokens happened."""
         new = AttentionState(x.with_values(keys), x.with_values(values), _answers(times, x, self.name))
-        whole = new
+        rows = new
         if state is not None:
             if (state.answers is None) != (new.answers is None):
                 raise ValueError(
                     f"state.answers must {'not ' if new.answers is None else ''}be there for layer {self.name!r}, got "
                     f"{'none' if state.answers is None else 'times'}. Pass the state that this layer returned."
                 )
-            whole = appended([state], [new])[0]
-        whole = whole._replace(values=jagged.checked_lengths(whole.values, self.max_sequence_length, self.name))
-        if times is not None and whole.answers is not None:
-            times = SequenceTimes(times.asks, whole.answers.values)
-        return new, whole, times
+            rows = appended([state], [new])[0]
+        rows = rows._replace(values=jagged.checked_lengths(rows.values, self.max_sequence_length, self.name))
+        if times is not None and rows.answers is not None:
+            times = SequenceTimes(times.asks, rows.answers.values)
+        return new, rows, times
 
     def _flops(self, row_splits: tf.Tensor, per_token: int, per_pair: int, **masks: Any) -> tf.Tensor:
         """Counts operations <float64>[] of all tokens and of all visible pairs."""
@@ -170,7 +197,7 @@ def _checked_keep(new: AttentionState, num_targets: tf.Tensor | None, keep: tf.T
     if num_targets is not None:
         events -= tf.cast(num_targets, tf.int64)
     keep = events if keep is None else tf.cast(keep, tf.int64)
-    message = "keep must lie between 0 and the number of x's tokens that are no targets"
+    message = "keep must be between 0 and the number of x's tokens that are no targets"
     checks = [
         tf.debugging.assert_less_equal(keep, events, message=message),
         tf.debugging.assert_non_negative(keep, message=message),

@@ -32,8 +32,9 @@ def page() -> str:
     lines = [
         "# Configuration reference",
         "",
-        "`python -m tools.docs.generate` makes this page from the dataclasses. A wrong value is refused by name when "
-        "the record is made. [API reference](api/embedding.md) has optimizers, initial rows, topologies and columns.",
+        "`python -m tools.docs.generate` makes this page from the dataclasses. A wrong value raises an error when "
+        "the record is made. A type stands for the default None or (). The [API reference](api/embedding.md) has "
+        "optimizers, initial rows, topologies and columns.",
     ]
     for title, purpose, module, names in SECTIONS:
         lines += ["", f"## {title}", "", f"{purpose} Module: `{module}`."]
@@ -53,8 +54,8 @@ def _record(cls: type) -> Iterator[str]:
     if not dataclasses.fields(cls):
         yield "No fields."
         return
-    yield "| field | type | default | what it does |"
-    yield "|---|---|---|---|"
+    yield "| field | default | what it does |"
+    yield "|---|---|---|"
     described = _described(cls)
     above = ""
     for field in dataclasses.fields(cls):
@@ -62,12 +63,10 @@ def _record(cls: type) -> Iterator[str]:
         if any(_is_inherited(field, words, base) for base in cls.__mro__[1:-1]):
             continue
         if heading != above:
-            yield f"| | | | **{heading or 'With any backend'}** |"
+            yield f"| | | **{heading or 'With any backend'}** |"
         above = heading
         words = re.sub(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b", lambda found: _values(cls, found), words)
-        name_of_type = field.type.__name__ if isinstance(field.type, type) else field.type
-        name_of_type = name_of_type.replace("'", "").replace(" | ", " or ")
-        yield f"| `{field.name}` | `{name_of_type}` | {_default(field)} | {words.replace('|', chr(92) + '|')} |"
+        yield f"| `{field.name}` | {_default(field)} | {words.replace('|', chr(92) + '|')} |"
 
 
 def _described(cls: type) -> dict[str, tuple[str, str]]:
@@ -90,9 +89,14 @@ def _is_inherited(field: dataclasses.Field, words: str, base: type) -> bool:
 
 
 def _default(field: dataclasses.Field) -> str:
+    """Returns the default, or the type where the default does not show it."""
     if field.default_factory is not dataclasses.MISSING:
         return f"`{field.default_factory()!r}`"
-    return "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+    if field.default not in (None, (), dataclasses.MISSING):
+        return f"`{field.default!r}`"
+    name = field.type.__name__ if isinstance(field.type, type) else field.type
+    name = name.replace("'", "").replace(" | ", " or ")
+    return f"`{name}`, required" if field.default is dataclasses.MISSING else f"`{name}`"
 
 
 def _descriptions(cls: type) -> dict[str, tuple[str, str]]:

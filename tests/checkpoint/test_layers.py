@@ -125,5 +125,5 @@ def test_a_layer_as_an_argument_of_its_own_is_refused_with_the_remedy(tmp_path):
         "Checkpoint": lambda: callbacks.Checkpoint(tmp_path, layer, 5, {}),
     }
     for name, call in calls.items():
-        with pytest.raises(TypeError, match=rf"^{name} got the layer 'mine' as an argument.*pass layers .* layers="):
+        with pytest.raises(TypeError, match=rf"^{name} got the unexpected layer 'mine'.*Pass layers .* layers="):
             call()

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 from tests.checkpoint import simulated
+from tests.checkpoint.forger import model
 from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import checkpoint, keras
 
 IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 3000).tolist()
-
-
-def model(value):
-    dense = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
-    dense.set_weights([np.full_like(w, value) for w in dense.get_weights()])
-    return dense
 
 
 def trained(names, ids, **options):
@@ -102,18 +97,12 @@ def damages(directory):
     }
 
 
-DAMAGES = [
-    "missing rows", "missing delta", "missing tombstones", "missing weights", "truncated rows", "truncated delta",
-    "truncated weights", "a bit of the last row", "a bit of the delta", "a bit of the index", "a bit of the weights",
-    "tables swapped", "saves swapped", "a digit of the manifest", "a manifest cut off", "another format", "no manifest",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_damaged_checkpoints_are_refused_and_leave_nothing(kind, saved):
+@pytest.mark.parametrize("number", range(17))
+def test_damaged_checkpoints_are_refused_and_leave_nothing(number, saved):
     directory, _ = saved
-    assert set(damages(directory)) == set(DAMAGES)
-    damage, words = damages(directory)[kind]
+    cases = [*damages(directory).items()]
+    assert len(cases) == 17
+    kind, (damage, words) = cases[number]
     damage()
     trained_before, empty = trained(("item", "user"), IDS[:7]), DictTable("item", "user")
     for table in (trained_before, empty):

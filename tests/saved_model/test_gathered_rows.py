@@ -7,7 +7,7 @@ import pytest
 
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.saved_model.export import read_all_rows, write_own_rows
+from tf_fusedrec.saved_model.export import read_all_rows, write_rank_rows
 
 IDS = np.array([7, -3, 2**62, 0, 5, np.iinfo(np.int64).min])
 
@@ -22,7 +22,7 @@ def test_every_row_once(dtype, replicas, tmp_path, monkeypatch):
         layout = types.SimpleNamespace(replicas=types.SimpleNamespace(size=replicas), piece=rank)
         embedding = types.SimpleNamespace(export_table=lambda _, held=held: (IDS[held], numbers[held]), layout=layout)
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
-        write_own_rows(tmp_path, embedding, "item")
+        write_rank_rows(tmp_path, embedding, "item")
     ids, got = read_all_rows(tmp_path, "item", dtype)
     order = np.argsort(IDS)
     np.testing.assert_array_equal(ids, IDS[order])

@@ -175,7 +175,7 @@ def test_a_delta_with_numbers_that_are_not_finite_is_refused(where, chain, tmp_p
 def test_a_delta_of_another_model_is_refused(chain, tmp_path):
     """Its base may have equal rows, so the layout decides."""
     version = version_in(chain / "stock-1")
-    delta.write(tmp_path / "d", [version, "x" * 32, "y" * 32], [], {}, [np.zeros(1)])
+    delta.write_server_changes(tmp_path / "d" / "server", [version, "x" * 32, "y" * 32], [], {}, [np.zeros(1)])
     served = tf.saved_model.load(str(chain / "stock-1"))
     with pytest.raises(tf.errors.OpError, match="of another model: .* Remedy"):
         call(served, "apply_delta", tmp_path / "d")

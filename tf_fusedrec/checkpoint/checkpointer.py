@@ -31,7 +31,7 @@ class Checkpointer:
     A save copies all rows, or the changed rows, and a thread then writes the copies. All ranks must call `save` and
     `wait` equally often. A crash or a full disk leaves the last complete checkpoint in place.
 
-    A full save holds all rows. The saves between two full saves are deltas. A delta holds the rows changed since the
+    A full save has all rows. The saves between two full saves are deltas. A delta has the rows changed since the
     last full save, the removed ids, and all small data. Loading a delta also reads its full save, which is kept as long
     as a delta needs it. Deltas grow until the next full save. The first save is full.
 
@@ -44,7 +44,7 @@ class Checkpointer:
         other job may save there.
       model: Keras model with dense weights and FusedEmbedding layers, or one such layer. Every rank writes its own
         rows and optimizer slots. Ranks with replicas of the same rows write a part each; replicas that train
-        separately are synchronised first.
+        separately are synchronized first.
       optimizer: Optimizer of the dense weights, or None.
       layers: Trained FusedEmbedding layers outside the model.
       full_every: Number of saves from one full save to the next, >= 1; 1 makes no deltas.
@@ -60,7 +60,7 @@ class Checkpointer:
     Raises:
       ValueError: an argument is out of range; the model has no FusedEmbedding layer; two layers have a table of the
         same name; full_every > 1 for tables that do not track changed rows (backend "tfra") or removed ids.
-      TypeError: a layer is passed as an argument of its own, beside the model.
+      TypeError: a layer is passed in addition to the model, not in `layers`.
     """
 
     @finds_layers(3)
@@ -118,7 +118,7 @@ class Checkpointer:
 
         Args:
           extra: JSON-serializable value that load returns. The value of rank 0 is saved.
-          best: True to keep this save beside the last `keep` ones, until another one is the best; load(save="best").
+          best: True to keep this save, which load(save="best") reads, until a later one is the best.
 
         Raises:
           OSError, RuntimeError, ValueError: the previous save failed or was refused, on this or another rank; without
@@ -157,9 +157,9 @@ class Checkpointer:
             return list(tables) if self._background else prefetched(tables), weights, files
 
         tables, weights, files = self._or_discard(copy)
-        for table in self._tables if plan.full is None and self._full_every > 1 else ():
-            table.forget_tombstones()  # The next deltas refer to this full save.
-        if plan.full is None and self._full_every > 1:
+        if plan.full is None and self._full_every > 1:  # The next deltas refer to this full save.
+            for table in self._tables:
+                table.forget_tombstones()
             self._clears = [table.clears for table in self._tables]
 
         def write() -> None:
@@ -186,8 +186,8 @@ class Checkpointer:
 
     def _no_table_cleared(self) -> bool:
         """Returns whether no rank has cleared a table since the last full save. A load clears tables. Collective."""
-        mine = self._clears == [table.clears for table in self._tables]
-        return all(collectives.all_gather_object(mine))
+        unchanged = self._clears == [table.clears for table in self._tables]
+        return all(collectives.all_gather_object(unchanged))
 
     def wait(self) -> None:
         """Waits until the last save is a checkpoint on the disk. Collective.

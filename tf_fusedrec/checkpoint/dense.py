@@ -20,7 +20,7 @@ class Weights(NamedTuple):
     """Copies of dense weights, [(name, value)]."""
 
     equal: list[tuple[str, np.ndarray]]  # weights and state of the model, which must be equal on all ranks
-    others: list[tuple[str, np.ndarray]]  # metrics and optimizer state
+    rest: list[tuple[str, np.ndarray]]  # metrics and optimizer state
     vocabularies: Sequence[model_state.Digest] = ()  # which must be equal on all ranks
 
 
@@ -32,29 +32,24 @@ def _checkpoint(model: keras.Model, optimizer: Any) -> tf.train.Checkpoint:
 
 
 def _variables(model: Any, optimizer: Any) -> list[Any]:
-    """All existing variables. Reading the variables of an unbuilt model raises, so such a model counts as none."""
+    """All existing variables. Reading the variables of an unbuilt model raises, so it has none here."""
     of_model = model.variables if getattr(model, "built", True) else []
     of_optimizer = [] if optimizer is None else optimizer.variables
     return [*of_model, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
 
 
 def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
-    """Copies what all ranks hold alike, and with `everything` the rest of the model's and the optimizer's state."""
+    """Copies what must be equal on all ranks, and with `everything` the rest of the model and the optimizer."""
     built = getattr(model, "built", True)
     equal = [*model_state.dense_weights(model), *model_state.state_of(model)] if built else []
     compared = {id(variable) for variable in equal}
-    others = [v for v in _variables(model, optimizer) if id(v) not in compared] if everything else []
-    copied = [[(variable.name, variable.numpy()) for variable in kind] for kind in (equal, others)]
+    rest = [v for v in _variables(model, optimizer) if id(v) not in compared] if everything else []
+    copied = [[(variable.name, variable.numpy()) for variable in part] for part in (equal, rest)]
     return Weights(copied[0], copied[1], model_state.vocabularies(model))
 
 
 def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:
-    """Returns the files of a tf.train.Checkpoint, {name: bytes}, so that training can go on.
-
-    Args:
-      save: Unique name of the save.
-      model, optimizer: Objects to save.
-    """
+    """Returns the files of a tf.train.Checkpoint, {name: bytes}, so that training can go on."""
     # tf.train.Checkpoint writes to a path only. The ram:// file system keeps the files in memory.
     folder = f"ram://tf_fusedrec/{save}"
     with without_tables():
@@ -76,7 +71,7 @@ def write(folder: pathlib.Path, files: Mapping[str, bytes]) -> dict[str, list]:
 
 
 def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
-    """Raises ValueError unless all files exist and are whole."""
+    """Raises ValueError unless all files exist and are intact, and TensorFlow can read every tensor."""
     for name, (size, checksum) in files.items():
         path = folder / name
         data = disk.read_whole(path)
@@ -85,11 +80,6 @@ def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
             raise disk.refusal(path, f"{fault}: {len(data)} bytes, want {size}")
         if disk.checksum(data) != checksum:
             raise disk.refusal(path, "is damaged: it differs from its checksum")
-    _check_readable(folder)
-
-
-def _check_readable(folder: pathlib.Path) -> None:
-    """Raises ValueError unless TensorFlow can read every tensor of the files."""
     try:
         reader = tf.train.load_checkpoint(str(folder / PREFIX))
         for name in reader.get_variable_to_shape_map():
@@ -99,10 +89,9 @@ def _check_readable(folder: pathlib.Path) -> None:
 
 
 def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
-    """Restores the existing weights now and the others when they are created, such as slots before the first step.
+    """Restores the existing weights now and the rest when they are created, such as slots before the first step.
 
-    Raises:
-      ValueError: the weights have other shapes or dtypes. Some weights may be restored already.
+    Raises ValueError if shapes or dtypes differ. Some weights may be restored already.
     """
     try:
         with without_tables():
@@ -115,7 +104,7 @@ def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
         ) from error
 
 
-State = list[tuple[Any, np.ndarray]]
+State = list[tuple[Any, np.ndarray]]  # variables and copies of their values
 
 
 def state(model: Any, optimizer: Any) -> State:

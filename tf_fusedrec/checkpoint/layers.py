@@ -1,4 +1,4 @@
-"""The FusedEmbedding layers whose tables a checkpoint holds."""
+"""The FusedEmbedding layers with the tables of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
-    """The FusedEmbedding layers of a model, and further ones. The order is the same on all ranks.
+    """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks.
 
     Args:
       model: Keras model, or one FusedEmbedding.
@@ -30,45 +30,40 @@ def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) ->
         )
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
-    found = {id(layer): layer for layer in (*embeddings_of(model), *layers)}
-    if not found:
+    embeddings = list({id(layer): layer for layer in (*embeddings_of(model), *layers)}.values())
+    if not embeddings:
         raise ValueError(
-            f"model {model.name!r} holds no FusedEmbedding layer, but a checkpoint needs tables. Remedy: make the "
+            f"model {model.name!r} holds no FusedEmbedding layer, but a checkpoint needs tables. Make the "
             "layer an attribute of the model, or pass it in layers=[...]; save dense weights alone with "
             "tf.train.Checkpoint."
         )
     owners: dict[str, FusedEmbedding] = {}
-    for layer in found.values():
+    for layer in embeddings:
         for lookup in layer.lookups:
             for table in lookup.table.names:
                 if table in owners:
                     raise ValueError(
                         f"layers {owners[table].name!r} and {layer.name!r} of model {model.name!r} both have a table "
-                        f"{table!r}, but a checkpoint identifies tables by name. Remedy: give one of them another "
+                        f"{table!r}, but a checkpoint identifies tables by name. Give one of them another "
                         "TableConfig.name."
                     )
                 owners[table] = layer
-    return list(found.values())
+    return embeddings
 
 
 def finds_layers(arguments: int) -> Callable[[Call], Call]:
-    """Decorates a function that finds the layers of its model itself, and refuses a layer in any further argument.
-
-    Args:
-      arguments: Number of leading positional arguments that may be a layer: self, the directory, the model.
-    """
+    """Decorates a function that finds the layers of its model: only its first `arguments` arguments may be a layer."""
 
     def decorated(call: Call) -> Call:
         @functools.wraps(call)
         def checked(*args: Any, **kwargs: Any) -> Any:
             surplus = [*args[arguments:], kwargs.get("embedding")]
-            if any(isinstance(value, FusedEmbedding) for value in surplus):
-                name = next(value.name for value in surplus if isinstance(value, FusedEmbedding))
-                raise TypeError(
-                    f"{call.__qualname__.replace('.__init__', '')} got the layer {name!r} as an argument of its own, "
-                    "but it finds all FusedEmbedding layers of the model. Remedy: leave that argument out; pass layers "
-                    "outside the model in layers=[...]."
-                )
+            for value in surplus:
+                if isinstance(value, FusedEmbedding):
+                    raise TypeError(
+                        f"{call.__qualname__.replace('.__init__', '')} got the unexpected layer {value.name!r}, but it "
+                        "finds all FusedEmbedding layers of the model. Pass layers outside the model in layers=[...]."
+                    )
             return call(*args, **kwargs)
 
         return cast(Call, checked)

@@ -1,7 +1,9 @@
-"""One save: ranks copy their tables, every rank writes its shard, and rank 0 commits the checkpoint.
+"""One save: ranks copy their tables, every rank writes its shard, and rank 0 checks and commits the checkpoint.
 
-This module uses no collectives, because it writes while training runs its own. The ranks synchronise through files: a
-rank writes shard-<rank>.json once its files are on the disk, or shard-<rank>.failed. Rank 0 waits for these files.
+This module uses no collectives, because it writes while training runs its own. The ranks synchronize through files: a
+rank writes shard-<rank>.json once its files are on the disk, or shard-<rank>.failed. Rank 0 waits for these files. In
+a save all numbers are finite and dense weights are equal on all ranks: every rank checks its copies in the background
+thread, and rank 0 compares the reports.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ from tf_fusedrec.files.manifest import TOMBSTONES
 from tf_fusedrec.tables import counters
 
 _POLL_S = 0.01
+_CHUNK_BYTES = 1 << 24  # bytes checked at once
+CHOICES = ("refuse", "skip", "save")
+
+
+class NotFinite(ValueError):
+    """A weight, a row or a slot of a save is not finite."""
 
 
 class Plan(NamedTuple):
@@ -40,13 +48,13 @@ class TableCopy(NamedTuple):
     name: str
     described: dict[str, Any]  # fields of the manifest: spec, owner, clock, iterations, learning_rate
     sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records of each section, in any order
-    whole: dict[str, bool]  # whether each section is whole; otherwise it holds changes
+    complete: dict[str, bool]  # whether each section is complete; otherwise it has changes
     hash_range: int  # number of the rows' hash range, in [0, ranks), for a table of owner "hash_range"
 
 
-def keeps_changes(table: Any) -> bool:
+def keeps_changes(table: Any, section: str = "rows") -> bool:
     """Returns whether a backend tracks changed rows. Deltas need that."""
-    return "updated" in (table.record_dtype("rows").names or ())
+    return "updated" in (table.record_dtype(section).names or ())
 
 
 def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapping[str, int]) -> Plan:
@@ -59,7 +67,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
       since: Clock of each table at that full save.
 
     Raises:
-      ValueError: `directory` holds a checkpoint of another format, or lacks the full save.
+      ValueError: `directory` has a checkpoint of another format, or lacks the full save.
       NotADirectoryError: `directory` is a file.
     """
     if directory.exists() and not directory.is_dir():
@@ -88,25 +96,25 @@ def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: in
       replicas: Number of ranks with the same rows. With several, only rows in `hash_range` are copied.
     """
 
-    def own_rows(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def in_range(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if replicas == 1:
             return ids, records
-        own = hash_range_owner(ids, plan.ranks) == hash_range
-        return ids[own], records[own]
+        kept = hash_range_owner(ids, plan.ranks) == hash_range
+        return ids[kept], records[kept]
 
     for table in tables:
         for name in table.names:
-            sections, whole = {}, {}
+            sections, complete = {}, {}
             for section in table.sections_of(name):
-                whole[section] = plan.full is None or "updated" not in (table.record_dtype(section).names or ())
-                since = None if whole[section] else plan.since[name]
-                sections[section] = own_rows(*table.snapshot(name, section, since, in_hash_order=False))
+                complete[section] = plan.full is None or not keeps_changes(table, section)
+                since = None if complete[section] else plan.since[name]
+                sections[section] = in_range(*table.snapshot(name, section, since, in_hash_order=False))
             if plan.full is not None:
                 removed = np.asarray(table.tombstones(name), np.int64)
-                sections[TOMBSTONES] = own_rows(removed, np.empty([len(removed)], np.dtype([])))
-                whole[TOMBSTONES] = False
+                sections[TOMBSTONES] = in_range(removed, np.empty([len(removed)], np.dtype([])))
+                complete[TOMBSTONES] = False
             described = {"spec": table.spec(name), "owner": table.owner, **counters.described(table)}
-            yield TableCopy(name, described, sections, whole, hash_range)
+            yield TableCopy(name, described, sections, complete, hash_range)
 
 
 def write_shard(
@@ -116,37 +124,29 @@ def write_shard(
     rank: int,
     weights: dense.Weights = dense.NO_WEIGHTS,
 ) -> None:
-    """Writes the files of one rank, then its report, shard-<rank>.json.
+    """Writes the files of one rank, then its report, shard-<rank>.json, with digests of weights that must be equal.
 
-    Args:
-      directory: Folder of the checkpoint.
-      plan: Plan of the save.
-      tables: Copies of the tables.
-      rank: Number of this rank.
-      weights: Dense weights. The report has digests of those that must be equal on all ranks.
-
-    Raises:
-      OSError: a write failed, for example on a full disk.
+    Raises OSError if a write failed, for example on a full disk.
     """
     folder = directory / (plan.save + saves.PARTIAL)
-    described, non_finite = {}, [non_finite_weight([*weights.equal, *weights.others])]
-    for copy in tables:
-        for section, (ids, records) in copy.sections.items():
-            label = shard_file.Label(plan.save, copy.name, section, copy.hash_range, plan.ranks)
-            shard_file.write(folder / manifest.shard_name(copy.name, section, copy.hash_range), label, ids, records)
-            non_finite.append(non_finite_row(copy.name, ids, records))
-        described[copy.name] = {**copy.described, "sections": copy.whole}
-    disk.sync_folder(folder)
+    described, faults = {}, [non_finite_weight([*weights.equal, *weights.rest])]
+    with disk.synced_folder(folder):
+        for copy in tables:
+            for section, (ids, records) in copy.sections.items():
+                label = shard_file.Label(plan.save, copy.name, section, copy.hash_range, plan.ranks)
+                shard_file.write(folder / manifest.shard_name(copy.name, section, copy.hash_range), label, ids, records)
+                faults.append(_non_finite_row(copy.name, ids, records))
+            described[copy.name] = {**copy.described, "sections": copy.complete}
     report = {
         "tables": described,
         "dense": [*model_state.digests(weights.equal), *weights.vocabularies],
-        "not_finite": [found for found in non_finite if found],
+        "not_finite": [fault for fault in faults if fault],
     }
     disk.write_durably(folder / f"shard-{rank}.json", json.dumps(report))
 
 
 def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException) -> None:
-    """Tells rank 0 by shard-<rank>.failed that this rank failed. Errors are ignored: the disk may be full or gone."""
+    """Reports by shard-<rank>.failed that this rank failed. Errors are ignored: the disk may be full or gone."""
     path = directory / (plan.save + saves.PARTIAL) / f"shard-{rank}.failed"
     try:
         path.touch()
@@ -169,8 +169,6 @@ def commit(
     """Waits for all shards, makes them the checkpoint, and removes old saves. Only rank 0 calls it.
 
     Args:
-      directory: Folder of the checkpoint.
-      plan: Plan of the save.
       dense_files: Contents of the dense files, by name.
       extra: JSON-serializable value that load returns.
       timeout_s: Seconds to wait for the other ranks.
@@ -187,9 +185,9 @@ def commit(
     folder = directory / (plan.save + saves.PARTIAL)
     dense_entries = dense.write(folder, dense_files)
     shards = [_wait_for(folder, rank, time.monotonic() + timeout_s, plan) for rank in range(plan.ranks)]
-    check_equal(shards)
+    _check_equal(shards)
     if finite:
-        check_finite(shards)
+        _check_finite(shards)
     tables = {}
     for name, described in shards[0]["tables"].items():
         part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
@@ -220,36 +218,19 @@ def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> d
     return json.loads(report.read_text(encoding="utf-8"))
 
 
-_CHUNK_BYTES = 1 << 24  # bytes checked at once
-CHOICES = ("refuse", "skip", "save")
-
-
-class NotFinite(ValueError):
-    """A weight, a row or a slot of a save is not finite."""
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    """<bool> mask of the finite `values`. A dtype <u2 holds the bits of bfloat16."""
-    return (values & 0x7F80) != 0x7F80 if values.dtype == "<u2" else np.isfinite(values)
-
-
-def non_finite_row(table: str, ids: np.ndarray, records: np.ndarray) -> str | None:
-    """Words that name the first non-finite row or slot; None if all are finite.
-
-    Args:
-      table: Name of the table.
-      ids: <int64>[n].
-      records: <record>[n]. Fields of floating dtypes and of <u2, the bits of bfloat16, are checked.
-    """
-    kinds = {field: records.dtype[field].base for field in records.dtype.names or ()}
-    fields = [field for field, kind in kinds.items() if kind.kind == "f" or kind == "<u2"]
+def _non_finite_row(table: str, ids: np.ndarray, records: np.ndarray) -> str | None:
+    """Words that name the first non-finite row or slot; None if all are finite. <u2 fields are bits of bfloat16."""
+    dtypes = {field: records.dtype[field].base for field in records.dtype.names or ()}
     step = max(_CHUNK_BYTES // max(records.dtype.itemsize, 1), 1)
     for begin in range(0, len(ids), step):
-        for field in fields:
-            finite = _finite(records[field][begin : begin + step]).reshape(len(ids[begin : begin + step]), -1)
-            if not finite.all():
-                row = begin + int(np.flatnonzero(~finite.all(axis=1))[0])
-                return f"{field!r} of id {ids[row]} of table {table!r}"
+        for field, dtype in dtypes.items():
+            if dtype.kind != "f" and dtype != "<u2":
+                continue
+            values = records[field][begin : begin + step]
+            finite = np.isfinite(values) if dtype.kind == "f" else (values & 0x7F80) != 0x7F80
+            rows = finite.reshape(len(values), -1).all(axis=1)
+            if not rows.all():
+                return f"{field!r} of id {ids[begin + int(np.flatnonzero(~rows)[0])]} of table {table!r}"
     return None
 
 
@@ -261,20 +242,16 @@ def non_finite_weight(weights: Sequence[tuple[str, np.ndarray]]) -> str | None:
     return None
 
 
-def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError unless all ranks have the same tables and equal dense weights.
-
-    Args:
-      ranks: Report of each rank: "tables", whose entries have a "spec", and "dense", the digests of its weights.
-    """
-    for rank, report in enumerate(ranks):
-        specs, want = ({name: table["spec"] for name, table in r["tables"].items()} for r in (report, ranks[0]))
+def _check_equal(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError unless all ranks have the same tables and equal dense weights."""
+    for rank, report in enumerate(reports):
+        specs, want = ({name: table["spec"] for name, table in r["tables"].items()} for r in (report, reports[0]))
         if specs != want:
             raise ValueError(
                 f"Rank {rank} has the tables {specs}, but rank 0 has {want}. Build the same model on all ranks."
             )
     difference = model_state.difference(
-        [[model_state.Digest(*digest) for digest in report["dense"]] for report in ranks]
+        [[model_state.Digest(*digest) for digest in report["dense"]] for report in reports]
     )
     if difference is not None:
         raise ValueError(
@@ -284,13 +261,12 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def check_finite(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Raises NotFinite if the report of any rank names a non-finite number under "not_finite"."""
-    found = [f"{words} (rank {rank})" for rank, report in enumerate(ranks) for words in report["not_finite"]]
-    if found:
-        more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+def _check_finite(reports: Sequence[Mapping[str, Any]]) -> None:
+    faults = [f"{words} (rank {rank})" for rank, report in enumerate(reports) for words in report["not_finite"]]
+    if faults:
+        more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise NotFinite(
-            f"{', '.join(found[:3])}{more} is not finite, but a checkpoint must be. This save is refused, and earlier "
+            f"{', '.join(faults[:3])}{more} is not finite, but a checkpoint must be. This save is refused, and earlier "
             "checkpoints stay. Load an earlier save (checkpoint.saves lists them) and look for the cause, such as a "
             "learning rate that is too high or a NaN in the data. not_finite='save' saves anyway."
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
     """Sets rows of one table. Their optimizer slots start like the slots of new rows. Not collective.
 
-    In a callback of fit, all ranks must call it, because a schedule then begins its work on coming batches anew. Every
+    In a callback of fit, all ranks must call it, because a schedule then restarts its work on coming batches. Every
     rank keeps only the ids that it owns, so callers may pass all rows to all ranks. Rows of other ids stay.
 
     Args:
@@ -55,24 +55,21 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
     ids, rows = ids.astype(np.int64), rows.astype(np.float32)
     if not np.isfinite(rows).all():
         raise ValueError(
-            f"the row of id {ids[_first_non_finite(rows)]} of table {table!r} is not finite, but must be. Leave it out."
+            f"the row of id {ids[~np.isfinite(rows).all(axis=1)][0]} of table {table!r} is not finite, but must be. "
+            "Leave it out."
         )
-    own = OWNERS[backend.owner](ids, layout.group.size) == layout.group.index
-    records = backend.new_records(table, int(own.sum()))
+    kept = OWNERS[backend.owner](ids, layout.group.size) == layout.group.index
+    records = backend.new_records(table, int(kept.sum()))
     if records["row"].dtype == "<u2":
-        records["row"] = rows[own].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
+        records["row"] = rows[kept].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
     else:
-        records["row"] = rows[own]
+        records["row"] = rows[kept]
     if keeps_changes(backend):
         # The rows count as changed and looked up at this moment, for deltas and for eviction.
         changes, lookups = counters.unpack(backend.clock)
         records["updated"], records["last"] = changes + 1, lookups
-    backend.restore(table, "rows", ids[own], records)
+    backend.restore(table, "rows", ids[kept], records)
     return len(records)
-
-
-def _first_non_finite(rows: np.ndarray) -> int:
-    return int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
 
 
 def warm_start_parquet(

@@ -1,1 +1,1 @@
-"""How rows lie on disk: hash order, shard files, manifests, saves. NumPy only; everything above may read it."""
+"""The form of rows on disk: hash order, shard files, manifests, saves. NumPy only; everything above may read it."""

@@ -1,7 +1,7 @@
 """Durable writes. Every write of a checkpoint goes through this file, and returns once the data are on the disk.
 
-A crash leaves no file, a file under a temporary name, or a whole file. Data and folder are synced before the file gets
-the name that readers trust.
+A crash leaves no file, a file under a temporary name, or a complete file. Data and folder are synced before the file
+gets the name that readers trust.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ _MAX_BYTES = 1 << 30  # per call; Linux writes and reads at most 2^31 - 4096 byt
 
 def write(file: int, data: Any) -> None:
     """Writes all bytes of a buffer to a file descriptor. Raises OSError, for example for a full disk."""
-    left = memoryview(data).cast("B")
-    while len(left):
-        left = left[os.write(file, left[:_MAX_BYTES]) :]
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[os.write(file, rest[:_MAX_BYTES]) :]
 
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[int]:
     """Creates a file that must not exist yet and yields its descriptor. The file is synced if the block succeeds.
 
-    Raises:
-      OSError: a write failed, for example on a full disk. The error names the file.
+    Raises OSError, which names the file, if a write failed, for example on a full disk.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -48,7 +47,7 @@ def new_file(path: pathlib.Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _synced_folder(path: pathlib.Path) -> Iterator[None]:
+def synced_folder(path: pathlib.Path) -> Iterator[None]:
     """Makes the names in a folder durable if the block succeeds, even if the block renames the folder itself."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -58,18 +57,13 @@ def _synced_folder(path: pathlib.Path) -> Iterator[None]:
         os.close(folder)
 
 
-def sync_folder(path: pathlib.Path) -> None:
-    """Makes the names in a folder durable."""
-    with _synced_folder(path):
-        pass
-
-
 def make_folder(path: pathlib.Path) -> None:
     """Makes a folder and its missing parents durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
-        sync_folder(folder.parent)
+        with synced_folder(folder.parent):
+            pass
 
 
 def rename(old: pathlib.Path, new: pathlib.Path) -> None:
@@ -78,12 +72,12 @@ def rename(old: pathlib.Path, new: pathlib.Path) -> None:
     The parent folder is opened first: another process may wait for the new name, and rename the parent as soon as it
     appears.
     """
-    with _synced_folder(new.parent):
+    with synced_folder(new.parent):
         os.replace(old, new)
 
 
 def write_durably(path: pathlib.Path, text: str) -> None:
-    """Writes a text file under a temporary name and renames it, so `path` is always a whole file, old or new."""
+    """Writes a text file under a temporary name and renames it, so `path` is always a complete file, old or new."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     try:
@@ -97,9 +91,9 @@ def write_durably(path: pathlib.Path, text: str) -> None:
 
 def read(file: int, into: np.ndarray, offset: int) -> int:
     """Fills an array [n] with the bytes of a file from `offset` on. Returns the bytes read, fewer at the file's end."""
-    left, done = into.view(np.uint8).data, 0
-    while done < len(left):
-        count = os.preadv(file, [left[done : done + _MAX_BYTES]], offset + done)
+    buffer, done = into.view(np.uint8).data, 0
+    while done < len(buffer):
+        count = os.preadv(file, [buffer[done : done + _MAX_BYTES]], offset + done)
         if count == 0:
             break
         done += count

@@ -1,6 +1,6 @@
 """Hash order and the owners of ids in NumPy, as custom_ops/common/hash.h defines them.
 
-Snapshots of tables and files of checkpoints hold rows by ascending Mix64(id). Ranges of this hash belong to ranks. So
+Snapshots of tables and files of checkpoints have rows by ascending Mix64(id). Ranges of this hash belong to ranks, so
 the rows of a rank are one contiguous range, for any number of ranks.
 """
 
@@ -40,6 +40,6 @@ OWNERS = {"hash_range": hash_range_owner, "tfra": tfra_owner}  # by Table.owner
 
 
 def table_seed(seed: int, name: str) -> int:
-    """Returns a signed 64-bit number, a pure function of a seed and a table's name."""
+    """A signed 64-bit number, a pure function of a seed and a table's name."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

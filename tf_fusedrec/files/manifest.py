@@ -3,7 +3,7 @@
 A checkpoint is a folder on a file system that all ranks see:
 
     manifest.json                                 copy of the last save's manifest; load reads it by default
-    save-<number>-<random>/                       files of one save; its name ends in ".partial" until it is whole
+    save-<number>-<random>/                       files of one save; its name ends in ".partial" until it is complete
       manifest.json                               list of the files that belong together, see below
       <table>.<section>-<rank>.shard              rows of one rank (shard_file.py)
       dense.index, dense.data-*                   tf.train.Checkpoint of model and optimizer, written by rank 0
@@ -19,8 +19,8 @@ rows, the tombstones and all small data. Folders of earlier saves stay while the
          {"save": "save-7-9e2b41cc", "ranks": 2, "sections": {"rows": false, "tombstones": false}}]}},
      "checksum": xxh3_64 of all the rest}
 
-The flag of a section is true if the part holds the whole section, and false if it holds changes to earlier parts.
-check_manifest checks every field.
+The flag of a section is true if the part has the complete section, and false if it has changes to earlier parts. A
+right checksum does not prove valid contents, so every field is checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec.files import disk
@@ -38,6 +38,13 @@ from tf_fusedrec.files.disk import REMEDY
 
 FORMAT = 2
 NAME = "manifest.json"
+SAVE_NAME = re.compile(r"save-[0-9]{1,18}-[0-9a-f]{8}")
+TOMBSTONES = "tombstones"  # section of the removed ids; its records have no bytes
+_SECTIONS = {"rows", "candidates", TOMBSTONES}
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_DATA = re.compile(r"dense\.data-([0-9]{5})-of-([0-9]{5})")
+_NUMBER = re.compile(r"<[fui][248]|\|[ui]1")
+_MOST_RANKS = 1 << 20
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
@@ -54,7 +61,7 @@ def read(directory: pathlib.Path, save: str | None = None) -> dict[str, Any]:
     """The manifest of the named save, or of the last one. Every field is checked.
 
     Raises:
-      ValueError: `directory` holds no such save; the format is another one; the manifest is damaged or forged.
+      ValueError: `directory` has no such save; the format is unknown; the manifest is damaged or forged.
     """
     path = directory / NAME if save is None else directory / save / NAME
     if not path.exists():
@@ -65,17 +72,17 @@ def read(directory: pathlib.Path, save: str | None = None) -> dict[str, Any]:
         if not isinstance(manifest, dict):
             raise ValueError(f"want a dict, got {type(manifest).__name__}")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}. {disk.REMEDY}") from error
+        raise ValueError(f"{path} is damaged: {error}. {REMEDY}") from error
     if manifest.get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {manifest.get('format')}, but this version reads {FORMAT}. Load it with the version "
             "that wrote it, or save into another directory."
         )
     if manifest.get("checksum") != _checksum(manifest):
-        raise ValueError(f"{path} is damaged: its checksum differs. {disk.REMEDY}")
-    check_manifest(path, directory, manifest)
+        raise ValueError(f"{path} is damaged: its checksum differs. {REMEDY}")
+    _check_manifest(_Check(path), directory, manifest)
     if save is not None and manifest["save"] != save:
-        raise ValueError(f"{path} is foreign: it belongs to {manifest['save']!r}. {disk.REMEDY}")
+        raise ValueError(f"{path} is foreign: it belongs to {manifest['save']!r}. {REMEDY}")
     return manifest
 
 
@@ -96,61 +103,57 @@ def saves_of(manifest: dict[str, Any]) -> set[str]:
     return {manifest["save"], *(part["save"] for table in manifest["tables"].values() for part in table["parts"])}
 
 
-def shards_of(manifest: dict[str, Any]) -> dict[str, set[str]]:
-    """Names of the shard files that a checkpoint needs, by the save that wrote them."""
-    shards: dict[str, set[str]] = {save: set() for save in saves_of(manifest)}
+def check_shards(path: pathlib.Path, directory: pathlib.Path, manifest: dict[str, Any]) -> None:
+    """Raises ValueError, which names both files, if a save's folder has a shard that the manifest does not name."""
+    named: dict[str, set[str]] = {save: set() for save in saves_of(manifest)}
     for table, described in manifest["tables"].items():
         for part in described["parts"]:
             ranks = range(part["ranks"])
-            shards[part["save"]] |= {shard_name(table, section, r) for section in part["sections"] for r in ranks}
-    return shards
+            named[part["save"]] |= {shard_name(table, section, r) for section in part["sections"] for r in ranks}
+    for save, shards in named.items():
+        unnamed = sorted({file.name for file in (directory / save).glob("*.shard")} - shards)
+        if unnamed:
+            raise ValueError(
+                f"{path} is forged or damaged: {directory / save} holds {unnamed[0]}, which it does not name. {REMEDY}"
+            )
 
 
-SAVE_NAME = re.compile(r"save-[0-9]{1,18}-[0-9a-f]{8}")
-TOMBSTONES = "tombstones"  # section of the removed ids; its records have no bytes
-_SECTIONS = {"rows", "candidates", TOMBSTONES}
-_CHECKSUM = re.compile(r"[0-9a-f]{16}")
-_DATA = re.compile(r"dense\.data-([0-9]{5})-of-([0-9]{5})")
-_NUMBER = re.compile(r"<[fui][248]|\|[ui]1")
-_MOST_RANKS = 1 << 20
-
-
-class _Checked:
+class _Check:
     """Checks of one file's fields. Each raises a ValueError that names the file and the field."""
 
     def __init__(self, path: pathlib.Path):
         self._path = path
 
-    def need(self, right: bool, field: str, got: Any, want: str) -> None:
-        if not right:
-            shown = repr(got) if len(repr(got)) < 200 else repr(got)[:200] + "..."
+    def need(self, valid: bool, field: str, value: Any, want: str) -> None:
+        if not valid:
+            shown = repr(value) if len(repr(value)) < 200 else repr(value)[:200] + "..."
             raise ValueError(f"{self._path} is forged or damaged: {field} is {shown}, want {want}. {REMEDY}")
 
-    def fields(self, field: str, got: Any, *names: str) -> None:
-        self.need(isinstance(got, dict) and set(got) == set(names), field, got, f"a dict of {sorted(names)}")
+    def fields(self, field: str, value: Any, *names: str) -> None:
+        self.need(isinstance(value, dict) and set(value) == set(names), field, value, f"a dict of {sorted(names)}")
 
-    def number(self, field: str, got: Any, least: int, most: int) -> None:
-        right = isinstance(got, int) and not isinstance(got, bool) and least <= got <= most
-        self.need(right, field, got, f"an int in [{least}, {most}]")
+    def number(self, field: str, value: Any, least: int, most: int) -> None:
+        valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        self.need(valid, field, value, f"an int in [{least}, {most}]")
 
-    def text(self, field: str, got: Any, pattern: re.Pattern, want: str) -> None:
-        self.need(isinstance(got, str) and pattern.fullmatch(got) is not None, field, got, want)
+    def text(self, field: str, value: Any, pattern: re.Pattern, want: str) -> None:
+        self.need(isinstance(value, str) and pattern.fullmatch(value) is not None, field, value, want)
 
 
-def check_manifest(path: pathlib.Path, directory: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError, which names file and field, unless a save could have written the manifest.
-
-    Args:
-      path: Path of the manifest.
-      directory: Folder of the checkpoint, which holds the folders of the saves.
-      manifest: Parsed manifest.
-    """
-    check = _Checked(path)
+def _check_manifest(check: _Check, directory: pathlib.Path, manifest: Mapping[str, Any]) -> None:
     check.fields("the manifest", manifest, "format", "save", "ranks", "extra", "dense", "tables", "checksum")
     check.text("save", manifest["save"], SAVE_NAME, "the name of a save")
     check.number("ranks", manifest["ranks"], 1, _MOST_RANKS)
-    _check_dense(check, manifest["dense"])
-    tables = manifest["tables"]
+    dense, tables = manifest["dense"], manifest["tables"]
+    check.need(isinstance(dense, dict), "dense", dense, "a dict from file names to [bytes, checksum]")
+    files = [_DATA.fullmatch(name) for name in dense if name != "dense.index"]
+    numbers = sorted((int(file[1]), int(file[2])) for file in files if file is not None)
+    complete = "dense.index" in dense and len(files) > 0 and numbers == [(n, len(files)) for n in range(len(files))]
+    check.need(complete, "dense", sorted(dense), "dense.index and all of dense.data-*")
+    for name, entry in dense.items():
+        check.need(isinstance(entry, list) and len(entry) == 2, f"dense[{name!r}]", entry, "[bytes, checksum]")
+        check.number(f"dense[{name!r}][0]", entry[0], 0, 1 << 62)
+        check.text(f"dense[{name!r}][1]", entry[1], _CHECKSUM, "16 hexadecimal digits")
     check.need(isinstance(tables, dict), "tables", tables, "a dict from names to tables")
     for name, table in tables.items():
         check.need(name != "" and "/" not in name and "\0" not in name, "tables", name, "names without '/'")
@@ -161,20 +164,7 @@ def check_manifest(path: pathlib.Path, directory: pathlib.Path, manifest: Mappin
         check.need(chain == first, f"tables[{name!r}].parts", chain, f"the saves of the other tables, {first}")
 
 
-def _check_dense(check: _Checked, dense: Any) -> None:
-    check.need(isinstance(dense, dict), "dense", dense, "a dict from file names to [bytes, checksum]")
-    files = [_DATA.fullmatch(name) for name in dense if name != "dense.index"]
-    count = len(files)
-    numbers = sorted((int(file[1]), int(file[2])) for file in files if file is not None)
-    complete = "dense.index" in dense and count > 0 and numbers == [(n, count) for n in range(count)]
-    check.need(complete, "dense", sorted(dense), "dense.index and all of dense.data-*")
-    for name, entry in dense.items():
-        check.need(isinstance(entry, list) and len(entry) == 2, f"dense[{name!r}]", entry, "[bytes, checksum]")
-        check.number(f"dense[{name!r}][0]", entry[0], 0, 1 << 62)
-        check.text(f"dense[{name!r}][1]", entry[1], _CHECKSUM, "16 hexadecimal digits")
-
-
-def _check_table(check: _Checked, at: str, table: Any, manifest: Mapping[str, Any], directory: pathlib.Path) -> None:
+def _check_table(check: _Check, at: str, table: Any, manifest: Mapping[str, Any], directory: pathlib.Path) -> None:
     # Version 0.1.0 wrote no learning rates.
     rates = ("learning_rate",) if isinstance(table, dict) and "learning_rate" in table else ()
     check.fields(at, table, "spec", "owner", "clock", "iterations", "parts", *rates)
@@ -190,52 +180,42 @@ def _check_table(check: _Checked, at: str, table: Any, manifest: Mapping[str, An
     if table["iterations"] is not None:
         check.number(f"{at}.iterations", table["iterations"], 0, (1 << 63) - 1)
     if table.get("learning_rate") is not None:
-        given = table["learning_rate"]
-        check.need(
-            isinstance(given, list) and len(given) == 2, f"{at}.learning_rate", given, "[of the record, present]"
-        )
-        for r, rate in enumerate(given):
-            right = isinstance(rate, (int, float)) and not isinstance(rate, bool) and math.isfinite(rate)
-            check.need(right, f"{at}.learning_rate[{r}]", rate, "a finite number")
+        pair = table["learning_rate"]
+        check.need(isinstance(pair, list) and len(pair) == 2, f"{at}.learning_rate", pair, "[of the record, present]")
+        for r, rate in enumerate(pair):
+            valid = isinstance(rate, (int, float)) and not isinstance(rate, bool) and math.isfinite(rate)
+            check.need(valid, f"{at}.learning_rate[{r}]", rate, "a finite number")
     parts = table["parts"]
     # A full save has one part; a delta has its full save's part and its own.
     check.need(isinstance(parts, list) and len(parts) in (1, 2), f"{at}.parts", parts, "a list of one or two parts")
     for p, part in enumerate(parts):
         check.fields(f"{at}.parts[{p}]", part, "save", "ranks", "sections")
         check.text(f"{at}.parts[{p}].save", part["save"], SAVE_NAME, "the name of a save")
-        check.need(
-            (directory / part["save"]).is_dir(), f"{at}.parts[{p}].save", part["save"], f"a save that {directory} holds"
-        )
+        is_saved = (directory / part["save"]).is_dir()
+        check.need(is_saved, f"{at}.parts[{p}].save", part["save"], f"a save that {directory} holds")
         check.number(f"{at}.parts[{p}].ranks", part["ranks"], 1, _MOST_RANKS)
         _check_sections(check, f"{at}.parts[{p}].sections", part["sections"], parts[0], changes=p > 0)
-    last, own = (parts[-1]["save"], parts[-1]["ranks"]), (manifest["save"], manifest["ranks"])
-    check.need(last == own, f"{at}.parts[{len(parts) - 1}]", last, f"save and ranks of the manifest, {own}")
+    last, present = (parts[-1]["save"], parts[-1]["ranks"]), (manifest["save"], manifest["ranks"])
+    check.need(last == present, f"{at}.parts[{len(parts) - 1}]", last, f"save and ranks of the manifest, {present}")
     check.need(len(parts) == 1 or parts[0]["save"] != last[0], f"{at}.parts[0].save", last[0], "the full save before")
 
 
-def _check_sections(check: _Checked, at: str, sections: Any, whole: Mapping[str, Any], changes: bool) -> None:
-    right = isinstance(sections, dict) and set(sections) <= _SECTIONS and "rows" in sections
-    check.need(right, at, sections, f"a dict of 'rows' and others of {sorted(_SECTIONS)}")
+def _check_sections(check: _Check, at: str, sections: Any, first: Mapping[str, Any], changes: bool) -> None:
+    valid = isinstance(sections, dict) and set(sections) <= _SECTIONS and "rows" in sections
+    check.need(valid, at, sections, f"a dict of 'rows' and others of {sorted(_SECTIONS)}")
     flags = all(isinstance(flag, bool) for flag in sections.values())
     check.need(flags, at, sections, "true or false for each section")
     if changes:
-        # A delta has changed rows, removed ids, and the small sections as a whole.
-        want = {section: section not in ("rows", TOMBSTONES) for section in (*whole["sections"], TOMBSTONES)}
+        # A delta has changed rows, removed ids, and the small sections completely.
+        want = {section: section not in ("rows", TOMBSTONES) for section in (*first["sections"], TOMBSTONES)}
         check.need(sections == want, at, sections, f"{want}")
     else:
         check.need(all(sections.values()) and TOMBSTONES not in sections, at, sections, "whole sections")
 
 
-def check_no_more(path: pathlib.Path, folder: pathlib.Path, named: Collection[str]) -> None:
-    """Raises ValueError, which names both files, if a save's folder holds a shard that the manifest does not name."""
-    more = sorted({file.name for file in folder.glob("*.shard")} - set(named))
-    if more:
-        raise ValueError(f"{path} is forged or damaged: {folder} holds {more[0]}, which it does not name. {REMEDY}")
-
-
 def check_header(path: pathlib.Path, header: Any) -> None:
     """Raises ValueError, which names file and field, unless a save could have written the header of a shard."""
-    check = _Checked(path)
+    check = _Check(path)
     check.fields("the header", header, "save", "table", "section", "rank", "ranks", "rows", "block", "record")
     for name in ("save", "table", "section"):
         check.need(isinstance(header[name], str), name, header[name], "a name")
@@ -246,8 +226,8 @@ def check_header(path: pathlib.Path, header: Any) -> None:
     record = header["record"]
     check.need(isinstance(record, list), "record", record, "a list of fields")
     for entry in record:
-        right = isinstance(entry, list) and len(entry) in (2, 3) and all(isinstance(text, str) for text in entry[:2])
-        check.need(right, "record", entry, "[name, dtype] or [name, dtype, shape]")
+        valid = isinstance(entry, list) and len(entry) in (2, 3) and all(isinstance(text, str) for text in entry[:2])
+        check.need(valid, "record", entry, "[name, dtype] or [name, dtype, shape]")
         check.text("record", entry[1], _NUMBER, "the dtype of a number")
         shape = entry[2] if len(entry) == 3 else []
         check.need(isinstance(shape, list) and len(shape) <= 1, "record", entry, "a shape of one dimension")

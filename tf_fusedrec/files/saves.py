@@ -1,6 +1,6 @@
-"""The saves in the folder of a checkpoint: lists them, begins one, and removes old ones.
+"""The saves in the folder of a checkpoint: lists them, begins a new one, and removes old ones.
 
-Only folders made by a save of this package are removed. Such a folder has the name of a save and holds its files only.
+Only folders made by a save of this package are removed. Such a folder has the name of a save and only its files.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def _number(name: str) -> int:
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Folders with the name of a whole or partial save, oldest first."""
+    """Folders with the name of a complete or partial save, oldest first."""
     named = [path for path in directory.iterdir() if SAVE_NAME.fullmatch(path.name.removesuffix(PARTIAL))]
     return sorted((p for p in named if p.is_dir() and not p.is_symlink()), key=lambda p: (_number(p.name), p.name))
 
 
-def _ours(folder: pathlib.Path) -> bool:
-    """Returns whether a folder with the name of a save holds the files of a save and nothing else."""
+def _is_removable(folder: pathlib.Path) -> bool:
+    """Returns whether a folder with the name of a save has the files of a save and nothing else."""
     entries = list(folder.iterdir())
-    whole = folder.name.endswith(PARTIAL) or (folder / "shard-0.json").exists()
-    return whole and all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in entries)
+    written = folder.name.endswith(PARTIAL) or (folder / "shard-0.json").exists()
+    return written and all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in entries)
 
 
 def saves(directory: str | os.PathLike) -> list[str]:
-    """Names of the whole saves in the folder of a checkpoint, oldest first. The argument `save` of load takes one."""
+    """Names of the complete saves in a checkpoint's folder, oldest first, for the argument `save` of load."""
     directory = pathlib.Path(directory)
     if not directory.is_dir():
         return []
-    whole = [folder for folder in _folders(directory) if not folder.name.endswith(PARTIAL)]
-    return [folder.name for folder in whole if (folder / manifest.NAME).is_file()]
+    complete = [folder for folder in _folders(directory) if not folder.name.endswith(PARTIAL)]
+    return [folder.name for folder in complete if (folder / manifest.NAME).is_file()]
 
 
 def best(directory: pathlib.Path) -> str | None:
@@ -67,8 +67,8 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
       save: Name or number of one of `saves(directory)`, or "best"; None: the last one.
 
     Raises:
-      ValueError: `directory` holds no checkpoint or lacks this save; the format is another one; the manifest is damaged
-        or forged.
+      ValueError: `directory` has no checkpoint or lacks this save; the format is unknown; the manifest is damaged or
+        forged.
     """
     directory = pathlib.Path(directory)
     name = None
@@ -81,22 +81,21 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
             )
     elif save is not None:
         existing = saves(directory)
-        found = [name for name in existing if save == (name if isinstance(save, str) else _number(name))]
-        if len(found) != 1:
+        matching = [name for name in existing if save == (name if isinstance(save, str) else _number(name))]
+        if len(matching) != 1:
             raise ValueError(
                 f"save {save!r} is not one of the saves in {directory}, which holds {existing}. Name one of them."
             )
-        (name,) = found
-    read = manifest.read(directory, name)
-    for part, shards in manifest.shards_of(read).items():
-        manifest.check_no_more(directory / (name or "") / manifest.NAME, directory / part, shards)
-    return read
+        (name,) = matching
+    contents = manifest.read(directory, name)
+    manifest.check_shards(directory / (name or "") / manifest.NAME, directory, contents)
+    return contents
 
 
 def begin(directory: pathlib.Path) -> str:
     """Removes the remains of interrupted saves and makes the folder of a new save. Returns its unique name."""
     for folder in _folders(directory):
-        if folder.name.endswith(PARTIAL) and _ours(folder):
+        if folder.name.endswith(PARTIAL) and _is_removable(folder):
             shutil.rmtree(folder)
     number = max((_number(folder.name) for folder in _folders(directory)), default=0) + 1
     save = f"save-{number}-{secrets.token_hex(4)}"
@@ -126,15 +125,12 @@ def prune(directory: pathlib.Path, keep: int) -> None:
         except ValueError:  # A damaged old save is refused when it is loaded; it must not fail the current save.
             needed.add(save)
     for folder in reversed(_folders(directory)):  # a delta goes before the full save that it needs
-        if folder.name not in needed and _ours(folder):
+        if folder.name not in needed and _is_removable(folder):
             _remove(folder)
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """Removes a folder of a save.
-
-    It is renamed first, durably: a loss of power must not leave a partly removed folder under the name of a whole save.
-    """
+    """Renames a save's folder durably, then removes it: a loss of power must not leave part of it under its name."""
     partial = folder.with_name(folder.name.removesuffix(PARTIAL) + PARTIAL)
     disk.rename(folder, partial)
     shutil.rmtree(partial)

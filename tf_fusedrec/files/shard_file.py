@@ -4,7 +4,7 @@
     length     <u8, bytes of the header
     checksum   <u8, xxh3_64 of the header
     header     JSON: the label of the rows (Label), their number, rows per block, dtype of a record
-    ids        <i8[rows], by ascending Mix64(id) (tables/hash_order.py)
+    ids        <i8[rows], by ascending Mix64(id) (hash_order.py)
     records    packed record[rows]
     index      one entry per block of rows: <u8 hash of its first id, <u8 xxh3_64 of its ids and its records
     checksum   <u8, xxh3_64 of the index
@@ -47,10 +47,6 @@ class Label(NamedTuple):
     ranks: int
 
 
-def _rows_per_block(record: np.dtype) -> int:
-    return max(_MIN_BLOCK_ROWS, _BLOCK_BYTES // (8 + record.itemsize))
-
-
 def _bytes(array: np.ndarray) -> np.ndarray:
     """<uint8> view of an array. Records without bytes (tombstones) give an empty one."""
     return array.view(np.uint8) if array.dtype.itemsize else np.zeros([0], np.uint8)
@@ -66,18 +62,16 @@ def _block_checksums(ids: np.ndarray, records: np.ndarray, block: int) -> Iterat
         yield checksum.intdigest()
 
 
+def _checksum(data: Any) -> bytes:
+    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+
+
 def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray) -> int:
-    """Writes and syncs a file. Returns its size in bytes.
+    """Writes and syncs a new file. Returns its size in bytes.
 
     Args:
-      path: Path of the file, which must not exist.
-      label: Origin of the rows, for the header.
-      ids: <int64>[n], distinct, in any order.
+      ids: <int64>[n], distinct, in any order. Repeated ids raise ValueError.
       records: <record>[n], structured and packed.
-
-    Raises:
-      ValueError: an id is repeated.
-      OSError: a write failed, for example on a full disk.
     """
     hashes = mix64(ids)
     order = np.argsort(hashes)
@@ -88,7 +82,7 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
             f"ids of table {label.table!r}, section {label.section!r} repeat {repeated[0]}, but must be distinct: the "
             "table's snapshot is wrong. Report this as a bug."
         )
-    block = _rows_per_block(records.dtype)
+    block = max(_MIN_BLOCK_ROWS, _BLOCK_BYTES // (8 + records.dtype.itemsize))
     index = np.empty([-(-len(ids) // block)], _INDEX)
     index["first_hash"] = hashes[::block]
     record = records.dtype.descr if records.dtype.names else []
@@ -112,10 +106,6 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
     return len(head) + ids.nbytes + records.nbytes + index.nbytes + 8
 
 
-def _checksum(data: Any) -> bytes:
-    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
-
-
 class ShardFile:
     """Reader of a file made by `write`. The constructor reads and checks header and index; `chunks` reads rows.
 
@@ -124,7 +114,6 @@ class ShardFile:
       label: Expected origin of the rows.
 
     Attributes:
-      label: Origin of the rows.
       record: dtype of the records.
       rows: Number of rows.
       bytes_read: Bytes read from the disk so far.
@@ -134,13 +123,13 @@ class ShardFile:
     """
 
     def __init__(self, path: pathlib.Path, label: Label):
-        self.path = path
+        self.path, self.label = path, label
         self.bytes_read = 0
         with self._open() as file:
             size = os.fstat(file).st_size
             header = self._header(file, size)
             self.rows, self._block = header["rows"], header["block"]
-            self.record = np.dtype([(name, kind, tuple(*shape)) for name, kind, *shape in header["record"]])
+            self.record = np.dtype([(name, dtype, tuple(*shape)) for name, dtype, *shape in header["record"]])
             self._records_at = self._ids_at + 8 * self.rows
             index_at = self._records_at + self.record.itemsize * self.rows
             blocks = -(-self.rows // self._block)
@@ -153,12 +142,12 @@ class ShardFile:
             firsts = self._index["first_hash"]
             if (firsts[1:] <= firsts[:-1]).any():
                 raise self._refusal("is forged or damaged: the hashes of its index do not ascend")
-        found = self.label = Label(*(header[name] for name in Label._fields))
-        if found != label:
-            differs = [name for name in Label._fields if getattr(found, name) != getattr(label, name)]
-            raise self._refusal(
-                f"is foreign: it has {_words(found, differs)}, but the manifest wants {_words(label, differs)} here"
+        differing = [name for name in Label._fields if header[name] != getattr(label, name)]
+        if differing:
+            has, want_here = (
+                ", ".join(f"{name} {fields[name]!r}" for name in differing) for fields in (header, label._asdict())
             )
+            raise self._refusal(f"is foreign: it has {has}, but the manifest wants {want_here} here")
 
     def _header(self, file: int, size: int) -> dict[str, Any]:
         if size < _START.itemsize:
@@ -182,8 +171,7 @@ class ShardFile:
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields ids <int64>[n] and records [n] of the rows with first <= Mix64(id) <= last, in hash order.
 
-        Raises:
-          ValueError: the file is damaged, or has become shorter. No row of a damaged block is yielded.
+        Raises ValueError if the file is damaged or has become shorter. No row of a damaged block is yielded.
         """
         firsts = self._index["first_hash"]
         begin = max(int(np.searchsorted(firsts, np.uint64(first), side="right")) - 1, 0)
@@ -192,7 +180,7 @@ class ShardFile:
         with self._open() as file:
             for at in range(begin, end, step):
                 ids, records, hashes = self._verified(file, at, min(at + step, end))
-                if begin < at and at + step < end:  # A chunk in the middle holds neither bound of the range.
+                if begin < at and at + step < end:  # A chunk in the middle has neither bound of the range.
                     yield ids, records
                     continue
                 from_row = int(np.searchsorted(hashes, np.uint64(first), side="left"))
@@ -235,7 +223,3 @@ class ShardFile:
 
     def _refusal(self, fault: str) -> ValueError:
         return disk.refusal(self.path, fault)
-
-
-def _words(label: Label, names: list[str]) -> str:
-    return ", ".join(f"{name} {getattr(label, name)!r}" for name in names)

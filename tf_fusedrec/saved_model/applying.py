@@ -3,7 +3,7 @@
     python exports/1-to-2/apply_delta.py exports/1 exports/1-to-2 exports/2      # base, delta, output
     tf_fusedrec.apply_delta("exports/1", "exports/1-to-2", "exports/2")          # the same
 
-A delta is not a SavedModel itself. It holds a SavedModel with all dense weights and without rows, the changed rows, and
+A delta is not a SavedModel itself. It has a SavedModel with all dense weights and without rows, the changed rows, and
 a copy of this file. This file therefore imports only TensorFlow and NumPy, and works with any version of Keras:
 
     delta.json                    {"format", "ops", "tables": {name: {"dim", "dtype"}}, "base" and "result": digests,
@@ -56,7 +56,7 @@ _COPY = "Remedy: copy it again."
 
 
 def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str | os.PathLike) -> None:
-    """Writes the full export of a delta and its base. Needs memory for all rows, and twice for one table.
+    """Writes the full export of a delta and its base. Needs memory for all rows, and twice for the rows of one table.
 
     Args:
       base: Folder of the full export that the delta starts from.
@@ -71,8 +71,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
     base, delta, output = (pathlib.Path(path) for path in (base, delta, output))
     if os.path.lexists(output):
         raise ValueError(f"output {os.fspath(output)!r} exists. Remedy: another folder, or remove it.")
-    description = _read_delta(delta)
-    described = describe(base)
+    description, described = _read_delta(delta), describe(base)
     if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
     if identity(base) != description.get("identity", {}):
@@ -130,13 +129,12 @@ def _read_delta(delta: pathlib.Path) -> dict:
             raise ValueError("its digests are for other tables")
         if not all(len(file) == 2 for file in files.values()):
             raise ValueError("its 'files' must have the values [bytes, checksum]")
-    wanted = {f"changes/{name}.{kind}.npy" for name in tables for kind in ("ids", "rows", "removed")}
-    found = {
+    needed = {f"changes/{name}.{part}.npy" for name in tables for part in ("ids", "rows", "removed")}
+    existing = {
         file.relative_to(delta).as_posix()
-        for part in ("model", "changes", "server")
-        for file in _files_below(delta / part)
-    }
-    for name in sorted({*found, *wanted} - set(files)):
+        for part in ("model", "changes", "server") for file in _files_below(delta / part)
+    }  # fmt: skip
+    for name in sorted({*existing, *needed} - set(files)):
         raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remedy: remove it.")
     for name, (size, checksum) in files.items():
         file = inside(delta, name)
@@ -161,17 +159,10 @@ def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def inside(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Path of the regular file `name`, a relative path with '/', in a folder.
-
-    Raises:
-      ValueError: the file is missing, or lies outside the folder by its name or a link.
-    """
-    path = folder / name
-    top = os.path.realpath(folder)
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts) or (
-        os.path.commonpath([top, os.path.realpath(path)]) != top
-    ):
+    """Path of the file `name`, a relative path with '/'. Raises ValueError if it is missing or outside the folder."""
+    path, top = folder / name, os.path.realpath(folder)
+    is_relative = not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in name.split("/"))
+    if not is_relative or os.path.commonpath([top, os.path.realpath(path)]) != top:
         raise ValueError(f"file {os.fspath(path)!r} lies outside {os.fspath(folder)!r}. Remedy: files, not links.")
     if not path.is_file():
         raise ValueError(f"file {os.fspath(path)!r} is missing. {_COPY}")
@@ -196,11 +187,7 @@ def check_table_name(name: str) -> None:
 
 
 def describe(export: pathlib.Path) -> dict:
-    """Reads {"format", "ops", "tables": {name: {"dim", "dtype"}}} of a full export.
-
-    Raises:
-      ValueError: the folder is not a full export; the format is another one; the description is damaged.
-    """
+    """Reads {"format", "ops", "tables": {name: {"dim", "dtype"}}} of a full export, and raises ValueError otherwise."""
     if (export / "delta.json").exists():
         raise ValueError(f"base {os.fspath(export)!r} is a delta. Remedy: the full export that apply_delta builds.")
     if not (export / DESCRIPTION).exists():
@@ -220,8 +207,7 @@ def identity(export: pathlib.Path) -> dict:
 def _read_description(path: pathlib.Path) -> dict:
     with _named(path):
         described = json.loads(path.read_text(encoding="utf-8"))
-        found = described["format"]
-        known = found in FORMAT.values()
+        known = described["format"] in FORMAT.values()
         if known and described["ops"] not in FORMAT:
             raise ValueError(f"it has ops {described['ops']!r}, want 'stock' or 'ours'")
         for name, table in described["tables"].items() if known else ():
@@ -229,9 +215,10 @@ def _read_description(path: pathlib.Path) -> dict:
             if type(table["dim"]) is not int or table["dim"] < 1 or table["dtype"] not in _DTYPES:
                 raise ValueError(f"table {name!r} is described as {table}")
     if not known:
-        wanted = " or ".join(map(str, sorted(FORMAT.values())))
+        want = " or ".join(map(str, sorted(FORMAT.values())))
         raise ValueError(
-            f"file {os.fspath(path)!r} has format {found}, want {wanted}. Remedy: a full export by this version."
+            f"file {os.fspath(path)!r} has format {described['format']}, want {want}. Remedy: a full export by this "
+            "version."
         )
     return described
 
@@ -259,20 +246,20 @@ def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def joined(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Joins the tables of a group, each with ids <int64>[n], ascending, and rows [n, C], into sorted entries.
+    """Joins tables of a group, each with ids <int64>[n], ascending, and rows [n, C], into m entries, by (id, table).
 
     Returns:
-      ids: <int64>[m+1], of all entries, ascending by (id, table), then the largest int64.
+      ids: <int64>[m+1], then the largest int64.
       masks: <unsigned>[m+1], at the first entry of an id: bit t is set if table t has the id. 0 elsewhere.
-      rows: [m+1, C], of all entries, then zeros.
+      rows: [m+1, C], then zeros.
     """
     count = sum(len(ids) for ids, _ in tables)
     mask = next(np.dtype(bits) for bits in ("u1", "u2", "u4", "u8") if len(tables) <= 8 * np.dtype(bits).itemsize)
     ids = np.concatenate([*(ids for ids, _ in tables), [np.iinfo(np.int64).max]]).astype(np.int64)
     order = np.argsort(ids[:-1], kind="stable")
     ids[:-1] = ids[order]
-    of_tables = np.left_shift(np.ones(len(tables), mask), np.arange(len(tables), dtype=mask))
-    bits = np.repeat(of_tables, [len(of) for of, _ in tables])[order]
+    table_bits = np.left_shift(np.ones(len(tables), mask), np.arange(len(tables), dtype=mask))
+    bits = np.repeat(table_bits, [len(table_ids) for table_ids, _ in tables])[order]
     first = np.flatnonzero(np.concatenate([[True], ids[1:-1] != ids[:-2]])[:count])
     masks = np.zeros(count + 1, mask)
     if count:
@@ -281,9 +268,9 @@ def joined(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     places[order] = np.arange(count)
     rows = np.zeros([count + 1, tables[0][1].shape[1]], tables[0][1].dtype)
     begin = 0
-    for _, of_table in tables:
-        rows[places[begin : begin + len(of_table)]] = of_table
-        begin += len(of_table)
+    for _, table_rows in tables:  # one table at a time, because a second copy of all rows may not fit in memory
+        rows[places[begin : begin + len(table_rows)]] = table_rows
+        begin += len(table_rows)
     return ids, masks, rows
 
 
@@ -302,17 +289,12 @@ def separated(
 def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
 
-    Raises:
-      ValueError: a file is damaged, missing, or outside the folder.
+    Raises ValueError, which names the file, if a file is damaged, missing, or outside the folder.
     """
     described = describe(export)
     if described["ops"] == "ours":
-        return {
-            name: _read_records(
-                inside(export, record_file(name)), name, table["dim"] * tf.as_dtype(table["dtype"]).size
-            )
-            for name, table in described["tables"].items()
-        }
+        sizes = {name: table["dim"] * tf.as_dtype(table["dtype"]).size for name, table in described["tables"].items()}
+        return {name: _read_records(inside(export, record_file(name)), name, size) for name, size in sizes.items()}
     for part in _files_below(export / _BUNDLE.parent):
         inside(export, part.relative_to(export).as_posix())
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -329,11 +311,11 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
 def _read_changes(delta: pathlib.Path, table: str, row_bytes: int) -> list[np.ndarray]:
     """Reads a table's changes: changed ids, their rows, removed ids."""
     arrays: list[np.ndarray] = []
-    for kind, dtype, shape in (("ids", np.int64, ()), ("rows", np.uint8, (row_bytes,)), ("removed", np.int64, ())):
-        path = inside(delta, f"changes/{table}.{kind}.npy")
+    for part, dtype, shape in (("ids", np.int64, ()), ("rows", np.uint8, (row_bytes,)), ("removed", np.int64, ())):
+        path = inside(delta, f"changes/{table}.{part}.npy")
         with _named(path):
             array = np.load(path)
-            if array.dtype != dtype or array.shape[1:] != shape or (kind == "rows" and len(array) != len(arrays[0])):
+            if array.dtype != dtype or array.shape[1:] != shape or (part == "rows" and len(array) != len(arrays[0])):
                 raise ValueError(f"it has {array.dtype} of shape {array.shape}")
         arrays.append(array)
     return arrays
@@ -430,11 +412,11 @@ def record_file(table: str) -> str:
 
 
 def _stored(described: Mapping[str, Any]) -> list[tuple[tuple[str, ...], list[str]]]:
-    """Tables of a stock export that lie together, with the names of their tensors in the checkpoint."""
-    of_tables, tables = "served_tables/_tables", described["tables"]
+    """Tables of a stock export that are stored together, with the names of their tensors in the checkpoint."""
+    folder, tables = "served_tables/_tables", described["tables"]
     if described["format"] == _BY_TABLE:  # The checkpoint of a SavedModel escapes '.'.
-        return [((name,), _keys(f"{of_tables}/{name.replace('.', '..')}", 2)) for name in tables]
-    return [(names, _keys(f"{of_tables}/{number}", 3)) for number, names in enumerate(groups_of(tables))]
+        return [((name,), _keys(f"{folder}/{name.replace('.', '..')}", 2)) for name in tables]
+    return [(names, _keys(f"{folder}/{number}", 3)) for number, names in enumerate(groups_of(tables))]
 
 
 def _keys(prefix: str, count: int) -> list[str]:

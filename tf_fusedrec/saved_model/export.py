@@ -54,7 +54,7 @@ def export(
     have been exported on another number of ranks.
 
     An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rank 0
-    holds all rows in memory while it writes.
+    keeps all rows in memory while it writes.
 
     Args:
       model: Keras model with any number of FusedEmbedding layers, of either backend, or none.
@@ -93,10 +93,10 @@ def export(
         signatures = default_signatures(model)
     check_names(signatures)
     signatures = taking_strings(signatures, strings)
-    holding = [name for name, signature in signatures.items() if signature.resources]
-    if holding and ops == "stock":
+    stateful = [name for name, signature in signatures.items() if signature.resources]
+    if stateful and ops == "stock":
         raise ValueError(
-            f"ops is 'stock', but the signatures {holding} have resources, which need this package on the server. "
+            f"ops is 'stock', but the signatures {stateful} have resources, which need this package on the server. "
             "Remedy: ops='ours', or signatures without a StateCache."
         )
     for name in sorted(set(signatures) & set(UPDATES)):
@@ -107,18 +107,17 @@ def export(
             raise ValueError(f"path {os.fspath(path)!r} exists. Remedy: another folder for each export, or remove it.")
         if base is not None:
             delta.check_base(base, described)
-        for folder in _remains(path):
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove_remains(path)
         name = f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}"
         (path.with_name(name) / "rows").mkdir(parents=True)
         return name
 
     tables = _tables(model)
-    of_tables = {
+    forms = {
         name: {"dim": config.dim, "dtype": rows or (config.dtype if ops == "stock" else served_dtype(config))}
         for name, (_, config) in tables.items()
     }
-    described = {"format": FORMAT[ops], "ops": ops, "tables": of_tables}
+    described = {"format": FORMAT[ops], "ops": ops, "tables": forms}
     if hasattr(model, "drain"):
         model.drain()
     average_state(model)
@@ -129,7 +128,7 @@ def export(
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():
-            write_own_rows(partial / "rows", embedding, table)
+            write_rank_rows(partial / "rows", embedding, table)
 
     def finish() -> None:
         if base is not None:
@@ -145,15 +144,14 @@ def export(
         on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
 
 
-def _remains(path: pathlib.Path) -> list[pathlib.Path]:
-    """Folders that killed exports to `path` left: they have an export's name and hold only its parts."""
+def _remove_remains(path: pathlib.Path) -> None:
+    """Removes the folders of killed exports to `path`: they have an export's name and only its parts."""
     name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{32}" + re.escape(_PARTIAL))
     parts = re.compile(r"rows|saved_model|delta|.+\.rows", re.DOTALL)
-    folders = path.parent.iterdir() if path.parent.is_dir() else ()
-    named = [
-        folder for folder in folders if name.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
-    ]
-    return [folder for folder in named if all(parts.fullmatch(entry.name) for entry in folder.iterdir())]
+    for folder in path.parent.iterdir() if path.parent.is_dir() else ():
+        named = name.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        if named and all(parts.fullmatch(entry.name) for entry in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]:
@@ -172,7 +170,7 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
 
 
 def _further_weights(signatures: Mapping[str, Signature]) -> list[tf.Variable]:
-    return list({id(weight): weight for one in signatures.values() for weight in one.weights}.values())
+    return list({id(weight): weight for signature in signatures.values() for weight in signature.weights}.values())
 
 
 def _write(
@@ -206,10 +204,10 @@ def _write(
         )
     dtypes_of_model = {table: config.dtype for table, (_, config) in tables.items()}
     versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups, dtypes_of_model)
-    # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
+    # The module has variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
-    module.resources = list({id(held): held for one in signatures.values() for held in one.resources}.values())
+    module.resources = list(dict.fromkeys(used for signature in signatures.values() for used in signature.resources))
     with serving(model, lookup, STOCK if stock else FUSED):
         traced = {name: versions.answering(signature, lookup).trace() for name, signature in signatures.items()}
         module.dense_weights = [*model.variables, *further]
@@ -223,7 +221,7 @@ def _write(
         for name, function in traced.items():
             versions.check(name, function)
         layout = layout_of(described["tables"], weights, traced)
-        as_bytes = {table: (ids, applying.bytes_of(of_ids)) for table, (ids, of_ids) in arrays.items()}
+        as_bytes = {table: (ids, applying.bytes_of(encoded_rows)) for table, (ids, encoded_rows) in arrays.items()}
         version = version_of(layout, as_bytes, weights)
         updates = versions.signatures(version, layout)
         traced.update({name: signature.trace() for name, signature in updates.items()})
@@ -243,38 +241,31 @@ def _write(
     description.write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
-def write_own_rows(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:
+def write_rank_rows(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:
     """Writes this rank's rows of one table. Ranks with replicas of the same rows write a part each."""
     ids, rows = embedding.export_table(table)
     if embedding.layout.replicas.size > 1:
-        own = hash_range_owner(ids, collectives.size()) == embedding.layout.piece
-        ids, rows = ids[own], rows[own]
-    np.save(_file(folder, table, "ids", collectives.rank()), ids)
-    # NumPy would write bfloat16 as untyped bytes.
-    np.save(_file(folder, table, "rows", collectives.rank()), rows.view(np.uint16) if _is_bfloat16(rows) else rows)
+        kept = hash_range_owner(ids, collectives.size()) == embedding.layout.piece
+        ids, rows = ids[kept], rows[kept]
+    if rows.dtype == tf.bfloat16.as_numpy_dtype:  # NumPy would write it as untyped bytes.
+        rows = rows.view(np.uint16)
+    for part, array in (("ids", ids), ("rows", rows)):
+        np.save(folder / f"{table}.{part}.{collectives.rank()}.npy", array)
 
 
 def read_all_rows(folder: pathlib.Path, table: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads ids <int64>[n], ascending, and rows <dtype>[n, D] of all ranks."""
     ids, rows = (
-        np.concatenate([np.load(_file(folder, table, kind, rank)) for rank in range(collectives.size())])
-        for kind in ("ids", "rows")
+        np.concatenate([np.load(folder / f"{table}.{part}.{rank}.npy") for rank in range(collectives.size())])
+        for part in ("ids", "rows")
     )
     order = np.argsort(ids)
     return ids[order], rows[order].view(tf.as_dtype(dtype).as_numpy_dtype)
 
 
-def _file(folder: pathlib.Path, table: str, kind: str, rank: int) -> pathlib.Path:
-    return folder / f"{table}.{kind}.{rank}.npy"
-
-
-def _is_bfloat16(rows: np.ndarray) -> bool:
-    return rows.dtype == tf.bfloat16.as_numpy_dtype
-
-
 @contextlib.contextmanager
 def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> Iterator[None]:
-    """In this context calls of the model use `lookup` and `kernels`, and no collective or training table."""
+    """In this context calls of the model read `lookup` and use `kernels`, with no collective or training table."""
     layers = list(model.submodules)
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):

@@ -1,7 +1,7 @@
 """Served tables for servers with this package: the hash table of training, filled from files of the SavedModel.
 
-A file holds records [id <int64> | row] by ascending id, without optimizer slots. The graph that reads a file also
-verifies its checksum, so every loader refuses a damaged file without further code.
+A file has records [id <int64> | row] by ascending id, without optimizer slots. The graph that reads a file also
+verifies its checksum, so every loader refuses a damaged file without more code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ _RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a
 
 
 def served_dtype(config: TableConfig) -> str:
-    """dtype in which a server keeps the rows of a table.
-
-    It is the dtype of the model's rows, unless training stores another one. The initial row of an id without a row must
-    be rounded like a stored row.
-    """
+    """dtype in which a server keeps the rows of a table: as training stores them, so initial rows are rounded alike."""
     if config.storage_dtype in (None, "float32"):
         return config.dtype
     return "float32" if config.storage_dtype == "mixed" else config.storage_dtype
@@ -61,16 +57,14 @@ class NativeTables(tf.Module):
             self._tables[name] = _Table(configs[name], tf.as_dtype(rows.dtype), unknown[name], self._files[name])
 
     def find(
-        self, group: int, asked: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
+        self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [n, D] of the ids of `asked`, and True <bool>[n]: a table itself knows its initial rows.
+        """Rows [n, D] of `requests`, names of tables with ids <int64>[k], and True <bool>[n]: a table has initial rows.
 
-        Args:
-          group: Not read.
-          asked: Names of tables of one group, with ids <int64>[k] each, n in all.
-          ids, tables: As for StockTables.find.
+        Other arguments as for StockTables.find.
         """
-        return tf.concat([self._tables[table].rows(of) for table, of in asked], 0), tf.ones_like(ids, tf.bool)
+        rows = [self._tables[table].rows(table_ids) for table, table_ids in requests]
+        return tf.concat(rows, 0), tf.ones_like(ids, tf.bool)
 
 
 class _Table(tf.saved_model.experimental.TrackableResource):
@@ -86,8 +80,8 @@ class _Table(tf.saved_model.experimental.TrackableResource):
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = routing.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
-        found = ops.table_read(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
-        return found[: tf.size(ids)]
+        rows = ops.table_read(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
+        return rows[: tf.size(ids)]
 
     # TensorFlow calls the methods below when it loads a SavedModel. Nothing destroys the table: it lives as long as the
     # handles in the functions of a loaded model.
@@ -128,7 +122,7 @@ class _Table(tf.saved_model.experimental.TrackableResource):
             rows, checksum = read
             block_bytes = tf.reshape(tf.io.decode_raw(block, tf.uint8), [-1, record_bytes])
             ids = tf.bitcast(block_bytes[:, : applying.ID_BYTES], tf.int64)
-            # A damaged id may equal another one, which the import would refuse without a word on the file.
+            # A damaged id may equal the next one, which the import would refuse without naming the file.
             words = ["rows file ", path, f" of table {self._name} is damaged: its ids do not ascend. {_COPY}"]
             ascending = tf.debugging.Assert(tf.reduce_all(ids[1:] > ids[:-1]), [tf.strings.join(words)])
             with tf.control_dependencies([ascending]):
@@ -141,6 +135,6 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         start = tf.constant(0, tf.int64), applying.first_checksum(self._name, row_bytes)
         rows, checksum = records.reduce(start, insert)
         damaged = f" of table {self._name} is damaged: the checksum of its "
-        wanted = f" rows differs from its header. {_COPY}"
-        message = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), wanted])
+        header_differs = f" rows differs from its header. {_COPY}"
+        message = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), header_differs])
         tf.debugging.Assert(tf.reduce_all(header == applying.header_of(rows, checksum)), [message])

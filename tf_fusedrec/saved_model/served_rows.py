@@ -1,7 +1,13 @@
-"""Look-ups of a served model: rows that deltas changed, before loaded rows, before initial rows.
+"""Lookups of a served model: rows that deltas changed, before loaded rows, before initial rows.
 
-The ids of all features whose tables share a group are looked up together. The number of operations does not grow with
-the number of tables.
+Tables with equal dim and dtype form a group. The ids of all features whose tables share a group are looked up together,
+so the number of operations does not grow with the number of tables. The loaded rows are sorted entries (StockTables) or
+a hash table (native_tables.py). An Overlay has the rows that deltas changed while the server runs.
+
+A server can keep rows in fewer bytes: bfloat16, or int8 with a scale per row. A row of D numbers has D + 4 bytes in
+int8: the numbers in units of the scale, then the scale <float32>, little-endian. The scale is the largest absolute
+value of the row over 127. A number differs from its float32 value by at most half the scale, apart from the rounding of
+float32. Overlays, deltas and digests treat all bytes of a row as one.
 """
 
 from __future__ import annotations
@@ -16,6 +22,9 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.native_tables import NativeTables
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
+
+ROWS = (None, "bfloat16", "int8")
+_STEPS = 127  # in the largest number of a row
 
 
 class Lookup:
@@ -40,30 +49,30 @@ class Lookup:
 
     @contextlib.contextmanager
     def over(self, overlays: Sequence[Overlay]) -> Iterator[None]:
-        """In this context look-ups read `overlays`, one per group, first."""
+        """In this context lookups read `overlays`, one per group, first."""
         self._overlays = overlays
         try:
             yield
         finally:
             self._overlays = ()
 
-    def rows(self, asked: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
+    def rows(self, requests: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
         """Rows [n, D] for each table name and its ids <int64>[n]."""
         outputs: dict[int, tf.Tensor] = {}
         for number, group in enumerate(self._groups):
-            members = [at for at, (table, _) in enumerate(asked) if table in group.names]
+            members = [at for at, (table, _) in enumerate(requests) if table in group.names]
             if members:
-                outputs.update(zip(members, self._of_group(number, [asked[at] for at in members])))
-        return [tf.cast(outputs[at], self._dtypes[table]) for at, (table, _) in enumerate(asked)]
+                outputs.update(zip(members, self._group_rows(number, [requests[at] for at in members])))
+        return [tf.cast(outputs[at], self._dtypes[table]) for at, (table, _) in enumerate(requests)]
 
-    def _of_group(self, number: int, asked: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
+    def _group_rows(self, number: int, requests: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
         group, overlay = self._groups[number], self._overlays[number]
-        ids, sizes = tf.concat([ids for _, ids in asked], 0), tf.stack([tf.size(ids) for _, ids in asked])
-        names = tf.constant([group.names.index(table) for table, _ in asked], tf.int64)
+        ids, sizes = tf.concat([ids for _, ids in requests], 0), tf.stack([tf.size(ids) for _, ids in requests])
+        names = tf.constant([group.names.index(table) for table, _ in requests], tf.int64)
         # tf.repeat takes four times the operations.
         part = tf.raw_ops.UpperBound(sorted_inputs=[tf.cumsum(sizes)], values=[tf.range(tf.size(ids))])[0]
         tables = tf.gather(names, part)
-        rows, exists = self._tables.find(number, asked, ids, tables)
+        rows, exists = self._tables.find(number, requests, ids, tables)
         changed, at = overlay.find(ids, tables)
 
         def replaced() -> tuple[tf.Tensor, tf.Tensor]:
@@ -72,9 +81,9 @@ class Lookup:
 
         # Before the first delta no id has an entry.
         rows, exists = tf.cond(tf.reduce_any(changed), replaced, lambda: (rows, exists))
-        return tf.split(self._complete(group, ids, tables, decoded(rows, group.dim), exists), sizes)
+        return tf.split(self._with_initial(group, ids, tables, decoded(rows, group.dim), exists), sizes)
 
-    def _complete(
+    def _with_initial(
         self, group: Group, ids: tf.Tensor, tables: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor
     ) -> tf.Tensor:
         """Replaces the rows of ids that do not exist by their initial rows."""
@@ -89,7 +98,7 @@ class Lookup:
             initial = drawn_rows(unknown, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
             return tf.tensor_scatter_nd_update(rows, places, tf.cast(initial, rows.dtype))
 
-        # Most requests hold known ids only, and then nothing is drawn.
+        # Most requests have known ids only, and then nothing is drawn.
         return tf.cond(tf.reduce_any(missing), with_initial, lambda: rows)
 
 
@@ -102,7 +111,7 @@ class Group(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Columns of a row as it is kept; see encoded."""
+        """Columns of a row as it is kept."""
         return self.dim + 4 if self.dtype == tf.int8 else self.dim
 
     def empty(self) -> Overlay:
@@ -113,9 +122,9 @@ class Group(NamedTuple):
 
     def specs(self) -> list[tf.TensorSpec]:
         """Shapes and dtypes of an overlay's tensors, by field."""
-        many = tf.TensorSpec([None], tf.int64)
+        ints = tf.TensorSpec([None], tf.int64)
         alive, rows = tf.TensorSpec([None], tf.bool), tf.TensorSpec([None, self.columns], self.dtype)
-        return [*Overlay(many, many, many, alive, rows)]
+        return [*Overlay(ints, ints, ints, alive, rows)]
 
 
 def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[Group]:
@@ -137,33 +146,26 @@ def find_entries(
       ids, tables: <int64>[n].
 
     Returns:
-      found: <bool>[n], whether (id, table) has an entry.
+      exists: <bool>[n], whether (id, table) has an entry.
       at: <int64>[n], the entry's position, any in [0, m] where it has none.
     """
     first = tf.searchsorted(entries, ids, out_type=tf.int64)
     masks = tf.where(tf.gather(entries, first) == ids, tf.gather(masks, first), 0)
     bits = tf.bitwise.left_shift(tf.ones_like(masks), tf.cast(tables, masks.dtype))
-    found = tf.bitwise.bitwise_and(masks, bits) != 0
-    # The entries of an id are neighbours, so the lower bits lead from its first one to the table's own.
+    exists = tf.bitwise.bitwise_and(masks, bits) != 0
+    # The entries of an id are neighbors, so the lower bits lead from its first entry to that of the table.
     lower = tf.raw_ops.PopulationCount(x=tf.bitwise.bitwise_and(masks, bits - 1))
-    return found, first + tf.where(found, tf.cast(lower, tf.int64), 0)
+    return exists, first + tf.where(exists, tf.cast(lower, tf.int64), 0)
 
 
 class Overlay(NamedTuple):
-    """Entries of one group.
+    """Changed and removed rows of one group: m entries, ascending by (id, table)."""
 
-    ids: <int64>[m+1], ascending by (id, table), then the largest int64.
-    masks: <int64>[m+1], at the first entry of an id: bit t is set if table t has an entry for it; 0 elsewhere.
-    tables: <int64>[m].
-    alive: <bool>[m+1], False for a removed row and at the end.
-    rows: <dtype>[m+1, D], zeros for a removed row and at the end.
-    """
-
-    ids: tf.Tensor
-    masks: tf.Tensor
-    tables: tf.Tensor
-    alive: tf.Tensor
-    rows: tf.Tensor
+    ids: tf.Tensor  # <int64>[m+1], then the largest int64
+    masks: tf.Tensor  # <int64>[m+1], at the first entry of an id: bit t is set if table t has an entry; 0 elsewhere
+    tables: tf.Tensor  # <int64>[m]
+    alive: tf.Tensor  # <bool>[m+1], False for a removed row and at the end
+    rows: tf.Tensor  # <dtype>[m+1, D], zeros for a removed row and at the end
 
     @classmethod
     def of(cls, ids: tf.Tensor, tables: tf.Tensor, alive: tf.Tensor, rows: tf.Tensor) -> Overlay:
@@ -183,9 +185,8 @@ class Overlay(NamedTuple):
 
     def after(self, ids: tf.Tensor, tables: tf.Tensor, alive: tf.Tensor, rows: tf.Tensor) -> Overlay:
         """The overlay after a delta with these entries."""
-        newer = ids, tables, alive, rows
         older = self.ids[:-1], self.tables, self.alive[:-1], self.rows[:-1]
-        return Overlay.of(*(tf.concat(parts, 0) for parts in zip(newer, older)))
+        return Overlay.of(*(tf.concat(parts, 0) for parts in zip((ids, tables, alive, rows), older)))
 
     def find(self, ids: tf.Tensor, tables: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns whether (id, table) has an entry, and its position; see find_entries."""
@@ -198,7 +199,7 @@ def _differs_from_previous(values: tf.Tensor) -> tf.Tensor:
 
 
 class StockTables(tf.Module):
-    """Constant tables of a SavedModel.
+    """Constant tables of a SavedModel, by stock ops: sorted entries of each group, found by one binary search.
 
     Args:
       tables: By table name, ids <int64>[n], ascending, and rows [n, D].
@@ -211,17 +212,31 @@ class StockTables(tf.Module):
     def __init__(self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]], groups: Sequence[Group]):
         super().__init__(name="tables")
         for name, (ids, rows) in tables.items():
-            _check(name, ids, rows)
-        self._tables = [_variables(number, [tables[name] for name in of.names]) for number, of in enumerate(groups)]
+            if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
+                raise ValueError(
+                    f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows "
+                    "[n, D]. Remedy: one row for each id."
+                )
+            if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
+                raise ValueError(
+                    f"table {name!r} of an export has ids that repeat or do not ascend. Remedy: sorted, distinct ids."
+                )
+        self._tables = [
+            tuple(
+                tf.Variable(part, trainable=False, name=f"group{number}_{name}")
+                for name, part in zip(("ids", "masks", "rows"), applying.joined([tables[t] for t in group.names]))
+            )
+            for number, group in enumerate(groups)
+        ]
 
     def find(
-        self, group: int, asked: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
+        self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Looks up ids of the tables of one group.
 
         Args:
           group: Number of the group.
-          asked: Not read. NativeTables.find reads it.
+          requests: Not read. NativeTables.find reads it.
           ids, tables: <int64>[n], ids and the positions of their tables in the group.
 
         Returns:
@@ -233,33 +248,8 @@ class StockTables(tf.Module):
         return tf.gather(rows, tf.where(exists, at, zeros)), exists
 
 
-def _variables(number: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[tf.Variable, ...]:
-    parts = zip(("ids", "masks", "rows"), applying.joined(tables))
-    return tuple(tf.Variable(part, trainable=False, name=f"group{number}_{name}") for name, part in parts)
-
-
-def _check(name: str, ids: np.ndarray, rows: np.ndarray) -> None:
-    if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
-        raise ValueError(
-            f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows [n, D]. "
-            "Remedy: one row for each id."
-        )
-    if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
-        raise ValueError(
-            f"table {name!r} of an export has ids that repeat or do not ascend. Remedy: sorted, distinct ids."
-        )
-
-
-ROWS = (None, "bfloat16", "int8")
-_STEPS = 127  # in the largest number of a row
-
-
 def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.ndarray:
-    """Rows [n, D] of ids <int64>[n] in `dtype`: <dtype>[n, D], or <int8>[n, D+4].
-
-    Raises:
-      ValueError: a row is not finite in that dtype.
-    """
+    """Rows [n, D] of ids <int64>[n] in `dtype`: <dtype>[n, D], or <int8>[n, D+4]. They must be finite in that dtype."""
     numbers = rows.astype(np.float32 if dtype == "int8" else tf.as_dtype(dtype).as_numpy_dtype)
     bad = ~np.isfinite(numbers).all(axis=1)
     if bad.any():
@@ -280,7 +270,7 @@ def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.nda
 
 
 def decoded(rows: tf.Tensor, dim: int) -> tf.Tensor:
-    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8, whose rows have dim + 4 columns."""
+    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8, with dim + 4 columns per row."""
     if rows.dtype != tf.int8:
         return rows
     scales = tf.bitcast(rows[:, dim:], tf.float32)

@@ -22,8 +22,8 @@ class Signature(NamedTuple):
     function: Function from {input name: tensor} to {output name: tensor}. It may call the model, because export traces
       it with the layers switched to serving. It must not call a tf.function that is traced already.
     inputs: tf.TensorSpec by input name.
-    resources: Objects that the function uses and the SavedModel must hold, such as a StateCache.
-    weights: Variables that the function uses beside the model's. A delta replaces them, too.
+    resources: Objects that the function uses and the SavedModel must have, such as a StateCache.
+    weights: Variables that the function uses in addition to the model's. A delta replaces them, too.
     """
 
     function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
@@ -42,11 +42,7 @@ class Signature(NamedTuple):
 
 
 def default_signatures(model: keras.Model) -> dict[str, Signature]:
-    """The model's `serving_signatures()`, or the inputs and outputs of a functional model as "serving_default".
-
-    Raises:
-      ValueError: a subclassed model has no method serving_signatures, or the model is one of Keras 3.
-    """
+    """The model's `serving_signatures()`, or the inputs and outputs of a functional model as "serving_default"."""
     if of_keras_3(model):
         raise ValueError(f"export got {model.name!r}, which {KERAS_3}")
     if hasattr(model, "serving_signatures"):
@@ -56,10 +52,6 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
             f"export cannot derive the signature of {model.name!r}, which is not a functional Keras model. Remedy: "
             "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
         )
-    return {"serving_default": _of_functional(model)}
-
-
-def _of_functional(model: keras.Model) -> Signature:
     # The structure is copied, because tf.nest does not handle Keras' own wrappers.
     structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
     symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
@@ -75,53 +67,48 @@ def _of_functional(model: keras.Model) -> Signature:
 
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         values = {name: _pack(name, symbol.type_spec, inputs) for name, symbol in symbols.items()}
-        given = tf.nest.pack_sequence_as(structure, [values[s.node.layer.name] for s in tf.nest.flatten(structure)])
-        return flat_outputs(model(given, training=False), model.output_names)
+        batch = tf.nest.pack_sequence_as(structure, [values[s.node.layer.name] for s in tf.nest.flatten(structure)])
+        return flat_outputs(model(batch, training=False), model.output_names)
 
-    return Signature(function, specs)
+    return {"serving_default": Signature(function, specs)}
 
 
 def check_names(signatures: Mapping[str, Signature]) -> None:
     """Raises ValueError if TensorFlow would refuse or change the name of a signature or of an input."""
     for name, signature in signatures.items():
-        # The SavedModel's module has these attributes, and each signature as another one.
+        # The SavedModel's module has these attributes, and an attribute for each signature.
         if not name or name in _ATTRIBUTES or hasattr(tf.Module, name):
             raise ValueError(
                 f"the name {name!r} of a signature is empty or an attribute of the SavedModel's module. Remedy: "
                 "another name, such as 'serving_default'."
             )
-        for given in signature.inputs:
-            check_input_name(f"the name of an input of signature {name!r}", given)
+        for input_name in signature.inputs:
+            check_input_name(f"the name of an input of signature {name!r}", input_name)
 
 
 def taking_strings(
     signatures: Mapping[str, Signature], names: Sequence[str] | Mapping[str, bool]
 ) -> dict[str, Signature]:
-    """Signatures whose inputs `names` take strings, <string> in place of <int64>, and hash them by hash_strings.
+    """Signatures with inputs `names` of <string> in place of <int64>, which they hash with hash_strings.
 
-    Args:
-      signatures: Signatures by name.
-      names: Names of inputs; or by name, the argument `integers` of hash_strings.
-
-    Raises:
-      ValueError: No signature has such an input, or one has it with another dtype.
+    names: Names of inputs; or by name, the argument `integers` of hash_strings.
     """
     integers = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, False)
     for name in integers:
-        dtypes = [one.inputs[name].dtype for one in signatures.values() if name in one.inputs]
+        dtypes = [signature.inputs[name].dtype for signature in signatures.values() if name in signature.inputs]
         if set(dtypes) != {tf.int64}:
-            known = sorted({known for one in signatures.values() for known in one.inputs})
+            known = sorted({known for signature in signatures.values() for known in signature.inputs})
             raise ValueError(
                 f"strings names {name!r}, whose dtypes are {[dtype.name for dtype in dtypes]}, want int64 ids in some "
                 f"signature. Remedy: inputs of ids, among {known}."
             )
 
     def of_strings(signature: Signature) -> Signature:
-        mine = [name for name in integers if name in signature.inputs]
-        specs = {name: tf.TensorSpec(signature.inputs[name].shape, tf.string) for name in mine}
+        hashing = [name for name in integers if name in signature.inputs]
+        specs = {name: tf.TensorSpec(signature.inputs[name].shape, tf.string) for name in hashing}
 
         def function(inputs: dict[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-            hashed = {name: hash_strings(inputs[name], integers[name]) for name in mine}
+            hashed = {name: hash_strings(inputs[name], integers[name]) for name in hashing}
             return signature.function({**inputs, **hashed})
 
         return signature._replace(function=function, inputs={**signature.inputs, **specs})

@@ -16,7 +16,7 @@ _applied_deltas: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def after_deltas(count: tf.Tensor) -> Iterator[None]:
-    """In this context, versions of caches count the `count` <int64>[] deltas that the server has applied, too."""
+    """In this context, versions of caches include `count` <int64>[], the deltas that the server has applied."""
     token = _applied_deltas.set(count)
     try:
         yield
@@ -37,8 +37,8 @@ class StateCache(tf.Module):
     """States of users, bounded in bytes, in host memory of the server. ops.user_states has the parts.
 
     A state belongs to the version of the model that computed it. The signature "apply_delta" begins a new version, and
-    so does `next_version`: all states are unreachable at once. A program that changes weights or rows of a loaded model
-    in another way calls `next_version` behind its last change. Each loaded model has a cache of its own.
+    so does `next_version`: all states become unreachable at once. A program that changes weights or rows of a loaded
+    model otherwise calls `next_version` after its last change. Each loaded model has its own cache.
 
     Args:
       parts: Parts of a token and of a user, as the model computes them.
@@ -67,7 +67,7 @@ class StateCache(tf.Module):
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f'dtype must be "float32" or "bfloat16", got {dtype!r}.')
         self._computed, self._page_tokens, self._longest = parts, page_tokens, longest
-        of_token = [(tf.as_dtype(dtype) if kind == tf.float32 else kind, columns) for kind, columns in parts.of_token]
+        of_token = [(tf.as_dtype(dtype) if part == tf.float32 else part, columns) for part, columns in parts.of_token]
         self._kept = parts._replace(of_token=tuple(of_token))
         if self.state_bytes(longest) > max_bytes:
             raise ValueError(
@@ -78,7 +78,7 @@ class StateCache(tf.Module):
         self._called = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")  # calls of next_version
 
     def state_bytes(self, tokens: int) -> int:
-        """Returns the bytes that a state of so many tokens takes."""
+        """Returns the bytes of a state with this number of tokens."""
         return ops.user_state_bytes(self._kept, tokens, self._page_tokens)
 
     def version(self) -> tf.Tensor:
@@ -96,24 +96,24 @@ class StateCache(tf.Module):
         Args:
           users: <int64>[B].
           version: <int64>[], self.version() as it was before the model read a weight or a row for this request.
-          wanted: <bool>[B], the users to look for. The others have no state in the result.
+          wanted: <bool>[B], the users to look up. All other users have no state in the result.
         """
         places = tf.where(wanted)
-        found = ops.user_states_find(
+        states = ops.user_states_find(
             self._resource.resource_handle, tf.boolean_mask(users, wanted), version, _now(), parts=self._kept
         )
         size = tf.shape(users, tf.int64)
 
-        def of_all(rows: tf.Tensor) -> tf.Tensor:
-            """Puts a row of each wanted user between zeros."""
+        def spread(rows: tf.Tensor) -> tf.Tensor:
+            """Rows of all users, with zeros for the rest."""
             return tf.scatter_nd(places, rows, tf.concat([size, tf.shape(rows, tf.int64)[1:]], axis=0))
 
-        lengths = of_all(found.row_splits[1:] - found.row_splits[:-1])
+        lengths = spread(states.row_splits[1:] - states.row_splits[:-1])
         return CachedStates(
-            of_all(found.revisions),
+            spread(states.revisions),
             tf.concat([[0], tf.cumsum(lengths)], axis=0),
-            [tf.cast(part, kind) for part, (kind, _) in zip(found.of_tokens, self._computed.of_token)],
-            [of_all(part) for part in found.of_users],
+            [tf.cast(part, dtype) for part, (dtype, _) in zip(states.of_tokens, self._computed.of_token)],
+            [spread(part) for part in states.of_users],
         )
 
     def write(
@@ -128,7 +128,7 @@ class StateCache(tf.Module):
         """Appends tokens to states, or puts new states. Arguments and result as in ops.user_states_write."""
         return ops.user_states_write(
             self._resource.resource_handle, users, version, _now(), revisions=revisions, row_splits=row_splits,
-            of_tokens=[tf.cast(part, kind) for part, (kind, _) in zip(of_tokens, self._kept.of_token)],
+            of_tokens=[tf.cast(part, dtype) for part, (dtype, _) in zip(of_tokens, self._kept.of_token)],
             of_users=of_users,
         )  # fmt: skip
 

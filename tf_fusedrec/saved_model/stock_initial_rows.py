@@ -60,48 +60,45 @@ class InitialRows(NamedTuple):
     stored: str
 
 
-def drawn_rows(of_tables: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
-    """Draws the initial rows of several tables with equal dim.
+def drawn_rows(generators: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
+    """<float32>[n, D] initial rows of several tables with equal dim, rounded to the dtype `stored`.
 
     Args:
-      of_tables: Generators; None for a table that is not asked.
-      ids, tables: <int64>[n], ids and the positions of their tables in `of_tables`.
-
-    Returns:
-      <float32>[n, D], rounded to the dtype `stored`.
+      generators: By table; None for a table without requests.
+      ids, tables: <int64>[n], ids and the positions of their tables.
     """
     forms: dict[tuple[str, str], list[int]] = {}
-    for position, initial in enumerate(of_tables):
+    for position, initial in enumerate(generators):
         if initial is not None:
             forms.setdefault((initial.distribution, initial.stored), []).append(position)
     if len(forms) == 1:
-        return _of_form(of_tables, ids, tables)
-    rows = tf.zeros([tf.size(ids), next(initial.dim for initial in of_tables if initial is not None)])
+        return _rows_of_form(generators, ids, tables)
+    rows = tf.zeros([tf.size(ids), next(initial.dim for initial in generators if initial is not None)])
     for members in forms.values():
-        only = [initial if position in members else None for position, initial in enumerate(of_tables)]
-        places = tf.where(tf.gather(tf.constant([initial is not None for initial in only]), tables))
-        of_form = _of_form(only, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
-        rows = tf.tensor_scatter_nd_update(rows, places, of_form)
+        selected = [initial if position in members else None for position, initial in enumerate(generators)]
+        places = tf.where(tf.gather(tf.constant([initial is not None for initial in selected]), tables))
+        form_rows = _rows_of_form(selected, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
+        rows = tf.tensor_scatter_nd_update(rows, places, form_rows)
     return rows
 
 
-def _of_form(of_tables: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
+def _rows_of_form(generators: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
     """drawn_rows for tables with equal distribution and stored dtype."""
-    any_table = next(initial for initial in of_tables if initial is not None)
+    any_table = next(initial for initial in generators if initial is not None)
 
-    def of_each(value: Callable[[InitialRows], float | int], dtype: type) -> tf.Tensor:
+    def by_id(value: Callable[[InitialRows], float | int], dtype: type) -> tf.Tensor:
         """<dtype>[n, 1], a value of each id's table."""
-        values = [0 if initial is None else value(initial) for initial in of_tables]
+        values = [0 if initial is None else value(initial) for initial in generators]
         return tf.gather(tf.constant(np.array(values, dtype)), tables)[:, tf.newaxis]
 
     # The ops take both parameters as float32.
-    a = of_each(lambda initial: float(np.float32(initial.a)), np.float64)
+    a = by_id(lambda initial: float(np.float32(initial.a)), np.float64)
     if any_table.distribution == "constant":
         numbers = tf.repeat(a, any_table.dim, axis=1)
     else:
-        seeds = of_each(lambda initial: initial.seed & ((1 << 64) - 1), np.uint64)
+        seeds = by_id(lambda initial: initial.seed & ((1 << 64) - 1), np.uint64)
         p = (tf.cast(_bits(seeds, ids, any_table.dim), tf.float64) + 0.5) * 2.0**-32
-        b = of_each(lambda initial: float(np.float32(initial.b)), np.float64)
+        b = by_id(lambda initial: float(np.float32(initial.b)), np.float64)
         if any_table.distribution == "uniform":
             numbers = a + (b - a) * p
         elif any_table.distribution == "normal":

@@ -1,9 +1,8 @@
-"""Versions of a served model: every answer comes from one, and a delta replaces it while the model is served.
+"""Versions of a served model: every answer is from one version, and a delta replaces it while the model is served.
 
-A version is all dense weights and the overlays of all groups of tables (Snapshot). A request reads it once. The
-traced model takes its weights from there instead of its variables, and its look-ups their changed rows. The signature
-"apply_delta" makes the next version from a delta's folder, "apply_deltas" from a folder of deltas, and "version" tells
-the current one.
+A version is all dense weights and the overlays of all groups of tables. A request reads it once (Snapshot). The traced
+model takes its weights and changed rows from there instead of its variables. The signature "apply_delta" makes the next
+version from a delta's folder, "apply_deltas" from a folder of deltas, and "version" reports the current one.
 """
 
 from __future__ import annotations
@@ -56,16 +55,20 @@ def version_of(layout: str, tables: Mapping[str, tuple[np.ndarray, np.ndarray]],
     return hashed.hexdigest()
 
 
-class _Parts(NamedTuple):
-    """Tensors of a version. version: <string>[]; deltas: <int64>[], the deltas applied since the server loaded."""
-
-    version: tf.Tensor
-    deltas: tf.Tensor
+class _Version(NamedTuple):
+    version: tf.Tensor  # <string>[]
+    deltas: tf.Tensor  # <int64>[], deltas applied since the server loaded the model
     weights: list[tf.Tensor]
     overlays: list[Overlay]
 
     def flat(self) -> list[tf.Tensor]:
         return [self.version, self.deltas, *self.weights, *(part for overlay in self.overlays for part in overlay)]
+
+    def description(self) -> dict[str, tf.Tensor]:
+        """Outputs of the signatures for operators."""
+        entries = [tf.size(overlay.tables, tf.int64) for overlay in self.overlays]
+        changed = tf.add_n(entries) if entries else tf.constant(0, tf.int64)
+        return {"version": self.version, "deltas": self.deltas, "changed_rows": changed}
 
 
 class Versions(tf.Module):
@@ -88,63 +91,60 @@ class Versions(tf.Module):
         def initial() -> list[tf.Tensor]:
             values = [weight.read_value() for weight in weights]
             overlays = [group.empty() for group in groups]
-            return _Parts(tf.constant(self._version), tf.constant(0, tf.int64), values, overlays).flat()
+            return _Version(tf.constant(self._version), tf.constant(0, tf.int64), values, overlays).flat()
 
         self._snapshot = Snapshot(specs, initial)
 
-    def _read(self) -> _Parts:
-        version, deltas, *rest = self._snapshot.read()
+    def _read(self) -> _Version:
+        version, deltas, *tensors = self._snapshot.read()
         count, size = len(self._weight_specs), len(Overlay._fields)
-        overlays = [Overlay(*rest[at : at + size]) for at in range(count, len(rest), size)]
-        return _Parts(version, deltas, rest[:count], overlays)
+        overlays = [Overlay(*tensors[at : at + size]) for at in range(count, len(tensors), size)]
+        return _Version(version, deltas, tensors[:count], overlays)
 
     def answering(self, signature: Signature, lookup: Lookup) -> Signature:
         """The signature, with all weights and rows of an answer from one version."""
 
         def answer(inputs: dict[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-            parts = self._read()
-            with _reading(self._weights(), parts.weights), lookup.over(parts.overlays), after_deltas(parts.deltas):
+            current = self._read()
+            weights = _reading(self._weights(), current.weights)
+            with weights, lookup.over(current.overlays), after_deltas(current.deltas):
                 return signature.function(inputs)
 
         return signature._replace(function=answer)
 
     def check(self, name: str, traced: Any) -> None:
-        """Raises ValueError if a traced signature reads a weight around the version."""
-        handles = {id(_variable(weight).handle): weight.name for weight in self._weights()}
-        around = [handles[id(x)] for x in traced.get_concrete_function().captured_inputs if id(x) in handles]
-        if around:
+        """Raises ValueError if a traced signature reads a weight from its variable, past the version."""
+        handles = {id(_unwrapped(weight).handle): weight.name for weight in self._weights()}
+        past = [handles[id(x)] for x in traced.get_concrete_function().captured_inputs if id(x) in handles]
+        if past:
             raise ValueError(
-                f"signature {name!r} uses the variables of weights {around}, not their values, so its answers would "
+                f"signature {name!r} uses the variables of weights {past}, not their values, so its answers would "
                 "mix versions while a delta is applied. Remedy: read a weight by tf.convert_to_tensor in the model."
             )
 
     def signatures(self, version: str, layout: str) -> dict[str, Signature]:
         """Signatures for operators, of an export with these digests; see docs/serving.md."""
         self._version, self._layout = version, layout
-        functions = self._apply_delta, self._apply_deltas, lambda inputs: _description(self._read())
+        functions = self._apply_delta, self._apply_deltas, lambda inputs: self._read().description()
         return {name: Signature(*of) for name, of in zip(UPDATES, zip(functions, (_PATH, _PATH, {})))}
 
     def _apply_delta(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         path = inputs["path"]
-
-        def update() -> list[tf.Tensor]:
-            return list(_description(self._apply(path, self._read())).values())
-
-        return dict(zip(_DESCRIBED, self._snapshot.exclusively(update)))
+        return self._snapshot.exclusively(lambda: self._apply(path, self._read()).description())
 
     def _apply_deltas(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         folder = inputs["path"]
 
-        def update() -> list[tf.Tensor]:
-            found = tf.io.matching_files(tf.strings.join([folder, "/*/delta.json"]))
+        def update() -> dict[str, tf.Tensor]:
+            files = tf.io.matching_files(tf.strings.join([folder, "/*/delta.json"]))
             words = ["folder ", folder, " holds no delta. Remedy: the folder that holds the folders of deltas."]
-            some = tf.debugging.Assert(tf.size(found) > 0, [tf.strings.join(words)])
-            with tf.control_dependencies([some]):
-                paths = tf.strings.regex_replace(found, "/delta\\.json$", "")
+            exist = tf.debugging.Assert(tf.size(files) > 0, [tf.strings.join(words)])
+            with tf.control_dependencies([exist]):
+                paths = tf.strings.regex_replace(files, "/delta\\.json$", "")
 
             bases = tf.map_fn(lambda path: delta.read_header(path).base, paths)
 
-            # Names need not sort in the order of versions, and a version may come back: each delta is applied once.
+            # Names need not sort in the order of versions, and a version may recur: each delta is applied once.
             def follows(version: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(tf.equal(bases, version), tf.logical_not(applied))
 
@@ -161,26 +161,23 @@ class Versions(tf.Module):
                 parallel_iterations=1,
             )
             with tf.control_dependencies([version]):
-                return list(_description(self._read()).values())
+                return self._read().description()
 
-        return dict(zip(_DESCRIBED, self._snapshot.exclusively(update)))
+        return self._snapshot.exclusively(update)
 
-    def _apply(self, path: tf.Tensor, before: _Parts) -> _Parts:
-        """Makes the version after a delta, whose base must be the version `before`."""
+    def _apply(self, path: tf.Tensor, before: _Version) -> _Version:
+        """Makes the version after a delta with the base version `before`."""
         header = delta.read_header(path)
         words = ["delta ", path, " starts from version ", header.base, ", but the server has ", before.version]
         words.append(". Remedy: the deltas in between, or load a full export.")
         follows = tf.debugging.Assert(header.base == before.version, [tf.strings.join(words)])
-        words = [
-            "delta ",
-            path,
-            " is of another model: its tables, dense weights or constants differ. Remedy: load a full export.",
-        ]
+        words = ["delta ", path]
+        words.append(" is of another model: its tables, dense weights or constants differ. Remedy: load a full export.")
         same_model = tf.debugging.Assert(header.layout == self._layout, [tf.strings.join(words)])
         with tf.control_dependencies([follows, same_model]):
-            weights, entries = delta.read(path, header, self._groups, self._weight_specs)
-        overlays = [overlay.after(*of_group) for overlay, of_group in zip(before.overlays, entries)]
-        after = _Parts(header.result, before.deltas + 1, weights, overlays)
+            weights, entries = delta.read_server_changes(path, header, self._groups, self._weight_specs)
+        overlays = [overlay.after(*changes) for overlay, changes in zip(before.overlays, entries)]
+        after = _Version(header.result, before.deltas + 1, weights, overlays)
         # All reads and checks come before the first request sees anything.
         with tf.control_dependencies(after.flat()):
             replaced = self._snapshot.replace(after.flat())
@@ -188,17 +185,8 @@ class Versions(tf.Module):
             return after._replace(version=tf.identity(after.version), deltas=tf.identity(after.deltas))
 
 
-_DESCRIBED = ("version", "deltas", "changed_rows")
-
-
-def _description(parts: _Parts) -> dict[str, tf.Tensor]:
-    entries = [tf.size(overlay.tables, tf.int64) for overlay in parts.overlays]
-    changed = tf.add_n(entries) if entries else tf.constant(0, tf.int64)
-    return dict(zip(_DESCRIBED, (parts.version, parts.deltas, changed)))
-
-
-def _variable(weight: tf.Variable) -> tf.Variable:
-    """The variable itself. Mixed precision wraps it."""
+def _unwrapped(weight: tf.Variable) -> tf.Variable:
+    """The variable inside the wrapper of mixed precision."""
     return getattr(weight, "_variable", weight)
 
 
@@ -207,20 +195,25 @@ def _reading(weights: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> Ite
     """In this context reads of the variables `weights` give `values`."""
     with contextlib.ExitStack() as undo:
         for weight, value in zip(weights, values):
-            of_variable = vars(_variable(weight))
+            attributes = vars(_unwrapped(weight))
             reads = {
                 "_read_variable_op": lambda no_copy=False, value=value: value,
                 "sparse_read": lambda indices, name=None, value=value: tf.gather(value, indices, name=name),
                 "gather_nd": lambda indices, name=None, value=value: tf.gather_nd(value, indices, name=name),
             }
-            of_variable.update(reads)
+            attributes.update(reads)
             for name in reads:
-                undo.callback(of_variable.pop, name)
+                undo.callback(attributes.pop, name)
         yield
 
 
 class Snapshot(tf.saved_model.experimental.TrackableResource):
-    """The tensors that a delta can change.
+    """All tensors of a served version in one value, so that requests read and updates replace them at once.
+
+    The value is a list of lists of tensors, one list per dtype, in the only entry of a TensorFlow hash table. A request
+    looks the entry up once. The lists share the memory of their tensors, so neither the lookup nor the replacement
+    copies weights or rows. A version's tensors live until the last request that read them ends. No other resource of
+    stock TensorFlow can store lists and dies with the last function that uses it.
 
     Args:
       specs: Shapes and dtypes of the tensors.
@@ -245,31 +238,47 @@ class Snapshot(tf.saved_model.experimental.TrackableResource):
         self.replace(self._initial())
 
     def read(self) -> list[tf.Tensor]:
-        """Returns all tensors of one version. Every call may read another version."""
+        """All tensors of one version. Every call may read a different version."""
         with tf.device("CPU"):
             value = tf.raw_ops.LookupTableFindV2(
                 table_handle=self.resource_handle, keys=tf.constant(0, tf.int64), default_value=_empty_list(tf.variant)
             )
-            return _unpacked(value, self._specs())
+            lists: dict[tf.DType, tf.Tensor] = {}
+            read: dict[tf.DType, int] = {}
+            tensors = []
+            for spec in self._specs():
+                if spec.dtype not in lists:
+                    lists[spec.dtype] = _item(value, len(lists), tf.TensorSpec([], tf.variant))
+                at = read[spec.dtype] = read.get(spec.dtype, -1) + 1
+                tensors.append(_item(lists[spec.dtype], at, spec))
+            return tensors
 
     def replace(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
         """Makes `tensors` the version of all later requests."""
         with tf.device("CPU"):
+            lists: dict[tf.DType, tf.Tensor] = {}
+            for tensor in tensors:
+                before = lists.get(tensor.dtype)
+                before = _empty_list(tensor.dtype) if before is None else before
+                lists[tensor.dtype] = tf.raw_ops.TensorListPushBack(input_handle=before, tensor=tensor)
+            value = _empty_list(tf.variant)
+            for same_dtype in lists.values():
+                value = tf.raw_ops.TensorListPushBack(input_handle=value, tensor=same_dtype)
             return tf.raw_ops.LookupTableInsertV2(
-                table_handle=self.resource_handle, keys=tf.constant(0, tf.int64), values=_packed(tensors)
+                table_handle=self.resource_handle, keys=tf.constant(0, tf.int64), values=value
             )
 
-    def exclusively(self, update: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    def exclusively(self, update: Callable[[], dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Runs `update` while no other update runs. Requests do not wait."""
         with tf.device("CPU"):
             mutex = tf.raw_ops.MutexV2(shared_name=self._shared_name)
             lock = tf.raw_ops.MutexLock(mutex=mutex)  # A failing step frees it, too.
             with tf.control_dependencies([lock]):
                 outputs = update()
-            with tf.control_dependencies(outputs):
+            with tf.control_dependencies([*outputs.values()]):
                 unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlocked]):
-                return [tf.identity(output) for output in outputs]
+                return {name: tf.identity(output) for name, output in outputs.items()}
 
 
 def _empty_list(dtype: tf.DType) -> tf.Tensor:
@@ -277,30 +286,6 @@ def _empty_list(dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.EmptyTensorList(element_shape=any_shape, max_num_elements=any_size, element_dtype=dtype)
 
 
-def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    lists: dict[tf.DType, tf.Tensor] = {}
-    for tensor in tensors:
-        before = lists.get(tensor.dtype)
-        before = _empty_list(tensor.dtype) if before is None else before
-        lists[tensor.dtype] = tf.raw_ops.TensorListPushBack(input_handle=before, tensor=tensor)
-    value = _empty_list(tf.variant)
-    for of_dtype in lists.values():
-        value = tf.raw_ops.TensorListPushBack(input_handle=value, tensor=of_dtype)
-    return value
-
-
-def _unpacked(value: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    lists: dict[tf.DType, tf.Tensor] = {}
-    taken: dict[tf.DType, int] = {}
-    tensors = []
-    for spec in specs:
-        if spec.dtype not in lists:
-            lists[spec.dtype] = _item(value, len(lists), tf.TensorSpec([], tf.variant))
-        at = taken[spec.dtype] = taken.get(spec.dtype, -1) + 1
-        tensors.append(_item(lists[spec.dtype], at, spec))
-    return tensors
-
-
-def _item(of: tf.Tensor, at: int, spec: tf.TensorSpec) -> tf.Tensor:
+def _item(items: tf.Tensor, at: int, spec: tf.TensorSpec) -> tf.Tensor:
     shape = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
-    return tf.raw_ops.TensorListGetItem(input_handle=of, index=at, element_shape=shape, element_dtype=spec.dtype)
+    return tf.raw_ops.TensorListGetItem(input_handle=items, index=at, element_shape=shape, element_dtype=spec.dtype)

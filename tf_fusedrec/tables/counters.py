@@ -40,7 +40,7 @@ def restore(table: Any, saved: Sequence[Mapping[str, Any]]) -> None:
     """Sets the counters of a backend from what `described` returned for each of its tables.
 
     The tables may have been in groups with different counters. The largest are taken: a row may seem older than it is,
-    but none lies in the future.
+    but never newer than the clock.
     """
     table.clock = latest(entry["clock"] for entry in saved)
     iterations = [entry["iterations"] for entry in saved if entry["iterations"] is not None]

@@ -1,13 +1,13 @@
 """Tables inside TensorFlow's and Keras' own savers: tf.train.Checkpoint, save_weights, BackupAndRestore, model.save.
 
-With one process these savers write the tables as bytes beside the weights. That suits small tables.
-tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes the tables refuse these
-savers, because a file of one process would lack the rows of the others. Tables always refuse Keras' legacy HDF5 files,
-which hold variables alone, and SavedModels, which would hold the calls of training.
+With one process these savers write the tables as bytes next to the weights. That suits small tables.
+tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes these savers raise
+ValueError for tables, because a file of one process would lack all other rows. So do Keras' legacy HDF5 files, which
+have variables only, and SavedModels, which would have the training calls.
 
-With one process the list of get_weights has a copy of the rows, which set_weights puts back. With several processes,
-and for a list that has lost the copy, set_weights refuses a model with rows. fit refuses callbacks and optimizers that
-would keep dense weights without their rows.
+With one process the list of get_weights has a copy of the rows, which set_weights restores. With several processes,
+and for a list that has lost the copy, set_weights raises ValueError for a model with rows. fit raises ValueError for
+callbacks and optimizers that would keep dense weights without their rows.
 """
 
 from __future__ import annotations
@@ -32,30 +32,27 @@ _SERVED = (
     "Use tf_fusedrec.export(model, folder) for a SavedModel that serves, and tf_fusedrec.checkpoint.save, or with one "
     "process model.save('name.keras'), to train on."
 )
-_left_out: contextvars.ContextVar = contextvars.ContextVar("tables are left out", default=False)
+_excluded: contextvars.ContextVar = contextvars.ContextVar("tables are excluded", default=False)
 
 
 @contextlib.contextmanager
 def without_tables() -> Iterator[None]:
     """In this context the savers of TensorFlow and Keras neither save nor restore tables."""
-    token = _left_out.set(True)
+    token = _excluded.set(True)
     try:
         yield
     finally:
-        _left_out.reset(token)
+        _excluded.reset(token)
 
 
 class TableState(tf.train.experimental.PythonState):
-    """The tables of one FusedEmbedding, for savers that know no tables. The layer tracks it as an attribute.
+    """The tables of one FusedEmbedding, for TensorFlow's and Keras' savers. The layer tracks it as an attribute.
 
     Args:
       layer: Name of the layer, for messages.
       tables: Backends of the layer.
       ranks: Number of processes.
-      anchor: Weight of the layer that stands for the rows in Keras' lists of weights.
-
-    Raises (when saving or restoring):
-      ValueError: there are several processes, or the file holds other tables.
+      anchor: Weight of the layer in whose place Keras' lists of weights have the rows.
     """
 
     def __init__(self, layer: str, tables: Sequence[Any], ranks: int, anchor: tf.Variable | None = None):
@@ -63,7 +60,7 @@ class TableState(tf.train.experimental.PythonState):
 
     def serialize(self) -> bytes:
         """All rows with slots and counters, and the optimizers' step counts; empty inside without_tables."""
-        if _left_out.get():
+        if _excluded.get():
             return b""
         self._refuse_several_ranks("written by one process would hold only the rows of that process")
         described, buffers = {}, []
@@ -78,7 +75,7 @@ class TableState(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: bytes) -> None:
         """Replaces all rows by the rows of `serialize`. Does nothing inside without_tables."""
-        if _left_out.get():
+        if _excluded.get():
             return
         self._refuse_several_ranks("restored by every process would give each of them all rows")
         if not string_value:
@@ -113,8 +110,8 @@ class TableState(tf.train.experimental.PythonState):
                     table.restore(name, section, ids, records)
             counters.restore(table, [saved[name] for name in table.names])
 
-    def weights_at(self, weights: Sequence[tf.Variable]) -> int | None:
-        """The place of the anchor in Keras' list of a model's weights; None if the model lacks it."""
+    def position_in(self, weights: Sequence[tf.Variable]) -> int | None:
+        """Position of the anchor in Keras' list of a model's weights; None if the model lacks it."""
         at = 0
         for weight in weights:
             if weight is self._anchor:
@@ -123,22 +120,21 @@ class TableState(tf.train.experimental.PythonState):
         return None
 
     def in_weights(self) -> np.ndarray:
-        """The anchor's number for a list of get_weights: 0, or -0 of tables with rows, with a copy of the rows.
+        """The anchor's number for a list of get_weights: 0, or -0 if there are rows, with a copy of the rows.
 
         The sign survives a file, a pickle and an average of lists, which lose the copy.
         """
         value = np.array(-0.0 if self._has_rows() else 0.0, np.float32).view(_WithRows)
-        if self._ranks == 1 and not _left_out.get():
+        if self._ranks == 1 and not _excluded.get():
             value.rows = self.copied()
         return value
 
     def rows_in(self, value: Any) -> dict[str, dict[str, Any]] | None:
-        """The copy of rows that a list for set_weights has in the anchor's place; None leaves the tables alone.
+        """The copy of rows that a list for set_weights has in the anchor's place; None: the tables stay.
 
-        Raises:
-          ValueError: the list or this layer has rows, but the list has no copy of them, or of other tables.
+        Raises ValueError if the list or this layer has rows, but the list has no copy of them, or of other tables.
         """
-        if _left_out.get():
+        if _excluded.get():
             return None
         rows = getattr(value, "rows", None) if self._ranks == 1 else None
         if rows is not None:
@@ -159,13 +155,11 @@ class TableState(tf.train.experimental.PythonState):
         )
 
     def refuse_fit(self, callbacks: Sequence[Any], optimizer: Any) -> None:
-        """Raises ValueError if a callback or the optimizer of a fit would keep dense weights without their rows.
+        """Raises ValueError if a callback of a fit, or an optimizer, would keep dense weights without their rows.
 
-        Args:
-          callbacks: Callbacks of the fit.
-          optimizer: Optimizer of the dense weights; None if this layer is frozen.
+        optimizer: Of the dense weights; None if this layer is frozen.
         """
-        if _left_out.get() or not self._tables:
+        if _excluded.get() or not self._tables:
             return
         refuse_average(self._layer, optimizer)
         for callback in callbacks:
@@ -193,25 +187,21 @@ class TableState(tf.train.experimental.PythonState):
         store["tables"] = np.frombuffer(self.serialize(), np.uint8)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Reads the tables from such a file.
-
-        Raises:
-          ValueError: the file holds no tables.
-        """
+        """Reads the tables from such a file."""
         if "tables" not in store:
             raise ValueError(f"FusedEmbedding {self._layer!r}: the file holds no tables; this layer did not save it.")
         self.deserialize(np.asarray(store["tables"]).tobytes())
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError, because a legacy HDF5 file cannot hold tables. Does nothing inside without_tables."""
-        if not _left_out.get():
+        """Raises ValueError, because a legacy HDF5 file cannot have tables. Does nothing inside without_tables."""
+        if not _excluded.get():
             raise ValueError(
                 f"FusedEmbedding {self._layer!r}: a legacy HDF5 file (.h5) cannot hold its tables {self._names()}. "
                 f"{_REMEDY}"
             )
 
     def refuse_saved_model(self) -> None:
-        """Raises ValueError, because a SavedModel of Keras or TensorFlow holds neither tables nor calls that serve."""
+        """Raises ValueError, because a SavedModel of Keras or TensorFlow has neither tables nor calls that serve."""
         raise ValueError(
             f"FusedEmbedding {self._layer!r}: a SavedModel of model.save(folder), model.export or tf.saved_model.save "
             f"cannot hold its tables {self._names()}. {_SERVED}"
@@ -267,7 +257,7 @@ class TableState(tf.train.experimental.PythonState):
 
 
 class _WithRows(np.ndarray):
-    """<float32>[], the place of a layer in a list of weights, with a copy of its rows.
+    """<float32>[] of a layer in a list of weights, with a copy of its rows.
 
     Copies of the object keep the rows. Computed and pickled values are plain numbers.
     """
@@ -290,7 +280,7 @@ class _WithRows(np.ndarray):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
         if any(isinstance(array, _WithRows) for array in options.get("out") or ()):
-            del options["out"]  # A number changed in place is another number.
+            del options["out"]  # A number changed in place is a different number.
         return getattr(ufunc, method)(*(np.array(x) if isinstance(x, _WithRows) else x for x in inputs), **options)
 
 
@@ -316,29 +306,31 @@ def states_of(layer: Any, recursive: bool = True) -> Iterator[TableState]:
         yield from (value for value in vars(inner).values() if isinstance(value, TableState))
 
 
-def _asking_tables_first(
-    write: Callable[..., None],
+def _guard(
+    module: Any,
+    name: str,
     model_at: int,
     refuse: Callable[[TableState], None],
     applies: Callable[..., bool] = lambda *arguments, **options: True,
-) -> Callable[..., None]:
-    """Wraps `write` so that it refuses models with tables.
+) -> None:
+    """Makes a writer or reader of Keras raise ValueError for models with tables.
 
     Args:
-      write: Writer or reader of a model.
+      module, name: Place of the function.
       model_at: Position of the model among its arguments.
       refuse: Raises the error for the tables of a layer.
-      applies: Function of the writer's arguments that says whether tables are refused.
+      applies: Predicate of the function's arguments; where it is False, tables are accepted.
     """
+    write = getattr(module, name)
 
     @functools.wraps(write)
-    def write_without_tables(*arguments: Any, **options: Any) -> None:
+    def guarded(*arguments: Any, **options: Any) -> None:
         if applies(*arguments, **options):
             for state in states_of(arguments[model_at]):
                 refuse(state)
         write(*arguments, **options)
 
-    return write_without_tables
+    setattr(module, name, guarded)
 
 
 def _writes_hdf5(model: Any, filepath: Any, overwrite: bool = True, save_format: str | None = None, **_: Any) -> bool:
@@ -352,19 +344,17 @@ def _names_layer_with_tables(file: Any, model: Any, *_: Any, **__: Any) -> bool:
     return any(layer.name in names and any(states_of(layer)) for layer in model.layers)
 
 
-# These writers read a layer's variables or its call, and call no method of the layer that could refuse.
-# Writers of whole files refuse before they open the file, which would truncate an existing one.
+# These functions read a layer's variables or its call, and call no method of the layer that could raise.
+# Writers of files raise before they open the file, which would truncate an existing file.
 _hdf5, _archive, _files = (
     keras.src.saving.legacy.hdf5_format, keras.src.export.export_lib, keras.src.saving.legacy.save
 )  # fmt: skip
-_hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group, 1, TableState.refuse_hdf5)
-_hdf5.save_model_to_hdf5 = _asking_tables_first(_hdf5.save_model_to_hdf5, 0, TableState.refuse_hdf5)
-_hdf5.load_weights_from_hdf5_group = _asking_tables_first(_hdf5.load_weights_from_hdf5_group, 1, TableState.refuse_hdf5)
-_hdf5.load_weights_from_hdf5_group_by_name = _asking_tables_first(
-    _hdf5.load_weights_from_hdf5_group_by_name, 1, TableState.refuse_hdf5, _names_layer_with_tables
-)
-_files.save_weights = _asking_tables_first(_files.save_weights, 0, TableState.refuse_hdf5, _writes_hdf5)
-_archive.export_model = _asking_tables_first(_archive.export_model, 0, TableState.refuse_saved_model)
+_guard(_hdf5, "save_weights_to_hdf5_group", 1, TableState.refuse_hdf5)
+_guard(_hdf5, "save_model_to_hdf5", 0, TableState.refuse_hdf5)
+_guard(_hdf5, "load_weights_from_hdf5_group", 1, TableState.refuse_hdf5)
+_guard(_hdf5, "load_weights_from_hdf5_group_by_name", 1, TableState.refuse_hdf5, _names_layer_with_tables)
+_guard(_files, "save_weights", 0, TableState.refuse_hdf5, _writes_hdf5)
+_guard(_archive, "export_model", 0, TableState.refuse_saved_model)
 
 
 _keras_get, _keras_set = keras.layers.Layer.get_weights, keras.layers.Layer.set_weights
@@ -372,18 +362,18 @@ _begin_fit = keras.callbacks.CallbackList.on_train_begin
 
 
 def _get_weights(self: Any) -> list[np.ndarray]:
-    """As of Keras; a FusedEmbedding's place has a copy of its rows, with one process."""
+    """As in Keras; with one process, the number of a FusedEmbedding's anchor has a copy of its rows."""
     values = _keras_get(self)
     for state in states_of(self):
-        if (at := state.weights_at(self.weights)) is not None:
+        if (at := state.position_in(self.weights)) is not None:
             values[at] = state.in_weights()
     return values
 
 
 def _set_weights(self: Any, weights: Sequence[Any]) -> None:
-    """As of Keras; puts the rows of such a list back. Raises ValueError for a list that has lost them."""
+    """As in Keras; restores the rows of such a list. Raises ValueError for a list that has lost them."""
     places = sum(getattr(weight, "num_tensors", 1) for weight in self.weights)
-    states = [(state, state.weights_at(self.weights)) for state in states_of(self) if len(weights) == places]
+    states = [(state, state.position_in(self.weights)) for state in states_of(self) if len(weights) == places]
     rows = [(state, state.rows_in(weights[at])) for state, at in states if at is not None]
     _keras_set(self, weights)
     for state, copy in rows:
@@ -399,6 +389,6 @@ def _on_train_begin(self: Any, logs: Any = None) -> None:
     _begin_fit(self, logs)
 
 
-# Lists of weights pass by the layers' own methods, and a fit of any model begins here.
+# Lists of weights bypass the methods of the layers, and a fit of any model begins here.
 keras.layers.Layer.get_weights, keras.layers.Layer.set_weights = _get_weights, _set_weights
 keras.callbacks.CallbackList.on_train_begin = _on_train_begin

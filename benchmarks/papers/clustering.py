@@ -29,7 +29,7 @@ from tf_fusedrec import ops, tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.data.batches import piece_bounds
 from tf_fusedrec.data.plan import closest_cuts
-from tf_fusedrec.data.rows import Ragged, ragged_from_groups
+from tf_fusedrec.data.rows import Ragged, splits_of
 from tf_fusedrec.schedules import cut
 
 DATA = harness.ROOT.parent / "shared" / "data"
@@ -51,7 +51,7 @@ def samples_of(name: str, data: pathlib.Path) -> Ragged:
     columns = read_log(data / name / file, {user: ID, item: ID, moment: INTEGER}).columns
     order = by_user_and_time(columns[user], columns[moment])
     users, row = np.unique(columns[user][order], return_inverse=True)
-    return ragged_from_groups(columns[item][order], row, len(users)).keep_last(LAST)
+    return Ragged(columns[item][order], splits_of(np.bincount(row, minlength=len(users)))).keep_last(LAST)
 
 
 def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from models.data_sets.text_log import ids_of, open_text
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
-from tf_fusedrec.data.rows import Rows, Values, ragged_from_groups
+from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 
 SPLIT = (
     "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "
@@ -105,7 +105,8 @@ def write_last_held_out(
     columns = {"item_id": item, "timestamp": time}
     if rating is not None:
         columns["rating"] = rating[enough]
-    before = {name: ragged_from_groups(values[~last], row_of[~last], len(users)) for name, values in columns.items()}
+    before_splits = splits_of(np.bincount(row_of[~last], minlength=len(users)))
+    before = {name: Ragged(values[~last], before_splits) for name, values in columns.items()}
     train: dict[str, Values] = {"user_id": users, **before}
     test = {**train, "target_item": item[last], "target_timestamp": time[last]}
     return write_dataset(

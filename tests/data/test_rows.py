@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.shards import to_lists
-from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, ragged_from_groups, splits_of
+from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, splits_of
 
 
 def _ragged(lists):
@@ -41,12 +41,6 @@ def test_slices_concatenate_to_the_whole():
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_keep_last(count):
     assert to_lists(_ragged(LISTS).keep_last(count)) == [tuple(row[-count:]) for row in LISTS]
-
-
-def test_ragged_from_groups_keeps_empty_groups():
-    ragged = ragged_from_groups(np.array([7, 8, 9]), np.array([1, 1, 3]), 5)
-    assert ragged.values.tolist() == [7, 8, 9]
-    assert ragged.lengths().tolist() == [0, 2, 0, 1, 0]
 
 
 @pytest.mark.parametrize("longer", [1, 100])  # long lists are not joined before they are taken

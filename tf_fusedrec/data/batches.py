@@ -32,7 +32,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
 
     Raises:
       ValueError: a tensor without a first dimension, tensors whose first dimensions are known and differ, a batch
-        whose size is known and is below M. At run time InvalidArgumentError: first dimensions that differ.
+        of a known size below M. At run time InvalidArgumentError: first dimensions that differ.
 
     Example, M = 2:
       {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}, 3 tokens each
@@ -118,7 +118,7 @@ def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
 
 
 def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
-    """Bounds of the pieces of a batch whose samples have different numbers of tokens.
+    """Bounds of the pieces of a batch of samples with different numbers of tokens.
 
     The tokens before a bound are as close as possible to the share of the pieces before it. A bound is off by at most
     half of a sample. Every piece has a sample before one has two, as in `piece_bounds`.
@@ -196,7 +196,7 @@ def _lengths(feature: Any) -> tf.Tensor:
 
 
 def _slice(tensor: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    if isinstance(tensor, tf.RaggedTensor):  # whose own slices have a tf.cond each
+    if isinstance(tensor, tf.RaggedTensor):  # its own slices have a tf.cond each
         splits = tensor.row_splits[begin : end + 1]
         values = _slice(tensor.values, splits[0], splits[-1])
         return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)

@@ -27,8 +27,8 @@ class Column:
       ragged: True if the column has a list per row.
       keep_last: Number of last (newest) values to keep of each row, >= 1; None keeps all. Tokens are counted after
         this cut.
-      aligned_with: Name of another list column whose rows must have the same lengths, such as items and their times.
-        The reader refuses rows whose lengths differ.
+      aligned_with: Name of another list column with rows of the same lengths, such as items and their times. The reader
+        refuses rows of different lengths.
 
     Raises:
       ValueError: dtype or keep_last is unknown or out of range; a scalar has keep_last or aligned_with.
@@ -97,7 +97,7 @@ def check_columns(columns: Sequence[Column]) -> None:
 def check_schema(where: str, schema: pa.Schema, columns: Sequence[Column], partitions: Mapping[str, str]) -> None:
     """Raises ValueError if the file `where` lacks a column or stores it in a type that the Column does not declare.
 
-    `partitions` are column values of the file's folders. A scalar int64 or string column may come from there.
+    `partitions` are column values of the file's folders. A scalar int64 or string column may be one of them.
     """
     for column in columns:
         index = schema.get_field_index(column.name)

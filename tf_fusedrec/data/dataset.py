@@ -23,8 +23,7 @@ class TokenBatches:
 
     Args:
       folder: Folder to read.
-      length_columns: Names of list columns whose values become tokens of the model, or of int64 columns with numbers of
-        tokens.
+      length_columns: Names of list columns with the model's tokens, or of int64 columns with numbers of tokens.
       target_tokens: Target number of tokens in a batch of one rank, >= 1.
       extra_tokens: Number of tokens that the model adds to every row, such as contextual features.
       scope: "rank" or "global", see plan.py. "global" balances best if batches have few rows, but every rank then reads
@@ -37,8 +36,8 @@ class TokenBatches:
 
     Attributes:
       first_epoch: 0, or the epoch of `start`.
-      steps_per_epoch: Steps of every rank in a whole epoch, the maximum over ranks and epochs. A rank without further
-        rows has batches of no rows. 0 if there are no rows.
+      steps_per_epoch: Steps of every rank in a whole epoch, the maximum over ranks and epochs. A rank without rows
+        left has batches of no rows. 0 if there are no rows.
       first_step: Step of first_epoch to resume with, such that the epoch ends at steps_per_epoch. It is the number of
         finished steps if the number of ranks is the same. Otherwise it may be negative, and it is steps_per_epoch if
         no row is left: then begin with the next epoch.

@@ -1,7 +1,8 @@
 """Finds Parquet files in partitioned folders on local disks, HDFS, S3 or GCS, all through pyarrow.fs.
 
-A folder is searched to any depth. Files and folders whose names start with "." or "_", such as _SUCCESS and _temporary,
-are skipped. Folders named key=value, as written by Hive and Spark, give every row below them the value of a column.
+A folder is searched to any depth. Files and folders with names that start with "." or "_", such as _SUCCESS and
+_temporary, are skipped. Folders named key=value, as written by Hive and Spark, give every row below them a
+column value.
 """
 
 from __future__ import annotations

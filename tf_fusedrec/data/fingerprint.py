@@ -97,11 +97,11 @@ def _ids(strings: tf.Tensor, integers: bool) -> tf.Tensor:
 def _of_arrow(array: pa.Array | pa.ChunkedArray, integers: bool) -> np.ndarray:
     import pyarrow as pa
 
-    values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if not array.null_count and values not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
     if array.null_count:
-        _refuse("null", int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
+        _refuse("null", (int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]),))
+    values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if values not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
     return fingerprint_arrow(pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array, integers)
 
 
@@ -112,9 +112,8 @@ def _of_objects(values: np.ndarray, integers: bool = False) -> np.ndarray:
     return _ids(tf.constant(values, tf.string), integers).numpy() if values.size else np.empty(values.shape, np.int64)
 
 
-def _refuse(value: str, place: Any) -> None:
-    where = place[0] if isinstance(place, tuple) and len(place) == 1 else place
+def _refuse(value: str, place: tuple[int, ...]) -> None:
     raise ValueError(
-        f"strings must be str or bytes, got {value} at {where}. Remedy for missing values: fill them with '' and use "
-        "FeatureConfig(padding_id=int(fr.hash_strings(''))), which has a row of zeros."
+        f"strings must be str or bytes, got {value} at {place[0] if len(place) == 1 else place}. Remedy for missing "
+        "values: fill them with '' and use FeatureConfig(padding_id=int(fr.hash_strings(''))), which has a zero row."
     )

@@ -1,4 +1,4 @@
-"""A folder of Parquet files whose rows are divided among ranks: lists and checks the files, and reads rows and lengths.
+"""A folder of Parquet files, divided by rows among ranks: lists and checks the files, and reads rows and lengths.
 
 The rows of a rank are a pure function of (seed, epoch, files) and of the epoch's plan (plan.py). The constructor lists
 the files and reads their footers. Lengths are read once; everything else streams (reading.py).
@@ -128,10 +128,10 @@ class ParquetFolder:
             rows.close()
 
     def tokens(self, length_columns: Sequence[str], extra_tokens: int = 0) -> np.ndarray:
-        """Tokens of every row of the folder, from its length columns alone.
+        """Tokens of every row of the folder, from its length columns only.
 
         Args:
-          length_columns: Names of list columns, whose lengths after keep_last are tokens, or of int64 columns with
+          length_columns: Names of list columns, with as many tokens as values after keep_last, or of int64 columns with
             numbers of tokens, which are much faster to read.
           extra_tokens: Number of tokens to add to every row.
 

@@ -5,32 +5,26 @@ Two scopes of balance:
   "rank"    The epoch's positions are cut into one stream per rank, with equal numbers of rows. Each stream is cut into
             batches close to the target (Algorithm 1). The ranks' batches differ in rows, but hardly in weight.
   "global"  A single stream is cut into global batches close to ranks * target. Their rows are assigned to ranks,
-            longest first. Every rank reads the lengths of all rows and computes the same assignment without any
-            communication.
+            longest first. Every rank reads the lengths of all rows and computes the same assignment.
 
-In both scopes every rank knows the batches of all ranks, so all agree on the number of steps. A rank whose
-rows are used up has empty batches.
+In both scopes every rank knows the batches of all ranks, so all agree on the number of steps without communication. A
+rank without rows left has empty batches.
 
 The rest of an epoch is a list of intervals of positions per stream, and a checkpoint keeps nothing else. With the same
 number of streams, every stream continues and gives the same batches. Otherwise the rest is divided again, so no row is
-lost or repeated. A position determines shard, row and shuffle state (reading.py). Rows that were read ahead but not
-trained belong to the rest.
-
-Two rules form batches from row weights. A weight is a row's number of tokens, or their cost (Cost).
+lost or repeated. A position determines shard, row and shuffle state (reading.py).
 
 closest_cuts: token-aware dynamic batches, MTGRBoost Algorithm 1 ("Dynamic Sequence Batching", section 5.1) and
-TurboGR's token-aware batch scaling (section 4.1.3). Rows wait in a queue. A batch is the prefix of the queue whose
-weight is closest to the target, found by a binary search in the cumulative sums.
-
-The paper's listing yields only if k < len(Q). It therefore never yields the last rows, and stops if the whole queue is
-closest to the target. It takes k = 0 before a row longer than twice the target. Here:
-  - The queue is cut while it holds the target. The rest, which is below the target, is the last batch.
+TurboGR's token-aware batch scaling (section 4.1.3). A batch is the prefix of a queue of rows with the weight closest to
+the target. A weight is a row's number of tokens, or their cost (Cost). The paper's listing never yields the last rows,
+stops if the whole queue is closest to the target, and takes k = 0 before a row longer than twice the target. Here:
+  - The queue is cut while its weight reaches the target. The rest, which is below the target, is the last batch.
   - A batch has at least one row. A row above the target is a separate batch, or ends a batch if that is closer.
   - If two prefixes are equally close, the shorter one is taken, because it needs less memory.
 The queue after a cut is cut like a new queue. Resuming relies on that.
 
-longest_first: global token reallocation, TurboGR section 4.1.3. The rows of all ranks' batches are redistributed,
-heaviest first, each to the rank with the least weight so far. Rows stay whole.
+longest_first: global token reallocation, TurboGR section 4.1.3. Each row of all ranks' batches goes, heaviest first, to
+the rank with the least weight so far. Rows stay whole.
 """
 
 from __future__ import annotations
@@ -130,7 +124,7 @@ def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
     ends: list[int] = []
     first, taken = 0, 0  # rows and weight already cut
     while first < len(cumulative) and cumulative[-1] - taken >= target:
-        # Row `above` is the first whose end reaches the target. The prefix before it ends below the target.
+        # Row `above` is the first with an end that reaches the target. The prefix before it ends below the target.
         above = int(np.searchsorted(cumulative, taken + target))
         first_end = above + 1
         if above > first:
@@ -146,10 +140,7 @@ def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
 
 
 def longest_first(weights: np.ndarray, ranks: int) -> np.ndarray:
-    """Rank <int64>[n] of each row: heaviest rows first, each to the rank with the least weight so far.
-
-    The function is pure, so ranks with the same weights <int64>[n] need no communication. Ties go to the lower row and
-    the lower rank.
+    """Rank <int64>[n] of each row of weights <int64>[n]. Ties go to the lower row and the lower rank.
 
     Example: weights 5 9 2 4 3 over 2 ranks give the ranks 1 0 1 1 0, with sums 12 and 11. The row of weight 9 goes to
     rank 0, the rows of 5 and 4 to rank 1. Then both sums are 9, so 3 goes to rank 0 and 2 to rank 1.

@@ -2,7 +2,7 @@
 
     positions of each batch ─▶ blocks of the order ─▶ row groups ─▶ (threads) Arrow ─▶ Rows ─▶ one gather ─▶ batch
 
-Memory holds two blocks and threads + 1 row groups, for any size of the data set. The caller decodes a row group larger
+Memory has two blocks and threads + 1 row groups, for any size of the data set. The caller decodes a row group larger
 than a block, in chunks of READ_ROWS rows. Only the prefetching of tf.data hides that time.
 
 The order of an epoch (EpochOrder) is a permutation of all rows, equal on all ranks and for any number of ranks:
@@ -151,7 +151,7 @@ class PositionReader:
         spans = (span for number in blocks for span in order.spans(*order.block(number)))
         self._chunks = read_groups(reader, groups, _joined(spans), size, threads)
         self._blocks = iter(blocks)
-        self._queue, self._queued = RowQueue(), 0
+        self._queue = RowQueue()
         self._number = -1  # number of the current block
         self._block: Block | None = None
         self._good: np.ndarray | None = None  # <bool>[rows of the block], with skipped rows
@@ -177,13 +177,10 @@ class PositionReader:
     def _next_block(self) -> None:
         self._number = next(self._blocks)
         begin, end = self._order.block(self._number)
-        while self._queued < end - begin:
-            rows = next(self._chunks)
-            self._queue.append(rows)
-            self._queued += rows.num_rows
+        while self._queue.num_rows < end - begin:
+            self._queue.append(next(self._chunks))
         self._block = self._queue.pop(end - begin)
         self._good = self._block.columns.pop(GOOD, None)  # type: ignore[assignment]
-        self._queued -= end - begin
         self._shuffled = self._order.shuffled(self._number)
 
 

@@ -1,7 +1,7 @@
 """Rows as NumPy columns, the form in which rows pass from the Parquet reader to the batcher and to TensorFlow.
 
 A scalar column is one array [B]. A list column has values [T] and row_splits [B+1]. All functions work on whole arrays,
-so no Python loop over values lies between file and batch.
+so there is no Python loop over values between file and batch.
 
 rows_from_arrow converts Arrow record batches, without copies where rows stay whole, and checks every row.
 """
@@ -44,7 +44,7 @@ class Ragged:
         if splits[-1] > _LONG_ROW * len(lengths):
             rows = [self.values[begin:end] for begin, end in zip(starts.tolist(), (starts + lengths).tolist())]
             return Ragged(_joined(rows, splits[-1]), splits)
-        # Value t of the result lies at starts[row of t] + (t - splits[row of t]).
+        # Value t of the result is at starts[row of t] + (t - splits[row of t]).
         source = np.repeat(starts - splits[:-1], lengths)
         source += np.arange(splits[-1])
         return Ragged(self.values[source], splits)
@@ -116,11 +116,6 @@ def splits_of(lengths: np.ndarray) -> np.ndarray:
     return splits
 
 
-def ragged_from_groups(values: np.ndarray, group: np.ndarray, num_groups: int) -> Ragged:
-    """Makes one row per group 0..num_groups from values <dtype>[T] sorted by group <int64>[T]. Rows may be empty."""
-    return Ragged(values, splits_of(np.bincount(group, minlength=num_groups)))
-
-
 def concat(parts: list[Rows]) -> Rows:
     """The rows of all parts, one after another. The parts (at least one) have the same columns."""
     if len(parts) == 1:
@@ -128,14 +123,13 @@ def concat(parts: list[Rows]) -> Rows:
     columns: dict[str, Values] = {}
     for name, first in parts[0].columns.items():
         if isinstance(first, Ragged):
-            columns[name] = concat_ragged([part.ragged(name) for part in parts])
+            columns[name] = _concat_lists([part.ragged(name) for part in parts])
         else:
             columns[name] = np.concatenate([part.columns[name] for part in parts])
     return Rows(columns, sum(part.num_rows for part in parts))
 
 
-def concat_ragged(pieces: list[Ragged]) -> Ragged:
-    """The rows of all pieces (at least one), one after another."""
+def _concat_lists(pieces: list[Ragged]) -> Ragged:
     lengths = np.concatenate([piece.lengths() for piece in pieces])
     return Ragged(np.concatenate([piece.values for piece in pieces]), splits_of(lengths))
 
@@ -144,13 +138,13 @@ class Block:
     """Rows in several parts that can be taken in any order. Long lists are copied once, directly from their part."""
 
     def __init__(self, parts: list[Rows]) -> None:
-        self.num_rows = sum(part.num_rows for part in parts)
+        num_rows = sum(part.num_rows for part in parts)
         self.columns: dict[str, Values | _Lists] = {}
         for name, column in parts[0].columns.items():
             if isinstance(column, Ragged):
                 pieces = [part.ragged(name) for part in parts]
-                long = sum(len(piece.values) for piece in pieces) > _LONG_ROW * self.num_rows
-                self.columns[name] = _Lists(pieces) if long else concat_ragged(pieces)
+                long = sum(len(piece.values) for piece in pieces) > _LONG_ROW * num_rows
+                self.columns[name] = _Lists(pieces) if long else _concat_lists(pieces)
             else:
                 self.columns[name] = np.concatenate([part.columns[name] for part in parts])
 
@@ -184,14 +178,17 @@ class RowQueue:
     """A first-in, first-out queue. Rows enter in chunks and leave in blocks of any size."""
 
     def __init__(self) -> None:
+        self.num_rows = 0
         self._chunks: collections.deque[Rows] = collections.deque()
-        self._begin = 0  # rows of the first chunk that have already left
+        self._begin = 0  # rows of the first chunk that were already taken
 
     def append(self, rows: Rows) -> None:
         self._chunks.append(rows)
+        self.num_rows += rows.num_rows
 
     def pop(self, count: int) -> Block:
-        """Removes the next `count` >= 1 rows. The queue must hold at least `count` rows."""
+        """Removes the next `count` >= 1 rows. The queue must have at least `count` rows."""
+        self.num_rows -= count
         parts = []
         while count:
             chunk = self._chunks[0]
@@ -222,7 +219,7 @@ def rows_from_arrow(
       batch: Record batch with the columns, except the columns of `partitions`.
       columns: Columns to convert.
       where: File and row group, for messages.
-      bad: Handler of nulls, and of aligned columns whose rows differ in length.
+      bad: Handler of nulls, and of aligned columns with rows that differ in length.
       first_row: Number of the batch's first row in the row group.
       partitions: Column values of the file's folders.
     """
@@ -245,7 +242,7 @@ def rows_from_arrow(
 
 
 def empty_rows(columns: Sequence[Column], num_rows: int = 0) -> Rows:
-    """Rows with empty lists and zeros, such as the batch of a rank whose rows are used up."""
+    """Rows with empty lists and zeros, such as the batch of a rank without rows left."""
     values: dict[str, Values] = {}
     for column in columns:
         if column.ragged:

@@ -4,10 +4,10 @@ lookahead pairs every batch with the ids of the batch k steps later (FusedRec, s
 
     for batch, later_ids in lookahead(batches, steps=4):
         embedding.prefetch(later_ids)  # starts to load rows from disk to memory
-        train(batch)                   # trains meanwhile
+        train(batch)                   # trains at the same time
 
 cluster_samples puts samples that share ids into the same micro-batch (NestPipe, section V.C). FrozenWindow sends the
-row of an id once, with the first micro-batch that holds it. Without clustering the first micro-batches send most rows.
+row of an id once, with the first micro-batch that has it. Without clustering the first micro-batches send most rows.
 Loss and gradients of a batch are sums over its samples, so they change by rounding only. custom_ops/cluster_samples has
 the algorithm.
 """
@@ -54,7 +54,7 @@ def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | No
         later = tf.data.Dataset.zip(ids_of_window).skip(steps).concatenate(nothing)
         return tf.data.Dataset.zip((tf.data.Dataset.zip(batches).take(1), later))
 
-    # A window holds a batch and the `steps` batches after it. The last windows are shorter.
+    # A window is a batch and the `steps` batches after it. The last windows are shorter.
     paired_dataset = pairs.window(steps + 1, shift=1).flat_map(first_and_last)
     cardinality = dataset.cardinality()
     if cardinality < 0:  # unknown or infinite
@@ -105,8 +105,8 @@ def _features(ids: IdsOfTables) -> list[tuple[int, tf.Tensor, tf.Tensor]]:
         raise ValueError(f"ids must return a dict from table names to tensors of ids, got {ids!r}.")
     return [
         (number, *_flat(table, feature))
-        for number, (table, given) in enumerate(sorted(ids.items()))
-        for feature in (given if isinstance(given, (list, tuple)) else [given])
+        for number, (table, features) in enumerate(sorted(ids.items()))
+        for feature in (features if isinstance(features, (list, tuple)) else [features])
     ]
 
 

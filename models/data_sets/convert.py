@@ -50,15 +50,15 @@ def convert(argv: list[str]) -> None:
     if len(positional) != 1 or positional[0] not in CONVERTERS:
         raise ValueError(f"name one converter of {', '.join(CONVERTERS)}, got {positional}.")
     function, required, optional = CONVERTERS[positional[0]]
-    given = {name: known[name].value for name in known if known[name].present}
+    set_flags = {name: known[name].value for name in known if known[name].present}
     for name in required:
-        if not given.get(name):
+        if not set_flags.get(name):
             raise ValueError(f"{positional[0]} needs --{name}.")
-    for name in given:
+    for name in set_flags:
         if name not in required + optional:
             raise ValueError(f"--{name} is not a flag of {positional[0]}; it takes {', '.join(required + optional)}.")
-    places = [given.pop(name) for name in required]
-    info = function(*places, **given)
+    places = [set_flags.pop(name) for name in required]
+    info = function(*places, **set_flags)
     print(f"{known.output}: {info.task}, {info.users} users, {info.items} items, from {info.source}")
 
 

@@ -8,7 +8,7 @@ The split is by time, with the same moments for all users. Each event is an expo
 ends strictly before its first exposure.
 
 Crossed features count a user's earlier events with the same key, and the rates of their labels. An event sees strictly
-earlier events of its user alone, never itself nor events of the same time. A feature of an exposure therefore contains
+earlier events of its user only, never itself nor events of the same time. A feature of an exposure therefore contains
 no label that was unknown when the exposure was shown.
 """
 
@@ -48,8 +48,8 @@ class Events:
     labels: Mapping[str, np.ndarray]  # <float32>[N] of 0 and 1, by name
     context: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # of U users ascending: ids or numbers
     features: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # of history and exposures: ids or numbers
-    outcomes: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # numbers of history alone
-    crossed: tuple[str, ...] = ()  # features of ids whose counts and rates of the past become columns
+    outcomes: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # numbers of history only
+    crossed: tuple[str, ...] = ()  # features of ids with counts and rates of the past
 
 
 class Window(NamedTuple):
@@ -168,7 +168,7 @@ def _rows(
     part: np.ndarray,
     sizes: Window,
 ) -> Rows:
-    """Rows whose exposures are the events of `part` <bool>[N], a run of each user's events."""
+    """Rows with the events of `part` <bool>[N] as exposures, a run of each user's events."""
     at = np.flatnonzero(part)
     place = at - at[first_of_run(row_of[at])]
     starts = np.flatnonzero(place % sizes.exposures == 0)
@@ -178,13 +178,13 @@ def _rows(
     history_end = first_of_run(time, begin_of_user)[first]
     history_begin = np.maximum(begin_of_user[first], history_end - sizes.history)
     user = row_of[first]
-    made: dict[str, Values] = {"user_id": users[user]}
+    columns_of_rows: dict[str, Values] = {"user_id": users[user]}
     for name, values in context.items():
-        made[name] = values.take(user) if isinstance(values, Ragged) else values[user]
+        columns_of_rows[name] = values.take(user) if isinstance(values, Ragged) else values[user]
     for name, values in columns.items():
         bounds = (history_begin, history_end) if name.startswith("history_") else (first, end)
-        made.update(_gathered(name, values, *bounds))
-    return Rows(made, len(first))
+        columns_of_rows.update(_gathered(name, values, *bounds))
+    return Rows(columns_of_rows, len(first))
 
 
 def _gathered(name: str, values: Values, begin: np.ndarray, end: np.ndarray) -> dict[str, Ragged]:
@@ -240,7 +240,7 @@ def earlier(
     """
     if not isinstance(key, Ragged):
         return _earlier(user, key, time, labels)
-    # One entry for each key of an event, whose answers are added.
+    # One entry for each key of an event. Their answers are added.
     event = np.repeat(np.arange(len(user)), key.lengths())
     count, positives = _earlier(
         user[event], key.values, time[event], {name: label[event] for name, label in labels.items()}
@@ -272,6 +272,6 @@ def first_of_run(*values: np.ndarray) -> np.ndarray:
     """Place of the first entry of each entry's run of equal values, <int64>[N]. Each array is <int64>[N]."""
     changes = np.zeros(len(values[0]), bool)
     changes[:1] = True
-    for one in values:
-        changes[1:] |= one[1:] != one[:-1]
+    for array in values:
+        changes[1:] |= array[1:] != array[:-1]
     return np.maximum.accumulate(np.where(changes, np.arange(len(changes)), 0))

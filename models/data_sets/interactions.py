@@ -128,12 +128,8 @@ def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) ->
 
     String ids become fingerprints, and items.parquet then has a column `string`.
 
-    Args:
-      source: Path of the file, plain or gzipped (.gz).
-      output: Folder to make.
-
-    Raises:
-      ValueError: the file is missing; a line has a user and no item; no user has two items.
+    The file is plain or gzipped (.gz). Raises ValueError for a missing file, a user without items in a line, or no user
+    with two items.
     """
     path = pathlib.Path(source)
     if not path.is_file():
@@ -143,13 +139,13 @@ def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) ->
     order = by_user_and_time(user, np.zeros(len(user), np.int64))
     user, item = user[order], item[order]
     first = np.searchsorted(user, user)
-    said = [f"sequences, {path.name}, {len(user)} interactions", "timestamps are places in the sequence"]
-    said += [f"{name} strings as fingerprints" for name, found in strings.items() if found]
+    notes = [f"sequences, {path.name}, {len(user)} interactions", "timestamps are places in the sequence"]
+    notes += [f"{name} strings as fingerprints" for name, texts in strings.items() if texts]
     return write_last_held_out(
         output,
         Interactions(user, item, np.arange(len(user)) - first),
         path=path,
-        source=", ".join(said),
+        source=", ".join(notes),
         item_strings=strings["item_id"] or None,
     )
 

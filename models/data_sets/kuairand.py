@@ -217,12 +217,7 @@ def _rows(
 
 
 def _user_features(folder: pathlib.Path, users: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list]]:
-    """Contextual columns <int64>[U], and <float32>[U] of numbers, of these users, and the values behind the codes.
-
-    Args:
-      folder: Folder of the log.
-      users: <int64>[U], ids of the users.
-    """
+    """Contextual columns <int64>[U], and <float32>[U] of numbers, of these users, and the values of the codes."""
     paths = [folder / name for name in USER_FEATURES if (folder / name).is_file()]
     if not paths:
         return {}, {}

@@ -60,69 +60,67 @@ def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) ->
     fingerprints, and items.parquet then has a column `string`. Times finer than seconds are cut to seconds. The field
     `source` of dataset.json mentions both conversions.
 
-    Args:
-      source: Path of the file of ratings, or of a folder with it.
-      output: Folder to make.
-
-    Raises:
-      ValueError: the file of ratings is missing; a line is unreadable; no user has two ratings; times have two units;
-        the catalogue lacks a rated movie.
+    `source` is the file of ratings or its folder, `output` the folder to make. Raises ValueError for a missing file, an
+    unreadable line, times of two units, no user with two ratings, or a catalogue that lacks a rated movie.
     """
-    path = ratings_file(pathlib.Path(source))
-    log = read_ratings(path)
-    columns = log.columns
-    order = by_user_and_time(columns["user_id"], columns["timestamp"])
-    columns["timestamp"], unit = seconds_of(path, columns["timestamp"])
-    columns = {name: column[order] for name, column in columns.items()}
-    said = [f"MovieLens, {path.name}, {len(order)} ratings"]
-    said += [f"{name} strings as fingerprints" for name in log.strings]
-    said += [f"timestamps in {unit} cut to seconds"] if unit else []
-    strings = dict(log.strings.get("movie_id", {}))
+    path, columns, strings, notes = _read_sorted(pathlib.Path(source))
+    movie_strings = dict(strings.get("movie_id", {}))
     return write_last_held_out(
         output,
         Interactions(columns["user_id"], columns["movie_id"], columns["timestamp"], columns.get("rating")),
         path=path,
-        source=", ".join(said),
-        catalogue=listed_movies(path.parent, columns["movie_id"], strings),
-        item_strings=strings or None,
+        source=", ".join([f"MovieLens, {path.name}, {len(columns['user_id'])} ratings", *notes]),
+        catalogue=_catalogue(path.parent, columns["movie_id"], movie_strings),
+        item_strings=movie_strings or None,
     )
 
 
-def ratings_file(source: pathlib.Path) -> pathlib.Path:
+def _read_sorted(source: pathlib.Path) -> tuple[pathlib.Path, dict[str, np.ndarray], dict[str, dict], list[str]]:
+    """The file of ratings, its columns by user and time in seconds, the strings of ids, and notes on conversions."""
+    path = _ratings_file(source)
+    columns, strings = _read_ratings(path)
+    order = by_user_and_time(columns["user_id"], columns["timestamp"])
+    columns["timestamp"], unit = seconds_of(path, columns["timestamp"])
+    notes = [f"{name} strings as fingerprints" for name in strings]
+    notes += [f"timestamps in {unit} cut to seconds"] if unit else []
+    return path, {name: column[order] for name, column in columns.items()}, strings, notes
+
+
+def _ratings_file(source: pathlib.Path) -> pathlib.Path:
     if source.is_file():
         return source
-    found = [source / name for name in RATINGS if (source / name).is_file()]
-    if len(found) != 1:
-        what = f"{len(found)} of them" if found else "none of them" if source.is_dir() else "nothing there"
+    files = [source / name for name in RATINGS if (source / name).is_file()]
+    if len(files) != 1:
+        number = f"{len(files)} of them" if files else "none of them" if source.is_dir() else "nothing there"
         raise ValueError(
-            f"input {str(source)!r} must be a folder with one of {', '.join(RATINGS)}, got {what}. "
+            f"input {str(source)!r} must be a folder with one of {', '.join(RATINGS)}, got {number}. "
             "Name the file of ratings itself."
         )
-    return found[0]
+    return files[0]
 
 
-def read_ratings(path: pathlib.Path) -> Log:
+def _read_ratings(path: pathlib.Path) -> Log:
     """The columns of _KINDS, `rating` where the file has it, in file order."""
     for suffix, delimiter in ((".dat", "::"), (".data", "\t")):
         if suffix in path.suffixes:
             return read_log(path, _KINDS, delimiter=delimiter, header=list(_KINDS))
     header = header_of(path)
-    found = {name: next((one for one in known if one in header), None) for name, known in NAMES.items()}
-    missing = [" or ".join(NAMES[name]) for name, column in found.items() if column is None and name != "rating"]
+    accepted = {name: [column for column in columns if column in header] for name, columns in NAMES.items()}
+    names = {columns[0]: name for name, columns in accepted.items() if columns}
+    missing = [" or ".join(NAMES[name]) for name in NAMES if name not in names.values() and name != "rating"]
     if missing:
         raise ValueError(
             f"{path}, line 1: got the columns {header}, want also {', '.join(missing)}. Rename the columns, or give "
             "the file the suffix of its format: .dat (separated by ::) or .data (separated by tabs)."
         )
-    log = read_log(path, {column: _KINDS[name] for name, column in found.items() if column is not None})
-    own = {column: name for name, column in found.items() if column is not None}
+    log = read_log(path, {column: _KINDS[name] for column, name in names.items()})
     return Log(
-        {own[column]: values for column, values in log.columns.items()},
-        {own[column]: strings for column, strings in log.strings.items()},
+        {names[column]: values for column, values in log.columns.items()},
+        {names[column]: strings for column, strings in log.strings.items()},
     )
 
 
-def listed_movies(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
+def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
     """All movies <int64>[I] of a file of MOVIES, which must list every rated movie; None without such a file.
 
     The strings of unrated movies are added to `strings` if ids are strings.
@@ -166,34 +164,21 @@ def convert_movielens_ranking(
 ) -> DatasetInfo:
     """Writes the ranking layout of MovieLens ratings.
 
-    Columns besides write_events': gender, age, occupation and zip of the user, as codes; history_ and exposed_year, the
-    year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of their combination.
-    history_action is twice the rating, history_rating the rating as a number. Counts and rates of the past are by user,
-    item, hour, year and genre.
+    Columns in addition to write_events': gender, age, occupation and zip of the user, as codes; history_ and
+    exposed_year, the year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of
+    their combination. history_action is twice the rating, history_rating the rating as a number. Counts and rates of
+    the past are by user, item, hour, year and genre.
 
-    Args:
-      source: Path of the file of ratings, or of a folder with it.
-      output: Folder to make.
-      held_out: Part in the folder test, one of events.HELD_OUT.
-      window: Sizes of rows and parts.
-
-    Raises:
-      ValueError: a file is missing or unreadable; a user or a movie of a rating is not listed; write_events refuses
-        the data.
+    `held_out` and `window`: see write_events. Raises ValueError for a missing or unreadable file, or for a rating
+    with a user or movie that is not listed.
     """
-    path = ratings_file(pathlib.Path(source))
-    log = read_ratings(path)
-    columns = log.columns
+    path, columns, strings, notes = _read_sorted(pathlib.Path(source))
     if "rating" not in columns:
         raise ValueError(f"{path}: has no column 'rating', want the stars of each line. Add it, or use movielens.")
-    order = by_user_and_time(columns["user_id"], columns["timestamp"])
-    columns["timestamp"], unit = seconds_of(path, columns["timestamp"])
-    columns = {name: column[order] for name, column in columns.items()}
     stars = columns["rating"]
-    users = np.unique(columns["user_id"])
-    context, codes = _users(path.parent, users, log)
-    features, of_movies = _movies(path.parent, columns["movie_id"], log)
-    strings = dict(log.strings.get("movie_id", {}))
+    context, codes = _users(path.parent, np.unique(columns["user_id"]), strings.get("user_id", {}))
+    movie_strings = dict(strings.get("movie_id", {}))
+    features, movie_codes = _movies(path.parent, columns["movie_id"], movie_strings)
     events = Events(
         user=columns["user_id"],
         time=columns["timestamp"],
@@ -205,43 +190,43 @@ def convert_movielens_ranking(
         outcomes={"rating": stars},
         crossed=("year", "genre"),
     )
-    said = [f"MovieLens, {path.name}, {len(order)} ratings as clicks (4 stars or more)"]
-    said += [f"{name} strings as fingerprints" for name in log.strings]
-    said += [f"timestamps in {unit} cut to seconds"] if unit else []
     return write_events(
         output,
         events,
         path=path,
-        source=", ".join(said),
+        source=", ".join([f"MovieLens, {path.name}, {len(stars)} ratings as clicks (4 stars or more)", *notes]),
         held_out=held_out,
         window=window,
-        catalogue=listed_movies(path.parent, columns["movie_id"], strings),
-        item_strings=strings or None,
-        codes={**codes, **of_movies},
+        catalogue=_catalogue(path.parent, columns["movie_id"], movie_strings),
+        item_strings=movie_strings or None,
+        codes={**codes, **movie_codes},
     )
 
 
-def _users(folder: pathlib.Path, users: np.ndarray, log: Log) -> tuple[dict[str, Values], dict[str, list]]:
+def _users(
+    folder: pathlib.Path, users: np.ndarray, user_strings: dict[int, str]
+) -> tuple[dict[str, Values], dict[str, list]]:
     """Codes of gender, age, occupation and zip of the users <int64>[U]; nothing without a file of USERS."""
     names = ("gender", "age", "occupation", "zip")
     for path in (folder / name for name in USERS):
         if not path.is_file():
             continue
         listed = read_log(path, dict.fromkeys(("user_id", *names), ID), delimiter="::", header=["user_id", *names])
-        rows = _rows_of(path, "user", users, listed.columns["user_id"], log.strings.get("user_id", {}))
+        rows = _rows_of(path, "user", users, listed.columns["user_id"], user_strings)
         context: dict[str, Values] = {}
         codes: dict[str, list] = {}
         for name in names:
             strings = listed.strings.get(name, {})
-            codes_of = listed.columns[name].tolist()
-            values = [strings.get(value, str(value)) for value in codes_of] if strings else codes_of
-            of_row, codes[name] = numbered(values)
-            context[name] = of_row[rows]
+            values = listed.columns[name].tolist()
+            numbers, codes[name] = numbered([strings.get(x, str(x)) for x in values] if strings else values)
+            context[name] = numbers[rows]
         return context, codes
     return {}, {}
 
 
-def _movies(folder: pathlib.Path, movie: np.ndarray, log: Log) -> tuple[dict[str, Values], dict[str, list]]:
+def _movies(
+    folder: pathlib.Path, movie: np.ndarray, movie_strings: dict[int, str]
+) -> tuple[dict[str, Values], dict[str, list]]:
     """Year, genres and set of genres of the movie of each rating <int64>[N]."""
     lists = [name for name in MOVIES if name != "u.item"]
     paths = [path for name in lists for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
@@ -254,26 +239,24 @@ def _movies(folder: pathlib.Path, movie: np.ndarray, log: Log) -> tuple[dict[str
         lines = [line.rstrip("\r\n") for line in file if line.strip()][header:]
     parts = [(line.split(delimiter, 1)[0].strip().strip('"'), *line.rsplit(delimiter, 1)) for line in lines]
     ids, _ = ids_of(paths[0], "movie_id", pa.chunked_array([pa.array([part[0] for part in parts], pa.string())]))
-    found = [_TITLE_YEAR.search(part[1]) for part in parts]
-    year = np.array([int(match[1]) if match else 0 for match in found], np.int64)
+    matches = [_TITLE_YEAR.search(part[1]) for part in parts]
+    year = np.array([int(match[1]) if match else 0 for match in matches], np.int64)
     genres = [[] if part[2] in ("", _NO_GENRE) else sorted(part[2].split("|")) for part in parts]
-    genre, names = numbered_lists(genres)
-    genre_set, sets = numbered(["|".join(one) or None for one in genres])
-    rows = _rows_of(paths[0], "movie", movie, ids, log.strings.get("movie_id", {}))
-    return {"year": year[rows], "genre_set": genre_set[rows], "genre": genre.take(rows)}, {
-        "genre": names,
-        "genre_set": sets,
-    }
+    genre, genre_names = numbered_lists(genres)
+    genre_set, sets = numbered(["|".join(names) or None for names in genres])
+    rows = _rows_of(paths[0], "movie", movie, ids, movie_strings)
+    features: dict[str, Values] = {"year": year[rows], "genre_set": genre_set[rows], "genre": genre.take(rows)}
+    return features, {"genre": genre_names, "genre_set": sets}
 
 
-def _rows_of(path: pathlib.Path, kind: str, wanted: np.ndarray, listed: np.ndarray, strings: dict) -> np.ndarray:
-    """Row <int64>[N] in the list of each wanted id <int64>[N]."""
+def _rows_of(path: pathlib.Path, role: str, ids: np.ndarray, listed: np.ndarray, strings: dict) -> np.ndarray:
+    """Row <int64>[N] of each id <int64>[N] in the list."""
     order = np.argsort(listed, kind="stable")
-    at = order[np.minimum(np.searchsorted(listed, wanted, sorter=order), len(listed) - 1)]
-    unknown = np.flatnonzero(listed[at] != wanted)
+    at = order[np.minimum(np.searchsorted(listed, ids, sorter=order), len(listed) - 1)]
+    unknown = np.flatnonzero(listed[at] != ids)
     if len(unknown):
-        first = wanted[unknown[0]].item()
+        first = ids[unknown[0]].item()
         raise ValueError(
-            f"{path}: lacks the {kind} {strings.get(first, first)} of a rating. Use the file of the same release."
+            f"{path}: lacks the {role} {strings.get(first, first)} of a rating. Use the file of the same release."
         )
     return at

@@ -3,7 +3,7 @@
 Items belong to clusters, and only the users who meet an item reveal its cluster. Popularity is therefore useless, and a
 model that learns item embeddings and reads the sequence is far better. All data are a pure function of the arguments.
 
-Ranking: A user likes two clusters and has a current interest, a third cluster that drifts. Impressions come from these
+Ranking: A user likes two clusters and has a current interest, a third cluster that drifts. Impressions are from these
   clusters and from anywhere. A click is likely if the user likes the item's cluster, and likelier if it is the cluster
   of the latest click. The history reveals both. Conversion after a click depends on whether the item's price class
   (0..3) equals the user's budget, a contextual column.
@@ -79,7 +79,7 @@ def write_synthetic_ranking(
     action = click * CLICK_BIT + conversion * CONVERSION_BIT
 
     def rows(begin: np.ndarray) -> Rows:
-        """Rows whose exposures start at begin <int64>[users]."""
+        """Rows with exposures from begin <int64>[users] on."""
         end = begin + exposures
         columns: dict[str, Values] = dict(context)
         columns["history_item"] = _window(item + 1, 0 * begin, begin)

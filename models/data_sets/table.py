@@ -11,12 +11,12 @@ context_numbers: [age]             a list keeps the names of the files
 features: [brand]                  ids of the event or its item
 lists: {tag: tags}                 several ids: a list, or text with | between the ids
 numbers: [price]                   numbers of the event, known before it
-outcomes: [seconds_watched]        numbers of the event, known after it: for the history alone
-past: [brand]                      features whose counts and label rates of the past become numbers
+outcomes: [seconds_watched]        numbers of the event, known after it: only for the history
+past: [brand]                      features with counts and label rates of the past
 kinds: {sku: string}               columns of ids. string: an id is the fingerprint of its text. integer: other text is
                                    refused. Without a kind, 12 and 12.0 are the id 12 in every type of
                                    column, and text that is no int64 (A7, 007) is its fingerprint.
-order: file                        file: a user's rows lie in one file, by time; any: rows are sorted
+order: file                        file: a user's rows are in one file, by time; any: rows are sorted
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def convert_table(
 ) -> DatasetInfo:
     """Writes the ranking layout of a table of events. events.py describes the rows, the split and the columns.
 
-    The id of a value depends on this value alone; ColumnMap has the rule. A missing id is -1. A missing number is
+    The id of a value depends on this value only; ColumnMap has the rule. A missing id is -1. A missing number is
     NaN. history_action has one bit for each label, in the order of the map.
 
     Args:
@@ -61,7 +61,7 @@ def convert_table(
 
     Raises:
       ValueError: a file lacks a column or is unreadable; a column has no value, or the same everywhere; a user has two
-        values of a context column; with columns.order "file", the times of a user decrease, or its rows lie in two
+        values of a context column; with columns.order "file", the times of a user decrease, or its rows are in two
         files; write_events refuses the data. The message names file and row.
     """
     path = pathlib.Path(source)
@@ -121,14 +121,14 @@ def _check_order(table: TableFiles, columns: ColumnMap, user: np.ndarray, time: 
     same = user[ordered[1:]] == user[ordered[:-1]]
     file = table.file_of(ordered)
     remedy = "Correct the files, or set columns.order to any, which gathers and sorts the rows of each user."
-    for bad, what in (
+    for bad, fault in (
         (same & (file[1:] != file[:-1]), f"its column {columns.user!r} has a user of"),
         (same & (time[ordered[1:]] < time[ordered[:-1]]), f"its column {columns.time!r} has an earlier time than"),
     ):
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
             here, before = table.place(int(ordered[at + 1])), table.place(int(ordered[at]))
-            raise ValueError(f"{here}: {what} {before}, {int(bad.sum())} such rows in all. {remedy}")
+            raise ValueError(f"{here}: {fault} {before}, {int(bad.sum())} such rows in all. {remedy}")
 
 
 def _of_users(
@@ -136,10 +136,11 @@ def _of_users(
 ) -> dict[str, Values]:
     """The value of each user, ascending, of columns of the table. `rows` are sorted by user."""
     first = first_of_run(user[rows])
-    found: dict[str, Values] = {}
+    by_user: dict[str, Values] = {}
     for name, values in context.items():
-        own, of_first = values[rows], values[rows][first]
-        bad = np.flatnonzero((own != of_first) & ~(np.isnan(own * 1.0) & np.isnan(of_first * 1.0)))
+        row_values = values[rows]
+        expected = row_values[first]
+        bad = np.flatnonzero((row_values != expected) & ~(np.isnan(row_values * 1.0) & np.isnan(expected * 1.0)))
         if len(bad):
             here, there = table.place(int(rows[bad[0]])), table.place(int(rows[first[bad[0]]]))
             column = {**columns.context, **columns.context_numbers}[name]
@@ -147,8 +148,8 @@ def _of_users(
                 f"{here}: column {column!r} is context and differs from {there}, of the same user. Make it a feature "
                 "or a number of the event."
             )
-        found[name] = own[np.unique(first)]
-    return found
+        by_user[name] = row_values[np.unique(first)]
+    return by_user
 
 
 ORDERS = ("file", "any")
@@ -199,15 +200,15 @@ class ColumnMap:
                 )
 
         ids = self.ids()
-        for column, kind in self.kinds.items():
-            if column not in ids.values() or kind not in KINDS:
+        for column, type_ in self.kinds.items():
+            if column not in ids.values() or type_ not in KINDS:
                 raise ValueError(
-                    f"columns.kinds has {column}: {kind}, want a column of ids, one of {sorted(set(ids.values()))}, "
+                    f"columns.kinds has {column}: {type_}, want a column of ids, one of {sorted(set(ids.values()))}, "
                     f"and one of {list(KINDS)}."
                 )
 
     def ids(self) -> dict[str, str]:
-        """Returns the column of the files behind each name of ids for the model."""
+        """Returns the column of the files for each name of ids of the model."""
         return {"user_id": self.user, "item": self.item, **self.context, **self.features, **self.lists}
 
     def columns(self) -> dict[str, str]:
@@ -220,42 +221,28 @@ class ColumnMap:
         return roles
 
 
-def column_map(given: Mapping[str, Any], where: str = "data.columns") -> ColumnMap:
-    """Returns the record of a section of YAML.
-
-    Args:
-      given: The section.
-      where: Name of the section, for messages.
-
-    Raises:
-      ValueError: a field is unknown, is missing or has the wrong type, or ColumnMap refuses the values.
-    """
-    fields = {field.name: field for field in dataclasses.fields(ColumnMap)}
-    unknown = sorted(set(given) - set(fields))
+def column_map(section: Mapping[str, Any], where: str = "data.columns") -> ColumnMap:
+    """The record of a section of YAML, which messages call `where`."""
+    fields = [field.name for field in dataclasses.fields(ColumnMap)]
+    unknown = sorted(set(section) - set(fields))
     if unknown:
-        raise ValueError(f"{where} names {unknown}, and a column map takes {list(fields)}. Remove the others.")
-    missing = [name for name in ("user", "item", "time", "labels") if name not in given]
+        raise ValueError(f"{where} names {unknown}, and a column map takes {fields}. Remove the others.")
+    missing = [name for name in ("user", "item", "time", "labels") if name not in section]
     if missing:
         raise ValueError(f"{where} lacks {missing}. Name these columns of the files, such as user: customer.")
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in section.items():
         if name in ("user", "item", "time", "order"):
-            good = isinstance(value, str)
-            values[name] = value
+            expected, is_good = "a name", isinstance(value, str)
         else:
-            pairs = (
-                value if isinstance(value, Mapping) else {one: one for one in value or ()} if _is_list(value) else None
-            )
-            good = pairs is not None and all(isinstance(text, str) for pair in pairs.items() for text in pair)
-            values[name] = tuple(pairs or ()) if name == "past" else dict(pairs or {})
-        if not good:
-            wanted = "a name" if name in ("user", "item", "time", "order") else "a list of names, or {name: column}"
-            raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}.")
+            if isinstance(value, (list, tuple)) and all(isinstance(column, str) for column in value):
+                value = {column: column for column in value}
+            expected, value = "a list of names, or {name: column}", {} if value is None else value
+            is_good = isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
+        if not is_good:
+            raise ValueError(f"{where}.{name} must be {expected}, got {section[name]!r}.")
+        values[name] = tuple(value) if name == "past" else value
     try:
         return ColumnMap(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)

@@ -1,7 +1,7 @@
 """Reads named columns of a folder of CSV or Parquet files, and knows the file and the row of each value.
 
 Columns become ids, numbers, labels, times or lists of ids. Rows with unusable values are refused, or skipped and
-logged (BadInput). The id of a value depends on this value alone, whatever the other rows, files and folders hold.
+logged (BadInput). The id of a value depends on this value only, not on other rows, files and folders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TableFiles:
 
     Args:
       source: Folder, or one file.
-      wanted: Names of the columns to read.
+      columns: Names of the columns to read.
       bad: Handler of unusable rows.
       kinds: Kind of ids by column, one of table_map.KINDS; see there.
 
@@ -46,18 +46,18 @@ class TableFiles:
     """
 
     def __init__(
-        self, source: pathlib.Path, wanted: Iterable[str], bad: BadInput, kinds: Mapping[str, str] | None = None
+        self, source: pathlib.Path, columns: Iterable[str], bad: BadInput, kinds: Mapping[str, str] | None = None
     ) -> None:
         self.path = source
         self._kinds = kinds or {}
-        found = sorted(source.iterdir()) if source.is_dir() else [source]
-        self.files = [path for path in found if path.name.endswith(ENDINGS)]
+        paths = sorted(source.iterdir()) if source.is_dir() else [source]
+        self.files = [path for path in paths if path.name.endswith(ENDINGS)]
         if len({path.suffix == ".parquet" for path in self.files}) != 1:
             raise ValueError(
                 f"input {str(source)!r} has {[path.name for path in self.files]}, want files of one kind, "
                 "*.parquet or *.csv(.gz). Name a folder with these files alone."
             )
-        tables = [_read(path, list(dict.fromkeys(wanted))) for path in self.files]
+        tables = [_read(path, list(dict.fromkeys(columns))) for path in self.files]
         self._ends = np.cumsum([table.num_rows for table in tables]).tolist()
         self._columns = {
             name: _alike(name, self.files, [table[name] for table in tables]) for name in tables[0].column_names
@@ -76,7 +76,7 @@ class TableFiles:
         return np.searchsorted(self._ends, rows, side="right")
 
     def place(self, row: int) -> str:
-        """File and row, counted from 1 behind a header, of a row of the table."""
+        """File and row, counted from 1 after a header, of a row of the table."""
         file = bisect.bisect_right(self._ends, row)
         return f"{self.files[file]}, row {row - ([0, *self._ends][file]) + 1}"
 
@@ -95,34 +95,30 @@ class TableFiles:
     def ids(self, column: str, required: bool = False) -> tuple[np.ndarray, dict[int, str]]:
         """Ids <int64>[N] and the strings of fingerprints; MISSING where a value is missing and not required."""
         values = self._values(column, required)
-        if _is_list(values.type):
-            full = _known(values)
-            raise ValueError(
-                f"{self.place(int(np.flatnonzero(full)[0]))}: column {column!r} has a list, want one id. Name it under "
-                "columns.lists."
-            )
         known = _known(values)
-        found, strings = self._ids_of(column, values.filter(pa.array(known)), np.flatnonzero(known))
+        if _is_list(values.type):
+            place = self.place(int(np.flatnonzero(known)[0]))
+            raise ValueError(f"{place}: column {column!r} has a list, want one id. Name it under columns.lists.")
         ids = np.full(self.num_rows, MISSING, np.int64)
-        ids[known] = found
+        ids[known], strings = self._ids_of(column, values.filter(pa.array(known)), np.flatnonzero(known))
         self._check_differs(column, ids)
         return ids, strings
 
     def _ids_of(self, column: str, values: pa.ChunkedArray, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
         """Ids <int64>[n] of values without nulls, which stand in these rows <int64>[n], and their strings."""
-        kind = self._kinds.get(column)
-        if kind != "string" and (integers := integers_of(values)) is not None:
+        id_kind = self._kinds.get(column)
+        if id_kind != "string" and (integers := integers_of(values)) is not None:
             return integers, {}
         texts = _texts(values)
-        if kind != "string":
-            whole = pc.match_substring_regex(texts, INT64_TEXT).to_numpy()
+        if id_kind != "string":
+            exact = pc.match_substring_regex(texts, INT64_TEXT).to_numpy()
             rounded = pc.match_substring_regex(texts, FLOAT_TEXT).to_numpy()
-            whole[rounded] = [abs(float(text)) <= _EXACT for text in texts.filter(pa.array(rounded)).to_pylist()]
+            exact[rounded] = [abs(float(text)) <= _EXACT for text in texts.filter(pa.array(rounded)).to_pylist()]
             number = rounded | pc.match_substring_regex(texts, _NUMBER).to_numpy()
-            usable = whole if kind == "integer" else whole | ~number
+            usable = exact if id_kind == "integer" else exact | ~number
             bad = np.zeros(self.num_rows, bool)
             bad[rows[~usable]] = True
-            want = "an integer" if kind else "an int64 without rounding, or text that is no number"
+            want = "an integer" if id_kind else "an int64 without rounding, or text that is no number"
             self.refuse(
                 bad,
                 lambda row: (
@@ -132,33 +128,33 @@ class TableFiles:
             )
             if not usable.all():
                 texts = pc.if_else(pa.array(usable), texts, "0")  # in skipped rows
-        return ids_of(self.path, column, texts, integers=kind != "string")
+        return ids_of(self.path, column, texts, integers=id_kind != "string")
 
     def numbers(self, column: str) -> np.ndarray:
         """Numbers <float32>[N], NaN where a value is missing."""
         values = self._values(column, required=False)
         with np.errstate(over="ignore"):  # A number beyond float32 becomes infinite, which is refused below.
-            found = self._cast(column, values, pa.float64(), "a number").astype(np.float32)
+            numbers = self._cast(column, values, "a number").astype(np.float32)
         self.refuse(
-            np.isinf(found),
+            np.isinf(numbers),
             lambda row: (
                 f"column {column!r} has {values[int(row)].as_py()!r}, want a finite float32, or nothing where the "
                 "number is missing. Correct the row."
             ),
         )
-        self._check_differs(column, found[~np.isnan(found)])
-        return found
+        self._check_differs(column, numbers[~np.isnan(numbers)])
+        return numbers
 
     def labels(self, column: str) -> np.ndarray:
         """Labels <float32>[N], 0 or 1."""
         values = self._values(column, required=True)
-        found = self._cast(column, values, pa.float64(), "0 or 1")
+        labels = self._cast(column, values, "0 or 1")
         self.refuse(
-            (found != 0) & (found != 1),
-            lambda row: f"column {column!r} is a label and has {found[row]:g}, want 0 or 1. Correct the row.",
+            (labels != 0) & (labels != 1),
+            lambda row: f"column {column!r} is a label and has {labels[row]:g}, want 0 or 1. Correct the row.",
         )
-        self._check_differs(column, found[self.good])
-        return np.where(self.good, found, 0).astype(np.float32)
+        self._check_differs(column, labels[self.good])
+        return np.where(self.good, labels, 0).astype(np.float32)
 
     def times(self, column: str) -> np.ndarray:
         """Times <int64>[N]: integers as they are, dates and text in microseconds since 1970.
@@ -167,21 +163,21 @@ class TableFiles:
           ValueError: all integers are dates, such as 20231114 or 20231114221320, which no epoch means.
         """
         values = self._values(column, required=True)
-        for wanted in (pa.int64(), pa.timestamp("us")):
-            if pa.types.is_temporal(values.type) and wanted == pa.int64():
+        for type_ in (pa.int64(), pa.timestamp("us")):
+            if pa.types.is_temporal(values.type) and type_ == pa.int64():
                 continue
             with contextlib.suppress(pa.ArrowException):
-                whole = values.cast(wanted).cast(pa.int64()).fill_null(0).to_numpy()
-                if wanted == pa.int64() and _are_dates(whole[self.good]):
+                times = values.cast(type_).cast(pa.int64()).fill_null(0).to_numpy()
+                if type_ == pa.int64() and _are_dates(times[self.good]):
                     row = int(np.flatnonzero(self.good)[0])
                     raise ValueError(
-                        f"{self.place(row)}: column {column!r} has {whole[row]}, a date written as a number, want "
+                        f"{self.place(row)}: column {column!r} has {times[row]}, a date written as a number, want "
                         "seconds since 1970, or text like 2024-05-01 12:30:00. Correct the column."
                     )
-                return whole
-        found = [_moment(value) for value in values.to_pylist()]
-        self._refuse_unread(column, values, found, "a time: seconds since 1970, or text like 2024-05-01 12:30:00")
-        return np.array([value or 0 for value in found], np.int64)
+                return times
+        moments = [_moment(value) for value in values.to_pylist()]
+        self._refuse_unread(column, values, moments, "a time: seconds since 1970, or text like 2024-05-01 12:30:00")
+        return np.array([value or 0 for value in moments], np.int64)
 
     def lists(self, column: str) -> tuple[Ragged, dict[int, str]]:
         """Several ids of each row, from lists or from text with LIST_SEPARATOR; missing is an empty list."""
@@ -216,21 +212,21 @@ class TableFiles:
             self.refuse(~_known(values), lambda row: f"column {column!r} is empty, want a value. Correct the row.")
         return values
 
-    def _cast(self, column: str, values: pa.ChunkedArray, wanted: pa.DataType, words: str) -> np.ndarray:
-        """Values <float64>[N] with NaN for missing ones. Rows that hold no number are refused."""
+    def _cast(self, column: str, values: pa.ChunkedArray, words: str) -> np.ndarray:
+        """Values <float64>[N] with NaN for missing ones. Rows without a number are refused."""
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.int8())
         try:
-            return values.cast(wanted).to_numpy()
+            return values.cast(pa.float64()).to_numpy()
         except pa.ArrowException:
-            found = [_number(value) for value in values.to_pylist()]
-        self._refuse_unread(column, values, found, words)
-        return np.array([np.nan if value is None else value for value in found])
+            numbers = [_number(value) for value in values.to_pylist()]
+        self._refuse_unread(column, values, numbers, words)
+        return np.array([np.nan if value is None else value for value in numbers])
 
-    def _refuse_unread(self, column: str, values: pa.ChunkedArray, found: Sequence, words: str) -> None:
-        """Refuses the rows where `found` is None."""
+    def _refuse_unread(self, column: str, values: pa.ChunkedArray, parsed: Sequence, words: str) -> None:
+        """Refuses the rows where `parsed` is None."""
         self.refuse(
-            np.array([value is None for value in found]),
+            np.array([value is None for value in parsed]),
             lambda row: f"column {column!r} has {values[int(row)].as_py()!r}, want {words}. Correct the row.",
         )
 
@@ -245,35 +241,29 @@ class TableFiles:
         return f"{self.files[0]}, row 1, to {self.place(self.num_rows - 1)}: column {column!r}"
 
 
-def _read(path: pathlib.Path, wanted: Sequence[str]) -> pa.Table:
+def _read(path: pathlib.Path, columns: Sequence[str]) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             names = pq.read_schema(path).names
-            _check_columns(path, names, wanted)
-            table = pq.read_table(path, columns=list(wanted))
+            _check_columns(path, names, columns)
+            table = pq.read_table(path, columns=list(columns))
         else:
             lines = pa.csv.ParseOptions(newlines_in_values=True)
             with pa.csv.open_csv(path, parse_options=lines) as reader:
-                _check_columns(path, reader.schema.names, wanted)
+                _check_columns(path, reader.schema.names, columns)
             # Text first: a value that is no number is then found in its row.
-            text = pa.csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()))
+            text = pa.csv.ConvertOptions(
+                include_columns=list(columns), column_types=dict.fromkeys(columns, pa.string())
+            )
             table = pa.csv.read_csv(path, parse_options=lines, convert_options=text)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not readable ({error}). Check the file.") from error
-    columns = [_plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in table.column_names]
-    return pa.table(columns, names=table.column_names)
+    plain = [_plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in table.column_names]
+    return pa.table(plain, names=table.column_names)
 
 
 def _plain(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> pa.ChunkedArray:
-    """A column as numbers, times, strings or lists, whatever encoding the file has.
-
-    Args:
-      name, column: Name of the column, and its values.
-      place: Function from the number of a value to its file and row.
-
-    Raises:
-      ValueError: a value is a struct or a map, or has bytes that are not UTF-8. The message names its row.
-    """
+    """A column as numbers, times, strings or lists, for any encoding. `place` names the file and row of a value."""
     if isinstance(column, pa.Array):
         column = pa.chunked_array([column])
     if pa.types.is_run_end_encoded(column.type):
@@ -305,17 +295,9 @@ def _is_utf8(value: bytes | str | None) -> bool:
         return False
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return any(
-        of_kind(kind)
-        for of_kind in (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-            pa.types.is_list_view,
-            pa.types.is_large_list_view,
-        )
-    )
+def _is_list(type_: pa.DataType) -> bool:
+    names = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+    return any(getattr(pa.types, f"is_{name}")(type_) for name in names)
 
 
 def _without_empty(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -334,13 +316,13 @@ def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_floating(values.type):
         return values.cast(pa.string())
     numbers = values.cast(pa.float64())
-    whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less_equal(pc.abs(numbers), float(_EXACT)))
-    integers = pc.if_else(whole, numbers, 0.0).cast(pa.int64())
-    return pc.if_else(whole, integers.cast(pa.string()), numbers.cast(pa.string()))
+    exact = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less_equal(pc.abs(numbers), float(_EXACT)))
+    integers = pc.if_else(exact, numbers, 0.0).cast(pa.int64())
+    return pc.if_else(exact, integers.cast(pa.string()), numbers.cast(pa.string()))
 
 
-def _check_columns(path: pathlib.Path, names: Sequence[str], wanted: Sequence[str]) -> None:
-    missing = [name for name in wanted if name not in names]
+def _check_columns(path: pathlib.Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in names]
     if missing:
         raise ValueError(
             f"{path}: got the columns {list(names)}, want also {missing}. {_remedy_for_columns(path, names)}"
@@ -360,10 +342,10 @@ def _alike(name: str, files: Sequence[pathlib.Path], columns: Sequence[pa.Chunke
     if len({column.type for column in columns}) > 1:
         for path, column in zip(files, columns):
             if _is_list(column.type):
-                other = next(one.type for one in columns if one.type != column.type)
+                different = next(c.type for c in columns if c.type != column.type)
                 raise ValueError(
-                    f"{path}, row 1: column {name!r} has the type {column.type}, and {other} in another file. Write "
-                    "all files with one type."
+                    f"{path}, row 1: column {name!r} has the type {column.type}, and {different} in another file. "
+                    "Write all files with one type."
                 )
         columns = [_texts(column) for column in columns]
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)

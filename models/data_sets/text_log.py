@@ -74,21 +74,19 @@ def read_log(
       delimiter: Delimiter between fields, one character or "::".
       header: Names of all fields; None reads them from the first line.
 
-    Raises:
-      ValueError: the file is unreadable; a column is missing; a line has too many or too few fields, or a field that is
-        empty or of another kind; two string ids share a fingerprint. The error names the file and, if known, the line.
+    A refusal names the file and, if known, the line.
     """
     try:
         table = _table(path, kinds, delimiter, header)
-        numbers = [table[name].to_numpy() for name, kind in kinds.items() if kind == NUMBER]
+        numbers = [table[name].to_numpy() for name, type_ in kinds.items() if type_ == NUMBER]
         if any(table[name].null_count for name in kinds) or not all(np.isfinite(column).all() for column in numbers):
             raise pa.ArrowInvalid("it has empty values")
     except (pa.ArrowException, OSError) as error:
         message = _first_bad_line(path, kinds, delimiter, header)
         raise ValueError(message or f"{path}: not readable as a log ({error}). Check the file.") from error
     log = Log({}, {})
-    for name, kind in kinds.items():
-        if kind == ID:
+    for name, type_ in kinds.items():
+        if type_ == ID:
             ids = table[name]
             if integers_of(ids) is None:  # Blanks around an integer do not count, as for INTEGER.
                 plain = pc.utf8_trim_whitespace(ids)
@@ -106,32 +104,26 @@ def ids_of(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Ids <int64>[N] of a column of integers or strings without nulls, and {fingerprint: string}.
 
-    An id depends on its own text alone, so that one text in a column changes no other id.
+    An id depends on its own text only, so one text in a column changes no other id.
 
-    Args:
-      path, name: Names for messages.
-      column: Integers or strings.
-      integers: As for hash_strings. False makes fingerprints of all strings.
-
-    Raises:
-      ValueError: two texts have the same id.
+    integers=False makes fingerprints of all strings, as for hash_strings. Two texts with the same id are refused.
     """
     if integers and (numbers := integers_of(column)) is not None:
         return numbers, {}
     column = column.cast(pa.string())
-    whole, ids = np.zeros(len(column), bool), np.empty(len(column), np.int64)
+    is_int64, ids = np.zeros(len(column), bool), np.empty(len(column), np.int64)
     if integers:
         plain = pc.replace_substring_regex(column, FLOAT_TEXT, r"\1", max_replacements=1)
-        whole = pc.match_substring_regex(plain, INT64_TEXT).to_numpy()
-        ids[whole] = plain.filter(pa.array(whole)).cast(pa.int64()).to_numpy()
-    texts = column.filter(pa.array(~whole))
+        is_int64 = pc.match_substring_regex(plain, INT64_TEXT).to_numpy()
+        ids[is_int64] = plain.filter(pa.array(is_int64)).cast(pa.int64()).to_numpy()
+    texts = column.filter(pa.array(~is_int64))
     distinct = texts.unique()
     strings = dict(zip(fingerprint_arrow(distinct).tolist(), distinct.to_pylist()))
-    if len(strings) < len(distinct) or np.isin(ids[whole], [*strings]).any():
+    if len(strings) < len(distinct) or np.isin(ids[is_int64], [*strings]).any():
         raise ValueError(
             f"{path}: two ids of column {name!r} share a 64-bit fingerprint. Number the ids, and keep the list."
         )
-    ids[~whole] = np.concatenate([fingerprint_arrow(chunk) for chunk in texts.chunks] or [np.empty(0, np.int64)])
+    ids[~is_int64] = np.concatenate([fingerprint_arrow(chunk) for chunk in texts.chunks] or [np.empty(0, np.int64)])
     return ids, strings
 
 
@@ -147,7 +139,7 @@ def integers_of(column: pa.ChunkedArray) -> np.ndarray | None:
 
 def _table(path: pathlib.Path, kinds: Mapping[str, str], delimiter: str, header: Sequence[str] | None) -> pa.Table:
     types = {ID: pa.string(), INTEGER: pa.int64(), NUMBER: pa.float32()}
-    # Arrow splits at every ":", so each "::" has an empty field in its middle, whose column is not read.
+    # Arrow splits at every ":", so each "::" has an empty field in its middle. Its column is not read.
     parts = len(delimiter)
     fields = None if header is None else [name + ":" * n for name in header for n in range(parts)][: 1 - parts or None]
     return pa.csv.read_csv(
@@ -156,7 +148,7 @@ def _table(path: pathlib.Path, kinds: Mapping[str, str], delimiter: str, header:
         parse_options=pa.csv.ParseOptions(delimiter=delimiter[0]),
         convert_options=pa.csv.ConvertOptions(
             include_columns=list(kinds),
-            column_types={name: types[kind] for name, kind in kinds.items()},
+            column_types={name: types[type_] for name, type_ in kinds.items()},
             null_values=[""],
             strings_can_be_null=True,
         ),
@@ -203,10 +195,10 @@ def _wrong(fields: Sequence[str], header: Sequence[str], kinds: Mapping[str, str
     return ""
 
 
-def _is(kind: str, text: str) -> bool:
-    if kind == INTEGER:
+def _is(type_: str, text: str) -> bool:
+    if type_ == INTEGER:
         return re.fullmatch(r"-?\d+", text) is not None and int(text) in _INT64
-    if kind == NUMBER:
+    if type_ == NUMBER:
         with contextlib.suppress(ValueError):
             return math.isfinite(float(text))
         return False
@@ -222,5 +214,5 @@ def numbered(values: Sequence[Any]) -> tuple[np.ndarray, list]:
 
 def numbered_lists(values: Sequence[Sequence[str]]) -> tuple[Ragged, list[str]]:
     """Codes of lists of values, one row for each list, and the sorted values of the codes 1, 2, ..."""
-    flat, distinct = numbered([value for one in values for value in one])
-    return Ragged(flat, splits_of(np.array([len(one) for one in values], np.int64))), distinct
+    flat, distinct = numbered([value for row in values for value in row])
+    return Ragged(flat, splits_of(np.array([len(row) for row in values], np.int64))), distinct

@@ -14,7 +14,6 @@ for all clones of a machine (tools/object_cache.py).
 
 from __future__ import annotations
 
-import concurrent.futures
 import filecmp
 import importlib.metadata
 import json
@@ -152,38 +151,13 @@ def cxx() -> str:
     return compiler
 
 
-def compile_objects(plain: list[Output], later: list[Output], headers: CompiledHeaders | None) -> list[pathlib.Path]:
-    """Returns the objects, and compiles those that no clone of this machine has compiled.
-
-    Args:
-      plain: Objects of sources that do not include `headers`.
-      later: Objects of sources that do. They are compiled after the headers.
-      headers: None without `later`.
-    """
-
-    def make(output: Output) -> pathlib.Path:
-        sys.stdout.write(f"compiling {output.inputs[0]}\n")  # one write: the lines of the workers do not mix
-        sys.stdout.flush()
-        return output.make()
-
-    first, second = ([output for output in group if output.find() is None] for group in (plain, later))
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        needed = pool.submit(headers.make) if headers and second else None
-        running = [pool.submit(make, output) for output in first]
-        if needed is not None:
-            needed.result()
-        running += [pool.submit(make, output) for output in second]
-    for compilation in running:
-        compilation.result()
-    return [output.make() for output in (*plain, *later)]
-
-
 def cuda_library(nvcc: str) -> pathlib.Path:
     """Compiles and links the device code."""
     command = [nvcc, *CUDA_FLAGS, *cuda_architectures(), f"-I{SOURCES}", "-c"]
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
     host = object_cache.version(cxx())  # nvcc calls this compiler
-    objects = compile_objects([Output(ROOT, command, [source], ".o", host) for source in sources], [], None)
+    outputs = [Output(ROOT, command, [source], ".o", host) for source in sources]
+    objects = object_cache.make_all(outputs, print_sources=True)
     return Output(ROOT, [nvcc, *CUDA_LINK_FLAGS], objects, ".so", host).make()
 
 
@@ -196,8 +170,9 @@ def op_objects(version: str, compile_flags: list[str], gpu: bool) -> dict[pathli
     flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
     headers = CompiledHeaders(ROOT, flags, HEADERS, OBJECTS, version)
     plain = [Output(ROOT, [*flags, "-c"], [path], ".o", version) for path in others]
-    made = compile_objects(plain, [headers.object(path) for path in of_tensorflow], headers)
-    return dict(zip([*others, *of_tensorflow], made))
+    with_headers = [headers.object(path) for path in of_tensorflow]
+    objects = object_cache.make_all([*plain, *with_headers], print_sources=True)
+    return dict(zip([*others, *of_tensorflow], objects))
 
 
 def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:

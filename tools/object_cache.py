@@ -6,6 +6,7 @@ Outputs of the last use stay, up to KEPT_BYTES. Processes that need the same out
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
@@ -105,6 +106,7 @@ class Output:
       suffix: End of the output's name, such as `.o`.
       framework: Version of the headers that the compiler reads outside the clone.
       last: Words after the inputs.
+      headers: Compiled headers with which the source begins. make_all makes them first.
     """
 
     root: pathlib.Path
@@ -113,6 +115,7 @@ class Output:
     suffix: str
     framework: str = ""
     last: Sequence[str] = ()
+    headers: CompiledHeaders | None = None
 
     def words(self) -> list[str]:
         """Returns the command, without the name of the output."""
@@ -191,11 +194,11 @@ class CompiledHeaders:
     framework: str
 
     def object(self, source: pathlib.Path) -> Output:
-        """Returns the object of a source that begins with the headers; `make` comes before its `make`."""
+        """Returns the object of a source that begins with the headers."""
         # The compiler looks for this name with .gch. It does not list what the compiled headers contain.
         command = [*self.command, "-include", str(self.folder / self.header.name), "-c"]
         framework = self.framework + (self.root / self.header).read_text(encoding="utf-8")
-        return Output(self.root, command, [source], ".o", framework)
+        return Output(self.root, command, [source], ".o", framework, headers=self)
 
     def make(self) -> None:
         """Compiles the headers if nobody has, and puts a link to them into the folder."""
@@ -207,3 +210,29 @@ class CompiledHeaders:
         link.unlink(missing_ok=True)
         link.symlink_to(compiled)
         link.replace(folder / f"{self.header.name}.gch")
+
+
+def make_all(outputs: Sequence[Output], *, print_sources: bool = False) -> list[pathlib.Path]:
+    """Returns the outputs, and makes the missing ones on all cores, in their order.
+
+    Sources that begin with compiled headers are compiled after these headers and after the other sources.
+    """
+
+    def make(output: Output) -> pathlib.Path:
+        if print_sources:
+            sys.stdout.write(f"compiling {output.inputs[0]}\n")  # one write: the lines of the workers do not mix
+            sys.stdout.flush()
+        return output.make()
+
+    missing = sorted((output for output in outputs if output.find() is None), key=lambda output: bool(output.headers))
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        by_id = {id(output.headers): output.headers for output in missing if output.headers}
+        headers = {key: pool.submit(compiled.make) for key, compiled in by_id.items()}
+        running = []
+        for output in missing:
+            if output.headers:
+                headers[id(output.headers)].result()
+            running.append(pool.submit(make, output))
+    for compilation in running:
+        compilation.result()
+    return [output.make() for output in outputs]

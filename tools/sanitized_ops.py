@@ -10,7 +10,6 @@ A process that was started with `environment` and calls `use` imports a copy of 
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -18,7 +17,7 @@ import subprocess
 import sys
 
 from tools import sanitizers
-from tools.object_cache import Output
+from tools.object_cache import Output, make_all
 
 # The checks that TensorFlow's headers allow. Its classes have no type information, which -fsanitize=undefined needs.
 _CHECKS = "address,signed-integer-overflow,shift,bounds,integer-divide-by-zero"
@@ -42,10 +41,10 @@ def build() -> pathlib.Path:
     objects = [
         Output(sanitizers.ROOT, command, [source], ".o", tensorflow.version) for source in sanitizers.host_sources()
     ]
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = list(pool.map(Output.make, objects))
     linking = [command[0], "-shared", *KIND.flags]
-    library = Output(sanitizers.ROOT, linking, made, ".so", tensorflow.version, tensorflow.link_flags).make()
+    library = Output(
+        sanitizers.ROOT, linking, make_all(objects), ".so", tensorflow.version, tensorflow.link_flags
+    ).make()
     package = sanitizers.ROOT / PACKAGES / "tf_fusedrec"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(sanitizers.ROOT / "tf_fusedrec", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))

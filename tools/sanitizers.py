@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tools.object_cache import CompiledHeaders, Failed, Output
+from tools.object_cache import CompiledHeaders, Failed, Output, make_all
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
@@ -108,28 +108,22 @@ def compiler(kind: Kind, tensorflow: TensorFlow) -> list[str]:
     return [os.environ.get("CXX", "g++"), *tensorflow.compile_flags, *FLAGS, *kind.flags, *include]
 
 
-def headers_of(kind: Kind, tensorflow: TensorFlow) -> CompiledHeaders:
-    return CompiledHeaders(ROOT, compiler(kind, tensorflow), HEADERS, BUILD / kind.name, tensorflow.version)
-
-
 def build(kinds: Sequence[Kind], tensorflow: TensorFlow) -> list[pathlib.Path]:
     """Compiles what is missing, and links. Returns the program of each kind."""
-    headers = {kind: headers_of(kind, tensorflow) for kind in kinds}
-    # The slow sources first, so that no core waits for the last of them.
-    sources = {kind: [*tests(kind), *(ROOT / TESTS).glob("main.cc"), *algorithms()] for kind in kinds}
-    objects = {kind: [headers[kind].object(source) for source in sources[kind]] for kind in kinds}
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        lacking = [kind for kind in kinds if not all(one.find() for one in objects[kind])]
-        list(pool.map(CompiledHeaders.make, [headers[kind] for kind in lacking]))
-        list(pool.map(Output.make, [one for kind in lacking for one in objects[kind]]))
-        programs = [
-            Output(
-                ROOT, [compiler(kind, tensorflow)[0], *kind.flags], [one.make() for one in objects[kind]], ".run",
-                tensorflow.version, tensorflow.link_flags,
-            )
-            for kind in kinds
-        ]  # fmt: skip
-        return list(pool.map(Output.make, programs))
+    objects = {}
+    for kind in kinds:
+        headers = CompiledHeaders(ROOT, compiler(kind, tensorflow), HEADERS, BUILD / kind.name, tensorflow.version)
+        # The slow sources first, so that no core waits for the last of them.
+        sources = [*tests(kind), *(ROOT / TESTS).glob("main.cc"), *algorithms()]
+        objects[kind] = [headers.object(source) for source in sources]
+    paths = iter(make_all([output for kind in kinds for output in objects[kind]]))
+    return make_all([
+        Output(
+            ROOT, [compiler(kind, tensorflow)[0], *kind.flags], [next(paths) for _ in objects[kind]], ".run",
+            tensorflow.version, tensorflow.link_flags,
+        )
+        for kind in kinds
+    ])  # fmt: skip
 
 
 def without_address_randomization() -> list[str]:

@@ -5,7 +5,6 @@ The library has all ops, and the faults of mutants.py, which are off until a run
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import os
 import pathlib
@@ -14,7 +13,7 @@ import sys
 
 from tests.cuda import mutants
 from tests.support.setup_py import names_of_setup
-from tools.object_cache import Output
+from tools.object_cache import Output, make_all
 from tools.sanitizers import algorithms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -39,9 +38,7 @@ def build_objects(folder: pathlib.Path = WITH_FAULTS) -> list[pathlib.Path]:
     # The slow sources first, so that no core waits for the last of them.
     sources = sorted((ROOT / folder).rglob("*.cu"), key=lambda path: ("jagged" not in str(path), path))
     command = [compiler(), *FLAGS, f"-I{folder}", "-Itests/cuda", "-c", "-x", "c++"]
-    outputs = [Output(ROOT, command, [path.relative_to(ROOT)], ".o") for path in sources]
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(Output.make, outputs))
+    return make_all([Output(ROOT, command, [path.relative_to(ROOT)], ".o") for path in sources])
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tools import object_cache
-from tools.object_cache import CompiledHeaders, Failed, Output
+from tools.object_cache import CompiledHeaders, Failed, Output, make_all
 
 TEXTS = {"a.h": "inline int a() { return 2; }\n", "a.cc": '#include "a.h"\nint of_a() { return a(); }\n'}
 
@@ -67,19 +67,18 @@ def test_other_flags_frameworks_and_compilers_are_compiled(made, tmp_path):
 def test_a_change_of_compiled_headers_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def behind_headers(clone: str, header: str) -> tuple[CompiledHeaders, Output]:
+    def object_of(clone: str, header: str) -> Output:
         root = tmp_path / clone
         root.mkdir(exist_ok=True)
         (root / "all.h").write_text(f"#pragma once\ninline int a() {{ return {header}; }}\n", encoding="utf-8")
         (root / "b.cc").write_text('#include "all.h"\nint of_b() { return a(); }\n', encoding="utf-8")
         headers = CompiledHeaders(root, ["g++", f"-I{root}"], pathlib.Path("all.h"), pathlib.Path("build"), "2")
-        return headers, headers.object(pathlib.Path("b.cc"))
+        return headers.object(pathlib.Path("b.cc"))
 
-    headers, output = behind_headers("first", "1")
-    headers.make()
-    made = output.make()
+    (path,) = make_all([object_of("first", "1")])
     assert (tmp_path / "first/build/all.h.gch").exists()
-    assert behind_headers("second", "1")[1].find() == made and behind_headers("first", "2")[1].find() is None
+    assert make_all([object_of("second", "1")]) == [path] and not (tmp_path / "second/build").exists()
+    assert object_of("first", "2").find() is None
 
 
 def test_a_header_that_is_gone_is_not_found_in_the_cache(made, tmp_path):

@@ -119,9 +119,9 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         tape.gradient(loss, layer.trainable_variables)
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has no duplicates
-        outgoing = routing.OutgoingIds(unique, f"{name}.count", table.owner, table.id_bits, table.names)
-        route = routing.route_ids([outgoing], layout)[0]
-        return tf.reduce_sum(route.received_splits)
+        outgoing = routing.Outgoing(f"{name}.count", unique, table.partition, len(table.names))
+        route = routing.send_ids([outgoing], layout)[0]
+        return tf.reduce_sum(route.row_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]
     memory = table.memory

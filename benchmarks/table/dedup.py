@@ -68,19 +68,15 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
         unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
-        outgoing = routing.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
-        route = routing.route_ids([outgoing], layout)[0]
-        if at_owner:
-            found = table.lookup(route.message, route.message_splits, training=True)
-            assert isinstance(found, ops.TableRows)
-        else:
-            found = _lookup_of_each(table, route, lookup)
-        rows = ops.recover(routing.bring_rows(route, found.rows, layout, None), route.index)
+        outgoing = routing.Outgoing(name, unique, table.partition, len(table.names))
+        route = routing.send_ids([outgoing], layout)[0]
+        found = table.lookup(route.request) if at_owner else _lookup_of_each(table, route, lookup)
+        rows = ops.recover(routing.return_rows(route, found.rows, layout, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = routing.return_gradients(route, summed, layout, None)
-        table.apply_gradients([(found, arrived)], 1.0)
+        arrived = routing.send_gradients(route, [summed], layout, None)
+        table.update([(found, arrived)], 1.0)
         read = tf.size(found.handles if at_owner else found.inverse, out_type=tf.int64)
         return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])
 
@@ -89,7 +85,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
 
 def _lookup_of_each(table: NativeTable, route: routing.Route, lookup: int) -> ops.TableRows:
     """Finds a row for every received id, however often the id is there."""
-    found = table.look_ahead(route.message, route.message_splits)
+    found = table.look_ahead(route.request)
     handles, inverse = tf.unique(found.handles + lookup * _NUMBER)
     return ops.TableRows(found.rows, handles, inverse)
 

@@ -18,7 +18,7 @@ from tests.cuda.op_kernels_model import on_device
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.embedding import lookup
+from tf_fusedrec.embedding import Step
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync
 
 STEPS, M = 2, 2
@@ -50,28 +50,28 @@ def make_embedding(name=None, host_rows=False):
 
 def run_stages(host_rows):
     """Calls the stages of Nested in its order, outside a graph. Returns the rows of all steps, and the tables."""
-    embedding, results, waiting = make_embedding("embedding", host_rows), {}, []
+    embedding, results, waiting = make_embedding("embedding", host_rows), {}, None
     rank = fr.collectives.rank()
     for step in range(STEPS):
-        waves = []
+        lookups = []
         for piece in range(M):
             inputs, _, _ = clicks.batch(5 + 3 * rank, seed=100 * step + 10 * piece + rank)
-            waves.append([request for group in embedding.requests(inputs, training=True) for request in group])
-        routed = lookup.route(*waves)
-        rows_ahead = lookup.look_ahead(routed)
-        update(waiting, step)
-        contexts = iter(lookup.fetch(routed, rows_ahead))
-        waiting = lookup.bring(*[[next(contexts) for _ in wave] for wave in waves])
-        results.update({f"rows {i} of step {step}": found.rows.numpy() for i, found in enumerate(waiting)})
-    update(waiting, STEPS)
+            features = embedding.flat_features(inputs, None, None)
+            lookups += embedding.lookups_of(features, training=True, micro_batch=piece)
+        coming = Step(tuple(lookups)).send_ids().look_ahead()
+        if waiting is not None:
+            update(*waiting, step)
+        current = coming.look_up()
+        waiting = current, current.return_rows()
+        results.update({f"rows {i} of step {step}": rows.numpy() for i, rows in enumerate(waiting[1])})
+    update(*waiting, STEPS)
     return {**results, **clicks.records(embedding)}
 
 
-def update(waiting, seed):
+def update(step, rows, seed):
     random = np.random.default_rng([seed, fr.collectives.rank()])
-    grads = [tf.constant(random.normal(size=found.rows.shape), tf.float32) for found in waiting]
-    if waiting:
-        lookup.apply_gradients([lookup.RowGradients(found.context, grad) for found, grad in zip(waiting, grads)])
+    grads = {i: tf.constant(random.normal(size=part.shape), tf.float32) for i, part in enumerate(rows)}
+    step.update(step.send_gradients(grads))
 
 
 def fit_model(schedule):

@@ -4,7 +4,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.groups import group_tables
+from tf_fusedrec.embedding.group import group_tables
 
 Adagrad = keras.optimizers.legacy.Adagrad
 

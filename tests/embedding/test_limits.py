@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.oracles.hash_table import pack
 from tf_fusedrec import tf
-from tf_fusedrec.embedding.groups import group_tables
+from tf_fusedrec.embedding.group import group_tables
 from tf_fusedrec.tables import places
 from tf_fusedrec.tables.native import NativeTable
 
@@ -55,9 +55,9 @@ def test_26_tables_of_26_limits_are_one_group():
 def train(table, batch, grads):
     """Looks up and updates. Returns the rows of the lookup."""
     message, splits, received = pack(batch)
-    found = table.lookup(tf.constant(message), tf.constant(splits), training=True)
+    found = table.lookup((tf.constant(message), tf.constant(splits)))
     given = tf.constant(np.reshape(grads, [-1, DIM]), tf.float32)
-    table.apply_gradients([(found, given)], 0.5)
+    table.update([(found, given)], 0.5)
     return found.rows.numpy()[: len(received)]
 
 
@@ -127,7 +127,7 @@ def test_a_full_table_is_named():
     table = NativeTable("full", configs, seed=0)
     message, splits, _ = pack([[[1, 2, 3], [1, 2, 3]]])
     with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of table 'small' is 2, but a batch needs 1"):
-        table.lookup(tf.constant(message), tf.constant(splits), training=True)
+        table.lookup((tf.constant(message), tf.constant(splits)))
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -10,7 +10,7 @@ import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import keras, ops, optimizers, tf
-from tf_fusedrec.embedding.groups import group_tables
+from tf_fusedrec.embedding.group import group_tables
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables.native import NativeTable
 
@@ -149,11 +149,11 @@ def test_config_round_trip_through_json(record, tmp_path):
     config = json.loads(json.dumps(emb.get_config(), default=lambda wrapped: wrapped.__wrapped__))
     again = fr.FusedEmbedding.from_config(config)
     assert again.get_config() == emb.get_config()
-    (made,) = again.lookups[0].group.tables
+    (made,) = again.lookups[0].config.tables
     for field in dataclasses.fields(record):
         if field.name != "optimizer":
             assert getattr(made, field.name) == getattr(record, field.name)
-    assert again.lookups[0].group.name == emb.lookups[0].group.name
+    assert again.lookups[0].config.name == emb.lookups[0].config.name
     ids = {record.name: tf.constant([1, -5])}
     got, want = (e(ids)[record.name] for e in (again, emb))
     assert got.dtype == want.dtype

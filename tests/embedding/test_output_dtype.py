@@ -121,5 +121,5 @@ def test_one_dtype_for_all_features_needs_one_lookup(backend):
     ids, trained_rows = narrow.export_table("item")
     np.testing.assert_array_equal(trained_rows, np.where(ids[:, np.newaxis] == 3, -1.0, 0.0) * np.ones(DIM))
     if backend == "tfra":
-        with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*or backend='native'"):
+        with pytest.raises(ValueError, match=r"tables \['item'\] .* got the output dtypes .*or backend='native'"):
             layer(None, "float16")

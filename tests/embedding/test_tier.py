@@ -162,7 +162,7 @@ def test_a_batch_that_just_fits_is_not_refused_for_ids_that_two_ranks_asked_for(
     table, segments = table_of(emb), 2
     ids = list(range(60))
     message = tf.constant([*([60, 0] + ids), *([60, 0] + ids)], tf.int64)
-    rows = table.lookup(message, tf.constant([60 + segments] * 2), training=True).rows
+    rows = table.lookup((message, tf.constant([60 + segments] * 2))).rows
     np.testing.assert_array_equal(rows[:60], rows[60:120])
     assert table.memory["rows"] <= 100
 

@@ -37,18 +37,21 @@ def _gradients(ids, step):
     return (((ids[:, np.newaxis] * 7 + step * 3 + np.arange(DIM)) % 5 - 2) / 8).astype(np.float32)
 
 
-def _requests(embedding, pieces):
+def _step(embedding, pieces, window=False):
     from tf_fusedrec import tf
+    from tf_fusedrec.embedding import Step
 
-    groups = [embedding.requests({"item": tf.constant(ids)}, training=True) for ids in pieces]
-    return [request for of_call in groups for (request,) in of_call]
+    lookups = []
+    for i, ids in enumerate(pieces):
+        features = embedding.flat_features({"item": tf.constant(ids)}, None, None)
+        lookups += embedding.lookups_of(features, training=True, micro_batch=i if window else 0)
+    return Step(tuple(lookups))
 
 
 def _train(mode, table, topology):
     """Body: returns this rank's rows by step, its records and its statistics."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.embedding import lookup
 
     rank, size = fr.rank(), fr.size()
     options = dict(TABLES[table])
@@ -63,29 +66,25 @@ def _train(mode, table, topology):
     def pieces(step):
         return np.array_split(_ids(step, rank, size), 3 if window else 2 if mode == "parts" else 1)
 
-    def route(step):
-        requests = _requests(embedding, pieces(step))
-        return lookup.route(*([[one] for one in requests] if window else [requests]))
+    def update(state, step, **options):
+        gradients = {i: tf.constant(_gradients(ids, step)) for i, ids in enumerate(pieces(step))}
+        state.update(state.send_gradients(gradients), **options)
 
-    found, waiting, ahead = [], [], None
-    routed = route(0)
+    found, waiting, coming = [], None, _step(embedding, pieces(0), window).send_ids()
     for step in range(STEPS):
-        contexts = lookup.fetch(routed, ahead)
-        waves = [[one] for one in contexts] if window else [contexts]
-        found.append(np.concatenate([one.rows.numpy() for one in lookup.bring(*waves)]))
-        if waiting:
-            lookup.apply_gradients(waiting, staleness=1)
-        routed = route(step + 1)
-        ahead = lookup.look_ahead(routed) if mode.endswith("ahead") else None
-        waiting = [
-            lookup.RowGradients(context, tf.constant(_gradients(ids, step)))
-            for context, ids in zip(contexts, pieces(step))
-        ]
-        if mode != "stale":
-            lookup.apply_gradients(waiting)
-            waiting = []
-    if waiting:
-        lookup.apply_gradients(waiting, staleness=1)
+        current = coming.look_up()
+        found.append(np.concatenate([rows.numpy() for rows in current.return_rows()]))
+        if waiting is not None:
+            update(waiting, step - 1, staleness=1)
+        coming = _step(embedding, pieces(step + 1), window).send_ids()
+        if mode.endswith("ahead"):
+            coming = coming.look_ahead()
+        if mode == "stale":
+            waiting = current
+        else:
+            update(current, step)
+    if waiting is not None:
+        update(waiting, STEPS - 1, staleness=1)
     return found, linear.records(embedding), embedding.lookups[0].table.statistics["item"]
 
 
@@ -174,17 +173,17 @@ def _many_ids(rank):
 def _volumes():
     """Body: returns received ids, bytes of read rows, keys and traffic of two micro-batches, by number of groups."""
     import tf_fusedrec as fr
-    from tf_fusedrec.embedding import lookup
 
     found = {}
     ids = _many_ids(fr.rank())
     for topology in BY_GROUPS:
         embedding = linear.make(f"volume_{topology.groups}", optimizers.SGD(0.1), topology)
         for _ in range(2):
-            contexts = lookup.fetch(lookup.route(_requests(embedding, np.array_split(ids, 2))))
-            lookup.bring(contexts)
-        asked = sum(int(context.routed.message.shape[0] - len(context.routed.message_splits)) for context in contexts)
-        sizes = [context.answer.rows.shape.num_elements() * 4 for context in contexts]
+            step = _step(embedding, np.array_split(ids, 2)).send_ids().look_up()
+            step.return_rows()
+        requests = [route.request for route in step.routes]
+        asked = sum(int(message.shape[0] - len(splits)) for message, splits in requests)
+        sizes = [answer.rows.shape.num_elements() * 4 for answer in step.answers]
         of_layer = embedding.lookups[0]
         found[topology.groups] = asked, sum(sizes), of_layer.table.statistics["item"]["keys"], of_layer.traffic.numpy()
     distinct = sum(len(np.unique(part)) for part in np.array_split(ids, 2))
@@ -218,7 +217,6 @@ def _not_finite():
     import tf_fusedrec as fr
     from tests.embedding.test_left_out import Messages
     from tf_fusedrec import tf
-    from tf_fusedrec.embedding import lookup
 
     ids = np.arange(20)
     embedding = linear.make("not_finite", optimizers.SGD(0.125), GROUPS, gradient_op="sum")
@@ -228,8 +226,8 @@ def _not_finite():
             grads = np.ones([len(ids), DIM], np.float32)
             if fr.rank() == 3 and step == 1:
                 grads[BAD_ID, 1] = np.nan
-            (context,) = lookup.fetch(lookup.route(_requests(embedding, [ids])))
-            lookup.apply_gradients([lookup.RowGradients(context, tf.constant(grads))])
+            state = _step(embedding, [ids]).send_ids().look_up()
+            state.update(state.send_gradients({0: tf.constant(grads)}))
             records.append(linear.records(embedding))
     return records, embedding.lookups[0].table.statistics["item"], messages.texts
 

@@ -47,46 +47,45 @@ def _make(name, dtype, **layer):
     return fr.FusedEmbedding(tables, features, name=name, gradient_op="sum", lookups_per_update=1, **layer)
 
 
-def _requests(embedding, pieces):
+def _look_up(embedding, pieces):
+    """A step of these micro-batches, after its lookup."""
     from tf_fusedrec import tf
+    from tf_fusedrec.embedding import Step
 
-    waves = []
-    for piece in pieces:
+    lookups = []
+    for number, piece in enumerate(pieces):
         inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
-        waves.append([request for group in embedding.requests(inputs, training=True) for request in group])
-    return waves
+        features = embedding.flat_features(inputs, None, None)
+        lookups += embedding.lookups_of(features, training=True, micro_batch=number)
+    return Step(tuple(lookups)).send_ids().look_up()
 
 
-def _gradients(context, bad=None):
+def _gradients(lookup, bad=None):
     from tf_fusedrec import tf
 
-    ids = context.routed.fused.ids.numpy()
+    ids = lookup.fused.ids.numpy()
     grads = ((ids[:, np.newaxis] % 5 - 2 + np.arange(linear.DIM)) % 5 - 2) / 8
     if bad is not None:
         grads[ids == bad, 1] = np.nan
-    return tf.constant(grads, context.routed.output_dtype)
+    return tf.constant(grads, lookup.output_dtype)
 
 
 def _train(name, dtype, cut, **layer):
     """Rows by step, feature order apart from pieces; records, statistics and traffic."""
     import tf_fusedrec as fr
-    from tf_fusedrec.embedding import lookup
 
     embedding, found = _make(name, dtype, **layer), []
     for step in range(STEPS):
-        waves = _requests(embedding, cut(_pieces(fr.rank(), step)))
-        contexts = lookup.fetch(lookup.route(*waves))
-        left = iter(contexts)
-        rows = lookup.bring(*[[next(left) for _ in wave] for wave in waves])
+        state = _look_up(embedding, cut(_pieces(fr.rank(), step)))
         of_ids = {}
-        for one in rows:
-            fused, dtype_of = one.context.routed.fused, one.context.routed.output_dtype
+        for lookup, rows in zip(state.lookups, state.return_rows()):
+            fused, dtype_of = lookup.fused, lookup.output_dtype
             segments = np.repeat(np.arange(SEGMENTS), np.diff(fused.segment_splits))
-            for s, i, row in zip(segments, fused.ids.numpy(), one.rows.numpy().astype(np.float32)):
+            for s, i, row in zip(segments, fused.ids.numpy(), rows.numpy().astype(np.float32)):
                 before = of_ids.setdefault((dtype_of, s, i), row)
                 np.testing.assert_array_equal(row, before)
         found.append(of_ids)
-        lookup.apply_gradients([lookup.RowGradients(one.context, _gradients(one.context)) for one in rows])
+        state.update(state.send_gradients({i: _gradients(lookup) for i, lookup in enumerate(state.lookups)}))
     (of_layer,) = embedding.lookups
     records = {table: of_layer.table.snapshot(table) for table in of_layer.table.names}
     return found, records, of_layer.table.statistics, of_layer.traffic.numpy()
@@ -95,29 +94,25 @@ def _train(name, dtype, cut, **layer):
 def _bad_gradient():
     """The message of an update in which rank 1 has a gradient that is not finite in two of three pieces."""
     import tf_fusedrec as fr
-    from tf_fusedrec.embedding import lookup
 
     embedding = _make("bad", "float32")
     pieces = [{"item": np.array(ids), "wide": np.arange(0), "user": np.array([9])} for ids in ([7, 3], [7], [3, 4])]
     with Messages() as messages:
-        waves = _requests(embedding, pieces)
-        contexts = lookup.fetch(lookup.route(*waves))
+        step = _look_up(embedding, pieces)
         bad = 7 if fr.rank() == 1 else None
-        lookup.apply_gradients([lookup.RowGradients(one, _gradients(one, bad)) for one in contexts])
+        step.update(step.send_gradients({i: _gradients(lookup, bad) for i, lookup in enumerate(step.lookups)}))
     return messages.texts, embedding.lookups[0].table.statistics["item"]["left_out"]
 
 
 def _missing_pieces():
-    from tf_fusedrec.embedding import lookup
-
     embedding = _make("missing", "float32")
     pieces = [{name: np.array([1]) for name in FEATURES} for _ in range(3)]
-    contexts = lookup.fetch(lookup.route(*_requests(embedding, pieces)))
-    of_item = [lookup.RowGradients(one, _gradients(one)) for one in contexts[::2]]
+    step = _look_up(embedding, pieces)
+    of_item = [(i, _gradients(step.lookups[i])) for i in range(0, len(step.lookups), 2)]
     messages = []
     for parts in (of_item[1:], of_item[:2]):
         with pytest.raises(ValueError) as raised:
-            lookup.apply_gradients(parts)
+            step.send_gradients(dict(parts))
         messages.append(str(raised.value))
     return messages
 

@@ -54,7 +54,7 @@ class Towers(Called):
 def test_layers_without_a_name_get_names_of_their_own_and_equal_names_are_refused():
     named = keras.layers.Dense(1, name="fused_embedding_1")
     assert [tower.embedding.name for tower in Towers().towers] == ["fused_embedding", "fused_embedding_2"], named
-    with pytest.raises(ValueError, match="Two FusedEmbeddings of one model are named 'e', .* Remedy: another name"):
+    with pytest.raises(ValueError, match="Two FusedEmbeddings of one model are named 'e', .* Use another name"):
         Towers(name="e").compile("sgd", "mse")
 
 

@@ -95,24 +95,24 @@ class Ranks:
                 want = oracle.lookup(received)
             except Exhausted:
                 try:
-                    table.lookup(message, splits, training=True)
+                    table.lookup((message, splits))
                 except tf.errors.ResourceExhaustedError:
                     continue
                 raise AssertionError("a batch that does not fit was taken") from None
-            found = table.lookup(message, splits, training=True)
+            found = table.lookup((message, splits))
             _assert_rows(found.rows, want)
             grads = (number + np.arange(len(received) * DIM).reshape(-1, DIM) % 7).astype(np.float32) / 64
-            table.apply_gradients([(found, tf.constant(grads))], 1.0)
+            table.update([(found, tf.constant(grads))], 1.0)
             oracle.train(received, grads)
 
     def find(self, batch: list) -> None:
         for rank, (table, oracle) in enumerate(zip(self.tables, self.oracles)):
             message, splits, received = pack(self.owned(batch, rank))
-            _assert_rows(table.lookup(message, splits, training=False).rows, oracle.find(received))
+            _assert_rows(table.read((message, splits)), oracle.find(received))
 
     def prefetch(self, batch: list) -> None:
         for rank, table in enumerate(self.tables):
-            table.prefetch(*pack(self.owned(batch, rank))[:2])
+            table.prefetch(pack(self.owned(batch, rank))[:2])
 
     def remove(self, segment: int, ids: list[int]) -> None:
         for rank, (table, oracle) in enumerate(zip(self.tables, self.oracles)):

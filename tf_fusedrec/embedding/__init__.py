@@ -1,8 +1,7 @@
-"""layer.py defines FusedEmbedding. A call goes one way: features.py, lookup.py, features.py. trained_rows.py adds the
-gradient, call_steps.py lets schedules and exports replace steps, description.py tells a user what the layer holds.
-search.py finds the layers of a model."""
+"""layer.py defines FusedEmbedding. A call goes one way: features.py, group.py, step.py and back; left_out.py and
+replicas.py belong to the update. describe.py writes for a user what a layer has."""
 
-from tf_fusedrec.embedding.layer import FusedEmbedding
-from tf_fusedrec.embedding.search import check_names, embeddings_of, tables_in
+from tf_fusedrec.embedding.layer import CallHooks, FusedEmbedding, check_names, embeddings_of, tables_in
+from tf_fusedrec.embedding.step import Lookup, Step
 
-__all__ = ["FusedEmbedding", "check_names", "embeddings_of", "tables_in"]
+__all__ = ["CallHooks", "FusedEmbedding", "Lookup", "Step", "check_names", "embeddings_of", "tables_in"]

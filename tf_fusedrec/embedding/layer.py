@@ -1,37 +1,230 @@
-"""FusedEmbedding, the Keras layer: it takes ids by feature, returns rows, and trains its tables."""
+"""FusedEmbedding, the Keras layer: it takes ids by feature, returns rows, and trains its tables.
+
+    anchor ─▶ join ─┬─▶ rows of call 0 ─▶ the model
+                    └─▶ rows of call 1 ─▶ the model
+
+Gradients run the other way. So the gradient of `join` runs once, after the gradients of all calls that the loss needs,
+and the training calls of one step make one update.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import gc
+import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, outside_clusters, tf
+from tf_fusedrec._tf_compat import keras, outside_clusters, recorded_by_tape, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
-from tf_fusedrec.embedding import anchor, construction
-from tf_fusedrec.embedding.call_steps import ReplaceableSteps
-from tf_fusedrec.embedding.description import Described
-from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept
-from tf_fusedrec.embedding.group_lookup import GroupLookup
-from tf_fusedrec.embedding.groups import group_tables
-from tf_fusedrec.embedding.lookup import look_up
-from tf_fusedrec.embedding.routed_ids import LookupRequest
-from tf_fusedrec.embedding.trained_rows import TrainingStep, trained_rows
+from tf_fusedrec.embedding import describe
+from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
+from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
+from tf_fusedrec.embedding.step import Lookup, Step, lookups_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
+from tf_fusedrec.tables import Table
 from tf_fusedrec.tables.keras_savers import TableState
 
+# Gradient of the anchor on rank 0. Its square is 0 in float32: no norm of gradients sees it. A scale of the loss does
+# not take it out of float32's range.
+ANCHOR_GRADIENT = 1e-20
+# TensorFlow's graphs for the gradients of a branch and of a loop's body.
+_GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# The layer that each name stands for in a graph. Names of layers are names of collectives.
+_callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.WeakKeyDictionary()
+
+
+class CallHooks:
+    """What a call of a layer does. `with layer.using(hooks):` puts the hooks of a subclass in force.
+
+    A method that a subclass does not override is that of the hooks in force before, `self.before`.
+    """
+
+    before: CallHooks
+
+    def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
+        """The outputs of the call."""
+        return self.before.call(layer, inputs, weights, mask, training=training)
+
+    def rows(
+        self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
+    ) -> tuple[Step, Sequence[tf.Tensor]]:
+        """The lookups of these features, each feature in one, and their rows <output dtype>[G, D]."""
+        return self.before.rows(layer, features, training=training)
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """Trains the tables of one group by the gradients of its rows in all calls of a step.
+
+        Args:
+          step: The lookups of the calls.
+          gradients: <output dtype>[G, D] by position of the lookup.
+
+        Returns:
+          <float32>[], which is added to the anchor's gradient.
+        """
+        return self.before.train(step, gradients)
+
+
+class _DefaultHooks(CallHooks):
+    def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
+        with outside_clusters(f"Layer {layer.name!r}"):
+            return layer._look_up(inputs, weights, mask, training)
+
+    def rows(
+        self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
+    ) -> tuple[Step, Sequence[tf.Tensor]]:
+        lookups = layer.lookups_of(features, training=training)
+        layer._check_calls(lookups)
+        step = Step(tuple(lookups)).send_ids().look_up()
+        return step, step.return_rows()
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        if keras.mixed_precision.global_policy().name == "mixed_float16":
+            raise ValueError(
+                f"tables {step.lookups[min(gradients)].group.table.names} cannot train under the policy mixed_float16 "
+                "here: the loss is scaled, and rows are trained before the scale is taken off. Use PipelinedModel, a "
+                "loop inside `embedding.loss_scaled_by(optimizer)`, or the policy mixed_bfloat16."
+            )
+        step.update(step.send_gradients(gradients))
+        return tf.zeros([])
+
+
+class _ScaledLoss(CallHooks):
+    """Trains by gradients of a scaled loss where they are finite on all ranks."""
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = optimizer
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        scale = self._optimizer.loss_scale
+        wide = {i: tf.cast(tf.convert_to_tensor(grad), tf.float32) / scale for i, grad in gradients.items()}
+        bad = tf.add_n([tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.int64)) for grad in wide.values()])
+        first = step.lookups[min(gradients)]
+        name = f"{first.group.prefix}.{first.call}.overflows"
+        finite = tf.equal(collectives.all_reduce_sum(bad, name=name), 0)
+
+        def train() -> tf.Tensor:
+            unscaled = {i: tf.cast(grad, gradients[i].dtype) for i, grad in wide.items()}
+            step.update(step.send_gradients(unscaled))
+            return tf.zeros([])
+
+        return tf.cond(finite, train, lambda: tf.constant(np.inf, tf.float32))
+
+
+class _Hidden:
+    """The state of a layer, out of sight of Keras' and TensorFlow's tracking.
+
+    Keras would track TFRA's variables as weights, and TensorFlow's checkpoint would hold rank 0's rows only.
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], features: Sequence[FeatureConfig], options: LayerOptions):
+        self.tables, self.features, self.options = list(tables), {f.name: f for f in features}, options
+        self.groups: list[TableGroup] = []
+        self.hooks: CallHooks = _DefaultHooks()
+        self.calls: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self.steps: weakref.WeakKeyDictionary[tf.Graph, _TrainingCalls] = weakref.WeakKeyDictionary()
+
+
+class _TrainingCalls:
+    """The training calls of a layer in one graph, or in eager mode, whose gradients come from one tape.
+
+    Args:
+      anchor: <float32>[], the layer's anchor.
+      hooks: The hooks in force at the first call.
+
+    Attributes:
+      anchor: As above.
+      count: Number of calls so far that have looked up a group, by prefix of the group.
+    """
+
+    def __init__(self, anchor: tf.Tensor, hooks: CallHooks):
+        self.anchor, self.count = anchor, collections.Counter[str]()
+        self._number = itertools.count()
+        self._joined: tf.Tensor | None  # None: the gradients have come
+        # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
+        # one graph in several other graphs.
+        self._received: dict[tf.Graph, dict[int, tuple[Step, dict[int, tf.Tensor]]]] = {}
+
+        @tf.custom_gradient
+        def join(anchor: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def update(_: tf.Tensor) -> tf.Tensor:
+                self._joined, graph = None, tf.compat.v1.get_default_graph()
+                step, gradients = self._take(graph)
+                if type(graph).__name__ in _GRADIENTS_OF_BRANCHES:
+                    raise ValueError(
+                        f"tables {step.lookups[min(gradients)].group.table.names} were looked up for training inside a "
+                        "tf.cond or tf.while_loop that does not compute the gradient, and a branch cannot train them. "
+                        "Use the FusedEmbedding outside of it."
+                    )
+
+                def train() -> tf.Tensor:
+                    total = _anchor_gradient(anchor)
+                    for _, positions in step.by_group(gradients):
+                        total += hooks.train(step, {i: gradients[i] for i in positions})
+                    return total
+
+                # The gradient of a tf.function orders no ops, and drops those that its result does not need.
+                in_function = getattr(graph, "name", "").startswith("__backward_")
+                return tf.function(train, autograph=False)() if in_function else train()
+
+            return tf.identity(anchor), update
+
+        self._joined = join(anchor)
+
+    def takes_calls(self) -> bool:
+        """Returns whether the gradients of a call that is made now come together with the gradients of this step."""
+        if self._joined is None:
+            return False
+        recorded = recorded_by_tape(self._joined)
+        return not tf.executing_eagerly() if recorded is None else recorded
+
+    def trained(self, step: Step, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows of a call's lookups. Gradients of a group's rows train it, if the loss depends on one of them."""
+        number = next(self._number)
+        result = [part if lookup.training else tf.stop_gradient(part) for lookup, part in zip(step.lookups, rows)]
+        trains = [i for i, lookup in enumerate(step.lookups) if lookup.training]
+        self.count.update({step.lookups[i].group.prefix for i in trains})
+        for _, positions in step.by_group(trains):
+            for i, part in zip(positions, self._trained_group(number, step, positions, [rows[i] for i in positions])):
+                result[i] = part
+        return result
+
+    def _trained_group(self, number: int, step: Step, positions: list[int], rows: list[tf.Tensor]) -> list[tf.Tensor]:
+        @tf.custom_gradient
+        def forward(_: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def backward(*grads: tf.Tensor) -> tf.Tensor:
+                calls = self._received.setdefault(tf.compat.v1.get_default_graph(), {})
+                calls.setdefault(number, (step, {}))[1].update(zip(positions, grads))
+                return tf.zeros([])
+
+            return rows, backward
+
+        return forward(self._joined)
+
+    def _take(self, graph: tf.Graph) -> tuple[Step, dict[int, tf.Tensor]]:
+        """The calls as one step, and the gradients of their rows, both in the order of calls and lookups."""
+        calls = [call for _, call in sorted(self._received.pop(graph).items())]
+        joined: dict[int, tf.Tensor] = {}
+        offset = 0
+        for step, gradients in calls:
+            joined.update({offset + i: gradients[i] for i in sorted(gradients)})
+            offset += len(step.lookups)
+        return Step.joined(step for step, _ in calls), joined
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
+class FusedEmbedding(keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) form a group, in which each keeps its own limits. K groups
@@ -116,62 +309,47 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         super().__init__(name=name, dtype=tf.float32, **kwargs)
         self.supports_masking = True
         collectives.check_init()
-        construction.check_backend(
-            backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update
+        options = LayerOptions(
+            seed=seed,
+            gradient_op=gradient_op,
+            backend=backend,
+            accumulate_steps=accumulate_steps,
+            lookups_per_update=lookups_per_update,
+            topology=topology or Topology(),
+            wire_dtype=wire_dtype,
+            key_encoding=key_encoding,
+            init_capacity=init_capacity,
         )
-        if wire_dtype not in (None, "bfloat16", "float16"):
-            raise ValueError(f"wire_dtype must be 'bfloat16', 'float16' or None, got {wire_dtype!r}.")
-        topology = topology or Topology()
-        if backend != "native" and topology.groups > 1:
-            raise ValueError(f"{topology} of {name!r} needs backend='native', and it has {backend!r}.")
-        config: dict[str, Any] = {
-            "tables": [table.to_dict() for table in tables],
-            "features": [dataclasses.asdict(feature) for feature in features],
-            "seed": seed,
-            "gradient_op": gradient_op,
-            "backend": backend,
-            "accumulate_steps": accumulate_steps,
-            "lookups_per_update": lookups_per_update,
-            "topology": topology.to_dict(),
-            "wire_dtype": wire_dtype,
-            "key_encoding": key_encoding,
-            "init_capacity": init_capacity,
-        }
-        self._config = _Untracked(config)
-        self._features = {feature.name: feature for feature in features}
-        self._layout = _Untracked(RankLayout(topology))
+        options.check_tables(tables)
+        self._hidden = _Hidden(tables, features, options)
+        layout = RankLayout(options.topology)
         with tf.init_scope():
-            groups = group_tables(tables, features)
-            lookups = [construction.make_lookup(name, group, config, self.layout) for group in groups]
-        construction.check_output_dtypes(name, lookups)
-        # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
-        self._holder = _Untracked(lookups)
-        # Without a table that trains, the gradient would train nothing.
+            groups = [TableGroup(name, config, options, layout) for config in group_tables(tables, features)]
+        self._hidden.groups = groups
+        # Its gradient sends the gradients of rows. Without a table that trains, it would train nothing.
         self._anchor = self.add_weight(
             name="anchor",
             shape=(),
             initializer="zeros",
             dtype=tf.float32,
-            trainable=any(lookup.group.trains for lookup in lookups),
+            trainable=any(group.config.trains for group in groups),
         )
         # TensorFlow's and Keras' own savers find the tables through this attribute.
-        backends = [lookup.table for lookup in self.lookups]
+        backends = [group.table for group in self.lookups]
         self._table_state = TableState(name, backends, collectives.size(), self._anchor)
-        self._calls = _Untracked(weakref.WeakKeyDictionary())
-        self._steps = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
-        for name in [name for lookup in self.lookups for name in lookup.table.names]:
-            _layers_of_table.setdefault(name, weakref.WeakSet()).add(self)
+        for table in [table for group in self.lookups for table in group.table.names]:
+            _layers_of_table.setdefault(table, weakref.WeakSet()).add(self)
 
     @property
     def layout(self) -> RankLayout:
         """The position of this process: its shard, and its replica of the tables."""
-        return self._layout.value
+        return self._hidden.groups[0].layout
 
     @property
-    def lookups(self) -> Sequence[GroupLookup]:
+    def lookups(self) -> list[TableGroup]:
         """The groups of this model's own tables, in an order that is the same on all ranks."""
-        return [lookup for lookup in self._holder.value if not lookup.group.external]
+        return [group for group in self._hidden.groups if not group.config.external]
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -179,12 +357,38 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
 
         A number assigned to its `learning_rate` counts from the next step on. Assign the same number on all ranks.
         """
-        return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
+        return {name: group.table.optimizer for group in self.lookups for name in group.table.names}
 
     @property
     def tables(self) -> list[TableConfig]:
         """The TableConfig of each table, external tables included."""
-        return [TableConfig.from_dict(table) for table in self._config.value["tables"]]
+        return list(self._hidden.tables)
+
+    @property
+    def hooks(self) -> CallHooks:
+        """The hooks in force, see CallHooks."""
+        return self._hidden.hooks
+
+    @contextlib.contextmanager
+    def using(self, hooks: CallHooks) -> Iterator[None]:
+        """Calls inside use these hooks. Contexts may be nested."""
+        hooks.before, self._hidden.hooks = self._hidden.hooks, hooks
+        try:
+            yield
+        finally:
+            self._hidden.hooks = hooks.before
+
+    def loss_scaled_by(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
+        """For training steps whose loss is scaled: divides gradients of rows by the scale that `optimizer` has then.
+
+        If one of them is not finite on any rank, no row of its group is trained. The layer's anchor then gets a
+        gradient that is not finite. The optimizer sees it, skips its step, and lowers the scale. The calls and the
+        gradient must be inside. PipelinedModel enters this context by itself.
+
+        Args:
+          optimizer: A keras.mixed_precision.LossScaleOptimizer.
+        """
+        return self.using(_ScaledLoss(optimizer))
 
     def call(
         self,
@@ -193,11 +397,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         training: bool | None = None,
         mask: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        if self.call_steps.answer is not None:
-            return self.call_steps.answer(inputs, weights, mask)
-        trains = self.trainable and training is not False and training != 0
-        with outside_clusters(f"Layer {self.name!r}"):
-            return self._look_up(inputs, weights, mask, trains)
+        trains = bool(self.trainable and training is not False and training != 0)
+        return self.hooks.call(self, inputs, weights, mask, training=trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The masks <bool>[B, L], False at padding, of dense features [B, L] without a combiner; None without padding.
@@ -205,54 +406,61 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         Ids [B] have no mask, because Keras would leave a sample without an id out of the loss and the metrics.
         """
         masks = {
-            name: is_kept(self._features[name], ids, (mask or {}).get(name))
+            name: is_kept(self._hidden.features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
-            if self._features[name].combiner is None
+            if self._hidden.features[name].combiner is None
             and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
             and len(np.shape(ids)) > 1
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
-        groups = self.requests(inputs, weights, mask, training=training)
-        step = self._training_step() if training else None
-        if step is not None and self.call_steps.look_up is look_up:
-            construction.check_calls(self.name, self._config.value, groups, step.calls_by_group)
-        outputs: dict[str, Any] = {}
+        features = self.flat_features(inputs, weights, mask)
+        calls = self._training_calls() if training else None
         # Ids leave after the anchor's check: a rank whose check fails would leave the others waiting for its ids.
-        with tf.control_dependencies([] if step is None else [step.value]):
-            rows_by_group = self.call_steps.look_up(groups)
-        for requests, found in zip(groups, rows_by_group):
-            outputs.update(trained_rows(requests, found, step, self.call_steps.gradient))
+        with tf.control_dependencies([] if calls is None else [calls.anchor]):
+            step, rows = self.hooks.rows(self, features, training=training)
+        rows = [tf.stop_gradient(part) for part in rows] if calls is None else calls.trained(step, rows)
+        outputs: dict[str, Any] = {}
+        for lookup, part in zip(step.lookups, rows):
+            parts = tf.split(part, lookup.fused.feature_bags) if len(lookup.features) > 1 else [part]
+            for name, feature_rows in zip(lookup.features, parts):
+                feature_rows.set_shape([None, part.shape[1]])
+                outputs[name] = restore_form(features[name], feature_rows)
         return {name: outputs[name] for name in inputs}
 
-    def _training_step(self) -> TrainingStep:
+    def _training_calls(self) -> _TrainingCalls:
         """The step that a training call made now belongs to."""
         graph = tf.compat.v1.get_default_graph()
-        step = self._steps.value.get(graph)
-        if step is None or not step.takes_calls():
+        calls = self._hidden.steps.get(graph)
+        if calls is None or not calls.takes_calls():
             self._refuse_tables_of_two_layers(graph)
-            step = TrainingStep(anchor.checked(self._anchor.read_value(), self.name), self.call_steps.train)
-            self._steps.value[graph] = step
-        return step
+            calls = _TrainingCalls(_checked_anchor(self._anchor.read_value(), self.name), self.hooks)
+            self._hidden.steps[graph] = calls
+        return calls
+
+    def _check_calls(self, lookups: Sequence[Lookup]) -> None:
+        """Raises ValueError unless the tables of these lookups can be looked up by one more call of a training step."""
+        for group in {lookup.group.prefix: lookup.group for lookup in lookups if lookup.training}.values():
+            calls = self._hidden.steps[tf.compat.v1.get_default_graph()].count[group.prefix] + 1
+            if calls > 1:
+                group.table.check_calls(calls)
 
     def _refuse_tables_of_two_layers(self, graph: tf.Graph) -> None:
         """Raises ValueError if another layer of one model trains a table of the same name in this step.
 
         Layers of two models may: a student and its teacher, a clone, or the model that a notebook's cell built before.
         """
-        from tf_fusedrec.embedding.search import embeddings_of  # which imports this module
-
-        for name in [name for lookup in self.lookups for name in lookup.table.names]:
-            for other in _layers_of_table[name] - _apart.setdefault(self, weakref.WeakSet([self])):
-                step = other._steps.value.get(graph)
-                if step is None or not step.takes_calls():
+        for table in [table for group in self.lookups for table in group.table.names]:
+            for other in _layers_of_table[table] - _apart.setdefault(self, weakref.WeakSet([self])):
+                calls = other._hidden.steps.get(graph)
+                if calls is None or not calls.takes_calls():
                     continue
-                for model in [one for one in gc.get_objects() if issubclass(type(one), keras.Model)]:
+                for model in [value for value in gc.get_objects() if issubclass(type(value), keras.Model)]:
                     if {self, other} <= set(embeddings_of(model)):
                         raise ValueError(
                             f"layers {other.name!r} and {self.name!r} of model {model.name!r} both train a table "
-                            f"{name!r}, so they train two tables of one name. Remedy: one layer with the features of "
+                            f"{table!r}, so they train two tables of one name. Remedy: one layer with the features of "
                             "both, which may be called more than once in a step; or another TableConfig.name."
                         )
                 _apart[self].add(other)
@@ -268,9 +476,9 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        flat, call = self.flat_features(inputs, None, None), self._next_call()
-        for lookup, features in self._by_group(flat):
-            lookup.prefetch(features, call=call)
+        features, call = self.flat_features(inputs, None, None), self._next_call()
+        for group, group_features in self._by_group(features):
+            group.prefetch(group_features, call=call)
 
     def synchronize(self) -> None:
         """Makes replicas of tables equal, if they train apart (Topology rule "weight_sync"). Collective.
@@ -283,45 +491,36 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
 
     def check_deferrable(self, steps: int) -> None:
         """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
-        construction.check_deferrable(self.name, self._config.value, self.lookups, steps)
-
-    def requests(
-        self,
-        inputs: Mapping[str, Any],
-        weights: Mapping[str, Any] | None = None,
-        mask: Mapping[str, Any] | None = None,
-        *,
-        training: bool,
-    ) -> list[list[LookupRequest]]:
-        """The lookups of one call by group, in an order that is the same on all ranks. For schedules.
-
-        Args:
-          inputs, weights, mask: Arguments of the call.
-          training: True if the lookups train.
-
-        Raises:
-          ValueError: As the call.
-        """
-        return self.requests_of(self.flat_features(inputs, weights, mask), training=training)
-
-    def requests_of(self, features: Mapping[str, FlatFeature], *, training: bool) -> list[list[LookupRequest]]:
-        """As `requests`, for inputs that `flat_features` has flattened."""
-        call = self._next_call()
-        return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(features)]
-
-    def _by_group(self, flat: Mapping[str, FlatFeature]) -> list[tuple[GroupLookup, list[FlatFeature]]]:
-        """The groups that have features among these, each with its features in its own order."""
-        parts = [
-            (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
-        ]
-        return [(lookup, mine) for lookup, mine in parts if mine]
+        for group in self.lookups:
+            group.table.check_deferrable(steps)
 
     def flat_features(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
     ) -> dict[str, FlatFeature]:
         """The inputs of a call, flattened by feature. Raises ValueError as the call."""
-        tables = {feature.name: lookup.table for lookup in self._holder.value for feature in lookup.group.features}
-        return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {}, tables)
+        tables = {feature.name: group.table for group in self._hidden.groups for feature in group.config.features}
+        return flatten_inputs(self.name, self._hidden.features, inputs, weights or {}, mask or {}, tables)
+
+    def lookups_of(self, features: Mapping[str, FlatFeature], *, training: bool, micro_batch: int = 0) -> list[Lookup]:
+        """The lookups of one call, in an order that is the same on all ranks.
+
+        Args:
+          features: The result of `flat_features`.
+          training: True if the lookups train. Those of frozen and external tables never do.
+          micro_batch: Number of the micro-batch. Those of one step share rows.
+        """
+        call = self._next_call()
+        return [
+            lookup
+            for group, group_features in self._by_group(features)
+            for lookup in lookups_of(group, group_features, call=call, training=training, micro_batch=micro_batch)
+        ]
+
+    def _by_group(self, features: Mapping[str, FlatFeature]) -> list[tuple[TableGroup, list[FlatFeature]]]:
+        """The groups that have features among these, each with its features in its own order."""
+        parts = [(group, [features[f.name] for f in group.config.features if f.name in features])
+                 for group in self._hidden.groups]  # fmt: skip
+        return [(group, group_features) for group, group_features in parts if group_features]
 
     def _next_call(self) -> int:
         """The number of a call in its graph. Eager calls run one after another and share the number 0."""
@@ -330,14 +529,30 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         graph = tf.compat.v1.get_default_graph()
         first = _callers.setdefault(graph, {}).setdefault(self.name, weakref.ref(self))()
         if first not in (None, self) and collectives.size() > 1:
-            raise ValueError(two_of_one_name(self.name))
-        number = self._calls.value.get(graph, 0)
-        self._calls.value[graph] = number + 1
+            raise ValueError(_two_of_one_name(self.name))
+        number = self._hidden.calls.get(graph, 0)
+        self._hidden.calls[graph] = number + 1
         return number
+
+    def describe(self, all_ranks: bool = False) -> str:
+        """The groups, tables and features as a text to print. Eager.
+
+        A row's bytes include slots and counters, without the key. All rows of storage "mixed" count as float32. Rows on
+        disk (memory_budget) count, too.
+
+        Args:
+          all_ranks: True to count the rows of all ranks, each replica once. The call is collective then.
+        """
+        return describe.describe(self.name, self._hidden, all_ranks=all_ranks)
+
+    def count_params(self) -> int:
+        """The number of weights in the rows of this rank, without slots. It changes as ids come and leave."""
+        tables = [(group.config.tables[0].dim, group.table) for group in self._hidden.groups]
+        return sum(dim * table.size(name) for dim, table in tables for name in table.names)
 
     def export_table(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """ids <int64>[n], ascending, and rows [n, D] of one table that this rank holds. Eager, not collective."""
-        tables = {name: lookup.table for lookup in self._holder.value for name in lookup.table.names}
+        tables = {name: group.table for group in self._hidden.groups for name in group.table.names}
         if name not in tables:
             raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
         return tables[name].export(name)
@@ -359,18 +574,18 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         Raises:
           ValueError: the layer has no such table of its own, or ids are not integers.
         """
-        tables: dict[str, Any] = {name: lookup.table for lookup in self.lookups for name in lookup.table.names}
+        tables: dict[str, Any] = {name: group.table for group in self.lookups for name in group.table.names}
         if table not in tables:
             raise ValueError(f"{self.name!r} has no table {table!r} to remove rows from, only {sorted(tables)}.")
-        wanted = np.asarray(ids)
-        if wanted.size and wanted.dtype.kind not in "iu":
+        values = np.asarray(ids)
+        if values.size and values.dtype.kind not in "iu":
             raise ValueError(
-                f"ids to remove from table {table!r} are {wanted.dtype}, and must be integers. Remedy: ids as the "
+                f"ids to remove from table {table!r} are {values.dtype}, and must be integers. Remedy: ids as the "
                 "model gets them, such as tf_fusedrec.hash_strings of a name."
             )
-        wanted = np.unique(collectives.all_gather(wanted.astype(np.int64).ravel()))
+        values = np.unique(collectives.all_gather(values.astype(np.int64).ravel()))
         before = tables[table].size(table)
-        tables[table].remove(table, wanted)
+        tables[table].remove(table, values)
         return int(collectives.all_gather(np.array([before - tables[table].size(table)])).sum())
 
     def save_own_variables(self, store: Any) -> None:
@@ -380,7 +595,10 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         self._table_state.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._config.value}
+        tables = [table.to_dict() for table in self._hidden.tables]
+        features = [dataclasses.asdict(feature) for feature in self._hidden.features.values()]
+        options = dataclasses.asdict(self._hidden.options)
+        return {**super().get_config(), "tables": tables, "features": features, **options}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FusedEmbedding:
@@ -393,20 +611,57 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         return cls(**config)
 
 
-# The layer that each name stands for in a graph. Names of layers are names of collectives.
-_callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.WeakKeyDictionary()
+def _anchor_gradient(anchor: tf.Tensor) -> tf.Tensor:
+    """The gradient of the anchor <float32>[] on this rank: nothing when ranks add or average their gradients.
+
+    So the anchor stays 0 under an optimizer that averages over ranks. Under one that does not, it leaves 0 in the first
+    step, as every dense weight does; the next training call raises the error.
+    """
+    if collectives.size() == 1:
+        return tf.zeros_like(anchor)
+    return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(collectives.rank(), 0.0), anchor.dtype)
 
 
-def two_of_one_name(name: str) -> str:
-    """The error for two layers of one name in a model or step."""
+def _checked_anchor(anchor: tf.Tensor, layer_name: str) -> tf.Tensor:
+    """The anchor's value <float32>[] in a training call; at run time InvalidArgumentError when it has been trained."""
+    if collectives.size() == 1:
+        return anchor
+    message = (
+        f"Dense weight {layer_name}/anchor has left 0 on rank {collectives.rank()} of {collectives.size()}: an "
+        "optimizer trains the dense weights of this model by the gradients of each rank alone, so that ranks 0 and 1 "
+        "and all others hold different models. Remedy: model.compile(fr.collectives.distributed_optimizer(optimizer), "
+        "...), or average gradients over ranks before apply_gradients."
+    )
+    is_zero = tf.debugging.assert_equal(anchor, tf.zeros_like(anchor), message)
+    with tf.control_dependencies([] if is_zero is None else [is_zero]):
+        return tf.identity(anchor)
+
+
+def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers that a model has now, in an order that is the same on all ranks.
+
+    Args:
+      model: Keras model, or one FusedEmbedding. The search covers nested models, nested layers and their attributes,
+        including lists, tuples and dicts.
+    """
+    return [module for module in (model, *model.submodules) if isinstance(module, FusedEmbedding)]
+
+
+def check_names(model: tf.Module) -> None:
+    """Raises ValueError if two FusedEmbedding layers of a model have one name."""
+    names = [layer.name for layer in embeddings_of(model)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(_two_of_one_name(name))
+
+
+def _two_of_one_name(name: str) -> str:
     return (
         f"Two FusedEmbeddings of one model are named {name!r}, but the name of a layer names its exchanges between "
-        "ranks. Remedy: another name=... for one of them, or no name=, which makes the names unique."
+        "ranks. Use another name=... for one of them, or no name=, which makes the names unique."
     )
 
 
-class _Untracked:
-    """Holds a value out of sight of Keras' and TensorFlow's attribute tracking."""
-
-    def __init__(self, value: Any):
-        self.value = value
+def tables_in(model: tf.Module) -> list[Table]:
+    """The tables of each group of these layers, without those of other models."""
+    return [group.table for embedding in embeddings_of(model) for group in embedding.lookups]

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange import collectives, routing
-from tf_fusedrec.exchange.routing import Message
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.routing import Message, all_to_each
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables import NativeTable
 
@@ -104,8 +104,8 @@ class Replica:
     def _read(self) -> Unequal:
         """The rows in which replicas may differ, as this one has them. From now on they count as equal."""
         mine = self._table.take_unsynced()
-        message, entries = routing.all_to_each(mine.message, name=f"{self._name}.ids", ranks=self._layout.replicas)
-        headers, _ = routing.all_to_each(mine.headers, name=f"{self._name}.headers", ranks=self._layout.replicas)
+        message, entries = all_to_each(mine.message, name=f"{self._name}.ids", ranks=self._layout.replicas)
+        headers, _ = all_to_each(mine.headers, name=f"{self._name}.headers", ranks=self._layout.replicas)
         segments = len(self._table.names)
         received = ops.unpack_message(message, entries, num_segments=2 * segments)
         union = ops.segment_unique(received.ids, received.segment_splits)

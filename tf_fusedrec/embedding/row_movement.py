@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.embedding.search import tables_in
+from tf_fusedrec.embedding.layer import tables_in
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.native import NativeTable
 

@@ -36,24 +36,19 @@ from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange import collectives, routing
-from tf_fusedrec.exchange.routing import Message, OutgoingIds, Route, narrowed, own_message, partition
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.routing import (
+    Message,
+    Outgoing,
+    Route,
+    SharedIds,
+    all_to_each,
+    join_messages,
+    narrowed,
+    own_message,
+    split_messages,
+)
 from tf_fusedrec.exchange.topology import RankLayout
-
-
-class SharedIds(NamedTuple):
-    """The ids of all groups of one lookup in this rank's shard, and the way of their gradients.
-
-    This rank sums the gradients of its range of ids, or of all ids with two groups.
-    """
-
-    index: tf.Tensor  # <int32>[V], number of the v-th id of Route.trained among the u sums that this rank sends
-    num_sent: tf.Tensor  # <int64>[], u, distinct ids of the own group
-    sent_splits: tf.Tensor  # <int32>[C], of these, ids that each replica sums
-    inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids that this rank sums
-    num_summed: tf.Tensor  # <int64>[], distinct ids that this rank sums
-    message: tf.Tensor  # <int64>[U + B * S], ids of all groups, each once: B blocks [counts[S] | ids]
-    message_splits: tf.Tensor  # <int32>[B], entries of each block
 
 
 def by_ranges(replicas: int) -> bool:
@@ -86,61 +81,58 @@ class _Distinct(NamedTuple):
     inverse: tf.Tensor  # <int32>[n], number of the n-th received id among them
 
 
-def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: RankLayout) -> list[SharedIds]:
-    """Tells the ids of all groups to all replicas of this shard. All lookups share a collective.
+def share_ids(outgoing: Sequence[Outgoing], routes: Sequence[Route], layout: RankLayout) -> list[Route]:
+    """Sends the ids of all groups to all replicas of this shard. All lookups share a collective.
 
     Args:
-      outgoing: The arguments of all_to_all.route_ids.
-      routes: Its results.
+      outgoing: The argument of routing.send_ids.
+      routes: Its result.
       layout: The position of this process among the ranks.
 
     Returns:
-      The shared ids of each lookup.
+      The routes, each with the shared ids, and the ids of all groups, each once, as `trained`.
     """
-    name, segments = outgoing[0].name, [len(one.segment_names) for one in outgoing]
-    distinct = [_distinct(*route.trained, count) for route, count in zip(routes, segments)]
+    name, segments = outgoing[0].name, [ids.num_segments for ids in outgoing]
+    distinct = [_distinct(route.trained, count) for route, count in zip(routes, segments)]
     if not by_ranges(layout.replicas.size):
-        arrived = _to_each_replica(distinct, f"{name}.replicas.ids", layout)
-        of_all = [_distinct(*part, count) for part, count in zip(routing.split_messages(*arrived, segments), segments)]
-        return [_summed_by_all(*pair, layout.replicas.size) for pair in zip(distinct, of_all)]
-    ranked = [_by_range(of_group.unique, one, layout) for of_group, one in zip(distinct, outgoing)]
-    sent = routing.join_messages([(one.message, one.send_splits) for one in ranked])
+        gathered = split_messages(*_to_each_replica(distinct, f"{name}.replicas.ids", layout), segments)
+        all_ids = [_distinct(message, count) for message, count in zip(gathered, segments)]
+        return [
+            route._replace(
+                trained=own_message(ids.unique.ids, ids.unique.splits),
+                shared=SharedIds(
+                    index=group_ids.inverse,
+                    num_sent=tf.size(group_ids.unique.ids, tf.int64),
+                    sent_splits=tf.fill([layout.replicas.size], tf.size(group_ids.unique.ids)),
+                    inverse=ids.inverse,
+                    num_summed=tf.size(ids.unique.ids, out_type=tf.int64),
+                ),
+            )
+            for route, group_ids, ids in zip(routes, distinct, all_ids)
+        ]
+    ranked = [_by_range(group_ids.unique, ids, layout) for group_ids, ids in zip(distinct, outgoing)]
+    sent = join_messages([(ids.message, ids.send_splits) for ids in ranked])
     arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
-    of_range = [_distinct(*part, count) for part, count in zip(routing.split_messages(*arrived, segments), segments)]
-    gathered = _to_each_replica(of_range, f"{name}.replicas.ranges", layout)
+    in_range = [_distinct(message, count) for message, count in zip(split_messages(*arrived, segments), segments)]
+    gathered = split_messages(*_to_each_replica(in_range, f"{name}.replicas.ranges", layout), segments)
     return [
-        SharedIds(
-            index=tf.gather(by_range.restore, of_group.inverse),
-            num_sent=tf.size(by_range.restore, out_type=tf.int64),
-            sent_splits=by_range.id_splits,
-            inverse=in_range.inverse,
-            num_summed=tf.size(in_range.unique.ids, out_type=tf.int64),
-            message=message,
-            message_splits=splits,
+        route._replace(
+            trained=message,
+            shared=SharedIds(
+                index=tf.gather(by_range.restore, group_ids.inverse),
+                num_sent=tf.size(by_range.restore, out_type=tf.int64),
+                sent_splits=by_range.id_splits,
+                inverse=ids.inverse,
+                num_summed=tf.size(ids.unique.ids, out_type=tf.int64),
+            ),
         )
-        for of_group, by_range, in_range, (message, splits) in zip(
-            distinct, ranked, of_range, routing.split_messages(*gathered, segments)
-        )
+        for route, group_ids, by_range, ids, message in zip(routes, distinct, ranked, in_range, gathered)
     ]
 
 
 def _to_each_replica(distinct: Sequence[_Distinct], name: str, layout: RankLayout) -> Message:
-    own = tf.concat([own_message(one.unique.ids, one.unique.splits)[0] for one in distinct], axis=0)
-    return routing.all_to_each(own, name=name, ranks=layout.replicas)
-
-
-def _summed_by_all(of_group: _Distinct, of_all: _Distinct, replicas: int) -> SharedIds:
-    message, splits = own_message(of_all.unique.ids, of_all.unique.splits)
-    sent = tf.size(of_group.unique.ids)
-    return SharedIds(
-        index=of_group.inverse,
-        num_sent=tf.cast(sent, tf.int64),
-        sent_splits=tf.fill([replicas], sent),
-        inverse=of_all.inverse,
-        num_summed=tf.size(of_all.unique.ids, out_type=tf.int64),
-        message=message,
-        message_splits=splits,
-    )
+    local_ids = tf.concat([own_message(ids.unique.ids, ids.unique.splits)[0] for ids in distinct], axis=0)
+    return all_to_each(local_ids, name=name, ranks=layout.replicas)
 
 
 def sum_over_groups(
@@ -150,42 +142,42 @@ def sum_over_groups(
 
     Args:
       shared: The shared ids of the lookup.
-      received: [V, D], gradients from the ranks of the own group, see all_to_all.return_gradients.
+      received: [V, D], the result of routing.send_gradients.
       name: Prefix of the collectives' names, the same on all ranks.
       layout: The position of this process among the ranks.
-      wire: Type that longer numbers travel as, each time; None for their own.
+      wire: Type of longer numbers in each exchange; None for their own.
 
     Returns:
-      [U, D], in the order of the ids in shared.message. The same bits on all replicas.
+      [U, D], in the order of Route.trained. The same bits on all replicas.
     """
-    to_sum, ranged = f"{name}.replicas.gradients", by_ranges(layout.replicas.size)
-    of_group = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=ranged), wire)
+    exchange, ranged = f"{name}.replicas.gradients", by_ranges(layout.replicas.size)
+    group_sums = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=ranged), wire)
     if not ranged:
-        arrived, _ = routing.all_to_each(of_group, name=to_sum, ranks=layout.replicas)
+        arrived, _ = all_to_each(group_sums, name=exchange, ranks=layout.replicas)
         return ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
-    arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_sum, ranks=layout.replicas)
+    arrived, _ = collectives.all_to_all(group_sums, shared.sent_splits, name=exchange, ranks=layout.replicas)
     total = ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
-    gathered, _ = routing.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
+    gathered, _ = all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
     return tf.cast(gathered, received.dtype)
 
 
-def _distinct(message: tf.Tensor, splits: tf.Tensor, segments: int) -> _Distinct:
-    received = ops.unpack_message(message, splits, num_segments=segments)
+def _distinct(message: Message, segments: int) -> _Distinct:
+    received = ops.unpack_message(*message, num_segments=segments)
     unique = ops.segment_unique(received.ids, received.segment_splits)
     return _Distinct(unique, tf.gather(unique.inverse, received.position))
 
 
-def _by_range(unique: ops.UniqueIds, outgoing: OutgoingIds, layout: RankLayout) -> ops.RankedIds:
+def _by_range(unique: ops.UniqueIds, outgoing: Outgoing, layout: RankLayout) -> ops.RankedIds:
     """The ids by the replica that sums their gradients.
 
     A partition among all ranks cuts each shard into C ranges. The blocks of other shards hold headers and no ids.
     """
-    replicas, segments = layout.replicas.size, len(outgoing.segment_names)
+    replicas, segments = layout.replicas.size, outgoing.num_segments
     first = layout.group.index * replicas
-    ranked = partition(outgoing._replace(unique=unique), layout.group.size * replicas)
-    mine = slice(first, first + replicas)
+    ranked = outgoing.partition(unique.ids, unique.splits, num_ranks=layout.group.size * replicas)
+    in_shard = slice(first, first + replicas)
     return ranked._replace(
         message=ranked.message[first * segments :],
-        send_splits=ranked.send_splits[mine],
-        id_splits=ranked.id_splits[mine],
+        send_splits=ranked.send_splits[in_shard],
+        id_splits=ranked.id_splits[in_shard],
     )

@@ -1,65 +1,131 @@
-"""Ids travel to their owners, rows come back, gradients go out again. Knows no table.
+"""The exchange of a lookup: ids go to their owners, rows come back, gradients go out. Knows no table.
 
-A lookup of a group costs two all-to-alls, of rows and of gradients. The ids of many lookups share one.
-Lookups of one window share their rows, too.
-The ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h says
-why).
+    ids        of all lookups of a step in one all-to-all
+    rows       one all-to-all for each lookup
+    gradients  one all-to-all for each lookup
 
-All-to-alls run inside a group of ranks (topology.py). gradient_sync.py has the exchange among groups.
+Without a shared all-to-all, ids of micro-batches would overtake each other, and rows of the first would wait for ids of
+the last. Ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h
+says why). All-to-alls run inside a group of ranks (topology.py); gradient_sync.py has the exchange among replicas.
+
+Micro-batches of one batch can share rows, because its tables do not change between them (a window):
+
+    ids        all micro-batches in one all-to-all: the new ids of each, and marks with the last micro-batch of each id
+    rows       with micro-batch i: ids that no earlier micro-batch has
+    gradients  with micro-batch i: ids that no later micro-batch has, summed over micro-batches in their order
+
+custom_ops/window_rows/window_rows.h defines the orders of rows and gradients, on which all ranks agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Protocol
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout
 
-# Arranges unique ids <int64>[U] with splits <int64>[S+1] for R owners, as ops.rank_partition does.
-Partition = Callable[[tf.Tensor, tf.Tensor, int], ops.RankedIds]
+# <int64>, a block [counts[S] | ids] for each rank, and the entries of each block <int32>[R].
+Message = tuple[tf.Tensor, tf.Tensor]
+
+
+class Partition(Protocol):
+    """Arranges unique ids <int64>[U] with splits <int64>[S+1] by their owners, as ops.rank_partition does."""
+
+    def __call__(self, ids: tf.Tensor, splits: tf.Tensor, /, *, num_ranks: int) -> ops.RankedIds: ...
+
+
+class Outgoing(NamedTuple):
+    """Distinct ids of one lookup before the exchange."""
+
+    name: str  # prefix of its collectives' names, the same on all ranks
+    unique: ops.UniqueIds  # by segment
+    partition: Partition
+    num_segments: int  # S
+    window: str = ""  # lookups of one window share rows; "": the lookup shares none
+
+
+class Piece(NamedTuple):
+    """The place of a lookup among the micro-batches of its window."""
+
+    window: str
+    number: int  # i
+    pieces: int  # M
+    term_index: tf.Tensor  # <int32>[k], ids whose gradients are summed, by place in all micro-batches
+    term_splits: tf.Tensor  # <int64>[e+1], bounds of each sum inside term_index
+    rows: tf.Tensor  # <int32>[E], place of the ids of Route.trained among the ids that the window requests of this rank
+    marks_splits: tf.Tensor | None  # <int32>[R], entries of the window's marks for each owner; None but for i = 0
+
+
+class SharedIds(NamedTuple):
+    """The ids of all groups of ranks in this rank's shard, for the sums of their gradients (gradient_sync.py).
+
+    This rank sums the gradients of its range of ids, or of all ids with two groups.
+    """
+
+    index: tf.Tensor  # <int32>[V], number of the v-th received gradient among the u sums that this rank sends
+    num_sent: tf.Tensor  # <int64>[], u, distinct ids of this group of ranks
+    sent_splits: tf.Tensor  # <int32>[C], of these, ids that each replica sums
+    inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids that this rank sums
+    num_summed: tf.Tensor  # <int64>[], distinct ids that this rank sums
 
 
 class Route(NamedTuple):
-    """How the ids of one lookup travelled: all that bring_rows and return_gradients need."""
+    """How the ids of one lookup travelled: all that its rows and gradients need. It may wait for a later step."""
 
-    name: str  # prefix of the collectives' names, the same on all ranks
-    # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed. The rows of a window
-    # belong to all pieces up to this one, one piece after another.
-    index: tf.Tensor
-    num_unique: tf.Tensor  # <int64>[], U
-    id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    message: tf.Tensor  # <int64>[V + R * S], ids that the group asks this rank for, blocks [counts[S] | ids] by rank
-    message_splits: tf.Tensor  # <int32>[R], entries of each block
-    received_splits: tf.Tensor  # <int32>[R], ids received from each rank of the group
-    piece: Piece | None  # None: the lookup shares no rows
+    name: str
+    # <int32>[N], row of the n-th id among the rows that return, which in a window are the rows of all micro-batches up
+    # to this one. None: rows return in the order of the ids.
+    index: tf.Tensor | None
+    sum_index: tf.Tensor | None  # <int32>[N], number of the n-th id among the u sums of this lookup's gradients
+    num_unique: tf.Tensor  # <int64>[], u
+    request: Message  # ids whose rows this rank is asked for
+    trained: Message  # ids whose gradients this rank gets: `request`, except in a window or with replicas
+    unique_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
+    row_splits: tf.Tensor  # <int32>[R], rows that this rank sends to each rank
+    gradient_splits: tf.Tensor  # <int32>[R], gradients that this rank sends to each owner
+    piece: Piece | None = None  # None: the lookup shares no rows
+    shared: SharedIds | None = None  # None: only this group of ranks trains the rows
+
+
+def local_route(ids: tf.Tensor, segment_splits: tf.Tensor, name: str) -> Route:
+    """The route of ids <int64>[N] that stay on their rank, duplicates included."""
+    request, num_ids = own_message(ids, segment_splits), tf.reshape(tf.size(ids), [1])
+    return Route(name, None, None, tf.size(ids, tf.int64), request, request, num_ids, num_ids, num_ids)
+
+
+def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> Message:
+    """The message that a single process would receive from itself, duplicates included.
+
+    Args:
+      ids: <int64>[N], grouped by segment.
+      segment_splits: <int64>[S+1].
+    """
+    message = tf.concat([segment_splits[1:] - segment_splits[:-1], ids], axis=0)
+    return message, tf.reshape(tf.size(message), [1])
+
+
+class _Departure(NamedTuple):
+    """The ids of one lookup, or of all micro-batches of one window."""
+
+    outgoing: Sequence[Outgoing]
+    ranked: Sequence[ops.RankedIds]  # the new ids of each
+    window: ops.WindowRoute | None
 
     @property
-    def gradient_splits(self) -> tf.Tensor:
-        """<int32>[R], gradients that this rank sends to each owner."""
-        return self.id_splits if self.piece is None else self.piece.gradient_splits
+    def messages(self) -> list[Message]:
+        of_ids = [(ids.message, ids.send_splits) for ids in self.ranked]
+        return of_ids if self.window is None else [*of_ids, (self.window.marks, self.window.marks_splits)]
 
     @property
-    def trained(self) -> Message:
-        """The ids whose gradients come to this rank."""
-        return (self.message, self.message_splits) if self.piece is None else self.piece.trained
+    def segments(self) -> list[int]:
+        return [ids.num_segments for ids in self.outgoing] + [1] * (self.window is not None)
 
 
-class OutgoingIds(NamedTuple):
-    """Distinct ids of one lookup of a group of tables, before they travel."""
-
-    unique: ops.UniqueIds  # by segment
-    name: str  # prefix of its collectives' names, the same on all ranks
-    owner: str | Partition  # this field and the next two are arguments of ops.rank_partition, or it replaces the op
-    id_bits: int
-    segment_names: Sequence[str]
-    window: str = ""  # lookups with the same name share their rows; "": the lookup shares none
-
-
-def route_ids(outgoing: Sequence[OutgoingIds], layout: RankLayout) -> list[Route]:
-    """Sends the unique ids of all lookups to their owners in one all-to-all.
+def send_ids(outgoing: Sequence[Outgoing], layout: RankLayout) -> list[Route]:
+    """Sends the ids of all lookups to their owners in one all-to-all. Collective.
 
     Args:
       outgoing: The ids of each lookup, in the same order on all ranks.
@@ -68,147 +134,132 @@ def route_ids(outgoing: Sequence[OutgoingIds], layout: RankLayout) -> list[Route
     Returns:
       The route of each lookup.
     """
-    windows = _by_window(outgoing)
-    departures = [_depart([outgoing[i] for i in numbers], layout.group.size) for numbers in windows]
-    sent = [message for departure in departures for message in _messages(departure)]
-    segments = [
-        count
-        for numbers, departure in zip(windows, departures)
-        for count in [len(outgoing[numbers[0]].segment_names)] * len(numbers) + [1] * isinstance(departure, Departure)
-    ]
-    arrived = iter(_send(sent, segments, outgoing[0].name, layout))
+    windows: dict[Hashable, list[int]] = {}
+    for i, ids in enumerate(outgoing):
+        windows.setdefault(ids.window or i, []).append(i)
+    departures = [_depart([outgoing[i] for i in positions], layout.group.size) for positions in windows.values()]
+    sent = [message for departure in departures for message in departure.messages]
+    segments = [count for departure in departures for count in departure.segments]
+    if layout.group.size == 1:
+        arrived = iter([(message[: splits[0]], splits) for message, splits in sent])
+    else:
+        received = collectives.all_to_all(*join_messages(sent), name=f"{outgoing[0].name}.ids", ranks=layout.group)
+        arrived = iter(split_messages(*received, segments))
     routes: dict[int, Route] = {}
-    for numbers, departure in zip(windows, departures):
-        come = [next(arrived) for _ in _messages(departure)]
-        routes.update(zip(numbers, _arrive([outgoing[i] for i in numbers], departure, come)))
+    for positions, departure in zip(windows.values(), departures):
+        routes.update(zip(positions, _routes(departure, [next(arrived) for _ in departure.messages])))
     return [routes[i] for i in range(len(outgoing))]
 
 
-def _by_window(outgoing: Sequence[OutgoingIds]) -> list[list[int]]:
-    """Numbers of the lookups of each window; a lookup that shares no rows is alone."""
-    numbers: dict[Any, list[int]] = {}
-    for i, one in enumerate(outgoing):
-        numbers.setdefault(one.window or i, []).append(i)
-    return list(numbers.values())
+def _depart(outgoing: Sequence[Outgoing], ranks: int) -> _Departure:
+    if len(outgoing) == 1:
+        (ids,) = outgoing
+        return _Departure(outgoing, [ids.partition(ids.unique.ids, ids.unique.splits, num_ranks=ranks)], None)
+    window = ops.window_unique([ids.unique for ids in outgoing])
+    ranked = [ids.partition(*new, num_ranks=ranks) for ids, new in zip(outgoing, window.new)]
+    return _Departure(outgoing, ranked, ops.window_route(window, ranked, num_segments=outgoing[0].num_segments))
 
 
-def _depart(pieces: Sequence[OutgoingIds], ranks: int) -> ops.RankedIds | Departure:
-    if len(pieces) == 1:
-        return partition(pieces[0], ranks)
-    ids = ops.window_unique([one.unique for one in pieces])
-    ranked = [partition(one._replace(unique=ops.UniqueIds(*new, None)), ranks) for one, new in zip(pieces, ids.new)]
-    route = ops.window_route(ids, ranked, num_segments=len(pieces[0].segment_names))
-    return Departure([one.unique.inverse for one in pieces], ranked, route)
-
-
-def _messages(departure: ops.RankedIds | Departure) -> list[Message]:
-    if isinstance(departure, Departure):
-        return departure.messages
-    return [(departure.message, departure.send_splits)]
-
-
-def _arrive(
-    pieces: Sequence[OutgoingIds], departure: ops.RankedIds | Departure, arrived: Sequence[Message]
-) -> list[Route]:
-    segments = len(pieces[0].segment_names)
-    if isinstance(departure, Departure):
-        of_window: Sequence[Piece | None] = departure.arrive(pieces[0].window, arrived, segments)
-        ranked, rows = departure.ranked, departure.route.rows
-    else:
-        of_window, ranked, rows = [None], [departure], [departure.restore]
+def _routes(departure: _Departure, arrived: Sequence[Message]) -> list[Route]:
+    window, segments = departure.window, departure.outgoing[0].num_segments
+    if window is None:
+        (sent,), (ranked,), (request,) = departure.outgoing, departure.ranked, arrived
+        index, num_unique = tf.gather(ranked.restore, sent.unique.inverse), tf.size(ranked.restore, out_type=tf.int64)
+        splits = ranked.id_splits
+        return [Route(sent.name, index, index, num_unique, request, request, splits, request[1] - segments, splits)]
+    *requests, marks = arrived
+    messages, splits = zip(*requests)
+    gradients = ops.window_gradients(messages, splits, *marks, num_segments=segments)
     return [
         Route(
-            name=one.name,
-            index=tf.gather(row, one.unique.inverse),
-            num_unique=tf.size(row, out_type=tf.int64),
-            id_splits=ids.id_splits,
-            message=message,
-            message_splits=splits,
-            received_splits=splits - segments,
-            piece=piece,
+            name=sent.name,
+            index=tf.gather(window.rows[i], sent.unique.inverse),
+            sum_index=sent.unique.inverse,
+            num_unique=tf.size(window.rows[i], out_type=tf.int64),
+            request=requests[i],
+            trained=gradients.trained[i],
+            unique_splits=departure.ranked[i].id_splits,
+            row_splits=splits[i] - segments,
+            gradient_splits=window.gradient_splits[i],
+            piece=Piece(
+                sent.window, i, len(requests), window.term_index[i], window.term_splits[i], gradients.rows[i],
+                window.marks_splits if i == 0 else None,
+            ),
         )
-        for one, ids, row, piece, (message, splits) in zip(pieces, ranked, rows, of_window, arrived)
-    ]
+        for i, sent in enumerate(departure.outgoing)
+    ]  # fmt: skip
 
 
-def partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
-    """Arranges the unique ids of one lookup by their owners among `ranks` ranks."""
-    ids, splits = outgoing.unique.ids, outgoing.unique.splits
-    if callable(outgoing.owner):
-        return outgoing.owner(ids, splits, ranks)
-    names = outgoing.segment_names
-    return ops.rank_partition(
-        ids, splits, num_ranks=ranks, owner=outgoing.owner, id_bits=outgoing.id_bits, segment_names=names
-    )
-
-
-def _send(sent: Sequence[Message], segments: Sequence[int], name: str, layout: RankLayout) -> list[Message]:
-    if layout.group.size == 1:
-        return [(message[: splits[0]], splits) for message, splits in sent]
-    arrived = collectives.all_to_all(*join_messages(sent), name=f"{name}.ids", ranks=layout.group)
-    return split_messages(*arrived, segments)
-
-
-def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The message that a single process would receive from itself, duplicates included.
+def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
+    """Sends rows from their owner to the ranks that asked. Collective.
 
     Args:
-      ids: <int64>[N], grouped by segment.
-      segment_splits: <int64>[S+1].
+      route: The route of the ids.
+      rows: [P, D], the rows of route.request, and padding.
+      layout: The position of this process among the ranks.
+      wire: Type of longer numbers in the exchange; None for their own.
 
     Returns:
-      The message <int64>[S + N] and its splits <int32>[1], as in Route.
+      The rows of this lookup: [U, D], in a window of its new ids.
     """
-    message = tf.concat([segment_splits[1:] - segment_splits[:-1], ids], axis=0)
-    return message, tf.reshape(tf.size(message), [1])
+    sent = narrowed(rows, wire if layout.group.size > 1 else None)
+    received, _ = collectives.all_to_all(sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group)
+    return tf.cast(received, rows.dtype)
+
+
+def recover_rows(fused: ops.FusedIds, route: Route, arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The row of each id, pooled where a feature is: [G, D].
+
+    Args:
+      fused: The ids of the lookup and their bags.
+      route: Their route.
+      arrived: Results of return_rows of this lookup's window, up to this lookup.
+    """
+    if route.index is None:
+        return arrived[0]
+    recover = ops.pooled_recover_parts if route.piece is not None else ops.pooled_recover
+    return recover(arrived if route.piece is not None else arrived[0], route.index, fused.bag_splits, fused.bag_scale)
+
+
+def sum_gradients(fused: ops.FusedIds, route: Route, grads: tf.Tensor) -> tf.Tensor:
+    """Sums the gradients of rows [G, D] by unique id: [>= u, D]. The mirror of recover_rows."""
+    if route.sum_index is None:
+        return grads
+    bags, pad = (fused.bag_splits, fused.bag_scale), route.piece is None
+    return ops.pooled_recover_grad(grads, route.sum_index, *bags, route.num_unique, pad=pad)
+
+
+def send_gradients(route: Route, sums: Sequence[tf.Tensor], layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
+    """Sends gradients of rows to their owner: the mirror of return_rows. Collective.
+
+    Args:
+      route: The route of the ids.
+      sums: Results of sum_gradients of this lookup's window, up to this lookup.
+      layout: The position of this process among the ranks.
+      wire: As in return_rows.
+
+    Returns:
+      [V, D], in the order of the received ids; with replicas, of the ids that this group of ranks sent.
+    """
+    grads, piece = sums[0], route.piece
+    if piece is not None:  # each gradient summed over micro-batches in their order
+        ones = tf.ones_like(piece.term_splits[1:], tf.float32)
+        grads = ops.pooled_recover_parts(sums, piece.term_index, piece.term_splits, ones, pad=True)
+    sent = narrowed(grads, wire if layout.group.size > 1 else None)
+    name = f"{route.name}.gradients"
+    received, _ = collectives.all_to_all(sent, route.gradient_splits, name=name, ranks=layout.group)
+    return tf.cast(received, grads.dtype)
 
 
 def narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
-    """Rows or gradients in the type they travel as: rounded to the nearest where that is shorter."""
+    """Rows or gradients in their type on the wire, rounded to the nearest where that is shorter."""
     if wire is None or tensor.dtype.size <= wire.size:
         return tensor
     return tf.saturate_cast(tensor, wire)  # not infinite beyond float16's largest number
 
 
-def bring_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
-    """Sends rows from their owner to the ranks that asked. Collective.
-
-    Args:
-      route: The route of the ids.
-      rows: [P, D], the table's answer to route.message; rows behind the last id are padding.
-      layout: The position of this process among the ranks.
-      wire: Type that longer numbers travel as; None for their own.
-
-    Returns:
-      [U, D] in the order that route.index refers to; of a window the rows of this piece.
-    """
-    sent = narrowed(rows, wire if layout.group.size > 1 else None)
-    received, _ = collectives.all_to_all(sent, route.received_splits, name=f"{route.name}.rows", ranks=layout.group)
-    return tf.cast(received, rows.dtype)
-
-
-def return_gradients(route: Route, grads: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
-    """Sends gradients of rows to their owner: the mirror of bring_rows. Collective.
-
-    Args:
-      route: The route of the ids.
-      grads: [>= U, D] in the order of bring_rows' result, of a window as window.sums_to_send gives them; rows behind
-        the last one are padding.
-      layout: The position of this process among the ranks.
-      wire: As in bring_rows.
-
-    Returns:
-      [V, D], in the order of the ids in route.trained.
-    """
-    sent = narrowed(grads, wire if layout.group.size > 1 else None)
-    received, _ = collectives.all_to_all(
-        sent, route.gradient_splits, name=f"{route.name}.gradients", ranks=layout.group
-    )
-    return tf.cast(received, grads.dtype)
-
-
 def bytes_sent(route: Route, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
-    """<int64>[]: the bytes that this rank sends to others of its group for one lookup: ids, headers, rows, gradients.
+    """<int64>[]: bytes of ids, headers, rows and gradients of one lookup that this rank sends to others of its group.
 
     Args:
       route: The route of the ids.
@@ -216,34 +267,75 @@ def bytes_sent(route: Route, layout: RankLayout, segments: int, row_bytes: int) 
       segments: S, tables in a message.
       row_bytes: Bytes of a row, or of its gradient, on the network.
     """
-    me, others = layout.group.index, layout.group.size - 1
 
     def away(splits: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.reduce_sum(splits) - splits[me], tf.int64)
+        return tf.cast(tf.reduce_sum(splits) - splits[layout.group.index], tf.int64)
 
-    total = 8 * (away(route.id_splits) + others * segments)
+    total = 8 * (away(route.unique_splits) + (layout.group.size - 1) * segments)
     if route.piece is not None and route.piece.marks_splits is not None:
         total += 8 * away(route.piece.marks_splits)
-    return total + (away(route.received_splits) + away(route.gradient_splits)) * row_bytes
+    return total + (away(route.row_splits) + away(route.gradient_splits)) * row_bytes
 
 
-# <int64>, a block for each rank, and the entries of each <int32>[R].
-Message = tuple[tf.Tensor, tf.Tensor]
+def join_sources(parts: Sequence[Message]) -> Message:
+    """One message of all sources of several lookups, in their order, which a table answers in one lookup."""
+    if len(parts) == 1:
+        return parts[0]
+    messages, splits = (tf.concat(tensors, axis=0) for tensors in zip(*parts))
+    return messages, splits
+
+
+def split_answer(answer: ops.TableRows, routes: Sequence[Route], segments: int) -> list[ops.TableRows]:
+    """A table's answer to `join_sources` of the requests, by route.
+
+    With replicas, the answer has the rows of the requests, and the inverse of `join_sources` of the trained ids.
+
+    Returns:
+      An answer for each route: rows [bucketed V_i, D], any numbers after V_i; the inverse <int32> of its trained ids;
+      the handles of all. Where columns fill whole cache lines, rows share the answer's memory.
+    """
+    if len(routes) == 1:
+        return [answer]
+    counts = _num_ids([route.request for route in routes], segments)
+    rows, begin = [], tf.constant(0)
+    for count in counts:
+        rows.append(_send_buffer(answer.rows, begin, bucketed(count)))
+        begin += count
+    if answer.inverse is None:
+        return [answer._replace(rows=part) for part in rows]
+    replicated = routes[0].shared is not None
+    sizes = _num_ids([route.trained for route in routes], segments) if replicated else counts
+    inverses = tf.split(answer.inverse, tf.stack(sizes))
+    windows: dict[str, list[tf.Tensor]] = {}
+    for route, inverse in zip(routes, inverses):
+        if route.piece is not None and not replicated:
+            windows.setdefault(route.piece.window, []).append(inverse)
+    joined = {window: tf.concat(parts, axis=0) for window, parts in windows.items()}
+    trained = [
+        inverse if route.piece is None or replicated else tf.gather(joined[route.piece.window], route.piece.rows)
+        for route, inverse in zip(routes, inverses)
+    ]
+    return [answer._replace(rows=part, inverse=inverse) for part, inverse in zip(rows, trained)]
+
+
+def _num_ids(messages: Sequence[Message], segments: int) -> list[tf.Tensor]:
+    return [tf.size(message) - segments * tf.size(splits) for message, splits in messages]
+
+
+def _send_buffer(rows: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` rows from `begin` on. Padding is rows of other lookups, or zeros at the end."""
+    part = rows[begin : begin + size]
+    padded = tf.pad(part, [[0, size - tf.shape(part)[0]], [0, 0]])  # no copy where nothing is added
+    return tf.ensure_shape(padded, [None, rows.shape[1]])
 
 
 def join_messages(parts: Sequence[Message]) -> Message:
-    """Joins several messages. Each rank's block holds its blocks of all messages, in their order.
-
-    Args:
-      parts: For each lookup <int64>[P_i], blocks of [counts[S_i] | ids] as ops.rank_partition makes them. Entries
-        behind the last block are padding.
+    """Joins the messages of several lookups. Each rank's block has its blocks of all lookups, in their order.
 
     Returns:
       <int64>[P], padded to a bucketed size, and the entries of each block <int32>[R].
     """
-    if len(parts) == 1:
-        return parts[0]
-    return ops.join_messages(*zip(*parts))
+    return parts[0] if len(parts) == 1 else ops.join_messages(*zip(*parts))
 
 
 def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int]) -> list[Message]:
@@ -252,10 +344,7 @@ def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int
     Args:
       message: <int64>, blocks of all sources, not padded.
       splits: <int32>[R], entries of each source's block.
-      segments: S_i of each message.
-
-    Returns:
-      For each message <int64>[V_i + R * S_i], not padded, and the entries of each block <int32>[R].
+      segments: S_i of each lookup.
 
     Raises:
       InvalidArgumentError: several messages, of which a header does not agree with its block.
@@ -266,17 +355,12 @@ def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int
 
 
 def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gathers tensors, whose first dimensions may differ, on all of `ranks`, in rank order. Collective.
+    """Gathers tensors [n, ...], whose first dimensions may differ, on all of `ranks`, in rank order. Collective.
 
     An all-to-all of equal parts returns the lengths, and its padding does not travel. The padding of an all-gather
     would travel, and a copy as large as the copies here would cut it out again. Without padding, a tensor of another
-    size in every step misses Horovod's response cache, and all ranks negotiate anew. It also needs a second collective
+    size in every step misses Horovod's response cache, and all ranks negotiate again. It also needs a second collective
     for the lengths.
-
-    Args:
-      tensor: [n, ...].
-      name: Name of the collective, see collectives.all_to_all.
-      ranks: The R ranks that take part.
 
     Returns:
       The gathered tensor [sum of all n, ...] and each n, <int32>[R].
@@ -295,70 +379,3 @@ def bucketed(n: tf.Tensor) -> tf.Tensor:
     quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
     step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)
     return -(-tf.maximum(n, 1) // step) * step
-
-
-class Piece(NamedTuple):
-    """One piece of a window: what it reads and sends beside its new ids."""
-
-    window: str  # name of the window, the same for all of its pieces
-    number: int  # i
-    pieces: int  # M
-    index: tf.Tensor  # <int32>[N], number of the n-th id among the u distinct ids of the piece
-    term_index: tf.Tensor  # <int32>[k], ids whose gradients are summed, by place in all pieces
-    term_splits: tf.Tensor  # <int64>[e+1], bounds of each sum inside term_index
-    gradient_splits: tf.Tensor  # <int32>[R], sums that leave with the piece for each owner
-    trained: Message  # ids whose gradients come to this rank with the piece
-    rows: tf.Tensor  # <int32>[E], place of these ids among the ids that the window asks this rank for
-    marks_splits: tf.Tensor | None  # <int32>[R], entries of the marks for each owner; None but for the first piece
-
-
-class Departure(NamedTuple):
-    """The ids of a window before they travel."""
-
-    inverse: list[tf.Tensor]  # <int32>[N] of each piece
-    ranked: list[ops.RankedIds]  # the new ids of each piece
-    route: ops.WindowRoute
-
-    @property
-    def messages(self) -> list[Message]:
-        """The messages of the pieces, and the marks."""
-        return [*((one.message, one.send_splits) for one in self.ranked), (self.route.marks, self.route.marks_splits)]
-
-    def arrive(self, window: str, arrived: Sequence[Message], segments: int) -> list[Piece]:
-        """Returns the pieces, from the messages that came to this rank.
-
-        Args:
-          window: Name of the window.
-          arrived: The received messages, in the order of `messages`.
-          segments: S.
-        """
-        *messages, (marks, marks_splits) = arrived
-        new, splits = [entries for entries, _ in messages], [of_ranks for _, of_ranks in messages]
-        come = ops.window_gradients(new, splits, marks, marks_splits, num_segments=segments)
-        pieces = len(self.ranked)
-        return [
-            Piece(
-                window, i, pieces, index, term_index, term_splits, gradient_splits, trained, rows,
-                self.route.marks_splits if i == 0 else None,
-            )
-            for i, (index, term_index, term_splits, gradient_splits, trained, rows) in enumerate(
-                zip(
-                    self.inverse, self.route.term_index, self.route.term_splits, self.route.gradient_splits,
-                    come.trained, come.rows,
-                )
-            )
-        ]  # fmt: skip
-
-
-def sums_to_send(piece: Piece, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The gradients that leave with a piece, each summed over pieces in their order.
-
-    Args:
-      piece: The piece.
-      gradients: [u, D] of the distinct ids of each piece up to this one.
-
-    Returns:
-      [>= e, D], in the order of the owner's Piece.trained. Rows behind e are padding.
-    """
-    ones = tf.ones_like(piece.term_splits[1:], tf.float32)
-    return ops.pooled_recover_parts(gradients, piece.term_index, piece.term_splits, ones, pad=True)

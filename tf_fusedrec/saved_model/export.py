@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -18,7 +17,7 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import saving
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+from tf_fusedrec.embedding import CallHooks, FusedEmbedding, embeddings_of
 from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
 from tf_fusedrec.exchange import collectives, model_state
 from tf_fusedrec.exchange.collectives import agree, on_rank_0
@@ -269,7 +268,7 @@ def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> It
     layers = list(model.submodules)
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):
-            switches.enter_context(embedding.replacing(answer=functools.partial(_answer, embedding, lookup)))
+            switches.enter_context(embedding.using(_ServedRows(lookup)))
         for layer in layers:
             if hasattr(layer, "kernels"):
                 switches.callback(setattr, layer, "kernels", layer.kernels)
@@ -277,9 +276,14 @@ def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> It
         yield
 
 
-def _answer(layer: FusedEmbedding, lookup: Lookup, inputs: Any, weights: Any, mask: Any) -> dict[str, Any]:
-    """The outputs of a call, with rows from the served tables."""
-    flat = layer.flat_features(inputs, weights, mask)
-    features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
-    rows = lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
-    return {name: restore_form(feature, of_feature) for (name, feature), of_feature in zip(features.items(), rows)}
+class _ServedRows(CallHooks):
+    """Calls get rows of the served tables."""
+
+    def __init__(self, lookup: Lookup):
+        self._lookup = lookup
+
+    def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
+        flat = layer.flat_features(inputs, weights, mask)
+        features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
+        rows = self._lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
+        return {name: restore_form(feature, part) for (name, feature), part in zip(features.items(), rows)}

@@ -26,7 +26,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import cut, known_num_samples
-from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
+from tf_fusedrec.embedding import Step
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules import planned_calls
 from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch
@@ -46,27 +46,28 @@ def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor
     batch = BatchWeight(tf.reduce_sum(weights))
     shares = tf.math.divide_no_nan(weights, batch.weight)
     parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
-    if planned_calls.contexts_to_come(model):  # Nested has looked up the batch in the step before
-        return _train(model, pieces, parts, may_be_empty)
-    planned = planned_calls.plan(model, pieces)
-    contexts = fetch(route(*planned_calls.waves(planned)))
-    rows = bring(*planned_calls.by_micro_batch(planned, contexts))
-    with planned_calls.supplying(planned, rows):
-        return _train(model, pieces, parts, may_be_empty)
+    step = planned_calls.supplied_step(model)
+    if step is not None:  # Nested has looked up the batch in the step before
+        return _train(model, step, pieces, parts, may_be_empty)
+    step = planned_calls.plan(model, pieces).send_ids().look_up()
+    with planned_calls.supplying(model, step, step.return_rows()):
+        return _train(model, step, pieces, parts, may_be_empty)
 
 
-def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool) -> dict[str, tf.Tensor]:
+def _train(
+    model: Any, step: Step, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool
+) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
     gate: tf.Operation | None = None
-    waiting: list[RowGradients] = []
+    waiting: dict[int, tf.Tensor] = {}
     dense: list[list[Any]] = []
     losses, logs = [], {}
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
-        mine: list[RowGradients] = []
+        row_gradients: dict[int, tf.Tensor] = {}
         with contextlib.ExitStack() as around:
             around.enter_context(model.working_on(part))
-            around.enter_context(planned_calls.deferring(model, mine, gate))
+            around.enter_context(planned_calls.deferring(model, step, row_gradients, gate))
             guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
@@ -81,11 +82,12 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_b
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
         logs = logs if guard is None else guard.logs(logs)
         losses.append(loss)
-        waiting += mine
-        gate = _done(loss, dense[-1], mine)
-    received = apply_gradients(waiting)
+        waiting.update(row_gradients)
+        gate = _done(loss, dense[-1], row_gradients)
+    received = step.send_gradients(waiting)
+    step.update(received)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
-    with tf.control_dependencies(received[len(waiting) - len(mine) :]):
+    with tf.control_dependencies([received[i] for i in row_gradients]):
         sums = [None if total is None else _identity(total) for total in sums]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
@@ -110,10 +112,10 @@ class _Answers:
         return self._gradients
 
 
-def _done(loss: tf.Tensor, dense: list[Any], sparse: list[RowGradients]) -> tf.Operation | None:
+def _done(loss: tf.Tensor, dense: list[Any], row_gradients: dict[int, tf.Tensor]) -> tf.Operation | None:
     """An op that runs after the compute of a micro-batch; None in eager mode, where ops run in program order."""
     gradients = [gradient for gradient in dense if gradient is not None]
-    return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *[part.grads for part in sparse])
+    return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *row_gradients.values())
 
 
 def _sum(parts: list[Any]) -> Any:

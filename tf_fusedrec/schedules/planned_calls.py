@@ -1,15 +1,15 @@
 """The lookups that a batch will make, found before it computes, and the training step that takes their rows.
 
-    planned = plan(model, [batch])               which lookups the batch makes
-    routed = route(*waves(planned))              ids to their owners, in one all-to-all; reads no table
-    contexts = fetch(routed)                     rows at the owner, as they are now
-    found = bring(*by_micro_batch(planned, contexts))  rows to the ranks that asked, in the order of micro-batches
-    with supplying(planned, found):              the training step takes these rows,
-        with deferring(model, gradients): ...    and collects their gradients
-    apply_gradients(gradients)                   gradients to the owners, one update
+    step = plan(model, [batch])                     which lookups the batch makes
+    step = step.send_ids()                          ids to their owners, in one all-to-all; reads no table
+    step = step.look_up()                           rows at the owner, as they are now
+    rows = step.return_rows()                       rows to the ranks that asked, in the order of micro-batches
+    with supplying(model, step, rows):              the training step takes these rows,
+        with deferring(model, step, gradients): ... and collects their gradients
+    step.update(step.send_gradients(gradients))     gradients to the owners, one update
 
-route, look_ahead, fetch, bring and apply_gradients are functions of embedding/lookup.py. A training call flattens its
-inputs again. The plan may be a step old, and the gradient of feature weights needs the weights of the call.
+A training call flattens its inputs again. The plan may be a step old, and the gradient of feature weights needs the
+weights of the call.
 
 The model is traced into a scratch graph up to its lookups. The operations that compute the ids are copied into the
 step's graph (ops/ancestors.py). Nothing else of this trace runs, and nothing of it stays in the model's attributes.
@@ -18,19 +18,14 @@ step's graph (ops/ancestors.py). Nothing else of this trace runs, and nothing of
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf, unconverted
-from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
-from tf_fusedrec.embedding.features import FlatFeature, placing_ids
-from tf_fusedrec.embedding.lookup import Found, RowGradients, look_up
-from tf_fusedrec.embedding.routed_ids import Context, LookupRequest
+from tf_fusedrec.embedding import CallHooks, FusedEmbedding, Lookup, Step, embeddings_of
+from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful, written
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MicroBatch
-
-T = TypeVar("T")
 
 
 class _Reached(BaseException):
@@ -38,6 +33,11 @@ class _Reached(BaseException):
 
     A BaseException, because Keras re-raises every Exception as a new one.
     """
+
+
+class _StopAtCall(CallHooks):
+    def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
+        raise _Reached(tf.compat.v1.get_default_graph(), inputs, weights, mask)
 
 
 class EmbeddingCall(NamedTuple):
@@ -101,11 +101,8 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
             f"batch calls. {remedy}"
         )
 
-    def stop(*arguments: Any) -> None:
-        raise _Reached(tf.compat.v1.get_default_graph(), *arguments)
-
     try:
-        with embeddings[0].replacing(answer=stop):
+        with embeddings[0].using(_StopAtCall()):
             model(x, training=True)
     except _Reached as reached:
         graph, *arguments = reached.args
@@ -267,20 +264,12 @@ def _around(graph: Any) -> list[Any]:
     return [] if graph is None else [graph, *_around(getattr(graph, "outer_graph", None))]
 
 
-class Planned(NamedTuple):
-    """One call and the training lookups of each of its groups. Groups of other models' tables have none."""
-
-    micro_batch: int
-    embedding: FusedEmbedding
-    groups: list[list[LookupRequest]]
-
-
-def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_update: int = 1) -> list[Planned]:
+def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_update: int = 1) -> Step:
     """The lookups that a batch will make. All batches have the same plan, but for tensors. Frozen layers are left out.
 
     Args:
       model: The PipelinedModel.
-      pieces: Micro-batches, or the whole batch alone, as `data` of train_step.
+      pieces: Micro-batches, or the whole batch, as `data` of train_step.
       steps_ahead: See PipelinedModel.steps_ahead.
       before_update: Steps whose lookups come before the update of the first.
 
@@ -289,155 +278,145 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
     """
     for embedding in required_embeddings(model):
         embedding.check_deferrable(before_update)
-    planned = []
+    lookups: list[Lookup] = []
     for number, piece in enumerate(pieces):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
         with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
             for embedding, features in features_ahead(model, x):
-                groups = embedding.requests_of(features, training=True)
-                planned.append(Planned(number, embedding, [_training(group) for group in groups]))
-    return planned
-
-
-def _training(requests: Sequence[LookupRequest]) -> list[LookupRequest]:
-    return [request for request in requests if request.training]
-
-
-def requests(planned: Sequence[Planned]) -> list[LookupRequest]:
-    """All lookups of a plan, in the order in which every stage returns them."""
-    return [request for call in planned for group in call.groups for request in group]
-
-
-def waves(planned: Sequence[Planned]) -> list[list[LookupRequest]]:
-    """The lookups of a plan, in one list for each micro-batch."""
-    return by_micro_batch(planned, requests(planned))
-
-
-def by_micro_batch(planned: Sequence[Planned], of_lookups: Sequence[T]) -> list[list[T]]:
-    """The items of a plan's lookups, such as contexts, in one list for each micro-batch."""
-    left = iter(of_lookups)
-    calls = itertools.groupby(planned, key=lambda call: call.micro_batch)
-    return [[next(left) for _ in requests(list(of_piece))] for _, of_piece in calls]
+                lookups += embedding.lookups_of(features, training=True, micro_batch=number)
+    return Step(tuple(lookup for lookup in lookups if lookup.training))
 
 
 @contextlib.contextmanager
-def supplying(planned: Sequence[Planned], found: Sequence[Found]) -> Iterator[None]:
+def supplying(model: Any, step: Step, rows: Sequence[tf.Tensor]) -> Iterator[None]:
     """The training calls inside take these rows, in the order of the plan, instead of looking rows up.
+
+    Args:
+      model: The PipelinedModel.
+      step: Its planned step.
+      rows: The rows of each lookup.
 
     Raises:
       ValueError: another number of training calls came, or a call had other features.
       InvalidArgumentError: at run time, a call had another number of ids.
     """
-    left = iter(found)
-    supplies: dict[int, _Supply] = {}
-    for call in planned:
-        supply = supplies.setdefault(id(call.embedding), _Supply(call.embedding))
-        rows = [[next(left) for _ in group] for group in call.groups]
-        if any(rows):
-            supply.calls.append(rows)
+    supplies = {embedding: _SuppliedRows(embedding, step, rows) for embedding in required_embeddings(model)}
     with contextlib.ExitStack() as stack:
-        for supply in supplies.values():
-            stack.enter_context(supply.embedding.replacing(look_up=supply))
+        for embedding, supply in supplies.items():
+            if supply.coming:
+                stack.enter_context(embedding.using(supply))
         yield
-    for supply in supplies.values():
-        if supply.calls:
+    for embedding, supply in supplies.items():
+        if supply.coming:
             raise ValueError(
-                f"{len(supply.calls)} calls of {supply.embedding.name!r} were looked up ahead and never came in the "
-                "training step. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+                f"{len(supply.coming)} lookups of {embedding.name!r} were made ahead and never came in the training "
+                "step. Use an embedding_inputs method of the model that gives the calls of a training step."
             )
 
 
-def contexts_to_come(model: Any) -> list[Context]:
-    """Inside `supplying`: contexts of the rows that no call has taken yet. Outside: none."""
-    supplies = [embedding.call_steps.look_up for embedding in required_embeddings(model)]
-    calls = [call for supply in supplies if isinstance(supply, _Supply) for call in supply.calls]
-    return [one.context for call in calls for group in call for one in group]
+def supplied_step(model: Any) -> Step | None:
+    """Inside `supplying`: the planned step, if calls have still to take rows. Else None."""
+    for embedding in required_embeddings(model):
+        hooks: CallHooks | None = embedding.hooks
+        while hooks is not None:
+            if isinstance(hooks, _SuppliedRows) and hooks.coming:
+                return hooks.step
+            hooks = getattr(hooks, "before", None)
+    return None
 
 
-class _Supply:
-    """Replaces the lookups of a layer's training calls by rows that a schedule has found."""
+class _SuppliedRows(CallHooks):
+    """The training calls of a layer take rows that a schedule has looked up.
 
-    def __init__(self, embedding: FusedEmbedding):
-        self.embedding = embedding
-        self.calls: list[
-            list[list[Found]]
-        ] = []  # by coming call, group and request; groups that do not train are empty
+    Attributes:
+      step: The planned step.
+      coming: Positions of the layer's lookups whose rows no call has taken yet.
+    """
 
-    def __call__(self, groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
-        wanted = [len(_training(group)) for group in groups]
-        if not any(wanted):
-            return look_up(groups)
-        if not self.calls or [len(group) for group in self.calls[0]] != wanted:
+    def __init__(self, embedding: FusedEmbedding, step: Step, rows: Sequence[tf.Tensor]):
+        self.step, self._rows = step, rows
+        self.coming = [i for i, lookup in enumerate(step.lookups) if lookup.group in embedding.lookups]
+
+    def rows(
+        self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
+    ) -> tuple[Step, Sequence[tf.Tensor]]:
+        trained = {f.name for group in layer.lookups if group.config.trains for f in group.config.features}
+        missing = [name for name in features if name in trained]
+        if not training or not missing:
+            return super().rows(layer, features, training=training)
+        positions: list[int] = []
+        while self.coming and set(self.step.lookups[self.coming[0]].features) <= set(missing):
+            positions.append(self.coming.pop(0))
+            missing = [name for name in missing if name not in self.step.lookups[positions[-1]].features]
+        if missing:
             raise ValueError(
-                f"{self.embedding.name!r} was called with other features, or more often in a training step, than was "
-                "looked up ahead. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+                f"{layer.name!r} was called with other features, or more often in a training step, than was looked up "
+                "ahead. Use an embedding_inputs method of the model that gives the calls of a training step."
             )
-        supplied = self.calls.pop(0)
-        others = iter(look_up([group for group, found in zip(groups, supplied) if not found]))
-        return [
-            [self._checked(*pair) for pair in zip(group, found)] if found else next(others)
-            for group, found in zip(groups, supplied)
-        ]
+        step, rows = self.step.part(positions), [self._checked(layer, features, i) for i in positions]
+        others = {name: feature for name, feature in features.items() if name not in trained}
+        if not others:
+            return step, rows
+        other_step, other_rows = super().rows(layer, others, training=training)
+        return Step.joined([step, other_step]), [*rows, *other_rows]
 
-    def _checked(self, request: LookupRequest, found: Found) -> Found:
-        """`found`, after a check that its rows belong to the ids of the request."""
+    def _checked(self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], position: int) -> tf.Tensor:
+        """The rows of a planned lookup, after a check that they belong to the ids of the call."""
         message = (
-            f"{self.embedding.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
-            "embedding_inputs of the model must give the calls that a training step makes, with the same ids. Ids that "
+            f"{layer.name!r} was called with other ids in a training step than were looked up ahead. Use an "
+            "embedding_inputs method of the model that gives the calls of a training step, with the same ids. Ids that "
             "depend on the number of the step take it as step + steps_ahead."
         )
-        ids, ahead = [feature.ids for feature in request.features], found.context.routed.fused.ids
-        same = tf.debugging.assert_equal(tf.add_n([tf.size(one) for one in ids]), tf.size(ahead), message)
+        lookup = self.step.lookups[position]
+        ids, ids_ahead = [features[name].ids for name in lookup.features], lookup.fused.ids
+        same = tf.debugging.assert_equal(tf.add_n([tf.size(part) for part in ids]), tf.size(ids_ahead), message)
         # Nothing waits for this comparison, because its result must reach the host.
-        with placing_ids([request.lookup.table]), tf.control_dependencies([] if same is None else [same]):
-            tf.debugging.Assert(tf.reduce_all(tf.equal(tf.concat(ids, 0), ahead)), [message])
-        return _behind(same, found)
+        with lookup.group.id_device(), tf.control_dependencies([] if same is None else [same]):
+            tf.debugging.Assert(tf.reduce_all(tf.equal(tf.concat(ids, 0), ids_ahead)), [message])
+        return _after(same, self._rows[position])
 
 
 @contextlib.contextmanager
-def deferring(model: Any, gradients: list[RowGradients], gate: Any = None) -> Iterator[None]:
-    """Calls inside collect the gradients of their rows instead of training, and hand rows on behind a gate.
+def deferring(model: Any, step: Step, gradients: dict[int, tf.Tensor], gate: Any = None) -> Iterator[None]:
+    """Calls inside collect the gradients of their rows instead of training, and return rows after a gate.
 
     Args:
       model: The PipelinedModel.
-      gradients: Collects the gradients, for apply_gradients.
-      gate: An op or tensor that runs before rows are handed on. Lookups and exchanges do not wait for it.
+      step: Its planned step, whose rows the calls take.
+      gradients: Collects the gradients by position in `step`, for Step.send_gradients.
+      gate: An op or tensor that runs before rows are returned. Lookups and exchanges do not wait for it.
 
     Raises:
       ValueError: the loss is scaled, so the gradients would lose their scale while they wait.
     """
     if isinstance(getattr(model, "optimizer", None), keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
-            f"gradients of {model.name!r} wait under this schedule, and the scale of the loss would be lost. Remedy: "
+            f"gradients of {model.name!r} wait under this schedule, and the scale of the loss would be lost. Use "
             "schedule='sync' or DualBuffer, or the policy mixed_bfloat16."
         )
-
-    def collect(_: Sequence[LookupRequest], of_group: Sequence[RowGradients]) -> tf.Tensor:
-        gradients.extend(of_group)
-        return tf.zeros([])
-
+    positions = {id(lookup): i for i, lookup in enumerate(step.lookups)}
     with contextlib.ExitStack() as stack:
         for embedding in required_embeddings(model):
-
-            def gated(groups: Any, look_up: Any = embedding.call_steps.look_up) -> list[list[Found]]:
-                return [[_behind(gate, one) for one in group] for group in look_up(groups)]
-
-            stack.enter_context(embedding.replacing(look_up=gated, train=collect))
+            stack.enter_context(embedding.using(_KeptGradients(positions, gradients, gate)))
         yield
 
 
-def _behind(gate: Any, found: Found) -> Found:
-    """`found`, whose rows are handed on behind an op or tensor; None: at once."""
+class _KeptGradients(CallHooks):
+    def __init__(self, positions: Mapping[int, int], gradients: dict[int, tf.Tensor], gate: Any):
+        self._positions, self._gradients, self._gate = positions, gradients, gate
+
+    def rows(
+        self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
+    ) -> tuple[Step, Sequence[tf.Tensor]]:
+        step, rows = super().rows(layer, features, training=training)
+        return step, [_after(self._gate, part) for part in rows]
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        self._gradients.update({self._positions[id(step.lookups[i])]: grad for i, grad in gradients.items()})
+        return tf.zeros([])
+
+
+def _after(gate: Any, rows: tf.Tensor) -> tf.Tensor:
+    """`rows` after an op or tensor has run; None: at once."""
     with tf.control_dependencies([] if gate is None else [gate]):
-        return found._replace(rows=tf.identity(found.rows))
-
-
-def gradients_of(model: Any, context: Context, gradients: Sequence[RowGradients]) -> RowGradients:
-    """The gradients of these rows. Raises ValueError if the loss does not depend on them."""
-    for part in gradients:
-        if part.context is context:
-            return part
-    raise ValueError(
-        f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so some rows have no "
-        "gradients to wait for. Use schedule='sync', or `trainable = False` of the FusedEmbedding."
-    )
+        return tf.identity(rows)

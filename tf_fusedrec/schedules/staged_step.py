@@ -31,13 +31,9 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.data.batches import cut
-from tf_fusedrec.embedding import tables_in
+from tf_fusedrec.embedding import Step, tables_in
 from tf_fusedrec.embedding.features import placing_ids
-from tf_fusedrec.embedding.lookup import Found, RowGradients, apply_gradients, bring, fetch, look_ahead, route
-from tf_fusedrec.embedding.routed_ids import RoutedIds
-from tf_fusedrec.ops import RowsAhead
-from tf_fusedrec.schedules import planned_calls
-from tf_fusedrec.schedules.planned_calls import by_micro_batch, required_embeddings, supplying, waves
+from tf_fusedrec.schedules.planned_calls import deferring, plan, required_embeddings, supplying
 
 
 class Stages(NamedTuple):
@@ -71,19 +67,26 @@ class Stages(NamedTuple):
         return 1 + self.staleness
 
 
+class Ready(NamedTuple):
+    """The rows of the batch that computes next, on the ranks that asked."""
+
+    step: Step
+    rows: Sequence[tf.Tensor]
+
+
 class Waiting(NamedTuple):
     """Gradients that wait for the next step."""
 
-    exist: tf.Tensor  # <bool>[]; False before the first step and after a drain, when `parts` is a placeholder
-    parts: Sequence[RowGradients]
+    exist: tf.Tensor  # <bool>[]; False before the first step and after a drain, when the gradients are placeholders
+    step: Step
+    gradients: Sequence[tf.Tensor]  # by position of the lookup
 
 
 class Ahead(NamedTuple):
     """Unfinished work on other batches, which passes from one training step to the next."""
 
-    routes: Sequence[Sequence[RoutedIds]] = ()  # ids at their owners by batch, next batch first
-    rows_ahead: Sequence[RowsAhead] = ()  # rows of the next batch at their owners
-    ready: Sequence[Found] = ()  # rows of the batch that computes next, on the ranks that asked
+    sent: Sequence[Step] = ()  # steps with their ids at the owners, next batch first
+    ready: Ready | None = None  # None: the step of a batch looks its rows up
     waiting: Waiting | None = None  # None: the step of a batch makes its update
 
 
@@ -91,16 +94,14 @@ def start(stages: Stages, model: Any, batches: Sequence[Any]) -> Ahead:
     """Begins the work on the first batches of an iterator."""
     if stages.read:
         required_embeddings(model)  # raises where the model has none
-    plans = [_plan(stages, model, batches[i], steps_ahead=i + 1) for i in range(stages.send_ids)]
-    routes = [route(*waves(planned)) for planned in plans]
+    sent = [_plan(stages, model, batches[i], steps_ahead=i + 1).send_ids() for i in range(stages.send_ids)]
     if stages.look_ahead:
-        return Ahead(routes, look_ahead(routes[0]))
+        sent[0] = sent[0].look_ahead()
     if not stages.return_rows:
-        return Ahead(routes)
-    ready = bring(fetch(routes[0]))
-    placeholder = [RowGradients(lookup.context, lookup.rows) for lookup in ready]
-    waiting = Waiting(tf.constant(False), placeholder) if stages.update else None
-    return Ahead(routes[1:], ready=ready, waiting=waiting)
+        return Ahead(sent)
+    ready = _returned(sent.pop(0))
+    waiting = Waiting(tf.constant(False), *ready) if stages.update else None
+    return Ahead(sent, ready, waiting)
 
 
 def step(stages: Stages, model: Any, batches: Sequence[Any], ahead: Ahead) -> tuple[dict[str, tf.Tensor], Ahead]:
@@ -109,36 +110,41 @@ def step(stages: Stages, model: Any, batches: Sequence[Any], ahead: Ahead) -> tu
         return model.train_step(batches[0]), ahead
     if stages.return_rows:
         return _step_on_stale_rows(stages, model, batches, ahead)
-    current, *coming = ahead.routes
-    # Ops on one table run in program order: the buffer is filled between this refresh and the update of the batch.
-    contexts = fetch(current, ahead.rows_ahead) if stages.look_ahead else []
+    current, *coming = ahead.sent
+    if stages.look_ahead:  # Ops on one table run in program order: refresh, look-ahead of the next batch, update.
+        current = current.look_up()
     # With few threads, work on coming batches could delay the refresh, for which this batch waits.
-    with tf.control_dependencies([context.answer.rows for context in contexts]):
-        planned = _plan(stages, model, batches[stages.send_ids], steps_ahead=stages.send_ids + 1)
-        coming.append(route(*waves(planned)))
-        ahead = Ahead(coming, look_ahead(coming[0]) if stages.look_ahead else [])
-    ready = bring(*by_micro_batch(planned, contexts or fetch(current)))
-    with supplying(planned, ready):
-        return model.train_step(batches[0]), ahead
+    with tf.control_dependencies([answer.rows for answer in current.answers]):
+        coming.append(_plan(stages, model, batches[stages.send_ids], steps_ahead=stages.send_ids + 1).send_ids())
+        if stages.look_ahead:
+            coming[0] = coming[0].look_ahead()
+    with supplying(model, *_returned(current)):
+        return model.train_step(batches[0]), Ahead(coming)
 
 
 def _step_on_stale_rows(
     stages: Stages, model: Any, batches: Sequence[Any], ahead: Ahead
 ) -> tuple[dict[str, tf.Tensor], Ahead]:
     """Rows of batch t + 1 are looked up and returned while batch t computes on rows of the step before."""
+    assert ahead.ready is not None
     planned = _plan(stages, model, batches[stages.send_ids], steps_ahead=stages.send_ids + 1)
-    following, *coming = [*ahead.routes, route(*waves(planned))]
+    following, *coming = [*ahead.sent, planned.send_ids()]
     if ahead.waiting is not None:
         _update_late(ahead.waiting)
-    ready = bring(fetch(following))
-    gradients: list[RowGradients] = []
-    with supplying(planned, ahead.ready), planned_calls.deferring(model, gradients):
+    ready, current = _returned(following), ahead.ready.step
+    collected: dict[int, tf.Tensor] = {}
+    with supplying(model, *ahead.ready), deferring(model, current, collected):
         logs = model.train_step(batches[0])
-    parts = [planned_calls.gradients_of(model, lookup.context, gradients) for lookup in ahead.ready]
+    if len(collected) < len(current.lookups):
+        raise ValueError(
+            f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so some rows have "
+            "no gradients to wait for. Use schedule='sync', or `trainable = False` of the FusedEmbedding."
+        )
+    gradients = [collected[i] for i in range(len(current.lookups))]
     if stages.update:
-        return logs, Ahead(coming, ready=ready, waiting=Waiting(tf.constant(True), parts))
-    apply_gradients(parts, staleness=stages.staleness)
-    return logs, Ahead(coming, ready=ready)
+        return logs, Ahead(coming, ready, Waiting(tf.constant(True), current, gradients))
+    current.update(current.send_gradients(dict(enumerate(gradients))), staleness=stages.staleness)
+    return logs, Ahead(coming, ready)
 
 
 def drain(ahead: Ahead) -> Ahead:
@@ -149,17 +155,22 @@ def drain(ahead: Ahead) -> Ahead:
     return ahead._replace(waiting=ahead.waiting._replace(exist=tf.constant(False)))
 
 
-def _plan(stages: Stages, model: Any, data: Any, *, steps_ahead: int) -> list[planned_calls.Planned]:
+def _plan(stages: Stages, model: Any, data: Any, *, steps_ahead: int) -> Step:
     with placing_ids(tables_in(model)):
         pieces = cut(data, stages.micro_batches) if stages.micro_batches else [data]
-        return planned_calls.plan(model, pieces, steps_ahead=steps_ahead, before_update=stages.lookups_per_update)
+        return plan(model, pieces, steps_ahead=steps_ahead, before_update=stages.lookups_per_update)
+
+
+def _returned(looked_up: Step) -> Ready:
+    looked_up = looked_up if looked_up.answers else looked_up.look_up()
+    return Ready(looked_up, looked_up.return_rows())
 
 
 def _update_late(waiting: Waiting) -> None:
     """Sends waiting gradients, if any, to their owners and updates the tables: on all ranks or on none."""
 
     def update() -> tf.Tensor:
-        apply_gradients(waiting.parts, staleness=1)
+        waiting.step.update(waiting.step.send_gradients(dict(enumerate(waiting.gradients))), staleness=1)
         return waiting.exist
 
     tf.cond(waiting.exist, update, lambda: waiting.exist)

@@ -21,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import num_samples
-from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+from tf_fusedrec.embedding import CallHooks, FusedEmbedding, Step, embeddings_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.layers import SyncBatchNormalization
 
@@ -56,6 +56,14 @@ class MicroBatch(NamedTuple):
 WHOLE = MicroBatch(0, 1.0)
 
 
+class _SelectedGradients(CallHooks):
+    def __init__(self, select: Callable[[tf.Tensor], tf.Tensor]):
+        self._select = select
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        return super().train(step, {i: self._select(gradient) for i, gradient in gradients.items()})
+
+
 class Guard:
     """A context of the forward and backward pass of one batch or micro-batch, which may have no samples.
 
@@ -80,7 +88,7 @@ class Guard:
         if tf.executing_eagerly():  # a graph that makes variables is traced again
             self._replaced.enter_context(tf.variable_creator_scope(self._create))
         for embedding in embeddings_of(self._model):
-            self._replaced.enter_context(embedding.replacing(gradient=self._selected))
+            self._replaced.enter_context(embedding.using(_SelectedGradients(self._selected)))
         for optimizer in _optimizers(self._model):
             self._replaced.enter_context(self._selecting(optimizer))
         return self

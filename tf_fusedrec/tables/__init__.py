@@ -5,6 +5,6 @@ The backend of tfra/table.py registers itself when it is imported, because it ne
 
 from tf_fusedrec.tables.external import external_table
 from tf_fusedrec.tables.native import NativeTable
-from tf_fusedrec.tables.table import Answer, InferenceRows, StoredTable, Table
+from tf_fusedrec.tables.table import Message, Table
 
-__all__ = ["Answer", "InferenceRows", "NativeTable", "StoredTable", "Table", "external_table"]
+__all__ = ["Message", "NativeTable", "Table", "external_table"]

@@ -9,19 +9,22 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, SUMMED_FIELDS, TableConfig
-from tf_fusedrec.files.hash_order import table_seed
+from tf_fusedrec.files.hash_order import mix64, table_seed
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.native_contents import NativeContents
-from tf_fusedrec.tables.table import Answer, InferenceRows, LeftOutRows
+from tf_fusedrec.tables.table import LeftOutRows, Message, Table
+
+_BATCH = 1 << 18  # rows per call when rows are restored
+_VERSION_SHIFT = 32  # of `clock`
 
 
-class NativeTable(NativeContents):
+class NativeTable(Table):
     """The tables of one group in one HashTable resource.
 
     Args:
@@ -34,15 +37,16 @@ class NativeTable(NativeContents):
       averaged: True if replicas of this table train apart and are averaged from time to time.
       moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
+    Attributes:
+      place: Where the rows are.
+      clears: Number of calls of `clear`, which leaves no tombstones and so cannot be in a delta.
+
     Raises:
       ValueError: the place does not have one of the options, or averaged tables do not.
     """
 
     owner = "hash_range"
     id_bits = 64  # any int64 is an id
-    can_defer = True
-    can_look_ahead = True
-    splits_answers = True
 
     def __init__(
         self,
@@ -56,8 +60,8 @@ class NativeTable(NativeContents):
         averaged: bool = False,
         moment_scale: float = 1.0,
     ):
-        rule = optimizers.resolve(tables[0].optimizer).with_moment_scale(moment_scale)
-        super().__init__(tables, rule)
+        spec = tables[0]
+        self.place = places.place_of(spec)
         places.check(
             self.place,
             tables,
@@ -65,14 +69,27 @@ class NativeTable(NativeContents):
             lookups_per_update=lookups_per_update,
             averaged=averaged,
         )
-        spec = tables[0]
-        self.optimizer = optimizers.Trainer(rule, name=name)
-        self._accumulate_steps = accumulate_steps
-        self._average = average
+        self.names = [table.name for table in tables]
+        self.left_out = {}
+        self.clears = 0
+        self.records_tombstones = spec.record_tombstones
+        self.prefetches = spec.memory_budget > 0
+        self.ids_on_host = self.place.ids_on_host
+        self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
+        self.optimizer = optimizers.Trainer(self._rule, name=name)
+        self._dim, self._dtype = spec.dim, tf.as_dtype(spec.dtype)
+        self._storage = spec.storage_dtype or spec.dtype
+        self._initializer = spec.initializer
+        self._with_admission = {table.name for table in tables if table.admission_count > 1}
+        # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
+        leave = any(table.eviction or table.ttl for table in tables)
+        self._moves_rows = bool(leave or spec.hot_after or spec.memory_budget)
+        self._lookups_per_update = lookups_per_update
+        self._accumulate_steps, self._average = accumulate_steps, average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
         # The other native fields of a TableConfig have the names and values of the op's attributes.
         options = {name: getattr(spec, name) for name in NATIVE_FIELDS if name not in ("storage_dtype", *LIMIT_FIELDS)}
-        options["storage"] = "float32" if self._storage == "mixed" else self._storage
+        options["storage"] = self._stored_dtype
         for name in LIMIT_FIELDS:
             values = [getattr(table, name) for table in tables]
             options[f"segment_{name}"] = [value or "none" for value in values] if name == "eviction" else values
@@ -84,8 +101,8 @@ class NativeTable(NativeContents):
             dim=spec.dim,
             seeds=self._seeds,
             segment_names=self.names,
-            rule=rule.rule,
-            hyperparameters=rule.hyperparameters,
+            rule=self._rule.rule,
+            hyperparameters=self._rule.hyperparameters,
             distribution=spec.initializer.distribution,
             a=spec.initializer.a,
             b=spec.initializer.b,
@@ -94,51 +111,50 @@ class NativeTable(NativeContents):
             averaged=averaged,
             **options,
         )
-        # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        leave = any(table.eviction or table.ttl for table in tables)
-        self.moves_rows = bool(leave or spec.hot_after or spec.memory_budget)
-        self.can_prefetch = spec.memory_budget > 0
-        self.ids_on_host = self.place.ids_on_host
         weakref.finalize(self, ops.table_destroy, self._handle)
 
-    @property
-    def most_lookups_per_update(self) -> int | None:  # type: ignore[override]
-        return self.place.lookups_per_update
+    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> ops.TableRows:
+        if with_rows and ahead is None and self.ids_on_host:
+            ahead = self.look_ahead(request)  # takes ids where they are; a lookup without it would copy them back
+        return ops.table_lookup(self._handle, *request, ahead, dim=self._dim, dtype=self._dtype, with_rows=with_rows)
 
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Answer:
-        if training and self.ids_on_host:  # a look-ahead takes ids where they are; a lookup would copy them back
-            return self.refresh(message, splits, self.look_ahead(message, splits))
-        if training:
-            return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
-        return InferenceRows(ops.table_read(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
+        return ops.table_read(self._handle, *request, ahead, as_training=as_training, dim=self._dim, dtype=self._dtype)
 
-    def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
+    def look_ahead(self, request: Message) -> ops.RowsAhead:
         if self.place is places.DEVICE:  # it reads nothing ahead, and its ids are on the device
             return ops.RowsAhead.none(self._dim, self._dtype)
-        return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
+        return ops.table_look_ahead(self._handle, *request, dim=self._dim, dtype=self._dtype)
 
-    def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
-        return ops.table_lookup(self._handle, message, splits, rows_ahead, dim=self._dim)
+    def prefetch(self, request: Message) -> None:
+        ops.table_prefetch(self._handle, *request)
 
-    def lookup_shared(
-        self,
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        trained: tuple[tf.Tensor, tf.Tensor],
-        rows_ahead: ops.RowsAhead | None,
-    ) -> ops.TableRows:
-        form = {"dim": self._dim, "dtype": self._dtype}
-        rows = ops.table_read(self._handle, message, splits, rows_ahead, as_training=True, **form)
-        return ops.table_lookup(self._handle, *trained, with_rows=False, **form)._replace(rows=rows)
+    def check_deferrable(self, steps: int) -> None:
+        cause = f"The lookups of {steps} steps come before the update of the first."
+        self._check_lookups(steps, cause, "a schedule whose rows are fresh, such as DualBuffer()")
 
-    def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        ops.table_prefetch(self._handle, message, splits)
+    def check_calls(self, calls: int) -> None:
+        cause = f"Their FusedEmbedding was called {calls} times in one training step."
+        self._check_lookups(calls, cause, "one call with all features of a step")
 
-    def apply_gradients(
+    def _check_lookups(self, lookups: int, cause: str, remedy: str) -> None:
+        most = self.place.lookups_per_update
+        if most is not None and lookups > most:
+            raise ValueError(
+                f"tables {self.names} have host_rows on a GPU, which holds the rows of one lookup. {cause} Use "
+                f"{remedy}, or make the layer under tf.device('/CPU:0')."
+            )
+        if self._moves_rows and lookups > self._lookups_per_update:
+            raise ValueError(
+                f"tables {self.names} may evict or move rows (eviction, ttl, hot_after or memory_budget). {cause} Use "
+                f"{remedy}, or FusedEmbedding(lookups_per_update={lookups})."
+            )
+
+    def update(
         self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
     ) -> LeftOutRows:
         update = self.optimizer.iterations.read_value() + 1
-        inverses, gradients = [found.inverse for found, _ in parts], [grads for _, grads in parts]
+        inverses, gradients = [answer.inverse for answer, _ in parts], [grads for _, grads in parts]
         if self._accumulate_steps == 1 and len(parts) == 1:
             with tf.control_dependencies([*checks, *gradients]):
                 rate, step = self.optimizer.current()
@@ -171,7 +187,7 @@ class NativeTable(NativeContents):
         self.optimizer.count()
         self._waiting.assign(0)
 
-    # Methods for replicas.py, which averages tables.
+    # For replicas.py, which averages tables.
 
     def note_trained(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         """Notes that rows of the ids of a lookup have been trained."""
@@ -200,6 +216,148 @@ class NativeTable(NativeContents):
         """Gives this replica the merged rows, as ops.table_merge."""
         ops.table_merge(self._handle, **what, step=self.optimizer.iterations.read_value())
 
+    # Contents. Eager.
+
+    @property
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counters by table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused,
+        candidates, left_out (rows that updates left unchanged, because their gradients were not finite).
+
+        A table on a GPU with host_rows adds, since it was made: hot_hits (distinct rows of training lookups that were
+        hot_rows), bytes_to_device and bytes_to_host (of rows, with slots and headers, that crossed the bus).
+        """
+        kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
+        of_traffic = ("hot_hits", "bytes_to_device", "bytes_to_host") if self.place is places.HOST_ROWS else ()
+        counted = ops.table_statistics(self._handle)
+        segments, traffic = counted.segments.numpy().tolist(), counted.traffic.numpy().tolist()
+        return {
+            name: {**dict(zip(kinds, [*row, self.left_out.get(name, 0)])), **dict(zip(of_traffic, its_traffic))}
+            for name, row, its_traffic in zip(self.names, segments, traffic)
+        }
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of keys and of both pools of rows, as mapped, and the number of rows in each pool."""
+        kinds = ("key_bytes", "row_bytes", "second_row_bytes", "rows", "second_rows")
+        return dict(zip(kinds, ops.table_statistics(self._handle).bytes.numpy().tolist()))
+
+    @property
+    def _stored_dtype(self) -> str:
+        return "float32" if self._storage == "mixed" else self._storage
+
+    def size(self, name: str) -> int:
+        return int(ops.table_size(self._handle)[self.names.index(name)])
+
+    def evict(self, name: str, count: int) -> int:
+        """Evicts the `count` rows that the policy ranks lowest. Returns the number of evicted rows. Eager."""
+        return int(ops.table_evict(self._handle, self.names.index(name), count))
+
+    def remove(self, name: str, ids: np.ndarray) -> None:
+        ops.table_remove(self._handle, self.names.index(name), tf.constant(ids, tf.int64))
+
     def clear(self) -> None:
-        super().clear()
+        """Removes all rows, candidates, tombstones, statistics and waiting gradients. Eager."""
+        ops.table_clear(self._handle)
         self._waiting.assign(0)
+        self.clears += 1
+        self.replaced += 1
+        self.left_out.clear()
+
+    def sections_of(self, name: str) -> tuple[str, ...]:
+        return ("rows", "candidates") if name in self._with_admission else ("rows",)
+
+    def spec(self, name: str) -> dict[str, Any]:
+        slots = [*self._rule.wide_slots, *self._rule.scalar_slots]
+        return {"dim": self._dim, "storage": self._stored_dtype, "optimizer": self._rule.spec, "slots": slots}
+
+    def record_dtype(self, section: str) -> np.dtype:
+        """Structured, packed: custom_ops/hash_table/cpu/parts/row_records.h; bfloat16 travels as its bits, <u2."""
+        if section == "candidates":
+            return np.dtype([("count", "<u4")])
+        wide = self._storage in ("float32", "mixed")
+        row = "<f4" if wide else "<f2" if self._storage == "float16" else "<u2"
+        about = [(field, "<u4") for field in ("last", "count", "updated", "pool")]
+        slots = [(slot, "<f4" if wide else "<u2", (self._dim,)) for slot in self._rule.wide_slots]
+        return np.dtype([*about, ("row", row, (self._dim,)), *slots, *[(s, "<f4") for s in self._rule.scalar_slots]])
+
+    def snapshot(
+        self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        segment, dtype = self.names.index(name), self.record_dtype(section)
+        if section == "candidates":
+            ids, counts = ops.table_candidates(self._handle, segment)
+            return ids.numpy(), counts.numpy().astype(dtype["count"]).view(dtype)
+        ids, handles = ops.table_keys(self._handle, segment, since=_counters(since or 0))
+        # The memory of the op's own answer: .numpy() would copy it once more.
+        records = np.asarray(memoryview(ops.table_read_records(self._handle, handles))).view(dtype)[:, 0]
+        ids = ids.numpy()
+        order = np.argsort(mix64(ids)) if in_hash_order else slice(None)
+        return ids[order], records[order]
+
+    def sample(self, name: str, most: int, *, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns up to `most` rows [n, D] of a table that were looked up since a `clock`, and their initial rows."""
+        segment = self.names.index(name)
+        ids, handles = (x.numpy() for x in ops.table_keys(self._handle, segment, since=_counters(since)))
+        chosen = np.random.default_rng(0).permutation(len(ids))[:most]
+        read = ops.table_read_records(self._handle, tf.constant(handles[chosen]))
+        rows = _as_numbers(np.asarray(memoryview(read)).view(self.record_dtype("rows"))[:, 0]["row"])
+        with tf.device("cpu"):
+            initial = ops.initial_rows(
+                tf.zeros([len(chosen), self._dim], self._stored_dtype), tf.zeros([len(chosen)], tf.bool),
+                tf.constant(ids[chosen]),
+                tf.constant([0, len(chosen)], tf.int64), seeds=[self._seeds[segment]],
+                distribution=self._initializer.distribution, a=self._initializer.a, b=self._initializer.b,
+            )  # fmt: skip
+        return rows.astype(np.float32), initial.numpy().astype(np.float32)
+
+    def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
+        segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
+        self.replaced += 1
+        if section == "candidates":
+            counts = tf.constant(records["count"].astype(np.int64))
+            ops.table_import_candidates(self._handle, segment, ids, counts)
+            return
+        size = records.dtype.itemsize
+        for begin in range(0, len(records), _BATCH):
+            part = np.ascontiguousarray(records[begin : begin + _BATCH]).view(np.uint8).reshape(-1, size)
+            ops.table_import(self._handle, segment, ids[begin : begin + _BATCH], tf.constant(part))
+
+    def new_records(self, name: str, n: int) -> np.ndarray:
+        records = np.zeros(n, self.record_dtype("rows"))
+        for slot, start in self._rule.slot_starts.items():
+            narrow = records.dtype[slot].base == np.dtype("<u2")
+            bits = np.array(start, tf.bfloat16.as_numpy_dtype).view(np.uint16)
+            records[slot] = bits if narrow else start
+        return records
+
+    def tombstones(self, name: str) -> np.ndarray:
+        return ops.table_tombstones(self._handle, self.names.index(name)).numpy()
+
+    def forget_tombstones(self) -> None:
+        """Begins a new record of tombstones, for all tables of the group. Eager."""
+        ops.table_forget_tombstones(self._handle)
+
+    @property
+    def clock(self) -> int:
+        """The table's counters in one number that only grows: version (number of changes) and training lookups."""
+        lookups, version = ops.table_clock(self._handle).numpy().tolist()
+        return version << _VERSION_SHIFT | lookups
+
+    @clock.setter
+    def clock(self, value: int) -> None:
+        ops.table_set_clock(self._handle, tf.constant(_counters(value), tf.int64))
+
+    def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, records = self.snapshot(name)
+        order = np.argsort(ids)
+        return ids[order], _as_numbers(records["row"])[order].astype(self._dtype.as_numpy_dtype)
+
+
+def _counters(clock: int) -> list[int]:
+    """Returns the training lookups and the version of a `clock`."""
+    return [clock & ((1 << _VERSION_SHIFT) - 1), clock >> _VERSION_SHIFT]
+
+
+def _as_numbers(rows: np.ndarray) -> np.ndarray:
+    """The rows of records, where bfloat16 travels as its bits."""
+    return np.ascontiguousarray(rows).view(tf.bfloat16.as_numpy_dtype) if rows.dtype == np.uint16 else rows

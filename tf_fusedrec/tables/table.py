@@ -1,33 +1,19 @@
-"""The contract of a table backend, which looks up and trains the rows of one group of tables on one rank.
-
-A lookup asks a table for its abilities (`can_...`), never for its class.
-"""
+"""The contract of a table backend: rows of one group of tables on one rank. It knows neither ranks nor features."""
 
 from __future__ import annotations
 
 import abc
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-
-class Answer(Protocol):
-    """A table's answer to a lookup: a NamedTuple of tensors, which may wait for a later training step."""
-
-    @property
-    def rows(self) -> tf.Tensor:
-        """<dtype>[P, D], row of each id in the order received; P >= V, rows behind the V-th are padding."""
-
-
-class InferenceRows(NamedTuple):
-    """The answer to a lookup that does not train."""
-
-    rows: tf.Tensor  # <dtype>[P, D]
+# <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition; entries of each block, <int32>[R].
+Message = tuple[tf.Tensor, tf.Tensor]
 
 
 class LeftOutRows(NamedTuple):
@@ -39,7 +25,9 @@ class LeftOutRows(NamedTuple):
 
 
 class Table(abc.ABC):
-    """Rows of one group of tables. Table s of the group is segment s of every message.
+    """Rows of the tables of one group on this rank. Table s of the group is segment s of every message.
+
+    Methods from `size` on are eager and see this rank's rows only.
 
     Attributes:
       names: Names of the tables, by segment.
@@ -47,15 +35,12 @@ class Table(abc.ABC):
       id_bits: Ids must lie in [0, 2^id_bits); 64 admits every int64.
       optimizer: The optimizer that trains the rows; None for tables that are never trained.
       left_out: By table, the number of rows that updates left unchanged, because a gradient was not finite.
-      can_defer: True if lookups of later steps may come before the update of an earlier one.
-      can_look_ahead: True if `look_ahead` and `refresh` work.
-      splits_answers: True if one lookup can answer several requests of a step.
-      most_lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
-      can_prefetch: True if `prefetch` has an effect, because rows may be on disk.
-      moves_rows: True if a training lookup may move or evict rows of an earlier one.
+      prefetches: True if rows may be on disk, so that `prefetch` has an effect.
       takes_duplicates: True if a source may send an id twice.
       ids_on_host: True if ids travel in host memory, although rows and gradients travel between devices.
       replaced: Number of calls of `clear` and `restore`, after which answers to earlier lookups are out of date.
+      records_tombstones: True if the table records ids that leave.
+      clock: Counters of the table in one number that only grows; 0 where a table keeps none.
     """
 
     names: list[str]
@@ -63,28 +48,44 @@ class Table(abc.ABC):
     id_bits: int
     optimizer: Any
     left_out: dict[str, int]
-    can_defer = False
-    can_look_ahead = False
-    splits_answers = False
-    most_lookups_per_update: int | None = None
-    can_prefetch = False
-    moves_rows = False
+    prefetches = False
     takes_duplicates = True
     ids_on_host = False
     replaced = 0
+    records_tombstones = False
+    clock = 0
+
+    def partition(self, ids: tf.Tensor, splits: tf.Tensor, /, *, num_ranks: int) -> ops.RankedIds:
+        """Arranges unique ids <int64>[U] with splits <int64>[S+1] by their owners."""
+        return ops.rank_partition(
+            ids, splits, num_ranks=num_ranks, owner=self.owner, id_bits=self.id_bits, segment_names=self.names
+        )
 
     @abc.abstractmethod
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Answer:
-        """Finds the rows of the received ids.
+    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> Any:
+        """The training lookup: finds or inserts rows. One tick of the table's clock.
 
         Args:
-          message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
-          splits: <int32>[R], entries of each block.
-          training: True if ids without a row get one. Otherwise TableConfig.unknown names their row.
+          request: The received ids.
+          ahead: The result of `look_ahead` for `request`: only rows that changed since are read. None: all are.
+          with_rows: False for an answer without rows.
+
+        Returns:
+          A NamedTuple with the fields of ops.TableRows, which may wait for a later training step.
         """
 
     @abc.abstractmethod
-    def apply_gradients(
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
+        """The rows <dtype>[P, D] of received ids, padding after the V-th. Changes nothing.
+
+        Args:
+          request, ahead: As in `lookup`.
+          as_training: True for the rows that `lookup` would answer. Else TableConfig.unknown names the row of an id
+            without one.
+        """
+
+    @abc.abstractmethod
+    def update(
         self, parts: Sequence[tuple[Any, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
     ) -> LeftOutRows | None:
         """Trains the rows of training lookups by the sum of their gradients, as one update.
@@ -98,64 +99,28 @@ class Table(abc.ABC):
           The left out rows; None if the table does not look for them.
         """
 
+    def look_ahead(self, request: Message) -> ops.RowsAhead:
+        """Reads the rows of a coming training lookup. Changes nothing."""
+        raise self._cannot("look ahead")
+
+    def prefetch(self, request: Message) -> None:
+        """Starts to read rows of a coming lookup from disk. Changes nothing."""
+        raise self._cannot("prefetch rows")
+
+    @abc.abstractmethod
+    def check_deferrable(self, steps: int) -> None:
+        """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
+
+    def check_calls(self, calls: int) -> None:  # noqa: B027, because most tables refuse nothing
+        """Raises ValueError unless `calls` lookups may come before one update."""
+
     @abc.abstractmethod
     def size(self, name: str) -> int:
-        """The number of rows of one table on this rank. Eager."""
+        """The number of rows of one table."""
 
     @abc.abstractmethod
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype. Eager."""
-
-    @property
-    @abc.abstractmethod
-    def row_bytes(self) -> int:
-        """Bytes of one stored row with its slots and counters, without its key."""
-
-    def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
-        """Reads the rows of a coming training lookup, and changes nothing. Arguments as in `lookup`."""
-        raise self._cannot("look ahead")
-
-    def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
-        """The answer of a training lookup, sooner than by `lookup`, from look_ahead's result for the same message."""
-        raise self._cannot("look ahead")
-
-    def lookup_shared(
-        self,
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        trained: tuple[tf.Tensor, tf.Tensor],
-        rows_ahead: ops.RowsAhead | None,
-    ) -> ops.TableRows:
-        """A training lookup of the ids of all groups of ranks, which reads the rows of one group.
-
-        Args:
-          message, splits: The ids of the own group, as in `lookup`.
-          trained: The ids of all groups, likewise. They change the table as in `lookup`.
-          rows_ahead: The result of `look_ahead` for `message`, or None.
-
-        Returns:
-          The rows of `message`, and handles and inverse of `trained`.
-        """
-        raise self._cannot("share gradients among groups of ranks")
-
-    def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        """Starts to read rows of a coming lookup from disk. Changes nothing. Arguments as in `lookup`."""
-        raise self._cannot("prefetch rows")
-
-    def _cannot(self, what: str) -> ValueError:
-        return ValueError(f"tables {self.names} of {type(self).__name__} cannot {what}. Remedy: backend='native'.")
-
-
-class StoredTable(Table):
-    """A table whose rows a checkpoint saves and restores. All methods are eager and see this rank's rows alone.
-
-    Attributes:
-      records_tombstones: True if the table remembers ids that leave.
-      clock: Counters of the table in one number that only grows; 0 where a table keeps none.
-    """
-
-    records_tombstones = False
-    clock = 0
+        """The rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype."""
 
     def sections_of(self, name: str) -> tuple[str, ...]:
         """Kinds of records of one table: "rows", and for some tables "candidates", ids that wait for admission."""
@@ -178,7 +143,7 @@ class StoredTable(Table):
         Args:
           name: Name of the table.
           section: One of `sections_of(name)`.
-          since: A value of `clock`, for rows that changed after it alone; None for all rows.
+          since: A value of `clock`, for rows that changed after it; None for all rows.
           in_hash_order: True to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
 
         Returns:
@@ -210,7 +175,11 @@ class StoredTable(Table):
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one stored row with its slots and counters, without its key."""
         return self.record_dtype("rows").itemsize
+
+    def _cannot(self, what: str) -> ValueError:
+        return ValueError(f"tables {self.names} of {type(self).__name__} cannot {what}. Use backend='native'.")
 
 
 _TABLES: dict[str, Callable[..., Table]] = {}  # by backend

@@ -7,6 +7,7 @@ several lookups of one step share the shadow variable, which upstream's optimize
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -70,9 +71,11 @@ class RowLookup(de.shadow_ops.HvdVariable):
         self._layout = RankLayout(Topology())
         params = shadow.params
         by_op = params.partition_fn is default_partition_fn and _owner_of_default(params.key_dtype, self._mpi_size)
-        self._owner = (
-            "tfra" if by_op else partition_by(params.partition_fn, key_dtype=params.key_dtype, layer_name=name)
+        self._partition: routing.Partition = functools.partial(
+            ops.rank_partition, owner="tfra", id_bits=self._encoding.id_bits, segment_names=self._layers
         )
+        if not by_op:
+            self._partition = partition_by(params.partition_fn, key_dtype=params.key_dtype, layer_name=name)
 
     def __alltoall_embedding_lookup__(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows [n, D] of ids <key dtype>[n]. Upstream's embedding_lookup calls it."""
@@ -160,14 +163,14 @@ class RowLookup(de.shadow_ops.HvdVariable):
 
     def _exchanged_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
         route = self._route(tf.cast(ids, tf.int64), splits)
-        received = ops.unpack_message(route.message, route.message_splits, num_segments=len(self._layers))
+        received = ops.unpack_message(*route.request, num_segments=len(self._layers))
         distinct = ops.segment_unique(received.ids, received.segment_splits)
         keys = self._encoding.encode(distinct.ids, self._segments(distinct.splits))
         keys = tf.cast(keys, self.shadow.params.key_dtype)
         position = tf.gather(distinct.inverse, received.position)
         if not training:
             rows = _recover(self.shadow.params.lookup(keys), position, pad=True)
-            return _recover(self._bring(route, rows), route.index)
+            return _recover(self._return_rows(route, rows), route.index)
         read, row_of_key, still_held = self._shared.rows(keys)
         position = tf.gather(row_of_key, position)
 
@@ -178,24 +181,24 @@ class RowLookup(de.shadow_ops.HvdVariable):
                     with tf.control_dependencies(still_held()):
                         grads = tf.identity(grads)
                     summed = _recover_grad(grads, route.index, route.num_unique)
-                    received = routing.return_gradients(route, summed, self._layout, None)
+                    received = routing.send_gradients(route, [summed], self._layout, None)
                     return tf.IndexedSlices(received, position, tf.shape(read))
 
-            arrived = self._bring(route, _recover(read, position, pad=True))
+            arrived = self._return_rows(route, _recover(read, position, pad=True))
             return _recover(arrived, route.index), backward
 
         return answer(read)
 
-    def _bring(self, route: routing.Route, rows: tf.Tensor) -> tf.Tensor:
-        return routing.bring_rows(route, rows, self._layout, wire=None)
+    def _return_rows(self, route: routing.Route, rows: tf.Tensor) -> tf.Tensor:
+        return routing.return_rows(route, rows, self._layout, wire=None)
 
     def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> routing.Route:
         unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
         if self.with_unique:
             unique = ops.segment_unique(ids, splits)
         name = f"{self.name}.{self._number()}"
-        outgoing = routing.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
-        return routing.route_ids([outgoing], self._layout)[0]
+        outgoing = routing.Outgoing(name, unique, self._partition, len(self._layers))
+        return routing.send_ids([outgoing], self._layout)[0]
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])
@@ -232,16 +235,16 @@ def partition_by(
       layer_name: Name of the layer, for messages. Another rank fails the lookup with InvalidArgumentError.
     """
 
-    def partition(ids: tf.Tensor, splits: tf.Tensor, ranks: int) -> ops.RankedIds:
-        owner = tf.cast(partitioner(tf.cast(ids, key_dtype), ranks), tf.int32)
-        requirement = f"partitioner of layer {layer_name!r} must give ranks in [0, {ranks})"
-        in_range = tf.debugging.assert_non_negative(tf.minimum(owner, ranks - 1 - owner), message=requirement)
+    def partition(ids: tf.Tensor, splits: tf.Tensor, /, *, num_ranks: int) -> ops.RankedIds:
+        owner = tf.cast(partitioner(tf.cast(ids, key_dtype), num_ranks), tf.int32)
+        requirement = f"partitioner of layer {layer_name!r} must give ranks in [0, {num_ranks})"
+        in_range = tf.debugging.assert_non_negative(tf.minimum(owner, num_ranks - 1 - owner), message=requirement)
         with tf.control_dependencies([] if in_range is None else [in_range]):
             order = tf.argsort(owner, stable=True)
         segments = splits.shape[0] - 1
         cell = owner * segments + tf.repeat(tf.range(segments), splits[1:] - splits[:-1])
-        counts = tf.math.bincount(cell, minlength=ranks * segments, maxlength=ranks * segments)
-        headers = tf.reshape(counts, [ranks, segments])
+        counts = tf.math.bincount(cell, minlength=num_ranks * segments, maxlength=num_ranks * segments)
+        headers = tf.reshape(counts, [num_ranks, segments])
         id_splits = tf.reduce_sum(headers, axis=1)
         blocks = tf.RaggedTensor.from_row_lengths(tf.gather(ids, order), id_splits, validate=False)
         message = tf.concat([tf.cast(headers, tf.int64), blocks], axis=1).flat_values

@@ -33,7 +33,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
-from tf_fusedrec.tables.table import StoredTable, register_backend
+from tf_fusedrec.tables.table import Message, Table, register_backend
 from tf_fusedrec.tfra.tfra_library import de
 
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
@@ -71,7 +71,7 @@ def _joined(parts: Sequence[Found], sums: Sequence[tf.Tensor]) -> tuple[Found, t
     return parts[0]._replace(keys=keys, **once), tf.math.unsorted_segment_sum(tf.concat(sums, 0), number, count)
 
 
-class TfraTable(StoredTable):
+class TfraTable(Table):
     """The tables of one group in one `de.Variable`. They have equal specs. Table s is segment s."""
 
     owner = "tfra"  # TFRA's files are divided by its partition function
@@ -118,9 +118,21 @@ class TfraTable(StoredTable):
         """Ids must be in [0, 2^id_bits); 64 admits every int64."""
         return self._encoding.id_bits
 
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
+    def check_deferrable(self, steps: int) -> None:
+        raise ValueError(
+            f"lookups ahead of their step, or several before one update, need backend='native', and {self.names} have "
+            "'tfra'."
+        )
+
+    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> Found:
         """Finds rows and inserts none. The update inserts them, as in TFRA."""
-        received = ops.unpack_message(message, splits, num_segments=len(self.names))
+        return self._look_up(request, initial=True)
+
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
+        return self._look_up(request, initial=as_training or self._unknown == "initial").rows
+
+    def _look_up(self, request: Message, *, initial: bool) -> Found:
+        received = ops.unpack_message(*request, num_segments=len(self.names))
         ids, splits, inverse = ops.segment_unique(received.ids, received.segment_splits)
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
         merged = self._encoding.encode(ids, segments)
@@ -128,7 +140,7 @@ class TfraTable(StoredTable):
         found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
         found.set_shape([None, default.shape[1]])
         rows, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros for a missing row
-        if training or self._unknown == "initial":
+        if initial:
             rows = ops.initial_rows(
                 rows,
                 exists,
@@ -145,7 +157,7 @@ class TfraTable(StoredTable):
             exists=exists, distinct=rows, slots=slots,
         )  # fmt: skip
 
-    def apply_gradients(
+    def update(
         self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
     ) -> None:
         """Trains the rows of the lookups, and inserts the new ones."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from tf_fusedrec.embedding.lookup import bring, fetch, route
 from tf_fusedrec.schedules import Schedule, Stages, planned_calls
 
 
@@ -11,13 +10,13 @@ class RouteAhead(Schedule):
     stages = Stages(read=1)
 
     def start(self, model, batches):
-        return route(planned_calls.requests(self._plan(model, batches[0], 1)))
+        return self._plan(model, batches[0], 1).send_ids()
 
     def step(self, model, batches, state):
-        planned = self._plan(model, batches[1], 2)
-        found = bring(fetch(state))
-        state = route(planned_calls.requests(planned))
-        with planned_calls.supplying(planned, found):
+        following = self._plan(model, batches[1], 2)
+        current = state.look_up()
+        rows, state = current.return_rows(), following.send_ids()
+        with planned_calls.supplying(model, current, rows):
             logs = model.train_step(batches[0])
         return logs, state
 

@@ -28,16 +28,20 @@ class RankSums:
     @contextlib.contextmanager
     def collecting(self):
         """Calls inside, one per micro-batch, hand their gradients over instead of training."""
-        with self._embedding.replacing(train=self._collect):
+        from tf_fusedrec.embedding import CallHooks
+
+        hooks = CallHooks()
+        hooks.train = self._collect
+        with self._embedding.using(hooks):
             yield
 
-    def _collect(self, requests, gradients):
+    def _collect(self, step, gradients):
         from tf_fusedrec import ops, tf
 
-        number = self._embedding.lookups.index(requests[0].lookup)
+        number = self._embedding.lookups.index(step.lookups[min(gradients)].group)
         noted = []
-        for context, grads in gradients:
-            fused = context.routed.fused
+        for i, grads in gradients.items():
+            fused = step.lookups[i].fused
             unique = ops.segment_unique(fused.ids, fused.segment_splits)
             bags, count = (fused.bag_splits, fused.bag_scale), tf.size(unique.ids, tf.int64)
             sums = ops.pooled_recover_grad(grads, unique.inverse, *bags, count)
@@ -86,7 +90,7 @@ def _train(table, totals):
     counts = np.bincount([segment for segment, _ in totals], minlength=len(table.names))
     ids = tf.constant([one for _, one in totals], tf.int64)
     message = own_message(ids, tf.constant(np.cumsum([0, *counts]), tf.int64))
-    rows = table.lookup(*message, training=True)
+    rows = table.lookup(message)
     width = rows.rows.shape[1]
     grads = tf.constant(np.reshape(list(totals.values()), [-1, width]), tf.float32)
-    table.apply_gradients([(rows, grads)], 1.0)
+    table.update([(rows, grads)], 1.0)

@@ -125,7 +125,7 @@ def test_refusals_are_by_name():
         with pytest.raises(ValueError, match="depth must be an int from 1 to 6"):
             Pipelined(depth)
     moving = clicks.make_embedding(table={"max_rows": 64, "eviction": "lru"})
-    with pytest.raises(ValueError, match=r"Remedy: FusedEmbedding\(lookups_per_update=2\)"):
+    with pytest.raises(ValueError, match=r"Use .*FusedEmbedding\(lookups_per_update=2\)"):
         clicks.make_model(moving, SemiAsync()).fit(_data(), verbose=0)
     plain = keras.Input([3])
     model = PipelinedModel(plain, keras.layers.Dense(1)(plain), schedule=Pipelined(6))
@@ -148,7 +148,7 @@ def test_tables_of_tfra_train_up_to_depth_2():
         table = {"optimizer": keras.optimizers.legacy.Adamax(0.1)}
         embedding = clicks.make_embedding(table=table, backend="tfra")
         if schedule == Pipelined(3):
-            with pytest.raises(ValueError, match="need backend='native', and 'fused_embedding\\w*' has 'tfra'"):
+            with pytest.raises(ValueError, match="need backend='native', and .* have 'tfra'"):
                 clicks.make_model(embedding, schedule)
             continue
         model = clicks.make_model(embedding, schedule)

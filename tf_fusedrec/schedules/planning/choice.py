@@ -212,7 +212,7 @@ def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluste
     known: dict[str, float] = {}
     for embedding in required_embeddings(model):
         for lookup in embedding.lookups:
-            for config in lookup.group.tables:
+            for config in lookup.config.tables:
                 count = rows.get(config.name, config.max_rows * cluster.ranks or lookup.table.size(config.name))
                 known[config.name] = count * (lookup.table.row_bytes + KEY_BYTES)
     strangers = sorted(set(rows) - set(known))

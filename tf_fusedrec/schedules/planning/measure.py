@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf, unconverted
 from tf_fusedrec.data.batches import cut, num_samples
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.embedding.lookup import Found, RowGradients
-from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, RoutedIds
+from tf_fusedrec.embedding import Lookup as StepLookup
 from tf_fusedrec.exchange.routing import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import planned_calls
@@ -58,30 +57,25 @@ class Measured(NamedTuple):
 def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
     """Returns the lookups that a step of `sample` makes, in the order of their exchanges. Eager."""
     pieces = cut(sample, micro_batches)
-    requests = planned_calls.requests(planned_calls.plan(model, pieces))
-    calls = len(requests) // micro_batches
-    return [_lookup(requests[i::calls]) for i in range(calls)]
+    planned = planned_calls.plan(model, pieces).lookups
+    calls = len(planned) // micro_batches
+    return [_lookup(planned[i::calls]) for i in range(calls)]
 
 
-def _lookup(of_pieces: list[LookupRequest]) -> Lookup:
-    group, table = of_pieces[0].lookup.group, of_pieces[0].lookup.table
-    dtypes = [tf.as_dtype(group.tables[0].dtype), tf.as_dtype(of_pieces[0].output_dtype)]
-    unique = [_unique(request) for request in of_pieces]
+def _lookup(micro_batches: Sequence[StepLookup]) -> Lookup:
+    group = micro_batches[0].group
+    dtypes = [group.dtype, tf.as_dtype(micro_batches[0].output_dtype)]
+    unique = [ops.segment_unique(lookup.fused.ids, lookup.fused.segment_splits) for lookup in micro_batches]
     window = ops.window_unique(unique)
     return Lookup(
         unique=tuple(int(tf.size(piece.ids)) for piece in unique),
         new=tuple(int(tf.size(ids)) for ids, _ in window.new),
         ended=tuple(np.bincount(window.last, minlength=len(unique)).tolist()),
-        tables=len(group.tables),
-        dim=group.tables[0].dim,
+        tables=len(group.config.tables),
+        dim=group.config.tables[0].dim,
         number_bytes=min(dtype.size for dtype in dtypes),
-        state_bytes=table.row_bytes,
+        state_bytes=group.table.row_bytes,
     )
-
-
-def _unique(request: LookupRequest) -> ops.UniqueIds:
-    fused = request.lookup.prepare(request, None).fused
-    return ops.segment_unique(fused.ids, fused.segment_splits)
 
 
 def measure(model: Any, sample: Any, ranks: int) -> Measured:
@@ -100,14 +94,14 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
     first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
     with unchanged(model):
         compute, half = (_compute_s(model, data) for data in (sample, first_half))
-    requests = planned_calls.requests(planned_calls.plan(model, [sample]))
+    planned = planned_calls.plan(model, [sample])
     parts = {"prepare": 0.0, "lookup": 0.0, "update": 0.0, "recover": 0.0}
     for embedding in required_embeddings(model):
         scratch = _scratch(embedding)
-        for request in requests:
-            if request.lookup in embedding.lookups:
-                table = scratch.lookups[embedding.lookups.index(request.lookup)].table
-                for name, seconds in _table_seconds(request, table, ranks).items():
+        for lookup in planned.lookups:
+            if lookup.group in embedding.lookups:
+                table = scratch.lookups[embedding.lookups.index(lookup.group)].table
+                for name, seconds in _table_seconds(lookup, table, ranks).items():
                     parts[name] += seconds
     recover = parts.pop("recover")
     anchors = {id(weight) for embedding in required_embeddings(model) for weight in embedding.weights}
@@ -135,15 +129,18 @@ def unchanged(model: Any) -> Iterator[None]:
 
 def _compute_s(model: Any, data: Any) -> float:
     """Seconds of a forward and a backward pass. Rows are handed in and their gradients are dropped."""
-    shapes = [_row_shape(request) for request in planned_calls.requests(planned_calls.plan(model, [data]))]
+    shapes = [_row_shape(lookup) for lookup in planned_calls.plan(model, [data]).lookups]
     rows = [tf.cast(tf.random.stateless_normal(shape, [1, 2], stddev=0.02), dtype) for shape, dtype in shapes]
 
     def passes(data: Any, rows: list[tf.Tensor]) -> list[tf.Tensor]:
         planned = planned_calls.plan(model, [data])
-        found = [Found(one, _context(request)) for one, request in zip(rows, planned_calls.requests(planned))]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        dropped: list[RowGradients] = []
-        with model.working_on(WHOLE), planned_calls.supplying(planned, found), planned_calls.deferring(model, dropped):
+        dropped: dict[int, tf.Tensor] = {}
+        with (
+            model.working_on(WHOLE),
+            planned_calls.supplying(model, planned, rows),
+            planned_calls.deferring(model, planned, dropped),
+        ):
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
@@ -151,23 +148,15 @@ def _compute_s(model: Any, data: Any) -> float:
                 raise ValueError(f"plan got the model {model.name!r} without a loss. Remedy: compile(loss=...).")
             gradients = [one for one in tape.gradient(loss, model.trainable_variables) if one is not None]
         # All are results, because TensorFlow removes ops whose results nothing reads, control dependencies or not.
-        return [loss, *tf.nest.flatten(gradients, expand_composites=True), *(part.grads for part in dropped)]
+        return [loss, *tf.nest.flatten(gradients, expand_composites=True), *dropped.values()]
 
     function = tf.function(unconverted(passes))
     return _median_s(lambda: function(data, rows)[0].numpy())
 
 
-def _row_shape(request: LookupRequest) -> tuple[list[int], tf.DType]:
-    """The shape of the rows that the model gets for a request, and their dtype."""
-    bags = int(tf.size(request.lookup.prepare(request, None).fused.bag_scale))
-    return [bags, request.lookup.group.tables[0].dim], tf.as_dtype(request.output_dtype)
-
-
-def _context(request: LookupRequest) -> Context:
-    """A context without a route: gradients of its rows cannot travel."""
-    nothing = RoutedIds(*[None] * len(RoutedIds._fields))  # type: ignore[arg-type]
-    routed = nothing._replace(lookup=request.lookup, fused=request.lookup.prepare(request, None).fused)
-    return Context(routed, None, tf.constant(0, tf.int64))  # type: ignore[arg-type]
+def _row_shape(lookup: StepLookup) -> tuple[list[int], tf.DType]:
+    """The shape of the rows that the model gets for a lookup, and their dtype."""
+    return [int(tf.size(lookup.fused.bag_scale)), lookup.group.config.tables[0].dim], tf.as_dtype(lookup.output_dtype)
 
 
 def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
@@ -180,12 +169,12 @@ def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
         return FusedEmbedding.from_config({**config, **fields})
 
 
-def _table_seconds(request: LookupRequest, table: Any, ranks: int) -> dict[str, float]:
+def _table_seconds(lookup: StepLookup, table: Any, ranks: int) -> dict[str, float]:
     """Seconds of the ops of one lookup of a batch on a scratch table."""
-    fused = request.lookup.prepare(request, None).fused
+    fused = lookup.fused
     unique = ops.segment_unique(fused.ids, fused.segment_splits)
     message = own_message(unique.ids, unique.splits)
-    rows = table.lookup(*message, training=True)
+    rows = table.lookup(message)
     num_unique = tf.size(unique.ids, out_type=tf.int64)
     bags = (fused.bag_splits, fused.bag_scale)
     found = rows.rows[: tf.size(unique.ids)]
@@ -193,27 +182,26 @@ def _table_seconds(request: LookupRequest, table: Any, ranks: int) -> dict[str, 
 
     def prepare() -> Any:
         ids = ops.segment_unique(fused.ids, fused.segment_splits)
-        partition = {"owner": table.owner, "id_bits": table.id_bits, "segment_names": table.names}
-        return ops.rank_partition(ids.ids, ids.splits, num_ranks=ranks, **partition).message
+        return table.partition(ids.ids, ids.splits, num_ranks=ranks).message
 
     def recover() -> Any:
         pooled = ops.pooled_recover(found, unique.inverse, *bags)
         return ops.pooled_recover_grad(pooled, unique.inverse, *bags, num_unique)
 
     def look_up() -> Any:
-        return table.lookup(*message, training=True)
+        return table.lookup(message)
 
     def look_up_and_update() -> None:
-        table.apply_gradients([(look_up(), gradients)], 1.0)
+        table.update([(look_up(), gradients)], 1.0)
 
     def look_ahead() -> Any:
-        return request.lookup.table.look_ahead(*message)
+        return lookup.group.table.look_ahead(message)
 
-    lookup, both = _median_s(look_up), _median_s(look_up_and_update)
+    lookup_s, both_s = _median_s(look_up), _median_s(look_up_and_update)
     return {
         "prepare": _median_s(prepare),
-        "lookup": max(lookup, _median_s(look_ahead)),
-        "update": max(both - lookup, 0.0),
+        "lookup": max(lookup_s, _median_s(look_ahead)),
+        "update": max(both_s - lookup_s, 0.0),
         "recover": _median_s(recover),
     }
 

@@ -1,0 +1,262 @@
+"""One step: the lookups of one batch, from ids to rows and from gradients to updated rows (FusedRec, Algorithm 1).
+
+    send_ids ─▶ look_up ─▶ return_rows ─▶ (model, loss) ─▶ send_gradients ─▶ update
+    ids to their   rows at    rows to the                   sums to the       optimizer
+    owners         the owner  ranks that asked              owners            at the owner
+
+A layer runs all verbs in one call. A schedule runs them at other times, and may keep a Step between training steps: a
+Step is a tuple of tensors and constants. The lookups of a step share their costs: the ids of all travel in one
+all-to-all, each table is looked up and updated once, and an id of several micro-batches travels once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import outside_clusters, tf
+from tf_fusedrec.embedding.features import FlatFeature
+from tf_fusedrec.embedding.group import TableGroup
+from tf_fusedrec.exchange import gradient_sync, routing
+from tf_fusedrec.exchange.routing import Outgoing, Route
+
+
+class Lookup(NamedTuple):
+    """The ids of one group's features that have one output dtype, in one micro-batch of one call of the layer."""
+
+    group: TableGroup
+    features: tuple[str, ...]  # names, in the group's order
+    fused: ops.FusedIds  # ids by table, and the bags that pool their rows
+    output_dtype: str
+    is_pooled: bool  # True if a feature has bags of more than one id
+    training: bool  # True if ids without a row get one; never for frozen and external tables
+    call: int  # number of the layer's call in its graph
+    micro_batch: int = 0
+
+    @property
+    def name(self) -> str:
+        """Prefix of its collectives' names. Unique in a step, and the same on all ranks."""
+        suffix = "" if self.output_dtype == self.group.dtype.name else f".{self.output_dtype}"
+        return f"{self.group.prefix}.{self.call}{suffix}"
+
+
+def lookups_of(
+    group: TableGroup, features: Sequence[FlatFeature], *, call: int, training: bool, micro_batch: int = 0
+) -> list[Lookup]:
+    """The lookups of features of one group: one per output dtype, the table's own dtype first."""
+    lookups = []
+    for dtype in group.output_dtypes:
+        chosen = [feature for feature in features if group.output_dtype(feature.config) == dtype]
+        if chosen:
+            names, is_pooled = tuple(feature.config.name for feature in chosen), any(f.bag_size != 1 for f in chosen)
+            trains = training and group.config.trains
+            lookups.append(Lookup(group, names, group.fuse(chosen), dtype, is_pooled, trains, call, micro_batch))
+    return lookups
+
+
+def _outside_clusters(verb: Callable) -> Callable:
+    """Keeps the ops of a verb out of XLA's clusters."""
+
+    @functools.wraps(verb)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with outside_clusters("A lookup or an update of tables"):
+            return verb(*args, **kwargs)
+
+    return guarded
+
+
+class Step(NamedTuple):
+    """The lookups of one batch and how far they have travelled. Each verb returns the next state."""
+
+    lookups: tuple[Lookup, ...]  # by micro-batch, call, group and output dtype: the same order on all ranks
+    routes: tuple[Route, ...] = ()  # by lookup, after send_ids
+    rows_ahead: tuple[ops.RowsAhead, ...] = ()  # by group, after look_ahead
+    answers: tuple[ops.TableRows, ...] = ()  # by lookup, after look_up
+    updates_seen: tuple[tf.Tensor, ...] = ()  # <int64>[] by lookup: updates that its tables had had at look_up
+
+    @_outside_clusters
+    def send_ids(self) -> Step:
+        """Sends the unique ids of all lookups to their owners. Reads no table. Collective.
+
+        One all-to-all for each set of ranks and device. Where groups of ranks share gradients, the ids of all groups
+        then reach all replicas; no row waits for them.
+        """
+        routes: dict[int, Route] = {}
+        outgoing: dict[int, Outgoing] = {}
+        for i, (lookup, window) in enumerate(zip(self.lookups, self._windows())):
+            fused = lookup.fused
+            with lookup.group.id_device():
+                if lookup.group.ids_stay(lookup.is_pooled):
+                    routes[i] = routing.local_route(fused.ids, fused.segment_splits, lookup.name)
+                else:
+                    outgoing[i] = lookup.group.outgoing(fused, lookup.name, window)
+        for positions in _positions_by(outgoing, lambda i: _destination(self.lookups[i])):
+            first, sent = self.lookups[positions[0]], [outgoing[i] for i in positions]
+            with first.group.id_device():
+                arrived = routing.send_ids(sent, first.group.layout)
+                if first.training and first.group.layout.shares_gradients:
+                    arrived = gradient_sync.share_ids(sent, arrived, first.group.layout)
+            routes.update(zip(positions, arrived))
+        for i in outgoing:
+            lookup = self.lookups[i]
+            if lookup.training:
+                with lookup.group.id_device():
+                    lookup.group.count_traffic(lookup.fused, routes[i], lookup.output_dtype)
+        return self._replace(routes=tuple(routes[i] for i in range(len(self.lookups))))
+
+    @_outside_clusters
+    def look_ahead(self) -> Step:
+        """Reads at the owners the rows that look_up will return. Changes nothing in a table. No collective."""
+        ahead = [group.look_ahead([self.routes[i] for i in positions]) for group, positions in self.by_group()]
+        return self._replace(rows_ahead=tuple(ahead))
+
+    @_outside_clusters
+    def look_up(self) -> Step:
+        """Looks up rows at the owners as they are now, each table once. No collective.
+
+        After look_ahead, only rows that changed since are read again.
+        """
+        answers: dict[int, ops.TableRows] = {}
+        updates_seen: dict[int, tf.Tensor] = {}
+        for number, (group, positions) in enumerate(self.by_group()):
+            updates_seen.update(dict.fromkeys(positions, group.updates.read_value()))
+            ahead = self.rows_ahead[number] if self.rows_ahead else None
+            routes, training = [self.routes[i] for i in positions], self.lookups[positions[0]].training
+            answers.update(zip(positions, group.look_up(routes, ahead, training=training)))
+        count = range(len(self.lookups))
+        return self._replace(
+            rows_ahead=(), answers=tuple(answers[i] for i in count), updates_seen=tuple(updates_seen[i] for i in count)
+        )
+
+    @_outside_clusters
+    def return_rows(self) -> list[tf.Tensor]:
+        """Sends rows to the ranks that asked for them. Collective.
+
+        The rows of a micro-batch leave when the rows of the micro-batch before have arrived: Horovod does not keep the
+        order of exchanges that wait together.
+
+        Returns:
+          <output dtype>[G, D] of each lookup, pooled where a feature is.
+        """
+        rows: dict[int, tf.Tensor] = {}
+        arrived: list[tf.Tensor] = []
+        windows: dict[str, list[tf.Tensor]] = {}
+        for positions in _positions_by(range(len(self.lookups)), lambda i: self.lookups[i].micro_batch):
+            with tf.control_dependencies(arrived):
+                arrived = [
+                    lookup.group.return_rows(self.routes[i], self.answers[i].rows, lookup.output_dtype)
+                    for i in positions
+                    for lookup in [self.lookups[i]]
+                ]
+            for i, part in zip(positions, arrived):
+                parts = self._window_so_far(i, part, windows)
+                rows[i] = routing.recover_rows(self.lookups[i].fused, self.routes[i], parts)
+        return [rows[i] for i in range(len(self.lookups))]
+
+    @_outside_clusters
+    def send_gradients(self, gradients: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Sends gradients of rows to their owners. All are sent before the first is waited for. Collective.
+
+        Args:
+          gradients: <output dtype>[G, D] by position of the lookup. An owner sums them in this order.
+
+        Returns:
+          [>= V, D] by position, in the order of Route.trained.
+
+        Raises:
+          ValueError: gradients of a micro-batch are missing, or come in another order than the micro-batches.
+        """
+        windows: dict[str, list[tf.Tensor]] = {}
+        received = {}
+        for i, gradient in gradients.items():
+            lookup, route = self.lookups[i], self.routes[i]
+            sums = routing.sum_gradients(lookup.fused, route, tf.cast(gradient, lookup.group.dtype))
+            parts = self._window_so_far(i, sums, windows)
+            received[i] = lookup.group.send_gradients(route, parts, lookup.output_dtype)
+        for i in gradients:
+            piece = self.routes[i].piece
+            if piece is not None and len(windows[piece.window]) < piece.pieces:
+                raise ValueError(
+                    f"gradients came for {len(windows[piece.window])} of {piece.pieces} micro-batches of tables "
+                    f"{self.lookups[i].group.table.names}; the gradients of the last never left. Use a loss that "
+                    "depends on the rows of every micro-batch, or schedule='sync'."
+                )
+        return received
+
+    @_outside_clusters
+    def update(self, received: Mapping[int, tf.Tensor], *, staleness: int = 0) -> None:
+        """Makes one update of each group's tables. Collective only where replicas are averaged.
+
+        Args:
+          received: The result of send_gradients.
+          staleness: Updates that a schedule makes between look_up and here, at most. Rows must stay where they are
+            meanwhile: FusedEmbedding(lookups_per_update) above it.
+
+        Raises:
+          InvalidArgumentError: at run time, the tables were updated more often since look_up: one step made two
+            updates.
+        """
+        for group, positions in self.by_group(received):
+            group.update(
+                [(self.routes[i], self.answers[i], received[i]) for i in positions],
+                updates_seen=[self.updates_seen[i] for i in positions],
+                staleness=staleness,
+            )
+
+    def by_group(self, positions: Iterable[int] | None = None) -> list[tuple[TableGroup, list[int]]]:
+        """Each group with the positions of its lookups; groups in the order of their first lookup."""
+        chosen = range(len(self.lookups)) if positions is None else positions
+        parts = _positions_by(chosen, lambda i: id(self.lookups[i].group))
+        return [(self.lookups[part[0]].group, part) for part in parts]
+
+    def part(self, positions: Iterable[int]) -> Step:
+        """The lookups at these positions, in this order. Not between look_ahead and look_up."""
+        chosen = list(positions)
+        return Step(*(tuple(field[i] for i in chosen) if field else () for field in self))
+
+    @classmethod
+    def joined(cls, steps: Iterable[Step]) -> Step:
+        """The lookups of several steps, which have travelled equally far. Not between look_ahead and look_up."""
+        return cls(*(sum(fields, ()) for fields in zip(*steps)))
+
+    def _windows(self) -> list[str]:
+        """By lookup, the name of the window in which micro-batches share rows; "" where a lookup shares none."""
+        counts: dict[int, int] = {}
+        keys: list[tuple | None] = []
+        for lookup in self.lookups:
+            place = counts[lookup.micro_batch] = counts.get(lookup.micro_batch, -1) + 1
+            shares = lookup.training and lookup.group.shares_rows
+            keys.append((lookup.group.prefix, place, lookup.output_dtype) if shares else None)
+        return [f"{key[0]}.window.{key[1]}" if key is not None and keys.count(key) > 1 else "" for key in keys]
+
+    def _window_so_far(self, i: int, tensor: tf.Tensor, windows: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Appends a lookup's rows or gradients to the earlier ones of its window. Returns all of them."""
+        piece = self.routes[i].piece
+        if piece is None:
+            return [tensor]
+        earlier = windows.setdefault(piece.window, [])
+        if len(earlier) != piece.number:
+            raise ValueError(
+                f"micro-batch {piece.number} of tables {self.lookups[i].group.table.names} came after {len(earlier)} "
+                f"of {piece.pieces} micro-batches, which share rows and sum their gradients in order. Use a loss that "
+                "depends on the rows of every micro-batch, or schedule='sync'."
+            )
+        earlier.append(tensor)
+        return list(earlier)
+
+
+def _destination(lookup: Lookup) -> Hashable:
+    """Lookups of one destination share an all-to-all of ids: the ranks, and the memory in which ids travel."""
+    layout = lookup.group.layout
+    replicas = layout.replicas.members if lookup.training and layout.shares_gradients else None
+    return layout.group.members, replicas, lookup.group.table.ids_on_host
+
+
+def _positions_by(positions: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Positions with equal keys together, in the order in which the keys first come."""
+    parts: dict[Hashable, list[int]] = {}
+    for i in positions:
+        parts.setdefault(key(i), []).append(i)
+    return list(parts.values())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
@@ -18,7 +18,7 @@ from tf_fusedrec.exchange import dense_gradients
 from tf_fusedrec.exchange.collectives import agree
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import Chunk, TableReader, prefetched
-from tf_fusedrec.tables import counters
+from tf_fusedrec.tables.records import numbers, restore_counters
 
 
 class TableToLoad(NamedTuple):
@@ -123,10 +123,9 @@ def open_tables(
 ) -> list[TableToLoad]:
     """Opens one rank's readers of all tables; arguments as for load. Makes every check that needs no rows."""
     names, tables = names or {}, []
-    saved_names = {name: names.get(name, name) for backend in backends for name in backend.names}
     for backend in backends:
         for name in backend.names:
-            saved_name = saved_names[name]
+            saved_name = names.get(name, name)
             if saved_name not in described:
                 if partial and name not in names:
                     continue
@@ -142,15 +141,12 @@ def open_tables(
                     f"{called} of checkpoint {directory} has another spec. Saved: {saved}. Now: {spec}. Use the "
                     "saved spec, or load the rows alone with tf_fusedrec.checkpoint.warm_start."
                 )
-    for backend in backends:
-        for name in backend.names:
-            if saved_names[name] in described:
-                records = {section: backend.record_dtype(section) for section in backend.sections_of(name)}
-                reader = TableReader(
-                    directory, saved_names[name], described[saved_names[name]], rank, ranks,
-                    owner=backend.owner, records=records, id_bits=getattr(backend, "id_bits", 64),
-                )  # fmt: skip
-                tables.append(TableToLoad(backend, name, reader))
+            reader = TableReader(
+                directory, saved_name, described[saved_name], rank, ranks, owner=backend.owner,
+                records={section: backend.record_dtype(section) for section in backend.sections_of(name)},
+                id_bits=getattr(backend, "id_bits", 64),
+            )  # fmt: skip
+            tables.append(TableToLoad(backend, name, reader))
     return tables
 
 
@@ -168,7 +164,7 @@ def restore(
                 backend.restore(name, section, ids, records)
     for backend in backends:
         if saved := [reader.described for of_table, _, reader in tables if of_table is backend]:
-            counters.restore(backend, saved)
+            restore_counters(backend, saved)
 
 
 def read_tables(
@@ -194,8 +190,7 @@ def read_tables(
         chunks = [(ids, records["row"]) for ids, records in [empty, *reader.chunks()]]
         ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
         order = np.argsort(ids)
-        # NumPy has no bfloat16, so files have its bits.
-        tables[name] = ids[order], rows[order].view(tf.bfloat16.as_numpy_dtype) if rows.dtype == "<u2" else rows[order]
+        tables[name] = ids[order], numbers(rows[order])
     return tables
 
 

@@ -22,7 +22,7 @@ from tf_fusedrec.exchange import model_state
 from tf_fusedrec.files import disk, manifest, saves, shard_file
 from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.files.manifest import TOMBSTONES
-from tf_fusedrec.tables import counters
+from tf_fusedrec.tables.records import counters_of, latest_clock
 
 _POLL_S = 0.01
 _CHUNK_BYTES = 1 << 24  # bytes checked at once
@@ -113,7 +113,7 @@ def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: in
                 removed = np.asarray(table.tombstones(name), np.int64)
                 sections[TOMBSTONES] = in_range(removed, np.empty([len(removed)], np.dtype([])))
                 complete[TOMBSTONES] = False
-            described = {"spec": table.spec(name), "owner": table.owner, **counters.described(table)}
+            described = {"spec": table.spec(name), "owner": table.owner, **counters_of(table)}
             yield TableCopy(name, described, sections, complete, hash_range)
 
 
@@ -191,7 +191,7 @@ def commit(
     tables = {}
     for name, described in shards[0]["tables"].items():
         part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
-        clock = counters.latest(shard["tables"][name]["clock"] for shard in shards)
+        clock = latest_clock(shard["tables"][name]["clock"] for shard in shards)
         tables[name] = {**described, "clock": clock, "parts": [*(plan.full or {}).get(name, []), part]}
     fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
     manifest.write(folder, fields)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.checkpoint.saving import keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.files.hash_order import OWNERS
-from tf_fusedrec.tables import counters
+from tf_fusedrec.tables.records import put_numbers, unpack_clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,13 +60,10 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
         )
     kept = OWNERS[backend.owner](ids, layout.group.size) == layout.group.index
     records = backend.new_records(table, int(kept.sum()))
-    if records["row"].dtype == "<u2":
-        records["row"] = rows[kept].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
-    else:
-        records["row"] = rows[kept]
+    put_numbers(records, "row", rows[kept])
     if keeps_changes(backend):
         # The rows count as changed and looked up at this moment, for deltas and for eviction.
-        changes, lookups = counters.unpack(backend.clock)
+        changes, lookups = unpack_clock(backend.clock)
         records["updated"], records["last"] = changes + 1, lookups
     backend.restore(table, "rows", ids[kept], records)
     return len(records)

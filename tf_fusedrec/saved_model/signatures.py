@@ -56,8 +56,9 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
     structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
     symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
     specs: dict[str, tf.TensorSpec] = {}
+    packs = {}
     for name, symbol in symbols.items():
-        flat = _flat_specs(name, symbol.type_spec)
+        flat, packs[name] = _flat_form(name, symbol.type_spec)
         if doubled := sorted(set(flat) & set(specs)):
             raise ValueError(
                 f"two inputs of {model.name!r} have the name {doubled[0]!r} in a signature. A ragged input x also has "
@@ -66,7 +67,7 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
         specs.update(flat)
 
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        values = {name: _pack(name, symbol.type_spec, inputs) for name, symbol in symbols.items()}
+        values = {name: pack(inputs) for name, pack in packs.items()}
         batch = tf.nest.pack_sequence_as(structure, [values[s.node.layer.name] for s in tf.nest.flatten(structure)])
         return flat_outputs(model(batch, training=False), model.output_names)
 
@@ -128,22 +129,16 @@ def flat_outputs(outputs: Any, names: Any) -> dict[str, tf.Tensor]:
     return flat
 
 
-def _flat_specs(name: str, spec: Any) -> dict[str, tf.TensorSpec]:
-    def tensor(suffix: str, shape: list[Any], dtype: tf.DType) -> dict[str, tf.TensorSpec]:
-        return {name + suffix: tf.TensorSpec(shape, dtype)}
-
+def _flat_form(name: str, spec: Any) -> tuple[dict[str, tf.TensorSpec], Callable[[Mapping[str, tf.Tensor]], Any]]:
+    """Flat specs of an input by name, and the function that makes the input of their tensors."""
     if isinstance(spec, tf.RaggedTensorSpec):
-        values = tensor("", [None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
-        return {**values, **tensor("_row_splits", [None], tf.int64)}
-    if isinstance(spec, tf.SparseTensorSpec):
-        indices = tensor("_indices", [None, spec.shape.rank], tf.int64)
-        return {**indices, **tensor("", [None], spec.dtype), **tensor("_dense_shape", [spec.shape.rank], tf.int64)}
-    return tensor("", spec.shape.as_list(), spec.dtype)
-
-
-def _pack(name: str, spec: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{name}_row_splits"])
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(inputs[f"{name}_indices"], inputs[name], inputs[f"{name}_dense_shape"])
-    return inputs[name]
+        shapes = {"": ([None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype), "_row_splits": ([None], tf.int64)}
+        pack = tf.RaggedTensor.from_row_splits
+    elif isinstance(spec, tf.SparseTensorSpec):
+        rank = spec.shape.rank
+        shapes = {"_indices": ([None, rank], tf.int64), "": ([None], spec.dtype), "_dense_shape": ([rank], tf.int64)}
+        pack = tf.SparseTensor
+    else:
+        shapes, pack = {"": (spec.shape.as_list(), spec.dtype)}, lambda tensor: tensor
+    specs = {name + suffix: tf.TensorSpec(*shape) for suffix, shape in shapes.items()}
+    return specs, lambda inputs: pack(*(inputs[key] for key in specs))

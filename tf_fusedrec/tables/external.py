@@ -11,14 +11,12 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from tf_fusedrec import optimizers
-from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig, Zeros
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import TableReader
 from tf_fusedrec.tables.native import NativeTable
+from tf_fusedrec.tables.records import numbers, put_numbers
 
 
 def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards: int) -> NativeTable:
@@ -38,12 +36,8 @@ def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards:
     )
     for config in tables:
         for ids, saved in _reader(config, shard, shards).chunks():
-            rows = np.ascontiguousarray(saved["row"])
-            if rows.dtype == "<u2":  # NumPy has no bfloat16, so files hold its bits.
-                rows = rows.view(tf.bfloat16.as_numpy_dtype).astype(np.float32)
             records = filled.new_records(config.name, len(ids))
-            bits = records["row"].dtype == "<u2"
-            records["row"] = rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16) if bits else rows
+            put_numbers(records, "row", numbers(saved["row"]))
             filled.restore(config.name, "rows", ids, records)
     return filled
 

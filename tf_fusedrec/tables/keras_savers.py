@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.tables import counters
+from tf_fusedrec.tables.records import counters_of, restore_counters
 
 _REMEDY = (
     "Use tf_fusedrec.checkpoint.save and load, or callbacks.Checkpoint: every process writes its rows. For the dense "
@@ -92,7 +92,7 @@ class TableState(tf.train.experimental.PythonState):
         """
         return {
             name: {
-                "spec": table.spec(name), **counters.described(table),
+                "spec": table.spec(name), **counters_of(table),
                 "rows": {
                     section: table.snapshot(name, section, in_hash_order=in_hash_order)
                     for section in table.sections_of(name)
@@ -108,7 +108,7 @@ class TableState(tf.train.experimental.PythonState):
             for name in table.names:
                 for section, (ids, records) in saved[name]["rows"].items():
                     table.restore(name, section, ids, records)
-            counters.restore(table, [saved[name] for name in table.names])
+            restore_counters(table, [saved[name] for name in table.names])
 
     def position_in(self, weights: Sequence[tf.Variable]) -> int | None:
         """Position of the anchor in Keras' list of a model's weights; None if the model lacks it."""

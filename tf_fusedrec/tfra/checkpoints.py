@@ -24,6 +24,7 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import agree, on_rank_0
 from tf_fusedrec.files.hash_order import OWNERS, tfra_owner
+from tf_fusedrec.tables.records import numbers, put_numbers
 
 # New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.
 _ALIASES = {"m": "momentum"}
@@ -149,13 +150,13 @@ class _Source:
             ids = keys[kept]
             all_ids = np.concatenate([all_ids, ids])
             records = self.table.new_records(self.name, len(ids))
-            _put(records, "row", np.asarray(rows[kept]), slice(None))
+            put_numbers(records, "row", np.asarray(rows[kept]), slice(None))
             for slot, shards in self._slots.items():
                 slot_keys, values = self._read(shards[shard])
                 order = np.argsort(slot_keys)
                 at = np.minimum(np.searchsorted(slot_keys, ids, sorter=order), max(len(order) - 1, 0))
                 has = np.flatnonzero(slot_keys[order][at] == ids) if len(order) else np.zeros([0], np.int64)
-                _put(records, slot, np.asarray(values[order[at[has]]]), has)
+                put_numbers(records, slot, np.asarray(values[order[at[has]]]), has)
             yield ids, records
         distinct, counts = np.unique(all_ids, return_counts=True)
         if len(all_ids) > len(distinct):
@@ -163,13 +164,6 @@ class _Source:
                 f"Key {distinct[counts > 1][0]} of table {self.name!r} is in the files of two ranks. Every rank must "
                 "save its own rows: FileSystemSaver(proc_size=hvd.size(), proc_rank=hvd.rank())."
             )
-
-
-def _put(records: np.ndarray, field: str, values: np.ndarray, at: Any) -> None:
-    """Sets a field, rounded to the table's storage dtype. Tables store bfloat16 as uint16 bits."""
-    if records[field].dtype == np.dtype("<u2"):
-        values = values.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
-    records[field][at] = values
 
 
 def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
@@ -266,9 +260,7 @@ def _write_parts(
         for target in range(targets):
             rows = np.flatnonzero(owner == target)
             for field, variable in fields.items():
-                values = np.ascontiguousarray(records[field][rows])
-                if values.dtype == np.dtype("<u2"):
-                    values = values.view(tf.bfloat16.as_numpy_dtype)
+                values = numbers(records[field][rows])
                 for part, array in (("keys", ids[rows]), ("values", values.astype(dtype))):
                     names.append((file_name(variable, target, targets, part), target))
                     array.tofile(folder / f"{names[-1][0]}.part{rank}")

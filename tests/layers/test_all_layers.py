@@ -102,13 +102,71 @@ def test_dropout_works_in_training_only(name):
     assert np.any(call(lengths, training=True).values != still)
 
 
-def test_bias_weights_and_the_output_stage_round_trip():
+@pytest.mark.parametrize(
+    "name", [name for name, (_, arguments, _) in LAYERS.items() if "num_positions" not in arguments]
+)
+def test_a_longer_row_and_a_tensor_are_refused(name):
+    layer, call = made(name)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"longer than max_sequence_length = {N}"):
+        call([2, N + 1])
+    with pytest.raises(ValueError, match="x must be a RaggedTensor"):
+        layer(tf.zeros([1, 2, 8]))
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, timed) in LAYERS.items() if timed and name != "position_time"])
+def test_a_time_bias_needs_timestamps(name):
+    layer, _ = made(name)
+    with pytest.raises(ValueError, match=f"'{name}_bias' has a time bias and needs timestamps"):
+        layer(tf.RaggedTensor.from_row_splits(tokens([3], 8), [0, 3]))
+
+
+def test_parts_of_layers_round_trip():
     for layer in (
         layers.BiasWeights(9, False, "stretched", 3, name="bias"),
         layers.GatedOutput(2, "per_head", True, "sigmoid", "raw", False, 0.4, name="output"),
+        layers.MMoE(4, 5, 2, 3, name="head"),
     ):
         again = type(layer).from_config(layer.get_config())
         assert again.get_config() == layer.get_config()
+
+
+REFUSALS = [
+    (layers.HSTU, {"num_heads": 0}, "num_heads must be >= 1, got 0"),
+    (layers.HSTU, {"attention_window": -1}, "attention_window must be >= 0, got -1"),
+    (layers.HSTU, {"global_window": 4}, "global_window = 4 needs an attention_window, got 0"),
+    (layers.HSTU, {"divisor": "batch"}, r"divisor must be one of \('max_length', 'row_length', 'visible_keys'\), got"),
+    (layers.HSTU, {"time_encoding": "sine"}, r"time_encoding must be one of \('none', 'buckets', .* got 'sine'"),
+    (layers.HSTU, {"gate_activation": "relu"}, "gate_activation must be one of .* got 'relu'"),
+    (layers.HSTU, {"attention_dropout": 1.0}, "attention_dropout must be >= 0 and < 1, got 1.0"),
+    (layers.HSTU, {"group_norm": True}, 'group_norm and gate_activation belong to form "production", got form \'res'),
+    (layers.HSTU, {"form": "mtgrboost", "concat": True}, 'concat belongs to the forms "research" and "production"'),
+    (layers.HSTU, {"max_sequence_length": 0}, "max_sequence_length must be >= 1, got 0"),
+    (layers.HSTU, {"form": "meta"}, r"form must be one of \('research', 'production', 'mtgrboost'\), got 'meta'"),
+    (layers.HSTU, {"time_buckets": 146}, "time_buckets must be 1 .. 145, got 146"),
+    (layers.FuXi, {"form": "gamma"}, r"form must be one of \('alpha', 'beta'\), got 'gamma'"),
+    (layers.FuXi, {"time_encoding": "none"}, 'time_encoding must not be "none"'),
+    (layers.FuXi, {"ffn_multiple": -1}, "ffn_multiple must be >= 0, got -1"),
+    (layers.FuXi, {"value_dim": 0}, "value_dim must be >= 1, got 0"),
+    (layers.SASRec, {"ffn_units": 0}, "ffn_units must be >= 1, got 0"),
+    (layers.PositionEmbedding, {"max_sequence_length": 0}, "max_sequence_length must be >= 1, got 0"),
+    (layers.PositionTimeEmbedding, {"num_positions": 0}, "num_positions must be >= 1, got 0"),
+    (layers.PositionTimeEmbedding, {"num_positions": 3, "time_bucket_function": "exp"}, "must be 'sqrt' or 'log', got"),
+    (layers.GatedOutput, {"norm": "other"}, "norm must be one of .* got 'other'"),
+    (layers.GatedOutput, {"gate_activation": "other"}, "gate_activation must be one of .* got 'other'"),
+    (layers.GatedOutput, {"concat": "other"}, "concat must be one of .* got 'other'"),
+    (layers.MMoE, {"num_experts": 0}, "num_experts must be >= 1, got 0"),
+    (layers.MMoE, {"expert_units": 0}, "expert_units must be >= 1, got 0"),
+    (layers.MMoE, {"num_tasks": 0}, "num_tasks must be >= 1, got 0"),
+    (layers.MMoE, {"top_k": 5}, "top_k must be 1 .. num_experts = 4, got 5"),
+    (layers.MMoE, {"top_k": 0}, "top_k must be 1 .. num_experts = 4, got 0"),
+]
+MMOE = {"num_experts": 4, "expert_units": 5, "num_tasks": 2, "top_k": 1}
+
+
+@pytest.mark.parametrize(("layer", "arguments", "words"), REFUSALS, ids=str)
+def test_wrong_arguments_are_named(layer, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        layer(**{**(MMOE if layer is layers.MMoE else {}), **arguments})
 
 
 def test_bias_weights_are_float32_under_any_policy():

@@ -127,19 +127,3 @@ def test_flops_by_hand(form):
     by_token = projection + channels * 8 * 8 + 3 * 8 * 16
     by_pair = 2 * 8 + (6 + 8 if form == "alpha" else 0)
     assert float(flops) == 2 * (7 * by_token + pairs * by_pair)
-
-
-def test_refusals():
-    x, stamps = batch([3])
-    for arguments, words in (
-        ({"form": "gamma"}, r"form must be one of \('alpha', 'beta'\), got 'gamma'"),
-        ({"time_encoding": "none"}, 'time_encoding must not be "none"'),
-        ({"ffn_multiple": -1}, "ffn_multiple must be >= 0, got -1"),
-        ({"value_dim": 0}, "value_dim must be >= 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            FuXi(**arguments)
-    with pytest.raises(ValueError, match="has a time bias and needs timestamps"):
-        FuXi(**SIZES)(x)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_sequence_length = 2"):
-        FuXi(max_sequence_length=2)(x, timestamps=stamps)

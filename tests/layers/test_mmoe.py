@@ -109,24 +109,6 @@ def test_flops_by_hand(top_k, computed):
     assert built(top_k).forward_flops(3) == 2 * (3 * computed * 5 + 3 * 2 * 4 + 2 * top_k * 5)
 
 
-def test_config_round_trip_and_mixed_bfloat16():
-    layer = MMoE(4, 5, 2, 3, name="head", dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
-    again = MMoE.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    answers = again(tf.ones([2, 3]))
+def test_mixed_bfloat16():
+    answers = MMoE(4, 5, 2, 3, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))(tf.ones([2, 3]))
     assert answers[0].dtype == tf.bfloat16 and np.all(np.isfinite(tf.cast(answers[0], tf.float32)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((0, 5, 2, 1), "num_experts must be >= 1, got 0"),
-        ((4, 0, 2, 1), "expert_units must be >= 1, got 0"),
-        ((4, 5, 0, 1), "num_tasks must be >= 1, got 0"),
-        ((4, 5, 2, 5), "top_k must be 1 .. num_experts = 4, got 5"),
-        ((4, 5, 2, 0), "top_k must be 1 .. num_experts = 4, got 0"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        MMoE(*arguments)

@@ -35,21 +35,8 @@ def test_the_gradient_of_the_table_is_dense_and_counts_tokens():
     np.testing.assert_array_equal(gradient[:, 0], [2, 2, 1, 0])
 
 
-def test_dropout_config_and_scale_of_the_table():
-    layer = PositionEmbedding(2000, dropout=0.5, name="input")
-    x = ragged([5])
-    again = PositionEmbedding.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    np.testing.assert_array_equal(layer(x).values, layer(x, training=False).values)
-    assert np.mean(layer(x, training=True).values == 0.0) > 0.1
+def test_the_scale_of_the_table():
+    layer = PositionEmbedding(2000)
+    layer(ragged([5]))
     # A normal truncated at two deviations keeps 0.88 of its deviation, 1 / sqrt(D) = 0.5.
     assert abs(np.std(layer.positions) - 0.44) < 0.02
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="max_sequence_length must be >= 1, got 0"):
-        PositionEmbedding(0)
-    with pytest.raises(ValueError, match="x must be a RaggedTensor"):
-        PositionEmbedding(4)(tf.zeros([1, 2, 3]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_sequence_length = 2"):
-        PositionEmbedding(2)(ragged([3]))

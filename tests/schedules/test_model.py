@@ -58,12 +58,6 @@ def test_layers_without_a_name_get_names_of_their_own_and_equal_names_are_refuse
         Towers(name="e").compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("schedule", ["frozen", None, 4])
-def test_unknown_schedules_are_refused(schedule):
-    with pytest.raises(ValueError, match="schedule must be a record of .* or one of the registered names"):
-        Called(schedule=schedule)
-
-
 class Branching(keras.layers.Layer):
     """Needs AutoGraph, which Keras applies to the calls of layers."""
 
@@ -129,30 +123,6 @@ def test_a_subclass_with_a_compile_of_its_own_is_compiled_by_hand_as_in_keras():
     model.compile(True, optimizer="sgd", loss="mse")
     loaded.compile_from_config(model.get_compile_config())
     assert model.compiled_by_hand and not loaded.compiled_by_hand and not loaded._is_compiled
-
-
-@pytest.mark.slow
-def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
-    """A run of four steps equals one that another object resumes after two."""
-
-    def make():
-        embedding = clicks.make_embedding()
-        return clicks.make_model(embedding, FrozenWindow(3)), embedding
-
-    batches = [clicks.batch(7, seed) for seed in range(4)]
-    model, embedding = make()
-    for step, data in enumerate(batches):
-        model.train_on_batch(*data)
-        if step == 1:
-            fr.checkpoint.save(tmp_path, model, model.optimizer)
-    other, rows = make()
-    other.train_on_batch(*batches[3])  # makes the slots, and something to overwrite
-    fr.checkpoint.load(tmp_path, other, other.optimizer)
-    for data in batches[2:]:
-        other.train_on_batch(*data)
-    got, wanted = clicks.state(other, rows), clicks.state(model, embedding)
-    for what in wanted:
-        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
 
 
 def _living():

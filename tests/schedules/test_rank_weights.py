@@ -106,7 +106,7 @@ def test_means_and_sums_in_one_model_are_refused_on_several_ranks(monkeypatch):
     model, outputs, named = _sums([mean, total])
     PipelinedModel(model.inputs, outputs).compile("sgd", named)  # one process has nothing to weigh
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
-    with pytest.raises(ValueError, match=r"are sums over samples, \['mean_squared_error'\], and means, .*Remedy"):
+    with pytest.raises(ValueError, match=r"are sums over samples, \['mean_squared_error'\], and means, .*Use"):
         PipelinedModel(model.inputs, outputs).compile("sgd", named)
     plain = keras.Model(model.inputs, outputs)
     plain.compile("sgd", named)

@@ -160,7 +160,7 @@ def trained(model, x, training):
 )
 def test_ids_that_another_run_may_change_are_refused_by_name(before, schedule, cause):
     model = Prefixed(schedule, before)
-    with pytest.raises(ValueError, match=f"computes the ids of 'fused_embedding' before.*{re.escape(cause)}.*Remedy: "):
+    with pytest.raises(ValueError, match=f"computes the ids of 'fused_embedding' before.*{re.escape(cause)}.*Use "):
         model.trained()
 
 

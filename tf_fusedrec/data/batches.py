@@ -31,7 +31,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
       M structures like `data`.
 
     Raises:
-      ValueError: a tensor without a first dimension, tensors whose first dimensions are known and differ, a batch
+      ValueError: a tensor without a first dimension, tensors with different known first dimensions, a batch
         of a known size below M. At run time InvalidArgumentError: first dimensions that differ.
 
     Example, M = 2:
@@ -80,7 +80,7 @@ def no_samples(element_spec: Any) -> Any:
         if not rank:
             raise ValueError(
                 f"a batch must consist of tensors whose first dimension counts the samples, got {spec}. "
-                "Remedy: Dataset.batch, or tensors of a known rank >= 1."
+                "Use Dataset.batch, or tensors of a known rank >= 1."
             )
         shape = [0, *(size or 0 for size in spec.shape[1:])]
         if isinstance(spec, tf.SparseTensorSpec):
@@ -159,14 +159,14 @@ def _check(tensors: list[Any], micro_batches: int) -> None:
     for tensor in tensors:
         if tensor.shape.rank == 0:
             raise ValueError(
-                f"a batch is cut by sample, but {tensor!r} is a scalar. Give every tensor a first dimension of samples."
+                f"a batch is cut by sample, but {tensor!r} is a scalar. Use tensors with a first dimension of samples."
             )
     sizes = sorted({tensor.shape[0] for tensor in tensors if tensor.shape.rank and tensor.shape[0] is not None})
     if len(sizes) > 1:
         raise ValueError(f"tensors of a batch must have the same number of samples, got {sizes}.")
     if sizes and sizes[0] < micro_batches:
         raise ValueError(
-            f"micro_batches {micro_batches} is more than the {sizes[0]} samples of a batch. Remedy: larger batches, or "
+            f"micro_batches {micro_batches} is more than the {sizes[0]} samples of a batch. Use larger batches, or "
             "fewer micro-batches."
         )
 

@@ -83,7 +83,7 @@ def why_tfra_does_not_load() -> str | None:
     if not is_installed("tensorflow_recommenders_addons"):
         return None
     try:
-        importlib.import_module("tf_fusedrec.tables.tfra_library")
+        importlib.import_module("tf_fusedrec.tfra.tfra_library")
     except (ImportError, AttributeError, tf.errors.OpError) as error:
         return f"{type(error).__name__}: {error}"
     return None

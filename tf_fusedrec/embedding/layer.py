@@ -73,6 +73,10 @@ class CallHooks:
         """
         return self.before.train(step, gradients)
 
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient <output dtype>[G, D] of a lookup's rows that reaches `train`."""
+        return self.before.gradient(gradient)
+
 
 class _DefaultHooks(CallHooks):
     def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
@@ -96,6 +100,9 @@ class _DefaultHooks(CallHooks):
             )
         step.update(step.send_gradients(gradients))
         return tf.zeros([])
+
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        return gradient
 
 
 class _ScaledLoss(CallHooks):
@@ -147,7 +154,7 @@ class _TrainingCalls:
     """
 
     def __init__(self, anchor: tf.Tensor, hooks: CallHooks):
-        self.anchor, self.count = anchor, collections.Counter[str]()
+        self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
         self._number = itertools.count()
         self._joined: tf.Tensor | None  # None: the gradients have come
         # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
@@ -205,7 +212,7 @@ class _TrainingCalls:
             @tf.autograph.experimental.do_not_convert
             def backward(*grads: tf.Tensor) -> tf.Tensor:
                 calls = self._received.setdefault(tf.compat.v1.get_default_graph(), {})
-                calls.setdefault(number, (step, {}))[1].update(zip(positions, grads))
+                calls.setdefault(number, (step, {}))[1].update(zip(positions, map(self._hooks.gradient, grads)))
                 return tf.zeros([])
 
             return rows, backward

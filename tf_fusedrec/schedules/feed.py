@@ -71,8 +71,7 @@ class Feed:
             return tf.function(unconverted(function), reduce_retracing=True) if compiled else function
 
         self._start, self._step = wrap(self._start_reading), wrap(self._read_and_train)
-        self._drains: dict[str, Callable] = {}
-        self._restarts: dict[str, Callable] = {}
+        self._changes: dict[tuple[str, str], Callable] = {}  # by name and the structure of the batches
         self._wrap = wrap
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
@@ -88,7 +87,7 @@ class Feed:
         elif self._goes_on and self._is_stale():
             # Drops the schedule's work, gradients that wait included, and begins it on the batches that are read.
             self._change_states(
-                self._restarts, lambda reads, _: self._schedule.start(self._model, [read.data for read in reads])
+                "restart", lambda reads, _: self._schedule.start(self._model, [read.data for read in reads])
             )
             self._replaced = self._replacements()
         if not self._goes_on:
@@ -121,7 +120,7 @@ class Feed:
     def drain(self) -> None:
         """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
         if (self._schedule.stages.update or type(self._schedule).drain is not Schedule.drain) and not self._is_stale():
-            self._change_states(self._drains, lambda _, state: self._schedule.drain(self._model, state))
+            self._change_states("drain", lambda _, state: self._schedule.drain(self._model, state))
 
     def forget(self) -> None:
         """Drops batches that were read ahead, and the schedule's work on them."""
@@ -159,13 +158,8 @@ class Feed:
             self._model._train_counter.assign_add(1)  # Keras counts here; its callbacks and summaries read it
         return logs, reads[1].goes_on
 
-    def _change_states(self, functions: dict[str, Callable], change: Callable[[Sequence[Read], Any], Any]) -> None:
-        """Replaces the schedule's state between two steps by `change` of the read batches and the state.
-
-        Args:
-          functions: Earlier functions of this change, by the structure of the batches.
-          change: The change, traced.
-        """
+    def _change_states(self, name: str, change: Callable[[Sequence[Read], Any], Any]) -> None:
+        """Replaces the schedule's state between two steps by `change` of the reads and the state. Traced once."""
 
         def run(step_state: StepState) -> None:
             reads, state = step_state.take()
@@ -173,9 +167,9 @@ class Feed:
 
         for key, step_state in self._states.items():
             if step_state.full:
-                if key not in functions:
-                    functions[key] = self._wrap(lambda step_state=step_state: run(step_state))
-                functions[key]()
+                if (name, key) not in self._changes:
+                    self._changes[name, key] = self._wrap(lambda step_state=step_state: run(step_state))
+                self._changes[name, key]()
 
     def _read(self, iterator: Any, number: int) -> Read:
         with placing_ids(tables_in(self._model)):
@@ -183,12 +177,7 @@ class Feed:
 
 
 def _read(iterator: Any, name: str) -> Read:
-    """The next batch of this rank; a batch of no samples after the last one. Traced, collective.
-
-    Args:
-      iterator: An iterator of a tf.data.Dataset.
-      name: Name of the all-reduce, the same on all ranks.
-    """
+    """The next batch of this rank; a batch of no samples after the last one. Traced, collective by `name`."""
     optional = iterator.get_next_as_optional()
     has_data = optional.has_value()
     data = tf.cond(has_data, optional.get_value, lambda: no_samples(iterator.element_spec))
@@ -204,13 +193,13 @@ def _content_of(batches: list[Any]) -> tf.Tensor:
 
 
 def _warn_of_equal_data(content: int) -> None:
-    """Warns if two ranks begin with equal batches, whose _content_of is `content` on this rank. Collective."""
+    """Warns if two ranks begin with equal batches; `content` is this rank's _content_of. Collective."""
     contents = collectives.all_gather_object(content)
     twins = [rank for rank, value in enumerate(contents) if value and contents.count(value) > 1]
     if twins and collectives.rank() == 0:
         _LOG.warning(
-            "ranks %s begin with equal batches, so they train the same samples. Remedy: "
-            "dataset.shard(fr.size(), fr.rank()) before shuffle and batch, or files of its own for each rank.", twins
+            "ranks %s begin with equal batches, so they train the same samples. Use "
+            "dataset.shard(fr.size(), fr.rank()) before shuffle and batch, or different files for each rank.", twins
         )  # fmt: skip
 
 
@@ -243,16 +232,12 @@ class StepState:
         self._eager_value: Any = None  # between eager steps, which need no queue
 
     def put(self, value: Any) -> None:
-        """Keeps a structure like the example's. The state must be empty.
-
-        Raises:
-          ValueError: the tensors have other dtypes than the example's.
-        """
+        """Keeps a structure like the example's. The state must be empty. Raises ValueError for other dtypes."""
         tensors = _tensors(value)
         if [tensor.dtype for tensor in tensors] != self._dtypes:
             raise ValueError(
                 f"a step left tensors of the dtypes {[tensor.dtype for tensor in tensors]} for the next step, and the "
-                f"first step left {self._dtypes}. Remedy: let Schedule.step return a state of the same tensors always."
+                f"first step left {self._dtypes}. Let Schedule.step return a state of the same tensors always."
             )
         if tf.executing_eagerly():
             self._eager_value = value
@@ -466,7 +451,7 @@ class EqualHandler(_adapters.DataHandler):
         if self._steps_per_epoch is not None or adapter.get_size() is None:
             return
         if adapter.should_recreate_iterator():
-            # Lists and the workers of a Sequence, whose length may change, read on into the next epoch.
+            # Lists, and the workers of a Sequence of changing length, read on into the next epoch.
             self._dataset = tf.data.Dataset.from_tensors(0).flat_map(
                 lambda _: dataset.take(tf.ensure_shape(tf.py_function(adapter.get_size, [], tf.int64), []))
             )
@@ -495,12 +480,12 @@ class EqualHandler(_adapters.DataHandler):
             )
         if len(set(kinds)) > 1:
             raise ValueError(
-                f"ranks have inputs of different kinds: {kinds} by rank. Remedy: the same kind on every rank, for "
+                f"ranks have inputs of different kinds: {kinds} by rank. Use the same kind on every rank, for "
                 "example a tf.data.Dataset, which may be empty."
             )
 
     def _gather(self, value: Any, error: str | None = None) -> list[Any]:
-        """The values of all ranks. Raises ValueError if another rank comes with an error in place of its value."""
+        """The values of all ranks. Raises ValueError if another rank has an error in place of its value."""
         by_rank = collectives.all_gather_object((value, error))
         for rank, (_, error_there) in enumerate(by_rank):
             if error_there is not None and error is None:
@@ -510,11 +495,7 @@ class EqualHandler(_adapters.DataHandler):
 
 
 def _peeked(x: Any, y: Any, model: keras.Model) -> tuple[Any, str]:
-    """The input, unchanged for its reader, and the name of its kind.
-
-    Raises:
-      ValueError: Keras looks at the first batch of such an input, and there is none.
-    """
+    """The input, unchanged for its reader, and its name. Raises ValueError if it is empty and Keras reads ahead."""
     adapter = _adapters.select_data_adapter(x, y).__name__
     name = {"TensorLikeDataAdapter": "arrays", "ListsOfScalarsDataAdapter": "lists"}.get(adapter, type(x).__name__)
     has_first = True
@@ -531,7 +512,7 @@ def _peeked(x: Any, y: Any, model: keras.Model) -> tuple[Any, str]:
     elif adapter == "DatasetAdapter":
         name = "tf.data.Dataset"
     if not has_first:
-        raise ValueError(f"the {name} is empty. Remedy: a tf.data.Dataset, which may be empty on a rank.")
+        raise ValueError(f"the {name} is empty. Use a tf.data.Dataset, which may be empty on a rank.")
     return x, name
 
 

@@ -9,8 +9,8 @@ update                                      x  one, dense and sparse
 Exchanges run in the order of need, and three things fix it:
 
 - Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
-  together: in one cycle it begins with those whose shapes are in its response cache, least recently used first. One new
-  shape would put micro-batch 0 behind the others, in that step and in all later ones.
+  together: one cycle begins with the exchanges of shapes in its response cache, least recently used first. One new
+  shape would put micro-batch 0 after the others, in that step and in all later ones.
 - Dense gradients are all-reduced when the last gradients of rows have arrived. So the update of the tables, which needs
   more time than the dense update, runs under the all-reduce. Where exchanges take longer than the compute, the queue is
   full until then anyway. On a faster network, an all-reduce inside the last backward pass would hide more.
@@ -26,9 +26,8 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import cut, known_num_samples
-from tf_fusedrec.embedding import Step
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.schedules import planned_calls
+from tf_fusedrec.schedules.planned_calls import RunningStep, plan_step, running, running_step
 from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch
 
 
@@ -46,34 +45,32 @@ def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor
     batch = BatchWeight(tf.reduce_sum(weights))
     shares = tf.math.divide_no_nan(weights, batch.weight)
     parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
-    step = planned_calls.supplied_step(model)
-    if step is not None:  # Nested has looked up the batch in the step before
-        return _train(model, step, pieces, parts, may_be_empty)
-    step = planned_calls.plan(model, pieces).send_ids().look_up()
-    with planned_calls.supplying(model, step, step.return_rows()):
-        return _train(model, step, pieces, parts, may_be_empty)
+    run = running_step(model)
+    if run is not None:  # Nested has looked up the batch in the step before
+        return _train(model, run, pieces, parts, may_be_empty)
+    step = plan_step(model, pieces).send_ids().look_up()
+    with running(model, step, step.return_rows()) as run:
+        return _train(model, run, pieces, parts, may_be_empty)
 
 
 def _train(
-    model: Any, step: Step, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool
+    model: Any, run: RunningStep, pieces: Sequence[Any], parts: Sequence[MicroBatch], may_be_empty: bool
 ) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
-    gate: tf.Operation | None = None
-    waiting: dict[int, tf.Tensor] = {}
+    row_gradients = run.keep_gradients()
     dense: list[list[Any]] = []
     losses, logs = [], {}
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
-        row_gradients: dict[int, tf.Tensor] = {}
+        first = len(row_gradients)
         with contextlib.ExitStack() as around:
             around.enter_context(model.working_on(part))
-            around.enter_context(planned_calls.deferring(model, step, row_gradients, gate))
             guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
                 if loss is None:
-                    raise ValueError(f"{model.name!r} has no loss to train with. Remedy: compile(loss=...).")
+                    raise ValueError(f"{model.name!r} has no loss to train with. Use compile(loss=...).")
                 loss = loss * tf.cast(part.share, loss.dtype)
             gradients = tape.gradient(loss, model.trainable_variables)
             if guard is not None:
@@ -82,12 +79,14 @@ def _train(
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
         logs = logs if guard is None else guard.logs(logs)
         losses.append(loss)
-        waiting.update(row_gradients)
-        gate = _done(loss, dense[-1], row_gradients)
-    received = step.send_gradients(waiting)
-    step.update(received)
+        # In eager mode ops run in program order, and the group is None.
+        trained = tf.nest.flatten([gradient for gradient in gradients if gradient is not None], expand_composites=True)
+        positions = list(row_gradients)[first:]
+        run.gate = tf.group(loss, *trained, *(row_gradients[i] for i in positions))
+    received = run.step.send_gradients(row_gradients)
+    run.step.update(received)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
-    with tf.control_dependencies([received[i] for i in row_gradients]):
+    with tf.control_dependencies([received[i] for i in positions]):
         sums = [None if total is None else _identity(total) for total in sums]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
@@ -112,19 +111,13 @@ class _Answers:
         return self._gradients
 
 
-def _done(loss: tf.Tensor, dense: list[Any], row_gradients: dict[int, tf.Tensor]) -> tf.Operation | None:
-    """An op that runs after the compute of a micro-batch; None in eager mode, where ops run in program order."""
-    gradients = [gradient for gradient in dense if gradient is not None]
-    return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *row_gradients.values())
-
-
 def _sum(parts: list[Any]) -> Any:
     """The sum of one weight's gradients, in the order of micro-batches. Slices of an embedding are concatenated."""
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
     if all(isinstance(part, tf.IndexedSlices) for part in parts):
-        values, indices = (tf.concat([getattr(part, what) for part in parts], 0) for what in ("values", "indices"))
+        values, indices = (tf.concat([getattr(part, name) for part in parts], 0) for name in ("values", "indices"))
         return tf.IndexedSlices(values, indices, parts[0].dense_shape)
     total = tf.convert_to_tensor(parts[0])
     for part in parts[1:]:
@@ -137,9 +130,9 @@ def _identity(gradient: Any) -> Any:
 
 
 def _refuse_sums(loss: Any) -> None:
-    for one in tf.nest.flatten(loss):
-        if getattr(one, "reduction", None) == keras.losses.Reduction.SUM:
+    for part in tf.nest.flatten(loss):
+        if getattr(part, "reduction", None) == keras.losses.Reduction.SUM:
             raise ValueError(
-                f"loss {one.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
-                "Remedy: the reduction 'sum_over_batch_size'."
+                f"loss {part.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
+                "Use the reduction 'sum_over_batch_size'."
             )

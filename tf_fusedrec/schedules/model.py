@@ -1,4 +1,4 @@
-"""PipelinedModel: a Keras model whose schedule lays out its training step.
+"""PipelinedModel: a Keras model with a schedule, which lays out its training step.
 
 The last part refuses Keras 3 objects in a model of legacy Keras, which would not train or save their weights. Legacy
 Keras calls neither this package nor Keras 3 where they could refuse. So `compile` of every model checks first, and so
@@ -38,7 +38,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     of one's own ends with losses.global_mean.
 
     The model is functional, `PipelinedModel(inputs, outputs, schedule=FrozenWindow(4))`, or a subclass with a `call`,
-    which passes `schedule` on. The schedule may be set anew between runs of `compile`.
+    which passes `schedule` on. The schedule may be changed between runs of `compile`.
 
     Args:
       schedule: A record of tf_fusedrec.schedules, or its name: "sync", "nested", "nested(8)".
@@ -50,7 +50,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:
         # Keras makes a subclass functional by a change of its base classes, after which the class is good for
-        # functional models only. So functional models have a class of their own.
+        # functional models only. So functional models have another class.
         if cls is PipelinedModel and _is_functional(args, kwargs):
             cls = FunctionalPipelinedModel
         return super().__new__(cls)
@@ -59,7 +59,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if _is_functional(args, kwargs) and not isinstance(self, FunctionalPipelinedModel):
             raise ValueError(
                 f"{type(self).__name__} is a subclass of PipelinedModel and cannot be given inputs and outputs. "
-                "Remedy: PipelinedModel(inputs, outputs, schedule=...) itself, or a subclass with a call method."
+                "Use PipelinedModel(inputs, outputs, schedule=...) itself, or a subclass with a call method."
             )
         super().__init__(*args, **kwargs)
         self._row_movement = RowMovement()
@@ -110,7 +110,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             super().compile_from_config(config)  # warns, and leaves the model as it is
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if not isinstance(self.optimizer, keras.optimizers.legacy.Optimizer):  # files hold no slots of those
+        if not isinstance(self.optimizer, keras.optimizers.legacy.Optimizer):  # files have none of their slots
             make_optimizer_slots(self)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -118,7 +118,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             if isinstance(getattr(self, "optimizer", None), keras.mixed_precision.LossScaleOptimizer):
                 for layer in embeddings_of(self):
                     step.enter_context(layer.loss_scaled_by(self.optimizer))
-            # A step whose iterator has ended must count nothing, and an optimizer's counter reads no data.
+            # A step after the end of an iterator must count nothing, and an optimizer's counter reads no data.
             step.enter_context(tf.control_dependencies([tf.group(tf.nest.flatten(data, expand_composites=True))]))
             return self.schedule.train_step(self, data)
 
@@ -147,7 +147,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def drain(self) -> None:
         """Finishes the schedule's updates that must be made before weights or tables are read. Collective.
 
-        It also makes replicas equal whose mean is late (Topology.average_late), and averages moving statistics over
+        It also makes replicas with a late mean equal (Topology.average_late), and averages moving statistics over
         ranks (schedules.average_state). Evaluation, predictions, checkpoints, exports and the end of fit call it.
         Training may go on afterwards. With several groups of ranks it returns when all ranks have called it.
         """
@@ -205,7 +205,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         steps = {embedding.get_config()["accumulate_steps"] for embedding in embeddings_of(self)}
         if len(steps) > 1:
             raise ValueError(
-                f"FusedEmbeddings of {self.name!r} have accumulate_steps {sorted(steps)}. Remedy: the same number for "
+                f"FusedEmbeddings of {self.name!r} have accumulate_steps {sorted(steps)}. Use the same number for "
                 "all layers of a model."
             )
         if steps and getattr(self, "optimizer", None) is not None:
@@ -216,21 +216,21 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if collectives.size() > 1 and self.autotune_steps_per_execution:
             raise ValueError(
                 "steps_per_execution 'auto' is chosen by every rank for itself, so callbacks of ranks would wait for "
-                "one another at different steps. Remedy: compile(steps_per_execution=N), the same on all ranks."
+                "one another at different steps. Use compile(steps_per_execution=N), the same on all ranks."
             )
         return collectives.size() == 1
 
-    def _equal_steps(self, kind: str, step: Callable[[Any], Any], counter: tf.Variable) -> EqualSteps:
+    def _equal_steps(self, verb: str, step: Callable[[Any], Any], counter: tf.Variable) -> EqualSteps:
         def counted(data: Any) -> Any:
             outputs = step(data)
             counter.assign_add(1)
             return outputs
 
-        put_together = concatenated if kind == "predict" else last
-        return EqualSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
+        put_together = concatenated if verb == "predict" else last
+        return EqualSteps(self, f"{self.name}.{verb}.has_data", counted, put_together, compiled=not self.run_eagerly)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.fit. It logs a warning once for each table whose rows hardly move (RowMovement)."""
+        """As keras.Model.fit. It logs a warning once for each table with rows that hardly move (RowMovement)."""
         if len(args) < 6 and isinstance(kwargs.get("callbacks"), (list, tuple, type(None))):  # no CallbackList
             kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self._row_movement]
         try:
@@ -267,7 +267,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         dense_gradients.forget(getattr(self, "optimizer", None))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        self._drain_tables()  # Rank 0 alone may save. Moving statistics are averaged at the end of an epoch.
+        self._drain_tables()  # Only rank 0 may save. Moving statistics are averaged at the end of an epoch.
         super().save(*args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -290,8 +290,8 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             return super()._validate_and_get_metrics_result(logs)
         self._average_state()
         with summed_over_ranks(self.metrics):
-            of_all = super()._validate_and_get_metrics_result(logs)
-        return averaged(logs) if of_all is logs else of_all
+            results = super()._validate_and_get_metrics_result(logs)
+        return averaged(logs) if results is logs else results
 
     def embedding_inputs(self, x: Any) -> list[EmbeddingCall]:
         """The lookups that a training step of inputs x makes, in their order. A schedule makes them ahead.
@@ -355,7 +355,7 @@ def _is_functional(args: tuple, kwargs: dict[str, Any]) -> bool:
 def make_optimizer_slots(model: keras.Model) -> None:
     """Makes the variables that the optimizer's first step would make. Does nothing for a model without weights.
 
-    TensorFlow traces a function twice if its first trace makes variables. A step of FrozenWindow(M) holds the model M
+    TensorFlow traces a function twice if its first trace makes variables. A step of FrozenWindow(M) has the model M
     times, so a second trace would take as long as M traces of another schedule.
     """
     optimizer: Any = getattr(model, "optimizer", None)
@@ -376,26 +376,18 @@ def start_equal(model: keras.Model) -> None:
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and model.built:
         weights = [*model_state.dense_weights(model), *model_state.state_of(model)]
-        others = model_state.vocabularies(model)
-        if model_state.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), others):
+        vocabularies = model_state.vocabularies(model)
+        if model_state.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), vocabularies):
             model_state.finish_adapting(model)
             model.test_function = model.predict_function = None  # they may have traced the constants
 
 
 def check_no_keras_3(model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Checks the arguments of `compile`, and the attributes of the model and of its layers.
-
-    Args:
-      model: The model that is compiled.
-      args, kwargs: Arguments of its `compile`.
-
-    Raises:
-      ValueError: one is of Keras 3.
-    """
-    given = [("compile got", value) for value in tf.nest.flatten([args, kwargs])]
-    for what, value in [*given, *_attributes(model)]:
+    """Raises ValueError if an argument of `compile`, or an attribute of the model or of a layer, is of Keras 3."""
+    arguments = [("compile got", value) for value in tf.nest.flatten([args, kwargs])]
+    for place, value in [*arguments, *_attributes(model)]:
         if of_keras_3(value):
-            raise ValueError(f"Model {model.name!r}: {what} {type(value).__name__}, which {KERAS_3}")
+            raise ValueError(f"Model {model.name!r}: {place} {type(value).__name__}, which {KERAS_3}")
 
 
 def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:

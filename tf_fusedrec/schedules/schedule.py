@@ -92,7 +92,7 @@ class Schedule:
 
     def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, JSON-able: by default the fields of the dataclass."""
-        return dataclasses.asdict(self) if dataclasses.is_dataclass(self) else {}  # type: ignore[call-overload]
+        return dataclasses.asdict(self) if dataclasses.is_dataclass(self) else {}
 
 
 _Class = TypeVar("_Class", bound=type[Schedule])
@@ -116,11 +116,11 @@ def register(name: str) -> Callable[[_Class], _Class]:
     def add(schedule: _Class) -> _Class:
         if not (isinstance(schedule, type) and issubclass(schedule, Schedule)):
             raise TypeError(f"register({name!r}) got {schedule!r}, and takes a subclass of schedules.Schedule.")
-        other = _schedules.get(name, schedule)
-        if (other.__module__, other.__qualname__) != (schedule.__module__, schedule.__qualname__):
+        registered = _schedules.get(name, schedule)
+        if (registered.__module__, registered.__qualname__) != (schedule.__module__, schedule.__qualname__):
             raise ValueError(
-                f"register got the name {name!r} for {schedule.__qualname__}, and {other.__module__}."
-                f"{other.__qualname__} has it. Use another name, such as 'my_package>{name}'."
+                f"register got the name {name!r} for {schedule.__qualname__}, and {registered.__module__}."
+                f"{registered.__qualname__} has it. Use another name, such as 'my_package>{name}'."
             )
         _schedules[name] = schedule
         return schedule
@@ -224,8 +224,8 @@ class FrozenWindow(Schedule):
 
     Raises:
       ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra". In a training step: M above the
-        batch size, where that is known when the step is traced; a model without FusedEmbedding, or whose lookups are
-        unknown; a loss with reduction "sum".
+        batch size, where that is known when the step is traced; a model without FusedEmbedding or with
+        unknown lookups; a loss with reduction "sum".
     """
 
     micro_batches: int = 4
@@ -258,8 +258,8 @@ class DualBuffer(Schedule):
       lead: Number of batches that are read before the first one computes, 1 to 4. Data may have fewer batches.
 
     Raises:
-      ValueError: another lead; in fit: a model without FusedEmbedding, with backend "tfra", or whose lookups are
-        unknown.
+      ValueError: another lead; in fit: a model without FusedEmbedding, with backend "tfra", or with unknown
+        lookups.
     """
 
     lead: int = 1
@@ -315,8 +315,8 @@ class SemiAsync(Schedule):
     missing. Outside of fit and make_train_function, as in train_on_batch, steps are steps of Sync.
 
     Raises:
-      ValueError: in fit, a model without FusedEmbedding, with backend "tfra", or whose lookups are unknown (see
-        PipelinedModel.embedding_inputs); tables whose rows move, without lookups_per_update=2.
+      ValueError: in fit, a model without FusedEmbedding, with backend "tfra", or with unknown lookups (see
+        PipelinedModel.embedding_inputs); tables with rows that move, without lookups_per_update=2.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""A training step whose stages work on several batches (NestPipe, section IV; TurboGR, sections 4.2.2 and 4.2.3).
+"""A training step with stages that work on several batches (NestPipe, section IV; TurboGR, sections 4.2.2 and 4.2.3).
 
 Fresh rows (DualBuffer, Nested, Pipelined(3)), equal to sync bit for bit:
 
@@ -33,7 +33,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.data.batches import cut
 from tf_fusedrec.embedding import Step, tables_in
 from tf_fusedrec.embedding.features import placing_ids
-from tf_fusedrec.schedules.planned_calls import deferring, plan, required_embeddings, supplying
+from tf_fusedrec.schedules.planned_calls import plan_step, required_embeddings, running
 
 
 class Stages(NamedTuple):
@@ -63,7 +63,7 @@ class Stages(NamedTuple):
 
     @property
     def lookups_per_update(self) -> int:
-        """Steps whose lookups are made before the update of the first: FusedEmbedding(lookups_per_update)."""
+        """Steps that look up before the first of them updates: FusedEmbedding(lookups_per_update)."""
         return 1 + self.staleness
 
 
@@ -118,7 +118,7 @@ def step(stages: Stages, model: Any, batches: Sequence[Any], ahead: Ahead) -> tu
         coming.append(_plan(stages, model, batches[stages.send_ids], steps_ahead=stages.send_ids + 1).send_ids())
         if stages.look_ahead:
             coming[0] = coming[0].look_ahead()
-    with supplying(model, *_returned(current)):
+    with running(model, *_returned(current)):
         return model.train_step(batches[0]), Ahead(coming)
 
 
@@ -132,8 +132,8 @@ def _step_on_stale_rows(
     if ahead.waiting is not None:
         _update_late(ahead.waiting)
     ready, current = _returned(following), ahead.ready.step
-    collected: dict[int, tf.Tensor] = {}
-    with supplying(model, *ahead.ready), deferring(model, current, collected):
+    with running(model, *ahead.ready) as run:
+        collected = run.keep_gradients()
         logs = model.train_step(batches[0])
     if len(collected) < len(current.lookups):
         raise ValueError(
@@ -158,7 +158,7 @@ def drain(ahead: Ahead) -> Ahead:
 def _plan(stages: Stages, model: Any, data: Any, *, steps_ahead: int) -> Step:
     with placing_ids(tables_in(model)):
         pieces = cut(data, stages.micro_batches) if stages.micro_batches else [data]
-        return plan(model, pieces, steps_ahead=steps_ahead, before_update=stages.lookups_per_update)
+        return plan_step(model, pieces, steps_ahead=steps_ahead, lookups_per_update=stages.lookups_per_update)
 
 
 def _returned(looked_up: Step) -> Ready:

@@ -21,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import num_samples
-from tf_fusedrec.embedding import CallHooks, FusedEmbedding, Step, embeddings_of
+from tf_fusedrec.embedding import CallHooks, FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.layers import SyncBatchNormalization
 
@@ -60,8 +60,8 @@ class _SelectedGradients(CallHooks):
     def __init__(self, select: Callable[[tf.Tensor], tf.Tensor]):
         self._select = select
 
-    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        return super().train(step, {i: self._select(gradient) for i, gradient in gradients.items()})
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        return self._select(super().gradient(gradient))
 
 
 class Guard:
@@ -93,9 +93,9 @@ class Guard:
             self._replaced.enter_context(self._selecting(optimizer))
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, error_type: Any, *_: Any) -> None:
         self._replaced.close()
-        if kind is not None:
+        if error_type is not None:
             return
         state = [variable for variable in _variables(self._model) if variable.ref() in self._before]
 
@@ -123,13 +123,13 @@ class Guard:
         if not isinstance(logs, dict):
             return logs
         kept = self._model.get_metrics_result()
-        if set(kept) != set(logs):  # of a user's own step, whose "loss" is seldom the metric of that name
+        if set(kept) != set(logs):  # of a user's own step; its "loss" is seldom the metric of that name
             for metric in getattr(getattr(self._model, "compiled_loss", None), "metrics", []):
                 kept.pop(metric.name, None)
 
         def select(name: str, value: Any) -> Any:
             if isinstance(value, dict):
-                return {key: select(key, one) for key, one in value.items()}
+                return {key: select(key, item) for key, item in value.items()}
             if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
                 return value
             metric = kept.get(name)
@@ -149,7 +149,7 @@ class Guard:
     @contextlib.contextmanager
     def _selecting(self, optimizer: Any) -> Iterator[None]:
         """Calls of the optimizer's apply_gradients inside get selected gradients."""
-        apply, own = optimizer.apply_gradients, optimizer.__dict__.get("apply_gradients")
+        apply, replaced = optimizer.apply_gradients, optimizer.__dict__.get("apply_gradients")
 
         def apply_selected(grads_and_vars: Iterable[tuple[Any, tf.Variable]], *args: Any, **kwargs: Any) -> Any:
             pairs = [(self.gradient(gradient, weight), weight) for gradient, weight in grads_and_vars]
@@ -160,8 +160,8 @@ class Guard:
             yield
         finally:
             del optimizer.__dict__["apply_gradients"]
-            if own is not None:
-                optimizer.__dict__["apply_gradients"] = own
+            if replaced is not None:
+                optimizer.__dict__["apply_gradients"] = replaced
 
     def _create(self, create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         variable = create(**kwargs)
@@ -210,8 +210,8 @@ def _variables(model: Any) -> list[tf.Variable]:
     ]
     # model.metrics lacks those of `compile` before the first step.
     containers = [getattr(model, name, None) for name in ("compiled_loss", "compiled_metrics")]
-    of_compile = tf.nest.flatten([list(vars(one).values()) for one in containers if one is not None])
-    metrics = [*model.metrics, *(one for one in of_compile if isinstance(one, keras.metrics.Metric))]
+    of_compile = tf.nest.flatten([list(vars(container).values()) for container in containers if container is not None])
+    metrics = [*model.metrics, *(value for value in of_compile if isinstance(value, keras.metrics.Metric))]
     variables = [*weights, *(variable for metric in metrics for variable in metric.variables)]
     return list({variable.ref(): variable for variable in variables if variable.ref() not in alike}.values())
 
@@ -227,7 +227,7 @@ class MeanOverSamples:
     """Mixin of keras.Model: the loss of `compile`, and of add_loss, is the mean over the samples of all ranks.
 
     Losses with the reduction "sum" or "none" are sums over samples and stay as they are. Every call of compute_loss in
-    training is collective. A subclass that overrides compute_loss without a call of super() decides by itself.
+    training is collective. A subclass that overrides compute_loss without a call of super() has its own loss.
     """
 
     loss: Any
@@ -276,7 +276,7 @@ class MeanOverSamples:
         the result, for a compute_loss that divides by it.
 
         Args:
-          pieces: M micro-batches, or the whole batch alone, each as `data` of train_step.
+          pieces: M micro-batches, or the whole batch, each as `data` of train_step.
 
         Returns:
           <float32>[M], >= 0.
@@ -285,12 +285,12 @@ class MeanOverSamples:
 
 
 def weigh_by_samples(model: keras.Model) -> keras.Model:
-    """Makes the loss of a Keras model the mean over the samples of all ranks. A PipelinedModel does so by itself.
+    """Makes the loss of a Keras model the mean over the samples of all ranks. A PipelinedModel needs no call.
 
     Every rank must make equally many training steps. A rank without samples takes part with an empty batch.
 
     Args:
-      model: A keras.Model of any kind, compiled or not, whose optimizer averages gradients over ranks. It changes.
+      model: A keras.Model, compiled or not, with an optimizer that averages gradients over ranks. It changes.
 
     Returns:
       The model. Its class gets the mixin MeanOverSamples. A saved and loaded model needs a new call.
@@ -300,9 +300,9 @@ def weigh_by_samples(model: keras.Model) -> keras.Model:
     """
     are_sums(model)
     if not isinstance(model, MeanOverSamples):
-        kind = type(model)
-        # The name and module stay, so that Keras saves and loads the model as one of its own class.
-        weighted = type(kind.__name__, (MeanOverSamples, kind), {"__module__": kind.__module__})
+        model_class = type(model)
+        # The name and module stay, so that Keras saves and loads the model as one of the user's class.
+        weighted = type(model_class.__name__, (MeanOverSamples, model_class), {"__module__": model_class.__module__})
         object.__setattr__(model, "__class__", weighted)
         model.train_function = None  # a function that is traced already has the old loss
     return model
@@ -314,7 +314,7 @@ def _factor(model: Any, weight: tf.Tensor) -> tf.Tensor:
     if len(sets) > 1:
         raise ValueError(
             f"FusedEmbeddings of {model.name!r} have topologies whose losses cover different ranks, "
-            f"{[ranks.members for ranks in sets]}. Remedy: the same topology for all layers of a model."
+            f"{[ranks.members for ranks in sets]}. Use the same topology for all layers of a model."
         )
     (ranks,) = sets
     name = f"{model.name}.samples"
@@ -326,11 +326,11 @@ def _factor(model: Any, weight: tf.Tensor) -> tf.Tensor:
 
 def are_sums(model: Any) -> bool:
     """Returns whether the losses of `compile` are sums over samples. Raises ValueError: some are, others are means."""
-    losses = [one for one in tf.nest.flatten(getattr(model, "loss", None)) if one is not None]
-    sums = [one for one in losses if getattr(one, "reduction", None) in _SUMS]
+    losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
+    sums = [loss for loss in losses if getattr(loss, "reduction", None) in _SUMS]
     if sums and len(sums) < len(losses) and collectives.size() > 1:
         raise ValueError(
-            f"Losses of {model.name!r} are sums over samples, {[one.name for one in sums]}, and means, which "
-            "ranks weigh differently. Remedy: the reduction 'sum_over_batch_size' for all of them."
+            f"Losses of {model.name!r} are sums over samples, {[loss.name for loss in sums]}, and means, which "
+            "ranks weigh differently. Use the reduction 'sum_over_batch_size' for all of them."
         )
     return bool(sums)

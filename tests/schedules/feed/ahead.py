@@ -1,4 +1,4 @@
-"""A schedule that only routes ids one step ahead. It tests the minimum of feed and stages."""
+"""A schedule that only sends ids one step ahead. It tests the minimum of a schedule of your own."""
 
 import dataclasses
 
@@ -16,9 +16,9 @@ class RouteAhead(Schedule):
         following = self._plan(model, batches[1], 2)
         current = state.look_up()
         rows, state = current.return_rows(), following.send_ids()
-        with planned_calls.supplying(model, current, rows):
+        with planned_calls.running(model, current, rows):
             logs = model.train_step(batches[0])
         return logs, state
 
     def _plan(self, model, data, steps_ahead):
-        return planned_calls.plan(model, [data], steps_ahead=steps_ahead)
+        return planned_calls.plan_step(model, [data], steps_ahead=steps_ahead)

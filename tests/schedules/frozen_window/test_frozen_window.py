@@ -132,33 +132,10 @@ def test_added_losses_and_ordinary_embeddings():
     np.testing.assert_allclose(losses[1]["loss"], losses[0]["loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [0, -1, 2.0, True, None])
-def test_bad_numbers_of_micro_batches_are_refused(count):
-    with pytest.raises(ValueError, match="micro_batches must be an int >= 1, got"):
-        FrozenWindow(count)
-
-
 def test_more_micro_batches_than_a_batch_can_have_are_refused():
     with pytest.raises(ValueError, match="micro_batches 9 is more than the 8 samples"):
         data = tf.data.Dataset.from_tensor_slices(clicks.batch(16, seed=1)).batch(8, drop_remainder=True)
         clicks.make_model(clicks.make_embedding(), FrozenWindow(9)).fit(data, verbose=0)
-
-
-def test_a_model_without_fused_embedding_is_refused():
-    x = keras.Input([3])
-    model = PipelinedModel(x, keras.layers.Dense(1)(x), schedule=FrozenWindow(2))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="hides the exchanges of a FusedEmbedding.*schedule='sync'"):
-        model.fit(np.zeros([4, 3]), np.zeros([4]), verbose=0)
-    model.schedule = "sync"
-    model.compile("sgd", "mse")
-    model.fit(np.zeros([4, 3]), np.zeros([4]), verbose=0)
-
-
-def test_tables_of_tfra_are_refused():
-    table = {"optimizer": keras.optimizers.legacy.Adam(0.1)}
-    with pytest.raises(ValueError, match="need backend='native', and .* have 'tfra'"):
-        fit(FrozenWindow(2), embedding=clicks.make_embedding(table=table, backend="tfra"))
 
 
 @pytest.mark.parametrize("lookups", [0, 2.5])

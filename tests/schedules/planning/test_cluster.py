@@ -46,7 +46,7 @@ def test_it_comes_back_from_its_dict():
         ({"ranks": 0}, "Cluster.ranks must be an int >= 1, got 0"),
         ({"ranks": 10**6}, "Cluster.ranks must be at most 65,536, got 1000000"),
         ({"ranks": True}, "Cluster.ranks must be an int >= 1, got True"),
-        ({"ranks_per_host": 3}, r"ranks_per_host must divide Cluster.ranks, which is 4, got 3. Remedy: one of \[1, 2,"),
+        ({"ranks_per_host": 3}, r"ranks_per_host must divide Cluster.ranks, which is 4, got 3. Use one of \[1, 2,"),
         ({"between_bytes_per_s": -1e9}, "Cluster.between_bytes_per_s must be a finite number > 0, got -1000000000.0"),
         ({"inside_bytes_per_s": 0}, "Cluster.inside_bytes_per_s must be a finite number > 0, got 0"),
         ({"memory_bytes": float("nan")}, "Cluster.memory_bytes must be a finite number > 0, got nan"),

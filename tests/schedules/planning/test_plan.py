@@ -8,7 +8,8 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules.planning.models import SAMPLES, make_batch, make_model
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, uneven_batches
+from tf_fusedrec.data import batches
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
 from tf_fusedrec.schedules.planning.choice import Plan
 from tf_fusedrec.schedules.planning.forecast import Workload
 from tf_fusedrec.schedules.planning.measure import REPEATS, Lookup, Measured, lookups_of, measure
@@ -159,13 +160,13 @@ def test_the_model_stays_as_it_was():
 def test_senseless_arguments_are_refused(model):
     cluster, batch = fr.Cluster(4, GIGABYTE), make_batch()
     for arguments, words in [
-        ({"micro_batches": [128]}, f"ints from 2 to the {SAMPLES} samples of the sample, got 128. Remedy: fewer micro"),
+        ({"micro_batches": [128]}, f"ints from 2 to the {SAMPLES} samples of the sample, got 128. Use fewer micro"),
         ({"micro_batches": [1]}, "micro_batches must hold ints from 2 .* got 1"),
         ({"tolerate": ["speed"]}, r"tolerate must hold some of \('stale_rows', .*\), got \['speed'\]"),
         ({"tolerate": "stale_rows"}, "tolerate must hold some of"),
         ({"rows": {"items": 5}}, r"rows must name tables of the model, \['item', 'tag', 'user'\], got \['items'\]"),
         ({"rows": {"item": -5}}, r"rows\['item'\] must be an int >= 0, got -5"),
-        ({"rows": {"item": 10**9}}, r"1 GB of memory and 0 GB of files .* One .* needs 43 GB .* Remedy: 172 ranks"),
+        ({"rows": {"item": 10**9}}, r"1 GB of memory and 0 GB of files .* One .* needs 43 GB .* Use 172 ranks"),
     ]:
         with pytest.raises(ValueError, match=words):
             fr.plan(model, batch, cluster, **arguments)
@@ -177,14 +178,14 @@ def test_senseless_arguments_are_refused(model):
 def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypatch):
     model, embedding = make_model()
     embedding.trainable = False
-    with pytest.raises(ValueError, match="make no training lookups, .* Remedy: trainable = True"):
+    with pytest.raises(ValueError, match="make no training lookups, .* Use trainable = True"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
     embedding.trainable = True
     model.compile(keras.optimizers.legacy.Adam(0.01))
-    with pytest.raises(ValueError, match=r"without a loss. Remedy: compile\(loss=...\)"):
+    with pytest.raises(ValueError, match=r"without a loss. Use compile\(loss=...\)"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
-    with pytest.raises(RuntimeError, match="plan was called on rank 0 of 2, and it times one process. Remedy"):
+    with pytest.raises(RuntimeError, match="plan was called on rank 0 of 2, and it times one process. Use"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
 
 
@@ -200,7 +201,7 @@ def test_ids_of_a_batch_are_counted_as_the_ops_count_them(model):
     assert whole.unique == (len(set(history)) + len(set(user)),)
     assert (whole.dim, whole.tables, whole.number_bytes) == (16, 2, 4)
     assert (tags.dim, tags.tables, tags.number_bytes) == (8, 1, 2)
-    pieces = [features for features, _ in uneven_batches.cut(batch, 2)]
+    pieces = [features for features, _ in batches.cut(batch, 2)]
     assert cut.unique == tuple(
         len(set(piece["history"].values.numpy())) + len(set(piece["user"].numpy())) for piece in pieces
     )

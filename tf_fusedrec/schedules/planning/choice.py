@@ -18,7 +18,7 @@ from tf_fusedrec.tables.places import AVERAGED_LACK
 
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
 MICRO_BATCHES = (2, 4, 8, 16)
-NEARLY = 1.01  # a simpler choice is taken where its step is at most so many times as long
+NEARLY = 1.01  # a simpler choice is taken where its step is at most that many times as long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def runner_up(self) -> Forecast | None:
-        """The quickest forecast besides the chosen one; None where only one choice fits."""
+        """The quickest of the other forecasts; None where only one choice fits."""
         return self.forecasts[1] if len(self.forecasts) > 1 else None
 
     @property
@@ -65,29 +65,31 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"cluster": self.cluster.to_dict(), "forecasts": [one.to_dict() for one in self.forecasts]}
+        return {"cluster": self.cluster.to_dict(), "forecasts": [forecast.to_dict() for forecast in self.forecasts]}
 
     def __str__(self) -> str:
         shown = {"chosen": self.best, "runner-up": self.runner_up, "sync, one group": self._reference()}
         header = ("", "groups", "schedule", "wire", "ms per step", "MB sent per rank", "GB per rank")
-        rows = [header, *(_row(name, one) for name, one in shown.items() if one is not None)]
+        rows = [header, *(_row(name, forecast) for name, forecast in shown.items() if forecast is not None)]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
     def _reference(self) -> Forecast | None:
-        plain = (one for one in self.forecasts if one.topology.groups == 1 and one.schedule == Sync())
-        return next((one for one in plain if one.wire_dtype is None), None)
+        for forecast in self.forecasts:
+            if (forecast.topology.groups, forecast.schedule, forecast.wire_dtype) == (1, Sync(), None):
+                return forecast
+        return None
 
 
-def _row(name: str, one: Forecast) -> tuple[str, ...]:
-    topology, sent = one.topology, one.embedding_bytes + one.replica_bytes + one.dense_bytes
+def _row(name: str, forecast: Forecast) -> tuple[str, ...]:
+    topology, sent = forecast.topology, forecast.embedding_bytes + forecast.replica_bytes + forecast.dense_bytes
     groups = str(topology.groups)
     if topology.groups > 1:
         every = f" every {topology.sync_every}" if topology.rule == "weight_sync" else ""
         groups += f", {topology.rule}{every}{', replicas together' if topology.replicas_together else ''}"
-    wire = one.wire_dtype or "as the tables"
-    memory = f"{one.memory_bytes / 1e9:.3g}{' (with files)' if one.memory_budget else ''}"
-    return name, groups, str(one.schedule), wire, f"{1e3 * one.step_s:.3g}", f"{sent / 1e6:.3g}", memory
+    wire = forecast.wire_dtype or "as the tables"
+    memory = f"{forecast.memory_bytes / 1e9:.3g}{' (with files)' if forecast.memory_budget else ''}"
+    return name, groups, str(forecast.schedule), wire, f"{1e3 * forecast.step_s:.3g}", f"{sent / 1e6:.3g}", memory
 
 
 def plan(
@@ -101,7 +103,7 @@ def plan(
 ) -> Plan:
     """Chooses groups, schedule, micro-batches, wire and tier for a model on a cluster.
 
-    Runs in one process, on any machine whose dense compute equals a rank's. It times two steps, of the sample and of
+    Runs in one process, on any machine with the dense compute of a rank. It times two steps, of the sample and of
     its first half, and the ops of the sample's lookups. Then it replays a step of every choice (replay.py). A simpler
     choice wins where it is at most 1 % slower.
 
@@ -117,7 +119,7 @@ def plan(
         each rank, or else the rows that it has now.
       micro_batches: Numbers M of micro-batches to choose from, each from 2 to the samples of the batch; None: 2, 4, 8
         and 16, as far as they do not exceed it.
-      tolerate: Allowed differences from "sync" besides the order of sums: "stale_rows" (SemiAsync, Pipelined(6)),
+      tolerate: Allowed differences from "sync" other than the order of sums: "stale_rows" (SemiAsync, Pipelined(6)),
         "bfloat16_wire", "weight_sync" (groups that average every 1 or 8 steps).
 
     Returns:
@@ -130,55 +132,54 @@ def plan(
     """
     if collectives.size() > 1:
         raise RuntimeError(
-            f"plan was called on rank {collectives.rank()} of {collectives.size()}, and it times one process. Remedy: "
+            f"plan was called on rank {collectives.rank()} of {collectives.size()}, and it times one process. Use "
             "a program without horovodrun that prints the plan or saves plan.to_dict()."
         )
     if not isinstance(model, PipelinedModel):
         raise ValueError(
-            f"plan got the model {model!r}, and schedules need a tf_fusedrec.schedules.PipelinedModel. Remedy: make "
-            "the model a PipelinedModel, which takes the arguments of keras.Model."
+            f"plan got the model {model!r}, and schedules need a tf_fusedrec.schedules.PipelinedModel. Use "
+            "a PipelinedModel, which takes the arguments of keras.Model."
         )
-    unknown = [one for one in tolerate if one not in TOLERATED]
-    if unknown or isinstance(tolerate, str):
+    if isinstance(tolerate, str) or not set(tolerate) <= set(TOLERATED):
         raise ValueError(f"tolerate must hold some of {TOLERATED}, got {tolerate!r}.")
     counts = _micro_batches(micro_batches, int(num_samples(sample)))
     table_bytes = _table_bytes(model, rows or {}, cluster)
     _check_memory(table_bytes, cluster)
-    schedules = [one for one in _schedules(counts, tolerate) if _takes(model, one)]
-    wanted = {1, 2, *(schedule.stages.pieces for schedule in schedules)} if int(num_samples(sample)) > 1 else {1}
-    lookups = {count: lookups_of(model, sample, count) for count in sorted(wanted)}
+    schedules = [schedule for schedule in _schedules(counts, tolerate) if _takes(model, schedule)]
+    piece_counts = {1, 2, *(schedule.stages.pieces for schedule in schedules)} if int(num_samples(sample)) > 1 else {1}
+    lookups = {count: lookups_of(model, sample, count) for count in sorted(piece_counts)}
     lookups.setdefault(2, lookups[1])
     if not lookups[1]:
         raise ValueError(
             f"plan got the model {model.name!r}, whose FusedEmbedding layers make no training lookups, and it weighs "
-            "their exchanges. Remedy: trainable = True for a layer that has tables of its own."
+            "their exchanges. Use trainable = True for a layer with tables of this model."
         )
     workload = Workload(measure(model, sample, cluster.ranks), lookups, table_bytes)
-    own = required_embeddings(model)[0].get_config()["wire_dtype"]
-    wires = list(dict.fromkeys([own, "bfloat16"] if "bfloat16_wire" in tolerate else [own]))
-    found = [
+    wire = required_embeddings(model)[0].get_config()["wire_dtype"]
+    wires = list(dict.fromkeys([wire, "bfloat16"] if "bfloat16_wire" in tolerate else [wire]))
+    forecasts = [
         forecast
         for topology in _topologies(model, cluster, tolerate)
         for wire in wires
         for schedule in schedules
         if (forecast := workload.forecast(cluster, topology, schedule, wire)) is not None
     ]
-    least = min(one.step_s for one in found)
-    chosen = next(one for one in found if one.step_s <= NEARLY * least)
-    others = sorted((one for one in found if one is not chosen), key=lambda one: one.step_s)
-    return Plan(cluster, (chosen, *others))
+    least = min(forecast.step_s for forecast in forecasts)
+    chosen = next(forecast for forecast in forecasts if forecast.step_s <= NEARLY * least)
+    forecasts.remove(chosen)
+    return Plan(cluster, (chosen, *sorted(forecasts, key=lambda forecast: forecast.step_s)))
 
 
-def _micro_batches(given: Sequence[int] | None, samples: int) -> list[int]:
-    if given is None:
+def _micro_batches(counts: Sequence[int] | None, samples: int) -> list[int]:
+    if counts is None:
         return [count for count in MICRO_BATCHES if count <= samples]
-    for count in given:
+    for count in counts:
         if not isinstance(count, int) or isinstance(count, bool) or not 2 <= count <= samples:
             raise ValueError(
-                f"micro_batches must hold ints from 2 to the {samples} samples of the sample, got {count!r}. Remedy: "
+                f"micro_batches must hold ints from 2 to the {samples} samples of the sample, got {count!r}. Use "
                 "fewer micro-batches, or a larger sample."
             )
-    return list(given)
+    return list(counts)
 
 
 def _schedules(counts: Sequence[int], tolerate: Sequence[str]) -> list[Schedule]:
@@ -231,5 +232,5 @@ def _check_memory(table_bytes: float, cluster: Cluster) -> None:
         raise ValueError(
             f"cluster has {cluster.memory_bytes / 1e9:.3g} GB of memory and {cluster.file_bytes / 1e9:.3g} GB of files "
             f"per rank. One replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
-            f"Remedy: {fitting} ranks or more, a larger memory_bytes, or file_bytes for a second tier."
+            f"Use {fitting} ranks or more, a larger memory_bytes, or file_bytes for a second tier."
         )

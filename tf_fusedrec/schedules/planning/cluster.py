@@ -23,7 +23,7 @@ class Cluster:
       latency_s: >= 0, seconds that one message of a collective takes beside its bytes. An all-to-all among n ranks
         sends n - 1 messages one after another.
       file_bytes: >= 0, disk of one rank for rows beyond memory_bytes (TableConfig.memory_budget); 0: no second tier.
-      file_bytes_per_s: > 0, rate at which rows come from that disk.
+      file_bytes_per_s: > 0, rate of reads of rows from that disk.
       compute_on_device: whether dense compute leaves the cores of the host free, as a GPU does. False: lookups and
         dense compute take turns on the same cores.
 
@@ -47,23 +47,23 @@ class Cluster:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"Cluster.{name} must be an int >= 1, got {value!r}.")
         if self.ranks > 65536:  # as rank_partition, which the replay of a step calls
-            raise ValueError(f"Cluster.ranks must be at most 65,536, got {self.ranks}. Remedy: fewer ranks.")
+            raise ValueError(f"Cluster.ranks must be at most 65,536, got {self.ranks}. Use fewer ranks.")
         if self.ranks % self.ranks_per_host:
             fitting = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
             raise ValueError(
                 f"Cluster.ranks_per_host must divide Cluster.ranks, which is {self.ranks}, got {self.ranks_per_host}. "
-                f"Remedy: one of {fitting}, or another number of ranks."
+                f"Use one of {fitting}, or another number of ranks."
             )
         for name in ("memory_bytes", "inside_bytes_per_s", "between_bytes_per_s", "file_bytes_per_s"):
             self._require(name, "> 0", least=0.0, open_end=True)
         for name in ("latency_s", "file_bytes"):
             self._require(name, ">= 0", least=0.0, open_end=False)
 
-    def _require(self, name: str, wanted: str, *, least: float, open_end: bool) -> None:
+    def _require(self, name: str, bounds: str, *, least: float, open_end: bool) -> None:
         value = getattr(self, name)
         number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least or (open_end and value == least):
-            raise ValueError(f"Cluster.{name} must be a finite number {wanted}, got {value!r}.")
+            raise ValueError(f"Cluster.{name} must be a finite number {bounds}, got {value!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; Cluster(**fields) is the inverse."""
@@ -100,9 +100,9 @@ class Cluster:
 
     def topologies(self) -> list[Topology]:
         """Numbers of groups that divide the ranks, fewest first, in both orders of ranks where they differ."""
-        found = [Topology()]
+        topologies = [Topology()]
         for groups in (g for g in range(2, self.ranks + 1) if self.ranks % g == 0):
-            found.append(Topology(groups))
+            topologies.append(Topology(groups))
             if groups < self.ranks:
-                found.append(Topology(groups, replicas_together=True))
-        return found
+                topologies.append(Topology(groups, replicas_together=True))
+        return topologies

@@ -22,8 +22,7 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding import Lookup as StepLookup
 from tf_fusedrec.exchange.routing import own_message
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.schedules import planned_calls
-from tf_fusedrec.schedules.planned_calls import required_embeddings
+from tf_fusedrec.schedules.planned_calls import plan_step, required_embeddings, running
 from tf_fusedrec.schedules.uneven_batches import WHOLE
 from tf_fusedrec.tables import places
 
@@ -34,8 +33,8 @@ class Lookup(NamedTuple):
     """One lookup of a step, in every micro-batch: what it sends."""
 
     unique: tuple[int, ...]  # distinct ids of each micro-batch
-    new: tuple[int, ...]  # of these, ids that no micro-batch before holds: their rows come with it
-    ended: tuple[int, ...]  # of these, ids that no later micro-batch holds: their gradients leave with it
+    new: tuple[int, ...]  # of these, ids in no earlier micro-batch: their rows travel with it
+    ended: tuple[int, ...]  # of these, ids in no later micro-batch: their gradients travel with it
     tables: int  # S
     dim: int
     number_bytes: int  # of a number of a row on the wire, unless a wire_dtype is narrower
@@ -57,7 +56,7 @@ class Measured(NamedTuple):
 def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
     """Returns the lookups that a step of `sample` makes, in the order of their exchanges. Eager."""
     pieces = cut(sample, micro_batches)
-    planned = planned_calls.plan(model, pieces).lookups
+    planned = plan_step(model, pieces).lookups
     calls = len(planned) // micro_batches
     return [_lookup(planned[i::calls]) for i in range(calls)]
 
@@ -94,7 +93,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
     first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
     with unchanged(model):
         compute, half = (_compute_s(model, data) for data in (sample, first_half))
-    planned = planned_calls.plan(model, [sample])
+    planned = plan_step(model, [sample])
     parts = {"prepare": 0.0, "lookup": 0.0, "update": 0.0, "recover": 0.0}
     for embedding in required_embeddings(model):
         scratch = _scratch(embedding)
@@ -129,25 +128,21 @@ def unchanged(model: Any) -> Iterator[None]:
 
 def _compute_s(model: Any, data: Any) -> float:
     """Seconds of a forward and a backward pass. Rows are handed in and their gradients are dropped."""
-    shapes = [_row_shape(lookup) for lookup in planned_calls.plan(model, [data]).lookups]
+    shapes = [_row_shape(lookup) for lookup in plan_step(model, [data]).lookups]
     rows = [tf.cast(tf.random.stateless_normal(shape, [1, 2], stddev=0.02), dtype) for shape, dtype in shapes]
 
     def passes(data: Any, rows: list[tf.Tensor]) -> list[tf.Tensor]:
-        planned = planned_calls.plan(model, [data])
+        planned = plan_step(model, [data])
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        dropped: dict[int, tf.Tensor] = {}
-        with (
-            model.working_on(WHOLE),
-            planned_calls.supplying(model, planned, rows),
-            planned_calls.deferring(model, planned, dropped),
-        ):
+        with model.working_on(WHOLE), running(model, planned, rows) as run:
+            dropped = run.keep_gradients()
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
             if loss is None:
-                raise ValueError(f"plan got the model {model.name!r} without a loss. Remedy: compile(loss=...).")
-            gradients = [one for one in tape.gradient(loss, model.trainable_variables) if one is not None]
-        # All are results, because TensorFlow removes ops whose results nothing reads, control dependencies or not.
+                raise ValueError(f"plan got the model {model.name!r} without a loss. Use compile(loss=...).")
+            gradients = [part for part in tape.gradient(loss, model.trainable_variables) if part is not None]
+        # All are results, because TensorFlow removes ops with unread results, control dependencies or not.
         return [loss, *tf.nest.flatten(gradients, expand_composites=True), *dropped.values()]
 
     function = tf.function(unconverted(passes))
@@ -177,15 +172,15 @@ def _table_seconds(lookup: StepLookup, table: Any, ranks: int) -> dict[str, floa
     rows = table.lookup(message)
     num_unique = tf.size(unique.ids, out_type=tf.int64)
     bags = (fused.bag_splits, fused.bag_scale)
-    found = rows.rows[: tf.size(unique.ids)]
-    gradients = tf.zeros_like(found)
+    unique_rows = rows.rows[: tf.size(unique.ids)]
+    gradients = tf.zeros_like(unique_rows)
 
     def prepare() -> Any:
         ids = ops.segment_unique(fused.ids, fused.segment_splits)
         return table.partition(ids.ids, ids.splits, num_ranks=ranks).message
 
     def recover() -> Any:
-        pooled = ops.pooled_recover(found, unique.inverse, *bags)
+        pooled = ops.pooled_recover(unique_rows, unique.inverse, *bags)
         return ops.pooled_recover_grad(pooled, unique.inverse, *bags, num_unique)
 
     def look_up() -> Any:

@@ -5,7 +5,7 @@
     table     lookups and updates, in their order
     network   collectives, in the order in which they become ready: Horovod has one queue for all sets of ranks
 
-All ranks are alike, so one rank stands for all. A step is one call of a compiled function. It ends when all its tasks
+All ranks are alike, so one rank represents all. A step is one call of a compiled function. It ends when all its tasks
 have ended, and no task of the next step begins before.
 """
 
@@ -59,7 +59,7 @@ class StepCosts:
 def shares(samples: int, micro_batches: int) -> list[float]:
     """Parts of a batch that its micro-batches hold; the first and the last are half as large as the others.
 
-    A batch whose samples have numbers of tokens is cut by tokens, to nearly the same parts.
+    A batch of samples with different numbers of tokens is cut by tokens, to nearly the same parts.
     """
     bounds = piece_bounds(samples, micro_batches)
     return [(end - begin) / samples for begin, end in zip(bounds, bounds[1:])]
@@ -73,7 +73,7 @@ class Program:
         self._shared_cores = shared_cores
 
     def add(self, name: str, resource: str, seconds: float, after: Iterable[int | None] = ()) -> int:
-        """Adds a task and returns its number; None in `after` stands for no task."""
+        """Adds a task and returns its number; None in `after` means no task."""
         if self._shared_cores and resource in (HOST, TABLE):
             resource = COMPUTE
         self.tasks.append(Task(name, resource, seconds, tuple(i for i in after if i is not None)))
@@ -90,7 +90,7 @@ def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
     if stages.look_ahead:
         looked_up = program.add("refresh", TABLE, costs.refresh)
         ids, _ = _ids(program, costs, looked_up)
-        # Ops on one table keep their order: the look-ahead comes before the update. With a longer lead it has its ids.
+        # Ops on one table keep their order: the look-ahead precedes the update. With a longer lead it has its ids.
         before_update = program.add(
             "look-ahead", TABLE, costs.lookup, [looked_up, ids if stages.send_ids == 1 else None]
         )
@@ -100,7 +100,7 @@ def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
     else:
         ids, before_update = _ids(program, costs)
         looked_up = program.add("lookup", TABLE, costs.lookup, [ids])
-    rows = []
+    rows: list[int] = []
     for piece in costs.pieces:
         rows.append(program.add("rows", NETWORK, piece.rows, [rows[-1] if rows else looked_up]))
     gradients = _compute(program, costs, rows, dense_first=not stages.micro_batches)
@@ -109,7 +109,7 @@ def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
 
 
 def _ids(program: Program, costs: StepCosts, after: int | None = None) -> tuple[int, int]:
-    """Adds the exchanges of ids: inside the group, and behind it among replicas."""
+    """Adds the exchanges of ids: inside the group, and then among replicas."""
     prepared = program.add("prepare", HOST, costs.prepare, [after])
     ids = program.add("ids", NETWORK, costs.ids, [prepared])
     return ids, program.add("replica ids", NETWORK, costs.replica_ids, [ids])

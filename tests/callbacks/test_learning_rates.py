@@ -135,8 +135,7 @@ def test_unsuitable_rates_are_refused():
     with pytest.raises(ValueError, match=r"tables has \['tag'\], want names of \['item', 'user'\]"):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["tag"])
     with pytest.raises(
-        ValueError,
-        match=r"tables \['user'\] were not named, but share the learning rate of \['item'\], because they form one",
+        ValueError, match=r"tables lacks \['user'\], which share the learning rate of \['item'\] in one"
     ):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["item"])
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)

@@ -68,5 +68,5 @@ def test_the_rate_of_the_machine_is_that_of_a_matrix_product():
 
 def test_without_the_count_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(throughput, "gemm_rate", lambda: 1.0)
-    with pytest.raises(ValueError, match="reads 'gflops_per_s' from the logs.* Put callbacks.Throughput with 'gflops'"):
+    with pytest.raises(ValueError, match="reads 'gflops_per_s' from the logs.* Use callbacks.Throughput with 'gflops'"):
         fitted([throughput.ModelFlopsUtilization()])

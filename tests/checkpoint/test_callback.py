@@ -166,7 +166,7 @@ def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"monitor": "score", "save_best": True}, "mode 'auto' does not know the metric 'score'. Pass mode='min' or"),
+        ({"monitor": "score", "save_best": True}, "mode 'auto' does not know the metric 'score'. Use mode='min' or"),
         ({"mode": "best"}, "mode must be 'auto', 'min' or 'max', got 'best'"),
         ({"restore_best": True}, "restore_best=True needs save_best=True"),
         ({"monitor": "auc", "save_best": True}, r"monitor 'auc' is not among the logs \['loss'\] of epoch 1"),

@@ -155,4 +155,4 @@ def test_a_horovod_without_this_tensorflow_is_named(monkeypatch, error, reason):
         collectives.init()
     told = str(raised.value)
     assert told.startswith(f"HOROVOD_SIZE is 2, but no Horovod for TensorFlow {tf.version.VERSION} loads (")
-    assert reason in told and "more" not in told and "Remedy: `python -m tools.horovod_wheel` in a clone" in told
+    assert reason in told and "more" not in told and "Use `python -m tools.horovod_wheel` in a clone" in told

@@ -163,10 +163,10 @@ def test_what_differs_is_refused_by_name(on_two):
     for _, said, _ in on_two:
         for name in ("constants at a save", "constants at an export"):
             assert "dense weight 'mean:0' (and 2 more) has other values on rank 0 than" in said[name]
-        first_step = "Ranks hold different models after step 1: dense weight 'batch_norm/gamma:0'"
+        first_step = "Ranks have different models after step 1: dense weight 'batch_norm/gamma:0'"
         assert first_step in said["frozen, pipelined"]
         for name in ("frozen, pipelined, exported", "frozen, plain, exported"):
-            assert "Ranks hold different models at the export: dense weight 'batch_norm/gamma:0'" in said[name]
+            assert "Ranks have different models at the export: dense weight 'batch_norm/gamma:0'" in said[name]
         assert "'lookup' is a vocabulary of 2 (" in said["vocabulary"]
 
 

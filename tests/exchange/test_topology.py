@@ -1,13 +1,15 @@
 """Topology gives each rank its group and shard, and refuses unsuitable numbers."""
 
 import types
+from unittest import mock
 
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec import keras, optimizers
+from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
+from tf_fusedrec.ops import collective_marks
 
 
 @pytest.mark.parametrize(
@@ -40,11 +42,11 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         ({"groups": True}, "Topology.groups must be an int >= 1, got True"),
         ({"rule": "average"}, r"Topology.rule must be one of \('gradient_sync', 'weight_sync'\), got 'average'"),
         ({"rule": "weight_sync", "sync_every": 0}, "Topology.sync_every must be an int >= 1, got 0"),
-        ({"groups": 2, "rule": "weight_sync", "moment_scale": 3.0}, "must be > 0 and at most groups, 2, got 3.0"),
-        ({"groups": 2, "rule": "weight_sync", "moment_scale": 0.0}, "must be > 0 and at most groups, 2, got 0.0"),
-        ({"average_late": True}, "Topology.average_late is of the rule 'weight_sync', got 'gradient_sync'"),
+        ({"groups": 2, "rule": "weight_sync", "moment_scale": 3.0}, r"must be in \(0, groups=2\], got 3.0"),
+        ({"groups": 2, "rule": "weight_sync", "moment_scale": 0.0}, r"must be in \(0, groups=2\], got 0.0"),
+        ({"average_late": True}, "Topology.average_late needs the rule 'weight_sync', got 'gradient_sync'"),
         ({"rule": "weight_sync", "average_late": 1}, "Topology.average_late must be True or False, got 1"),
-        ({"groups": 2, "sync_every": 4}, "are of the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
+        ({"groups": 2, "sync_every": 4}, "need the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
     ],
 )
 def test_senseless_fields_are_refused(fields, words):
@@ -61,7 +63,7 @@ def _layer(topology, backend="native", wire_dtype=None, **table):
 
 
 def test_one_process_is_no_two_groups_and_tfra_has_one():
-    words = r"groups must divide the number of ranks, which is 1, got 2. Remedy: one of \[1\]"
+    words = r"groups must divide the number of ranks, 1, got 2. Use one of \[1\]"
     for make in (fr.init, _layer):
         with pytest.raises(ValueError, match=words):
             make(Topology(2))
@@ -73,13 +75,15 @@ def test_one_process_is_no_two_groups_and_tfra_has_one():
 
 def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch):
     monkeypatch.setattr(collectives, "size", lambda: 4)
-    with pytest.raises(RuntimeError, match=r"joined without the set of ranks \(0, 1\). Remedy: name the topology"):
+    with pytest.raises(
+        RuntimeError, match=r"joined without the set of ranks \(0, 1\). Use tf_fusedrec.init\(topology\)"
+    ):
         RankLayout(Topology(2))
     monkeypatch.setattr(collectives, "_engine", types.SimpleNamespace(rank=0, size=4))
     monkeypatch.setenv("HOROVOD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="later is too late. Remedy: name all topologies in the first call"):
+    with pytest.raises(RuntimeError, match=r"without the sets of ranks \[\(0, 1\)"):
         fr.init(Topology(2))
-    with pytest.raises(ValueError, match="must divide the number of ranks, which is 4, got 3"):
+    with pytest.raises(ValueError, match="must divide the number of ranks, 4, got 3"):
         fr.init(Topology(3))
 
 
@@ -91,3 +95,18 @@ def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
             ValueError, match="> 1, hot_after or frequency_decay_steps, which count lookups of all ranks"
         ):
             _layer(Topology(2, "weight_sync"), **table)
+
+
+def test_an_engine_gets_ranks_names_and_known_splits_and_a_single_rank_needs_none(monkeypatch):
+    engine = mock.Mock(rank=1, size=3)
+    engine.all_to_all.side_effect = lambda tensor, splits, received_splits, **_: (tensor, received_splits)
+    monkeypatch.setattr(collectives, "_engine", engine)
+    monkeypatch.setattr(collectives, "_sets", {(0, 1)})
+    pair, splits, known = collectives.among([0, 1]), tf.constant([2, 1]), tf.constant([3, 0])
+    collectives.all_to_all(tf.range(3), splits, name="x/y", ranks=pair, received_splits=known)
+    (((_, *arguments), names),) = (tuple(call) for call in engine.all_to_all.call_args_list)
+    assert arguments[0] is splits and arguments[1] is known and names == {"name": "x/y", "ranks": (0, 1)}
+    mark = next(mark for mark in collective_marks() if mark.name == "x/y")
+    assert (mark.begun, mark.ended) == (1, 1) and collectives._members["x/y"] == (0, 1)
+    received, _ = collectives.all_to_all(tf.range(4), tf.constant([3]), name="alone", ranks=collectives.among([1]))
+    assert received.numpy().tolist() == [0, 1, 2] and engine.all_to_all.call_count == 1

@@ -1,7 +1,7 @@
 """Keras callbacks that add metrics of tables and exchanges to the logs.
 
-All ranks must fit with the same list; then they log the same values and decide the same. A working order is
-Throughput, ModelFlopsUtilization, EmbeddingMetrics, Keras' TensorBoard on rank 0, EarlyStopping.
+All ranks must fit with the same list, so that they log the same values. A working order is Throughput,
+ModelFlopsUtilization, EmbeddingMetrics, Keras' TensorBoard on rank 0, EarlyStopping.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COUNTS = ("hits", "inserts", "refused", "evictions", "left_out")
 class EmbeddingMetrics(keras.callbacks.Callback):
     """Adds metrics of the tables and exchanges of all ranks to the logs of every epoch. Collective.
 
-    The logs have totals over all tables. Keras shows them in the progress bar and the history. A metric that is not
-    available is missing:
+    The logs have totals over all tables, which Keras shows in the progress bar and the history. Metrics that are not
+    available are missing:
 
       table_rows       rows at the end of the epoch
       table_growth     rows at the end minus rows at the beginning of the epoch
@@ -80,9 +80,10 @@ class EmbeddingMetrics(keras.callbacks.Callback):
             logs["dedup_ratio"] = float(requested) / float(sent)
         if sent_bytes:
             logs["all_to_all_bytes"] = float(sent_bytes) / (collectives.size() * max(self._steps, 1))
-        exposed = self._exposed_ms()
-        if exposed is not None:
-            logs["exposed_ms"] = exposed
+        if self._timeline is not None:  # only rank 0 records
+            recorded = collectives.all_gather_object([step.exposed_ms for step in self._timeline.steps])[0]
+            if recorded:
+                logs["exposed_ms"] = float(np.median(recorded))
 
     def _write(self, epoch: int, tables: Mapping[str, tuple[int, np.ndarray]]) -> None:
         if self._writer is None:
@@ -98,24 +99,17 @@ class EmbeddingMetrics(keras.callbacks.Callback):
 
     def _counted(self) -> dict[str, np.ndarray]:
         """Sums over all ranks since training began: by table, its rows and _COUNTS; and "traffic"."""
-        mine = []
+        by_name = []
         for lookup in self._embedding.lookups:
             statistics = getattr(lookup.table, "statistics", {})
             for name in lookup.table.names:
-                counts = [statistics.get(name, {}).get(kind, 0) for kind in _COUNTS]
-                mine.append([lookup.table.size(name), *counts])
+                counts = [statistics.get(name, {}).get(count, 0) for count in _COUNTS]
+                by_name.append([lookup.table.size(name), *counts])
         traffic = np.sum([lookup.traffic.numpy() for lookup in self._embedding.lookups], axis=0, dtype=np.int64)
-        flat = np.concatenate([np.array(mine, np.int64).ravel(), traffic])
+        flat = np.concatenate([np.array(by_name, np.int64).ravel(), traffic])
         total = collectives.all_gather(flat[np.newaxis]).sum(axis=0)
         by_table = total[: -len(traffic)].reshape(-1, 1 + len(_COUNTS))
         return {**dict(zip(self._tables(), by_table)), "traffic": total[-len(traffic) :]}
-
-    def _exposed_ms(self) -> float | None:
-        if self._timeline is None:
-            return None
-        mine = [step.exposed_ms for step in self._timeline.steps]  # Only rank 0 records.
-        recorded = collectives.all_gather_object(mine)[0]
-        return float(np.median(recorded)) if recorded else None
 
 
 def _metrics(rows: int, counts: np.ndarray) -> dict[str, float]:

@@ -35,16 +35,16 @@ class TableLearningRate(keras.callbacks.Callback):
         self._schedule, self._rates = schedule, _rates(embedding, tables)
 
     def on_epoch_begin(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
-        mine = [float(self._schedule(epoch, float(rate.numpy()))) for rate in self._rates]
-        for rate, agreed in zip(self._rates, collectives.all_gather_object(mine)[0]):
-            rate.assign(agreed)
+        values = [float(self._schedule(epoch, float(rate.numpy()))) for rate in self._rates]
+        for rate, value in zip(self._rates, collectives.all_gather_object(values)[0]):
+            rate.assign(value)
 
 
 class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
     """Keras' ReduceLROnPlateau for several ranks and for tables: all rates drop in the same epoch by the same factor.
 
-    It decides by the mean of `monitor` over the ranks that measured it. Keras' own callback decides per rank, so the
-    ranks' rates would diverge. `min_lr` bounds the rate of the dense optimizer; the rates of tables stay proportional.
+    The criterion is the mean of `monitor` over the ranks that measured it. Keras' callback decides per rank, so rates
+    would diverge. `min_lr` bounds the rate of the dense optimizer; the rates of tables stay proportional to it.
 
     Args:
       embedding: FusedEmbedding layer with the tables.
@@ -59,44 +59,39 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
         self._rates = _rates(embedding, None)
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
-        agreed = mean_over_ranks(logs, self.monitor)
-        before = self._dense_rate()
-        super().on_epoch_end(epoch, agreed)
-        after = self._dense_rate()
+        before = float(keras.backend.get_value(self.model.optimizer.learning_rate))
+        super().on_epoch_end(epoch, mean_over_ranks(logs, self.monitor))
+        after = float(keras.backend.get_value(self.model.optimizer.learning_rate))
         if after != before:
             for rate in self._rates:
                 rate.assign(rate * (after / before))
         if logs is not None:
             logs["lr"] = before
 
-    def _dense_rate(self) -> float:
-        return float(keras.backend.get_value(self.model.optimizer.learning_rate))
-
 
 def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.Variable]:
-    """The variables that hold the rates of these tables, one of each group."""
-    known = {name: lookup for lookup in embedding.lookups for name in lookup.table.names}
-    wanted = set(known if tables is None else tables)
-    if wanted - set(known):
-        raise ValueError(f"tables has {sorted(wanted - set(known))}, want names of {sorted(known)}. Name only those.")
+    """The variables with the rates of these tables, one per group."""
+    all_names = {name for lookup in embedding.lookups for name in lookup.table.names}
+    selected = all_names if tables is None else set(tables)
+    if unknown := sorted(selected - all_names):
+        raise ValueError(f"tables has {unknown}, want names of {sorted(all_names)}. Use only those.")
     rates = []
     for lookup in embedding.lookups:
-        names = lookup.table.names
-        if not wanted & set(names):
+        names = set(lookup.table.names)
+        if not selected & names:
             continue
-        if not wanted >= set(names):
+        if missing := sorted(names - selected):
             raise ValueError(
-                f"tables {sorted(set(names) - wanted)} were not named, but share the learning rate of "
-                f"{sorted(wanted & set(names))}, because they form one group. Remedy: name them, or give the tables "
-                "different optimizers."
+                f"tables lacks {missing}, which share the learning rate of {sorted(selected & names)} in one group. "
+                "Use all of them, or give the tables different optimizers."
             )
         optimizer = lookup.table.optimizer
         rate = getattr(optimizer, "learning_rate", None)
         # Keras optimizers expose the current value of a schedule as a variable, too.
         if not isinstance(rate, tf.Variable) or isinstance(getattr(optimizer, "_learning_rate", None), Schedule):
             raise ValueError(
-                f"the learning rate of tables {names} cannot be set: it follows a schedule, or the optimizer has no "
-                "learning rate. Remedy: a number as the learning rate in TableConfig.optimizer."
+                f"the learning rate of tables {lookup.table.names} cannot be set: it follows a schedule, or the "
+                "optimizer has no learning rate. Use a number as the learning rate in TableConfig.optimizer."
             )
         rates.append(rate)
     return rates

@@ -1,8 +1,8 @@
 """Progressive (test-then-train) metrics: every batch is scored by weights that have not been trained on it.
 
-The logits come from the forward pass of the training step, which precedes the update. No second pass is needed (McMahan
-et al., "Ad Click Prediction: a View from the Trenches", 2013, section 5.1). A model with dropout is scored with
-dropout. States are summed over ranks, so the values equal the values of one process with all data.
+The logits are those of the forward pass of the training step, so no second pass is needed (McMahan et al., "Ad Click
+Prediction: a View from the Trenches", 2013, section 5.1). A model with dropout is scored with dropout. States are
+summed over ranks, so the values equal the values of one process with all data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
     """AUC and normalized entropy (NE) of every task during training, per window of steps and cumulative.
 
     The model calls `update` in its training step. All ranks must fit with the callback, which may serve several fits. A
-    window also ends with an epoch; cumulative values cover the whole job.
+    window also ends with an epoch; cumulative values cover the entire job.
 
     Scalars are named progressive/<task>_<auc or ne>_<kind>, at the step that ends the window. Rank 0 also logs them in
     one line (logger "tf_fusedrec.callbacks.progressive", level INFO). The logs of an epoch have them with "_" for "/".
@@ -35,7 +35,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
       tasks: Names of the model's tasks.
       every_steps: Steps per window, >= 1.
       kinds: Values to report, some of KINDS.
-      directory: Folder of TensorBoard's files, which rank 0 writes; None writes none.
+      directory: Folder of rank 0's TensorBoard files; None writes none.
       first_step: Number of steps trained by an earlier job.
 
     Raises:

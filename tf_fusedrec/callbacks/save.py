@@ -24,7 +24,7 @@ class Checkpoint(keras.callbacks.Callback):
     at the end of epoch e, and (e, n) after n steps of epoch e.
 
     A killed job that resumes from its last checkpoint ends with bit-identical weights under two conditions. The data
-    must be a function of (epoch, step), and random numbers must come from state in the checkpoint:
+    must be a function of (epoch, step), and random numbers must depend on state in the checkpoint:
 
         checkpoint = Checkpoint(directory, every_steps=1000)
         epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
@@ -36,11 +36,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
       directory: Folder of the checkpoint, on a file system that all ranks see.
-      steps_per_epoch: Number of steps of a whole epoch; None: Keras' number in fit. Where Keras does not know it, an
-        epoch is whole unless it ends with model.stop_training.
+      steps_per_epoch: Number of steps of a full epoch; None: Keras' number in fit. Where Keras does not know it, an
+        epoch is full unless it ends with model.stop_training.
       extra: JSON-serializable dict, saved with every checkpoint.
       first_step: Steps of the first epoch that an earlier job trained; `restore` sets it. It is negative if the rest
-        of the epoch takes more steps than a whole epoch.
+        of the epoch takes more steps than a full epoch.
       every_steps: Steps between two saves inside an epoch; 0 saves at the end of epochs only.
       full_every: Number of saves from one full save to the next; the others are deltas (checkpoint.Checkpointer).
       keep: Number of saves to keep, including the last one.
@@ -50,9 +50,9 @@ class Checkpoint(keras.callbacks.Callback):
       input_position: Function from an epoch and its trained steps to the position of the input. The position is
         JSON-serializable and the same on all ranks (TokenBatches.position); it is saved as "input" in `extra`.
       layers: Trained FusedEmbedding layers outside the model.
-      save_best: True to keep the save of the best epoch beside the last `keep` ones, until another epoch is better.
-        `restore(model, save="best")` and checkpoint.load(..., save="best") load it. Its `extra` has "best": {"monitor",
-        "value", "epoch"}, as that of all later saves.
+      save_best: True to keep the save of the best epoch in addition to the last `keep` ones, until an epoch is better.
+        `restore(model, save="best")` and checkpoint.load(..., save="best") load it. The `extra` of this save and of all
+        later ones has "best": {"monitor", "value", "epoch"}.
       restore_best: True to load that save when training ends, dense weights, optimizer and tables. Needs save_best.
       monitor: Name of the metric in the logs that decides, by its mean over the ranks that measured it.
       mode: "min", "max", or "auto" by the name, such as "max" for auc and "min" for loss.
@@ -93,7 +93,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError("restore_best=True needs save_best=True, which keeps the best epoch.")
         higher = higher_is_better(monitor) if mode == "auto" else mode == "max"
         if save_best and higher is None:
-            raise ValueError(f"mode 'auto' does not know the metric {monitor!r}. Pass mode='min' or mode='max'.")
+            raise ValueError(f"mode 'auto' does not know the metric {monitor!r}. Use mode='min' or mode='max'.")
         self._monitor, self._higher = monitor, higher
         self._save_best, self._restore_best = save_best, restore_best
         self.best: dict[str, Any] | None = None
@@ -131,7 +131,7 @@ class Checkpoint(keras.callbacks.Callback):
         if not isinstance(extra, dict) or not all(isinstance(extra.get(name), int) for name in ("epoch", "step")):
             raise ValueError(
                 f"extra of checkpoint {os.fspath(self.directory)} is {extra!r}, want the epoch and step to resume "
-                "from: callbacks.Checkpoint did not write it. Load it with tf_fusedrec.checkpoint.load."
+                "from: callbacks.Checkpoint did not write it. Use tf_fusedrec.checkpoint.load."
             )
         extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
@@ -155,11 +155,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._step = self._first_step + batch + 1  # With steps_per_execution > 1 a call ends several steps.
         due = self._every_steps and self._step - self._saved_step >= self._every_steps
         if due and (self._steps is None or self._step < self._steps):
-            self._save(whole=False)
+            self._save(is_full=False)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        whole = not self.model.stop_training if self._steps is None else self._step >= self._steps
-        self._save(whole=whole, best=self._save_best and self._is_best(epoch, logs))
+        is_full = not self.model.stop_training if self._steps is None else self._step >= self._steps
+        self._save(is_full=is_full, best=self._save_best and self._is_best(epoch, logs))
         self._first_step = self._step = self._saved_step = 0
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -171,21 +171,21 @@ class Checkpoint(keras.callbacks.Callback):
     def _is_best(self, epoch: int, logs: Mapping[str, Any] | None) -> bool:
         """Whether this epoch is better than all before, the same on all ranks. Collective."""
         value = mean_over_ranks(logs, self._monitor).get(self._monitor, math.nan)
-        # An epoch that a signal has stopped may be without its evaluation.
+        # A signal may have stopped the epoch before its evaluation.
         if self._monitor not in (logs or {}) and math.isnan(value) and not self.model.stop_training:
-            words = f"monitor {self._monitor!r} is not among the logs {sorted(logs or {})} of epoch {epoch + 1}"
+            message = f"monitor {self._monitor!r} is not among the logs {sorted(logs or {})} of epoch {epoch + 1}"
             if not self._monitor.startswith("val_"):  # fit may validate in some epochs only
-                raise ValueError(f"{words}, which decide about the best epoch. Name one of them.")
-            getLogger(__name__).warning("%s, so it cannot be the best epoch.", words)
+                raise ValueError(f"{message}. Use one of them.")
+            getLogger(__name__).warning("%s, so it cannot be the best epoch.", message)
         before = (-math.inf if self._higher else math.inf) if self.best is None else self.best["value"]
         better = value > before if self._higher else value < before
         if better:
             self.best = {"monitor": self._monitor, "value": float(value), "epoch": epoch}
         return better
 
-    def _save(self, *, whole: bool, best: bool = False) -> None:
+    def _save(self, *, is_full: bool, best: bool = False) -> None:
         position: dict[str, Any] = {"epoch": self._epoch, "step": self._step}
-        if whole:
+        if is_full:
             position = {"epoch": self._epoch + 1, "step": 0}
         if self.best is not None:
             position["best"] = self.best

@@ -28,7 +28,7 @@ class Interrupt(keras.callbacks.Callback):
     step. The previous signal handlers are restored after the first signal, and when training ends.
 
     Attributes:
-      signal_name: After fit, the name of the signal, "another rank's signal" if it came elsewhere, or None.
+      signal_name: After fit, the name of the signal, "another rank's signal" for a signal of another rank, or None.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -64,8 +64,8 @@ class Interrupt(keras.callbacks.Callback):
 class EarlyStopping(keras.callbacks.EarlyStopping):
     """Keras' EarlyStopping for several ranks: all stop after the same epoch, by the mean of `monitor` over ranks.
 
-    Keras' own callback decides per rank by that rank's value. The first rank to stop would leave the others waiting in
-    the next exchange. Ranks whose value is missing or nan, such as ranks without validation data, do not count.
+    Keras' callback decides per rank, so the first rank to stop would leave the others hanging in the next exchange.
+    Ranks with a missing value or NaN, such as ranks without validation data, do not count.
 
     Args:
       monitor, *args, **kwargs: Arguments of keras.callbacks.EarlyStopping. mode "auto" knows metrics of ranking, too.
@@ -80,8 +80,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         super().__init__(monitor, *args, **kwargs)
         if self.restore_best_weights:
             raise ValueError(
-                "restore_best_weights would restore dense weights and leave the tables as they are. Remedy: "
-                "restore_best=True, or callbacks.Checkpoint(save_best=True, restore_best=True)."
+                "restore_best_weights would restore dense weights, but not the tables. Use restore_best=True, or "
+                "callbacks.Checkpoint(save_best=True, restore_best=True)."
             )
         if len(args) < 4 and kwargs.get("mode", "auto") == "auto" and higher_is_better(monitor):
             self.monitor_op, self.min_delta = np.greater, abs(kwargs.get("min_delta", args[0] if args else 0))
@@ -113,7 +113,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         dense_gradients.forget(self.model.optimizer)
 
     def _finish_updates(self) -> None:
-        """Makes the updates that a schedule still holds, and replicas equal. Collective."""
+        """Applies pending updates of the schedule, and makes replicas equal. Collective."""
         if hasattr(self.model, "drain"):
             self.model.drain()
         for embedding in embeddings_of(self.model):
@@ -121,13 +121,12 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
 
 def higher_is_better(monitor: str) -> bool | None:
-    """Whether the best value of a metric is its highest, by the end of its name; None for an unknown name."""
+    """Whether a metric is to be maximized, by the end of its name; None for an unknown name."""
     return True if _HIGHER.search(monitor) else False if _LOWER.search(monitor) else None
 
 
 def mean_over_ranks(logs: Mapping[str, Any] | None, monitor: str) -> dict[str, Any]:
     """The logs with the mean of `monitor` over the ranks that measured it; empty if no rank did. Collective."""
-    mine = float((logs or {}).get(monitor, np.nan))
-    values = collectives.all_gather(np.array([mine], np.float64))
-    known = values[~np.isnan(values)]
-    return {**(logs or {}), monitor: known.mean()} if len(known) else {}
+    values = collectives.all_gather(np.array([(logs or {}).get(monitor, np.nan)], np.float64))
+    measured = values[~np.isnan(values)]
+    return {**(logs or {}), monitor: measured.mean()} if len(measured) else {}

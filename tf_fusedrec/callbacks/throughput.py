@@ -1,8 +1,8 @@
 """Keras callbacks that measure the training throughput of all ranks.
 
 Model FLOPs utilization (MFU) is the fraction of the machine's matrix throughput that a training job uses. Useful FLOPs
-come from the model's matrix products for real tokens and pairs. Padding, masked pairs and recomputation do not count.
-The layers count the FLOPs (`forward_flops`), and a model sums them in a metric.
+are those of the model's matrix products for real tokens and pairs, without padding, masked pairs and recomputation. The
+layers count them (`forward_flops`), and a model sums them in a metric.
 """
 
 from __future__ import annotations
@@ -33,14 +33,9 @@ class Throughput(keras.callbacks.Callback):
     def __init__(self, counts: Sequence[str] | None = None):
         super().__init__()
         self._counts = ("batches",) if counts is None else tuple(counts)
-        self._any = counts is None
-        self._total = np.zeros(len(self._counts))
-        self._seconds = 0.0
-        self._warm = False
-        self._begin = 0.0
-        self._before = np.zeros(len(self._counts))
-        self._latest = np.zeros(len(self._counts))
-        self._now = 0.0
+        self._takes_any = counts is None
+        self._total, self._seconds = np.zeros(len(self._counts)), 0.0  # of all timed steps
+        self._is_warm = False
 
     @property
     def rates(self) -> dict[str, float]:
@@ -53,38 +48,33 @@ class Throughput(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         logs = {"batches": batch + 1, **(logs or {})}
-        if self._any and not self._warm:
+        if self._takes_any and not self._is_warm:
             self._counts += tuple(name for name in ("samples", "tokens") if name in logs)
             self._total = np.zeros(len(self._counts))
-            self._before = self._latest = np.zeros(len(self._counts))
         missing = [name for name in self._counts if name not in logs]
         if missing:
             raise ValueError(
                 f"Throughput counts {list(self._counts)}, but the model has no metric {missing[0]!r}; "
-                f"it has {sorted(logs)}. Add a keras.metrics.Sum of that name, or name other metrics."
+                f"it has {sorted(logs)}. Use a keras.metrics.Sum of that name, or different counts."
             )
         self._now = time.perf_counter()
         self._latest = np.array([float(logs[name]) for name in self._counts])
-        if not self._warm:
-            self._warm = True
+        if not self._is_warm:
+            self._is_warm = True
             self._begin, self._before = self._now, self._latest
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        done, seconds = self._latest - self._before, self._now - self._begin
-        self._total = self._total + done
-        self._seconds += seconds
-        rates = self._rates(done, seconds)
+        counts, seconds = self._latest - self._before, self._now - self._begin
+        self._total, self._seconds = self._total + counts, self._seconds + seconds
+        rates = self._rates(counts, seconds)
         if logs is not None:
             logs.update(rates)
 
-    def _rates(self, done: np.ndarray, seconds: float) -> dict[str, float]:
-        ranks = collectives.all_gather(np.append(done, seconds)[np.newaxis])
-        slowest = ranks[:, -1].max()
-        total = ranks[:, :-1].sum(axis=0)
-        return {
-            f"{name}_per_s": float(count / slowest) if slowest > 0 else float("nan")
-            for name, count in zip(self._counts, total)
-        }
+    def _rates(self, counts: np.ndarray, seconds: float) -> dict[str, float]:
+        ranks = collectives.all_gather(np.append(counts, seconds)[np.newaxis])
+        slowest, totals = ranks[:, -1].max(), ranks[:, :-1].sum(axis=0)
+        rates = totals / slowest if slowest > 0 else np.full(len(totals), np.nan)
+        return {f"{name}_per_s": float(rate) for name, rate in zip(self._counts, rates)}
 
 
 _SIDE = 1024
@@ -130,8 +120,8 @@ class ModelFlopsUtilization(keras.callbacks.Callback):
             return
         if self._rate_name not in logs:
             raise ValueError(
-                f"ModelFlopsUtilization reads {self._rate_name!r} from the logs, which hold {sorted(logs)}. "
-                f"Put callbacks.Throughput with {self._rate_name.removesuffix('_per_s')!r} among its counts before it."
+                f"ModelFlopsUtilization reads {self._rate_name!r} from the logs, but they have {sorted(logs)}. "
+                f"Use callbacks.Throughput with {self._rate_name.removesuffix('_per_s')!r} among its counts before it."
             )
         logs["mfu"] = self.utilization(logs[self._rate_name])
 

@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 class Event(NamedTuple):
     """An exchange or op with its begin and end, in seconds since the Unix epoch."""
 
-    kind: str  # EXCHANGE; WAIT, an exchange that waits for other ranks; TABLE, an op of a table; COMPUTE, any other op
+    lane: str  # EXCHANGE; WAIT, an exchange that waits for other ranks; TABLE, an op of a table; COMPUTE, any other op
     name: str
     begin: float
     end: float
@@ -50,17 +50,17 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
     """The parts of `intervals` outside `others`. Both must be results of `union`."""
-    left: list[Interval] = []
+    remainder: list[Interval] = []
     for begin, end in intervals:
         for other_begin, other_end in others:
             if other_end <= begin or other_begin >= end:
                 continue
             if other_begin > begin:
-                left.append((begin, other_begin))
+                remainder.append((begin, other_begin))
             begin = max(begin, other_end)
         if end > begin:
-            left.append((begin, end))
-    return left
+            remainder.append((begin, end))
+    return remainder
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
@@ -76,18 +76,18 @@ def inside(events: Iterable[Event], begin: float, end: float) -> list[Event]:
 def exposed(events: Iterable[Event]) -> list[Interval]:
     """The intervals in which an exchange ran and no op."""
     events = list(events)
-    computing = union((e.begin, e.end) for e in events if e.kind in (TABLE, COMPUTE))
-    return without(union((e.begin, e.end) for e in events if e.kind == EXCHANGE), computing)
+    computing = union((e.begin, e.end) for e in events if e.lane in (TABLE, COMPUTE))
+    return without(union((e.begin, e.end) for e in events if e.lane == EXCHANGE), computing)
 
 
 def step_times(number: int, events: Sequence[Event], begin: float, end: float) -> StepTimes:
     """Times of the step that ran from `begin` to `end`, in seconds."""
     of_step = inside(events, begin, end)
-    compute = seconds(union((e.begin, e.end) for e in of_step if e.kind in (TABLE, COMPUTE)))
-    exchange = seconds(union((e.begin, e.end) for e in of_step if e.kind == EXCHANGE))
-    alone = seconds(exposed(of_step))
-    step = end - begin
-    return StepTimes(number, 1e3 * step, 1e3 * compute, 1e3 * exchange, 1e3 * alone, 1e3 * (step - compute - alone))
+    compute = seconds(union((e.begin, e.end) for e in of_step if e.lane in (TABLE, COMPUTE)))
+    exchange = seconds(union((e.begin, e.end) for e in of_step if e.lane == EXCHANGE))
+    unhidden = seconds(exposed(of_step))
+    free = end - begin - compute - unhidden
+    return StepTimes(number, 1e3 * (end - begin), 1e3 * compute, 1e3 * exchange, 1e3 * unhidden, 1e3 * free)
 
 
 CLOCK = "fusedrec.clock"  # name of a profiler event at a known time
@@ -129,11 +129,11 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
             open_.setdefault(entry["pid"], []).append((entry["name"], entry["ts"]))
         elif entry["ph"] == "E" and open_.get(entry["pid"]):
             phase, begin = open_[entry["pid"]].pop()
-            if open_[entry["pid"]]:  # Nested phases belong to the outer one.
+            if open_[entry["pid"]]:  # a nested phase belongs to the outer one
                 continue
-            kind = WAIT if phase.startswith("NEGOTIATE_") else EXCHANGE
+            lane = WAIT if phase.startswith("NEGOTIATE_") else EXCHANGE
             name = f"{phase.removeprefix('NEGOTIATE_').lower()} {names[entry['pid']].rsplit('/', 1)[-1]}"
-            events.append(Event(kind, name, 1e-6 * (epoch + begin), 1e-6 * (epoch + entry["ts"]), "horovod"))
+            events.append(Event(lane, name, 1e-6 * (epoch + begin), 1e-6 * (epoch + entry["ts"]), "horovod"))
     return events
 
 
@@ -147,19 +147,18 @@ def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     space = XSpace()
     space.ParseFromString(newest.read_bytes())
-    found: list[tuple[str, float, float, str]] = []
+    spans: list[tuple[str, float, float, str]] = []
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
                 begin = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
-                found.append(
-                    (plane.event_metadata[event.metadata_id].name, begin, 1e-12 * event.duration_ps, line.name)
-                )
-    shift = clock_s - next(begin for name, begin, _, _ in found if name == CLOCK)
+                name = plane.event_metadata[event.metadata_id].name
+                spans.append((name, begin, 1e-12 * event.duration_ps, line.name))
+    shift = clock_s - next(begin for name, begin, _, _ in spans if name == CLOCK)
     events = []
-    for name, begin, duration, thread in found:
+    for name, begin, duration, thread in spans:
         op = _OP.match(name)
         if op and not _NO_WORK.match(op[1]):
-            kind = TABLE if op[1].startswith("Fusedrec>Table") else COMPUTE
-            events.append(Event(kind, name, begin + shift, begin + shift + duration, thread))
+            lane = TABLE if op[1].startswith("Fusedrec>Table") else COMPUTE
+            events.append(Event(lane, name, begin + shift, begin + shift + duration, thread))
     return events

@@ -1,4 +1,4 @@
-"""Prints the report. Its exit code is 0 if all that is installed works, else 1."""
+"""Prints versions, builds, kernels in use and GPUs, and trains ten steps. The exit code is 1 if a part fails."""
 
 from __future__ import annotations
 
@@ -47,13 +47,10 @@ def version_of(distribution: str) -> str:
 
 def versions() -> dict[str, str]:
     """Version of each package and of the system, by name."""
-    python = f"{platform.python_version()}, {platform.python_implementation()}"
-    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     return {
-        "Python": python,
-        "system": system,
-        "tf_fusedrec": version_of("tf_fusedrec"),
-        **{name: version_of(name) for name in DISTRIBUTIONS},
+        "Python": f"{platform.python_version()}, {platform.python_implementation()}",
+        "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
+        **{name: version_of(name) for name in ("tf_fusedrec", *DISTRIBUTIONS)},
     }
 
 
@@ -70,12 +67,12 @@ def custom_ops() -> dict[str, str]:
 
 def gpus() -> list[str]:
     """Name and compute capability of each GPU that TensorFlow sees."""
-    found = []
+    names = []
     for device in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(device)
         capability = ".".join(map(str, details.get("compute_capability", ("?",))))
-        found.append(f"{details.get('device_name', device.name)}, compute capability {capability}")
-    return found
+        names.append(f"{details.get('device_name', device.name)}, compute capability {capability}")
+    return names
 
 
 def why_tfra_does_not_load() -> str | None:
@@ -116,10 +113,10 @@ def report() -> list[str]:
     show("GPU", {f"device {number}": name for number, name in enumerate(gpus())} or {"devices": "none"})
 
     print("training")
-    one = several = None
+    single = None
     try:
-        one = trial.run(1)
-        print(f"  one process    {summary(one)}", flush=True)
+        single = trial.run(1)
+        print(f"  one process    {summary(single)}", flush=True)
     except trial.TrialFailed as error:
         fail("one process", error)
     if not is_installed("horovod"):
@@ -127,8 +124,8 @@ def report() -> list[str]:
         return failed
     try:
         several = trial.run(2)
-        if one is not None:
-            trial.check_equal(one, several)
+        if single is not None:
+            trial.check_equal(single, several)
         print(f"  two processes  {summary(several)}; rows are those of one process")
         print(f"  Horovod        built with {', '.join(several['horovod'])}")
     except trial.TrialFailed as error:

@@ -49,7 +49,7 @@ def train() -> dict[str, Any]:
     seconds = (time.perf_counter() - began) / (STEPS - 1)
 
     parts = collectives.all_gather_object(embedding.export_table("item"))
-    rows = {int(one): row.tolist() for part in parts for one, row in zip(*part)}
+    rows = {int(item): row.tolist() for part in parts for item, row in zip(*part)}
     return {"losses": losses, "rows": rows, "seconds": seconds, "horovod": built_features()}
 
 

@@ -21,11 +21,11 @@ _TAIL_LINES = 12
 _LAUNCH = "from horovod.runner.launch import run_commandline; run_commandline()"
 # Two processes share the GPUs, and may share threads with others. Notices of TensorFlow would hide the error.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "PYTHONUNBUFFERED": "1"}
-# Words of an output that has no remedy of its own, with the remedy.
+# Words of an output without a remedy, with their remedy.
 _REMEDIES = {
     "No module named 'horovod": "build Horovod again as docs/install.md says; this installation is not whole.",
     "support has not been built": "build Horovod with TensorFlow and Gloo, as docs/install.md says.",
-    "undefined symbol": "build Horovod again: it was built for another TensorFlow or compiler.",
+    "undefined symbol": "build Horovod again: it was built for a different TensorFlow or compiler.",
     "Illegal instruction": "build the custom ops on this machine; name its processor in the report.",
     "out of memory": "end other programs that use the GPU or the memory.",
 }
@@ -58,15 +58,15 @@ def run(processes: int, time_limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
     return answer
 
 
-def check_equal(one: dict[str, Any], several: dict[str, Any]) -> None:
-    """Raises TrialFailed unless several processes trained what one process trained."""
-    ids = sorted(one["rows"])
+def check_equal(single: dict[str, Any], several: dict[str, Any]) -> None:
+    """Raises TrialFailed unless several processes trained the same rows as one process."""
+    ids = sorted(single["rows"])
     if ids != sorted(several["rows"]):
-        reason = f"one process has {len(ids)} rows, several have {len(several['rows'])}, or rows of other ids"
+        reason = f"one process has {len(ids)} rows, several have {len(several['rows'])}, or rows of different ids"
     else:
-        both = (np.array([answer["rows"][name] for name in ids]) for answer in (one, several))
+        both = (np.array([answer["rows"][name] for name in ids]) for answer in (single, several))
         difference = float(np.abs(np.subtract(*both)).max())
-        # Ten steps on float32 sums of 128 samples in another order; numbers are of the order of 1.
+        # Ten steps on float32 sums of 128 samples in a different order; numbers are of the order of 1.
         if difference < 1e-4:
             return
         reason = f"their rows differ from the rows of one process by up to {difference:.2g}"
@@ -74,18 +74,18 @@ def check_equal(one: dict[str, Any], several: dict[str, Any]) -> None:
 
 
 def explain(output: str) -> str:
-    """The end of a failed program's output, with the remedy that it names, or the one for its words."""
+    """The last error with a remedy in a failed program's output, or the end of the output and a remedy."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    told = [line for line in lines if "Remedy:" in line]
-    if told:
-        return told[-1].strip()
+    with_remedy = [line for line in lines if "Remedy: " in line or ". Use " in line]
+    if with_remedy:
+        return with_remedy[-1].strip()
     remedy = next((remedy for words, remedy in _REMEDIES.items() if words in output), _NO_REMEDY)
     shown = "".join(f"\n    | {line}" for line in lines[-_TAIL_LINES:])
     return f"the program ended without an answer. Its last lines:{shown}\n    Remedy: {remedy}"
 
 
 def run_program(command: Sequence[str], time_limit_s: float) -> str:
-    """Returns the output of a command, which is ended with its children when its time is over."""
+    """The output of a command, which is killed with its children after time_limit_s."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
         errors="replace", env={**os.environ, **_ENVIRONMENT}, start_new_session=True,

@@ -1,4 +1,4 @@
-"""Collectives among all ranks or some of them. An engine (horovod.py) moves the data; one process is its own engine.
+"""Collectives among all ranks or some of them. An engine (horovod.py) moves the data; one process needs none.
 
 Every collective has a name, the same on all ranks. Engines match collectives by name, and Horovod's response cache
 needs equal names and shapes in every step. The processes make all sets of ranks when they join, because Horovod would
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """Collectives of one engine. This module adds marks for the watchdog, and the loop-back of a rank that is alone.
+    """Collectives of one engine. This module adds marks for the watchdog, and the loop-back of a single rank.
 
     All ranks call the methods in the same order, in a traced function while it is traced. So an engine that needs a
     fixed order of collectives can number them.
@@ -49,7 +49,7 @@ class Exchange(Protocol):
     def average(self, gradient: Any, *, name: str | None) -> Any:
         """The mean over all ranks of a tensor or of IndexedSlices. Only an eager call has no name."""
 
-    def all_gather_object(self, value: T) -> list[T]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """The picklable objects of all ranks. Eager."""
 
     def broadcast(self, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
@@ -64,27 +64,24 @@ class _LoopBack:
     def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
         pass
 
-    def all_to_all(
-        self, tensor: tf.Tensor, splits: tf.Tensor, received_splits: tf.Tensor | None, *, name: str,
-        ranks: tuple[int, ...],
-    ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, *_: Any, **__: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor[: splits[0]], tf.identity(splits)
 
-    def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
+    def all_reduce(self, tensor: tf.Tensor, **_: Any) -> tf.Tensor:
         return tensor
 
-    def average(self, gradient: Any, *, name: str | None) -> Any:
+    def average(self, gradient: Any, **_: Any) -> Any:
         return gradient
 
-    def all_gather_object(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast(self, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, **_: Any) -> tf.Tensor:
         return tensor
 
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value]
 
-_LOOP_BACK = _LoopBack()
-_engine: Exchange = _LOOP_BACK  # another one once init() has joined several processes
+
+_LOOP_BACK: Exchange = _LoopBack()
+_engine = _LOOP_BACK  # of all ranks once init() has joined several processes
 _sets: set[tuple[int, ...]] = set()  # the sets of ranks that the processes joined with
 _members: dict[str, tuple[int, ...]] = {}  # ranks of each collective that not all ranks run, by its name
 
@@ -116,10 +113,10 @@ def init(
     """Joins the other processes under horovodrun, and does nothing otherwise. A second call is allowed.
 
     Args:
-      sets: Sets of ranks that will run collectives of their own; the same on all ranks.
+      sets: Sets of ranks that will run collectives among themselves; the same on all ranks.
       timeline: True if a timeline may be recorded later (horovod.start_timeline). It slows every step of the job,
-        because Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks
-        likewise.
+        because Horovod's writer on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same
+        effect.
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
         environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
       give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
@@ -138,8 +135,8 @@ def init(
         missing = [ranks for ranks in needed if ranks not in _sets]
         if missing:
             raise RuntimeError(
-                f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
-                "topologies in the first call, tf_fusedrec.init(topology)."
+                f"The processes have joined without the sets of ranks {missing}, which must be passed to the first "
+                "init(). Use tf_fusedrec.init(*topologies) with all topologies."
             )
         return
     engine = Horovod()
@@ -180,8 +177,8 @@ def check_init() -> None:
     """Raises RuntimeError if the process is one of several and init() was not called."""
     if _engine is _LOOP_BACK and launched_size() > 1:
         raise RuntimeError(
-            f"This is one of {launched_size()} processes, but they have not joined. "
-            "Call tf_fusedrec.init() first thing in the program."
+            f"This is one of {launched_size()} processes, but they have not joined. Use tf_fusedrec.init() first thing "
+            "in the program."
         )
 
 
@@ -209,8 +206,8 @@ def among(members: Sequence[int]) -> Ranks:
     ranks = Ranks(tuple(sorted(members)), sorted(members).index(rank()))
     if 1 < ranks.size < size() and ranks.members not in _sets:
         raise RuntimeError(
-            f"The processes have joined without the set of ranks {ranks.members}. Remedy: name the topology when they "
-            "join, tf_fusedrec.init(topology)."
+            f"The processes have joined without the set of ranks {ranks.members}. Use tf_fusedrec.init(topology) when "
+            "they join."
         )
     return ranks
 
@@ -272,7 +269,7 @@ def all_gather(array: np.ndarray) -> np.ndarray:
     return np.concatenate(all_gather_object(np.asarray(array)))
 
 
-def all_gather_object(value: T) -> list[T]:
+def all_gather_object(value: Any) -> list[Any]:
     """The picklable objects of all ranks, in rank order. Eager."""
     with _waiting("all_gather_object"):
         return _engine.all_gather_object(value)

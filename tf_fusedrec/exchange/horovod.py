@@ -1,12 +1,12 @@
-"""The engine Horovod: its collectives, its sets of ranks, its timeline, and the priority of its threads. Only importer.
+"""The engine Horovod: collectives, process sets, timeline, and the scheduling policy of its threads.
 
-Gloo's loop thread waits with epoll, and skips an event while another thread holds the lock of that connection. The
-event stays, so the loop spins. With fewer cores than threads the loop often wakes up on the core of the very thread
-that holds the lock. It takes that core and spins until its time slice ends: 4 ms, two or three times a step.
+Gloo's loop thread waits in epoll, and skips an event while another thread has the lock of that connection. The event
+stays, so the loop spins. With fewer cores than threads it often wakes up on the core of the thread with the lock, and
+spins there until its time slice ends: 4 ms, two or three times per step.
 
-Linux lets a thread of the policy SCHED_BATCH wait for a free core instead of taking one when it wakes up. It gets the
-same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. A
-program that called hvd.init() has Gloo's loop already: it is a thread that waits in epoll.
+On Linux, a thread with the policy SCHED_BATCH waits for a free core when it wakes up, instead of taking one. It gets
+the same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. If
+the program called hvd.init() before, Gloo's loop exists already: it is a thread that waits in epoll.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Horovod:
     """Collectives of Horovod, as collectives.Exchange describes them.
 
     Raises:
-      ImportError: Horovod is not installed, or was built for another TensorFlow.
+      ImportError: Horovod is not installed, or was built for a different TensorFlow.
     """
 
     rank: int
@@ -45,11 +45,11 @@ class Horovod:
     def __init__(self) -> None:
         try:
             import horovod.tensorflow as hvd
-        except (ImportError, tf.errors.NotFoundError) as error:  # NotFoundError: a symbol of another TensorFlow
+        except (ImportError, tf.errors.NotFoundError) as error:  # NotFoundError: a symbol of a different TensorFlow
             raise ImportError(
                 f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but no Horovod for TensorFlow {tf.version.VERSION} "
-                f"loads ({str(error).splitlines()[0]}). Remedy: `python -m tools.horovod_wheel` in a clone, or no "
-                "horovodrun."
+                f"loads ({str(error).splitlines()[0]}). Use `python -m tools.horovod_wheel` in a clone, or start one "
+                "process without horovodrun."
             ) from error
         self._hvd = hvd
         self._process_sets: dict[tuple[int, ...], Any] = {}
@@ -57,7 +57,7 @@ class Horovod:
     def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
         global _hvd
         if timeline:
-            # horovodrun --timeline-filename has set another value, which check_timeline refuses.
+            # horovodrun --timeline-filename has set a different value, which check_timeline refuses.
             os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
         if self._hvd.is_initialized():
             stop_preemption_of_waiting_threads()
@@ -112,12 +112,12 @@ def check_timeline() -> None:
         return
     if setting is None:
         raise RuntimeError(
-            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
-            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+            "The processes have joined without a timeline. Use tf_fusedrec.init(timeline=True) when they join, or "
+            "HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
         )
     raise RuntimeError(
-        f"Horovod writes a timeline to {setting!r} already. "
-        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+        f"Horovod writes a timeline to {setting!r} already. Use horovodrun without --timeline-filename, and unset "
+        "HOROVOD_TIMELINE."
     )
 
 
@@ -140,9 +140,10 @@ def stop_timeline() -> None:
 
 @contextlib.contextmanager
 def without_preemption() -> Iterator[None]:
-    """Runs the threads that this thread starts inside, and their own threads, under SCHED_BATCH.
+    """Threads that this thread starts inside, and their threads, run under SCHED_BATCH.
 
-    A process with a policy other than the default one keeps it.
+    No effect unless the process has the default policy. No op of TensorFlow may run inside, because its thread pools
+    would inherit the policy.
     """
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
@@ -160,16 +161,13 @@ def without_preemption() -> Iterator[None]:
 
 
 def threads_without_preemption() -> list[int]:
-    """Returns the numbers of this process's threads under SCHED_BATCH."""
+    """Numbers of this process's threads under SCHED_BATCH."""
     threads = [int(path.name) for path in _THREADS.iterdir()]
     return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
 
 
 def stop_preemption_of_waiting_threads() -> None:
-    """Puts threads that wait in epoll, Gloo's loop among them, under SCHED_BATCH.
-
-    A thread with a policy other than the default one keeps it.
-    """
+    """Puts threads that wait in epoll, such as Gloo's loop, under SCHED_BATCH, if they have the default policy."""
     calls = _EPOLL.get(platform.machine(), set())
     try:
         for path in _THREADS.iterdir():
@@ -182,7 +180,7 @@ def stop_preemption_of_waiting_threads() -> None:
 
 @contextlib.contextmanager
 def with_preemption(threads: Sequence[int]) -> Iterator[None]:
-    """Gives threads the default policy inside, as Horovod starts them by itself."""
+    """Threads have the default policy inside, as when Horovod starts them."""
     _set_policy(threads, os.SCHED_OTHER)
     try:
         yield

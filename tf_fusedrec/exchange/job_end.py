@@ -1,9 +1,9 @@
-"""The end of a rank. All ranks end together, no rank exits with 0 if another failed, and the cause is printed last.
+"""The end of a rank: all ranks end together, none exits with 0 if another failed, and the cause is printed last.
 
-Horovod aborts the collectives of all ranks when one rank ends, and every other rank then fails with a traceback of
-Horovod's. A rank whose program has ended therefore waits until the others have ended, too. If another rank waits for it
-in a collective, both end with an error. A failing rank first reports its cause to the others. Threads of Horovod and
-TensorFlow may block the exit of a failing rank for ever, so an alarm ends it.
+Horovod aborts the collectives of all ranks when one rank ends, and the others then fail with a traceback of Horovod. An
+ended program therefore waits until the others have ended. If another rank waits for it in a collective,
+both end with an error. A failing rank first reports its cause to the others. Threads of Horovod and TensorFlow may hang
+the exit of a failing rank, so an alarm ends it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from tf_fusedrec.ops import watch_termination
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
-# Matches the abort alone, whose text blames no rank. If no rank reports a cause, one could not.
+# Matches an abort that blames no rank. If no rank reports a cause, one was unable to.
 _RANK_LOST = re.compile(r"Horovod has been shut down|gloo/")
 _LOST = (
     "a rank ended without naming a cause. It was killed, as Linux does when memory runs out, or its host or network "
-    "was lost. Remedy: look for the rank's last lines above, and for killed processes in the log of its host's kernel "
-    "(dmesg)."
+    "was lost. Look for the rank's last lines above, and for killed processes in the kernel log of its host (dmesg)."
 )
 _MAX_CAUSE = 600  # characters
-_TERMINATED_WITHIN_S = 20.0  # limit on on_termination, for example where another thread keeps Python's lock
+_TERMINATED_WITHIN_S = 20.0  # limit on on_termination, for example where another thread keeps the GIL
 # Lines of TensorFlow's messages that give the place of an error, not its cause.
 _PLACES = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
 
@@ -41,13 +40,8 @@ _PLACES = ("Graph execution error", "Detected at node", "<stack traces unavailab
 class Ending:
     """Exit handlers of this rank.
 
-    Args:
-      rank: Rank of this process.
-      board: Board of the job.
-      watchdog: Watchdog of this process.
-      report_after_s: Seconds after which an ended rank reports that it waits for the others to end.
-      gives_up_after_s: Seconds after which an ended rank leaves without the others.
-      exit_within_s: Seconds after which a failing rank that has reported its cause is ended by SIGALRM.
+    An ended rank reports after report_after_s that it waits for the others, and exits without them after
+    gives_up_after_s. SIGALRM ends a failing rank exit_within_s after it has reported its cause.
     """
 
     def __init__(
@@ -57,38 +51,39 @@ class Ending:
         self._rank, self._board, self._watchdog = rank, board, watchdog
         self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
         self._exit_within_s = exit_within_s
-        self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
+        self._process, self._failed, self._previous_hook = os.getpid(), False, sys.excepthook
         self._exit: list[Any] = []  # the argument of the sys.exit that ends the program
 
     def install(self) -> None:
-        """Installs the handlers. Call it after hvd.init, so that Horovod's own exit handler runs after these."""
+        """Installs the handlers. Call it after hvd.init, so that Horovod's exit handler runs after these."""
         sys.excepthook = self._on_exception
-        # Python tells its exit handlers no exit code.
-        sys.exit = self._on_sys_exit
+        sys.exit = self._on_sys_exit  # exit handlers get no exit code
         atexit.register(self._on_exit)
         self._watchdog.on_termination = self._on_termination
         watch_termination(self._rank, _TERMINATED_WITHIN_S)
 
     def _on_termination(self, thrown: str) -> None:
-        """Says why Horovod's thread ends this process, and ends it. Runs in the watchdog's thread.
+        """Prints why Horovod's thread ends this process, and ends it. Runs in the watchdog's thread.
 
-        Where there are sets of ranks, the thread ends so when it loses a rank, and no collective returns an error.
+        With process sets, the thread ends this way when it loses a rank, and no collective returns an error.
         """
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S)
         if first is None:
-            said = f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
-            said += f"{self._silence()}It said: {thrown}. Remedy: the rank that ended first says why, or it was killed."
+            message = (
+                f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
+                f"{self._silence()}It said: {thrown}. Look for the lines of the rank that ended first, or was killed."
+            )
         else:
-            said = _told(first)
-        print(f"tf_fusedrec: {said}", file=sys.stderr, flush=True)
+            message = _sentence(first)
+        print(f"tf_fusedrec: {message}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    def _on_exception(self, kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
+    def _on_exception(self, type_: Any, error: BaseException, trace: types.TracebackType | None) -> None:
         self._failed = os.getpid() == self._process
-        if not self._failed or issubclass(kind, KeyboardInterrupt):
-            self._before(kind, value, trace)
+        if not self._failed or issubclass(type_, KeyboardInterrupt):
+            self._previous_hook(type_, error, trace)
             return
-        text = _text(value)
+        text = _text(error)
         aborted = _HOROVOD_ABORT.search(text) is not None
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
@@ -96,15 +91,15 @@ class Ending:
             if _RANK_LOST.search(text) and not silence:
                 first = self._board.report_failure(None, _LOST)
             else:
-                first = self._board.report_failure(self._rank, silence + cause_of(kind, value))
+                first = self._board.report_failure(self._rank, silence + cause_of(error))
         if first["rank"] == self._rank or not aborted:
-            self._before(kind, value, trace)
-        print(f"tf_fusedrec: {_told(first)}", file=sys.stderr, flush=True)
-        self._limit_exit()
+            self._previous_hook(type_, error, trace)
+        self._fail(first)
 
-    def _limit_exit(self) -> None:
-        """Lets the kernel end this process after a while: its threads may hold Python's lock or wait for each other."""
-        if threading.current_thread() is threading.main_thread():  # Python allows no other thread to set a handler.
+    def _fail(self, first: Mapping[str, Any]) -> None:
+        """Prints the first failure. The kernel ends this process after a while: its threads may deadlock."""
+        print(f"tf_fusedrec: {_sentence(first)}", file=sys.stderr, flush=True)
+        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(self._exit_within_s)
 
@@ -123,9 +118,7 @@ class Ending:
             return
         if self._exit and self._exit[-1] not in (None, 0):
             cause = f"its program called sys.exit({_text(self._exit[-1])})."
-            told = _told(self._board.report_failure(self._rank, cause))
-            print(f"tf_fusedrec: {told}", file=sys.stderr, flush=True)
-            self._limit_exit()
+            self._fail(self._board.report_failure(self._rank, cause))
             return
         self._watchdog.ended = True
         began, pause, reported = time.monotonic(), 0.05, False
@@ -136,7 +129,7 @@ class Ending:
                 return
             first = self._board.first_failure()
             if first is not None:
-                self._watchdog.end_at_once(_told(first))
+                self._watchdog.end_at_once(_sentence(first))
             reason = left_behind(summary) if summary else None
             if reason is not None:
                 self._watchdog.end_at_once(reason)
@@ -151,10 +144,10 @@ class Ending:
 
 
 class _Exit(SystemExit):
-    """Adds its argument to a list when it ends the program. A program that catches it goes on, and the list is empty.
+    """Adds its argument to a list when it ends the program. If the program catches it, the list stays empty.
 
-    Python drops the exception when it ends the main program, after the last frame of the program and before the exit
-    handlers. Whoever catches it does so in a frame.
+    Python drops an exception that ends the main program after the last frame and before the exit handlers. A caught
+    exception is dropped inside a frame.
     """
 
     def __init__(self, status: Any, ends: list[Any]):
@@ -167,62 +160,49 @@ class _Exit(SystemExit):
 
 
 def _text(value: Any) -> str:
-    """The text of an exception, also of one that has none."""
+    """The text of an exception, even if its __str__ raises."""
     try:
         return str(value)
     except Exception as error:
         return f"its __str__ raises {type(error).__name__}"
 
 
-def _told(first: Mapping[str, Any]) -> str:
-    """The sentence about the first failure of a job, as the board holds it."""
+def _sentence(first: Mapping[str, Any]) -> str:
+    """The sentence about the first failure of a job, as on the board."""
     return first["cause"] if first["rank"] is None else f"rank {first['rank']} failed first: {first['cause']}"
 
 
-def cause_of(kind: type[BaseException], value: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """An exception in one line, without the lines that give its place."""
-    lines = [line.strip() for line in _text(value).splitlines()]
+    lines = [line.strip() for line in _text(error).splitlines()]
     message = " ".join(line for line in lines if line and not line.startswith(_PLACES))
-    return f"{kind.__name__}: {message}"[:_MAX_CAUSE]
+    return f"{type(error).__name__}: {message}"[:_MAX_CAUSE]
 
 
-REPORT_AFTER_S = 60.0
-GIVE_UP_AFTER_S = 600  # Horovod's own default of 30 s would end a job with a slow disk.
-_REPORT_AFTER = "FUSEDREC_REPORT_AFTER_SECONDS"
 _GIVE_UP_AFTER = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
 def start_watchdog(
     size: int, members: Mapping[str, tuple[int, ...]], report_after_s: float | None, give_up_after_s: int | None
 ) -> Ending | None:
-    """Starts the watchdog. Call it before hvd.init, so that it reports a rank that does not join.
-
-    Args:
-      size: Number of ranks.
-      members: See Watchdog.
-      report_after_s, give_up_after_s: See collectives.init.
+    """Starts the watchdog before the ranks join, so that it reports a rank that does not join. See collectives.init.
 
     Returns:
-      Exit handlers to install after hvd.init; None for a job without a board.
-
-    Raises:
-      ValueError: a limit is not positive.
+      Exit handlers to install after the ranks have joined; None for a job without a board.
     """
     if give_up_after_s is not None:
         os.environ[_GIVE_UP_AFTER] = str(give_up_after_s)
-    gives_up = int(os.environ.setdefault(_GIVE_UP_AFTER, str(GIVE_UP_AFTER_S)))
+    # Horovod's default of 30 s would end a job with a slow disk.
+    gives_up = int(os.environ.setdefault(_GIVE_UP_AFTER, "600"))
     if report_after_s is None:
-        report_after_s = float(os.environ.get(_REPORT_AFTER, REPORT_AFTER_S))
+        report_after_s = float(os.environ.get("FUSEDREC_REPORT_AFTER_SECONDS", 60.0))
     if report_after_s <= 0 or gives_up <= 0:
         raise ValueError(
-            f"report_after_s and give_up_after_s must be positive, got {report_after_s} and {gives_up}. To silence the "
-            "reports, use a large number of seconds."
+            f"report_after_s and give_up_after_s must be positive, got {report_after_s} and {gives_up}. Use a large "
+            "number of seconds to silence the reports."
         )
     rank, board = int(os.environ["HOROVOD_RANK"]), Board.of_job()
-    watchdog = Watchdog(
-        rank, size, board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=members
-    )  # fmt: skip
+    limits: Any = {"report_after_s": report_after_s, "gives_up_after_s": gives_up}
+    watchdog = Watchdog(rank, size, board, members=members, **limits)
     watchdog.start()
-    if board is None:
-        return None
-    return Ending(rank, board, watchdog, report_after_s=report_after_s, gives_up_after_s=gives_up)
+    return None if board is None else Ending(rank, board, watchdog, **limits)

@@ -1,11 +1,11 @@
-"""Two-dimensional sparse parallelism: R ranks as C groups, each with a whole copy (replica) of all tables.
+"""Two-dimensional sparse parallelism: R ranks form C groups, each with a complete copy (replica) of all tables.
 
     groups = 2 of 4 ranks        shard 0   shard 1
       group 0                    rank 0    rank 1     all-to-all of ids, rows and gradients: along a row, R / C ranks
       group 1                    rank 2    rank 3     exchange between replicas of a shard: along a column, C ranks
 
-An all-to-all among R / C ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
-is memory, C times as much for tables, and the traffic along the columns. schedules/planning/ weighs them.
+An all-to-all among R / C ranks sends fewer and longer messages, and waits for fewer ranks. It costs C times the memory
+for tables, and the traffic along the columns. schedules/planning/ compares them.
 
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """
@@ -25,34 +25,34 @@ RULES = ("gradient_sync", "weight_sync")
 class Topology:
     """How ranks share the tables of a FusedEmbedding.
 
-    Every process names the topology when it joins, `tf_fusedrec.init(topology)`. Every layer of the topology names it
-    again, `FusedEmbedding(..., topology=topology)`. All ranks hold all dense weights.
+    Pass the topology to `tf_fusedrec.init(topology)` in every process, and again to every layer that uses it,
+    `FusedEmbedding(..., topology=topology)`. All ranks have all dense weights.
 
     Args:
       groups: C >= 1, number of replicas of every table. It must divide the number of ranks. 1: one table over all
         ranks.
       rule: How replicas stay equal:
-        "gradient_sync" (HSP, TurboGR 4.2.1): A rank looks up rows for its own group. Ids and sums of gradients of all
-          groups reach all replicas before the update, which is the same everywhere. The result equals one group's,
-          except for the order of sums. Learning rates, admission, eviction and counters work as in one group. A step
-          makes two more collectives with two groups, and four more with more groups: gradient_sync.py.
-        "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
+        "gradient_sync" (HSP, TurboGR 4.2.1): Each rank looks up rows for its group. Ids and gradient sums of all
+          groups reach all replicas before the update, which is the same everywhere. The result equals that of one
+          group, except for the order of sums. Learning rates, admission, eviction and counters work as in one group.
+          A step issues two more collectives with two groups, and four more with more groups: gradient_sync.py.
+        "weight_sync" (2D-SP, Algorithm 1): Groups train separately. Each divides gradients by the weight of its samples
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
           mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less
-          with a large sync_every, and does not equal one group. Tables with admission_count, hot_after or
-          frequency_decay_steps refuse it.
-      sync_every: k >= 1, number of updates between two synchronisations of "weight_sync".
-      average_late: True to compute the mean of "weight_sync" during the step behind its update. The mean of the rows
-        behind update t is exchanged while batch t + 1 computes, and merged behind update t + 1. So rows lack the
-        changes of other groups for exactly one update more. A replica keeps the changes that it made meanwhile:
-        replicas.py has the rule. PipelinedModel averages without delay before evaluation, predictions, saves and at
-        the end of fit; checkpoints and exports do so in every model. SemiAsync and Pipelined hide the mean without it.
+          with a large sync_every, and does not equal one group. Not for tables with admission_count, hot_after or
+          frequency_decay_steps.
+      sync_every: k >= 1, number of updates between two averages of "weight_sync".
+      average_late: True to compute the mean of "weight_sync" during the step after its update. The mean of the rows
+        after update t is exchanged while batch t + 1 computes, and merged after update t + 1, so the changes of other
+        groups arrive exactly one update later. A replica keeps the changes that it made in between (replicas.py).
+        PipelinedModel averages without delay before evaluation, predictions, saves and at the end of fit; checkpoints
+        and exports do so in every model. SemiAsync and Pipelined hide the mean without it.
       moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes moments v grow about C times too much. So
         v0 + (v - v0) / c replaces v in the step of Adagrad, RowWiseAdagrad, RMSprop, Adam and AdamW, unless their
         record has a moment_scale. v0 is the initial v. None: C, as 2D-SP recommends. 1 switches the scale off.
-      replicas_together: Which ranks make a group. False: consecutive ranks, so that a group fills whole hosts, and the
-        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks. They share a host if C divides
-        its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
+      replicas_together: Which ranks form a group. False: consecutive ranks, so that a group fills entire hosts, and its
+        all-to-all is fast. True: replicas of one shard are consecutive ranks. They share a host if C divides its number
+        of processes, and the traffic between replicas is fast (2D-SP, section 5).
 
     Raises:
       ValueError: an argument is out of its range; or, once ranks are known, groups does not divide them.
@@ -66,27 +66,24 @@ class Topology:
     average_late: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, int) or isinstance(self.groups, bool) or self.groups < 1:
-            raise ValueError(f"Topology.groups must be an int >= 1, got {self.groups!r}.")
+        for name, value in (("groups", self.groups), ("sync_every", self.sync_every)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"Topology.{name} must be an int >= 1, got {value!r}.")
         if self.rule not in RULES:
             raise ValueError(f"Topology.rule must be one of {RULES}, got {self.rule!r}.")
-        if not isinstance(self.sync_every, int) or isinstance(self.sync_every, bool) or self.sync_every < 1:
-            raise ValueError(f"Topology.sync_every must be an int >= 1, got {self.sync_every!r}.")
         if self.moment_scale is not None and not 0 < self.moment_scale <= self.groups:
-            raise ValueError(
-                f"Topology.moment_scale must be > 0 and at most groups, {self.groups}, got {self.moment_scale!r}."
-            )
+            raise ValueError(f"Topology.moment_scale must be in (0, groups={self.groups}], got {self.moment_scale!r}.")
         if self.rule != "weight_sync" and (self.sync_every != 1 or self.moment_scale is not None):
             raise ValueError(
-                f"Topology.sync_every and moment_scale are of the rule 'weight_sync', got {self.sync_every} and "
-                f"{self.moment_scale} with {self.rule!r}. Remedy: leave them out, or rule='weight_sync'."
+                f"Topology.sync_every and moment_scale need the rule 'weight_sync', got {self.sync_every} and "
+                f"{self.moment_scale} with {self.rule!r}. Use rule='weight_sync', or their defaults."
             )
         if not isinstance(self.average_late, bool):
             raise ValueError(f"Topology.average_late must be True or False, got {self.average_late!r}.")
         if self.average_late and self.rule != "weight_sync":
             raise ValueError(
-                f"Topology.average_late is of the rule 'weight_sync', got {self.rule!r}, whose sums must reach "
-                "the update of their own step. Remedy: leave it out, or rule='weight_sync'."
+                f"Topology.average_late needs the rule 'weight_sync', got {self.rule!r}, where sums must reach the "
+                "update of the same step. Use rule='weight_sync', or average_late=False."
             )
 
     @property
@@ -97,19 +94,11 @@ class Topology:
         return float(self.groups if self.moment_scale is None else self.moment_scale)
 
     def sets(self, size: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """The ranks of each group by shard, and the ranks of each shard's replicas by group.
-
-        Args:
-          size: R.
-
-        Raises:
-          ValueError: groups does not divide R.
-        """
+        """The ranks of each group by shard, and of each shard's replicas by group, for R = size."""
         if size % self.groups:
-            fitting = [g for g in range(1, size + 1) if size % g == 0]
+            divisors = [groups for groups in range(1, size + 1) if size % groups == 0]
             raise ValueError(
-                f"Topology.groups must divide the number of ranks, which is {size}, got {self.groups}. "
-                f"Remedy: one of {fitting}, or another number of ranks."
+                f"Topology.groups must divide the number of ranks, {size}, got {self.groups}. Use one of {divisors}."
             )
         shards = size // self.groups
 
@@ -129,44 +118,26 @@ class RankLayout:
 
     Attributes:
       topology: The topology.
-      group: Ranks of this process's group. The index of the process among them is its shard.
-      replicas: Ranks that hold the same shard. The index of the process among them is its group.
+      group: Ranks of this process's group. Its index in them is its shard.
+      replicas: Ranks with the same shard. Its index in them is its group.
+      shares_gradients: True if an update sums the gradients of all groups.
+      averages: True if groups train separately and their replicas are averaged.
+      averages_late: True if the mean of replicas is merged one update late.
+      piece: Number of this process's piece of each table in a checkpoint, of R pieces by hash. The replicas of a shard
+        divide its range of hashes, so every row is written once, and all ranks write.
+      loss_ranks: Ranks over which a loss is a mean. Gradients are divided by the weight of these ranks.
     """
 
     def __init__(self, topology: Topology):
+        rank, (groups, shards) = collectives.rank(), topology.sets(collectives.size())
         self.topology = topology
-        groups, shards = topology.sets(collectives.size())
-        rank = collectives.rank()
         self.group = collectives.among(next(ranks for ranks in groups if rank in ranks))
         self.replicas = collectives.among(next(ranks for ranks in shards if rank in ranks))
-
-    @property
-    def shares_gradients(self) -> bool:
-        """True if an update sums the gradients of all groups."""
-        return self.replicas.size > 1 and self.topology.rule == "gradient_sync"
-
-    @property
-    def averages(self) -> bool:
-        """True if groups train apart and their replicas are averaged."""
-        return self.replicas.size > 1 and self.topology.rule == "weight_sync"
-
-    @property
-    def averages_late(self) -> bool:
-        """True if the mean of replicas is merged one update late."""
-        return self.averages and self.topology.average_late
-
-    @property
-    def piece(self) -> int:
-        """The piece of each table, of R pieces by hash, that this process writes into a checkpoint.
-
-        The replicas of a shard divide its range of hashes. So every row is written once, and all ranks write.
-        """
-        return self.group.index * self.replicas.size + self.replicas.index
-
-    @property
-    def loss_ranks(self) -> collectives.Ranks:
-        """The ranks over which a loss is a mean. Gradients are divided by the weight of these ranks."""
-        return self.group if self.averages else collectives.world()
+        self.shares_gradients = self.replicas.size > 1 and topology.rule == "gradient_sync"
+        self.averages = self.replicas.size > 1 and topology.rule == "weight_sync"
+        self.averages_late = self.averages and topology.average_late
+        self.piece = self.group.index * self.replicas.size + self.replicas.index
+        self.loss_ranks = self.group if self.averages else collectives.world()
 
 
 def init(
@@ -179,7 +150,7 @@ def init(
 
     Args:
       topologies: Topologies of all layers; none for tables over all ranks.
-      timeline: True if timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
+      timeline: True if callbacks.Timeline will record steps of this job, which slows every step. See collectives.init.
       report_after_s, give_up_after_s: see collectives.init.
 
     Raises:

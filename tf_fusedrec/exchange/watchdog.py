@@ -1,9 +1,15 @@
-"""A thread that reports which collective waits for which rank, because a blocked collective cannot report itself.
+"""A thread that reports which rank a blocked collective waits for, because the collective cannot report itself.
 
-Ops record the begin and end of each collective (ops.collective_marks). The thread of each rank reads these records and
-publishes them on the board from time to time. It publishes at once when a collective waits for more than a moment. Rank
-0 reads the states of all ranks and publishes a summary, which the waiting ranks read. A rank whose heartbeat does not
-change is stopped or out of reach. The thread sleeps between polls and uses less than a thousandth of a core.
+Ops record the begin and end of each collective (ops.mark_collective). The thread of each rank reads these records and
+publishes them on the board from time to time, and at once when a collective waits for more than a moment. Rank 0 reads
+the states of all ranks and publishes a summary, which the waiting ranks read. A rank without a new heartbeat is stopped
+or unreachable. The thread sleeps between polls and uses less than a thousandth of a core.
+
+The state of a rank is its report about itself:
+  waits: [name, call, ranks] of each collective in which the rank waits; `ranks` are the participants.
+  begun: number of begun calls of each collective, by name.
+  idle: [name, call, seconds] of its last collective if the rank is in none, else None.
+  ended: whether its program has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec.ops import Mark, collective_marks, termination
@@ -24,10 +30,9 @@ _TIMEOUT_S = 5.0
 
 
 class Board:
-    """Values by key, shared by all ranks.
+    """Key-value store of all ranks that works while collectives are blocked: the rendezvous store of horovodrun.
 
-    Args:
-      address, port: Address and port of the store.
+    The store is an HTTP server of the launcher. All hosts reach it, and it exists as long as the job.
     """
 
     def __init__(self, address: str, port: int):
@@ -35,7 +40,7 @@ class Board:
 
     @classmethod
     def of_job(cls) -> Board | None:
-        """The board of this job; None if the launcher has no store, like mpirun."""
+        """None if the launcher has no store, like mpirun."""
         address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
         return cls(address, int(port)) if address and port else None
 
@@ -45,16 +50,11 @@ class Board:
 
     def get(self, key: str) -> Any:
         """Reads the value of a key; None if the key is missing or the store does not answer."""
-        found, body = self._request("GET", key)
-        return json.loads(body) if found else None
+        is_present, body = self._request("GET", key)
+        return json.loads(body) if is_present else None
 
     def report_failure(self, rank: int | None, cause: str) -> dict[str, Any]:
-        """Reports the cause of a rank's failure. Returns {"rank", "cause"} of the first reported failure.
-
-        Args:
-          rank: The failed rank; None if it is not known which one failed.
-          cause: One sentence.
-        """
+        """Reports why a rank (None: unknown) failed. Returns {"rank", "cause"} of the first reported failure."""
         first = self.first_failure()
         if first is None:
             first = {"rank": rank, "cause": cause}
@@ -90,15 +90,15 @@ def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[
     """The summary that rank 0 publishes.
 
     Args:
-      states: Last state of each rank, by rank. A rank without a report is missing.
+      states: Last state of each rank, by rank; missing for a rank without a report.
       silent: Seconds since the last sign of life, by rank, for ranks that gave none in time.
 
     Returns:
-      waits: For each collective in which a rank waits, its name, call and ranks, and `missing`: the calls begun by each
-        rank that has not arrived.
+      waits: For each collective in which a rank waits, its name, call and ranks, and `missing`: the number of calls
+        begun by each rank that has not arrived.
       silent: Seconds of silence, by rank.
       idle: Last collective of each idle rank, by rank.
-      ended: Ranks whose program has ended.
+      ended: Ranks with an ended program.
     """
     waits: dict[Any, dict[str, Any]] = {}
     for state in states.values():
@@ -116,52 +116,54 @@ def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[
 
 def whom_it_waits_for(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str:
     """Words for the ranks that `rank` waits for in a call of a collective, such as "for rank 1, which ..."."""
-    known = (wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call))
-    wait = next((wait for wait in known if rank in wait["ranks"]), None)
+    same_call = (wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call))
+    wait = next((wait for wait in same_call if rank in wait["ranks"]), None)
     if wait is None:
         wait = {"ranks": [int(silent) for silent in summary["silent"]], "missing": {}}
         if not wait["ranks"]:
             return "for other ranks; which ones is not known yet"
-    late = [_of_rank(str(other), wait, summary) for other in wait["ranks"]]
-    named = [text for text in late if text]
-    if not named:
-        return "although all ranks have arrived: the network is slow, or Horovod is busy with another collective"
-    more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
-    return "for " + "; ".join(named[:_MAX_NAMED]) + more
+    late = [text for late_rank in wait["ranks"] if (text := _lateness(str(late_rank), wait, summary))]
+    if not late:
+        return "although all ranks have arrived: the network is slow, or Horovod is busy with a different collective"
+    more = f"; and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
+    return "for " + "; ".join(late[:_MAX_NAMED]) + more
 
 
-def _of_rank(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    silence, made = summary["silent"].get(rank), wait["missing"].get(rank)
+def _lateness(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Words for a silent rank, or one that has not begun the awaited call; "" for a rank that has arrived."""
+    silence, calls = summary["silent"].get(rank), wait["missing"].get(rank)
     if silence:
-        after = f", after {made} of {wait['call']} calls" if made is not None else ""
-        return f"rank {rank}, whose last sign of life came {silence:.0f} s ago{after} (stopped, or its host is lost)"
-    if made is None:
+        after = f", after {calls} of {wait['call']} calls" if calls is not None else ""
+        return f"rank {rank}, with its last sign of life {silence:.0f} s ago{after} (stopped, or its host is lost)"
+    if calls is None:
         return ""
-    text = f"rank {rank}, which has made {made} of {wait['call']} calls"
-    others = [one["name"] for one in summary["waits"] if int(rank) in one["ranks"] and rank not in one["missing"]]
+    text = f"rank {rank}, which has made {calls} of {wait['call']} calls"
+    for late_wait in summary["waits"]:
+        if int(rank) in late_wait["ranks"] and rank not in late_wait["missing"]:
+            return f"{text} and is in collective {late_wait['name']!r}"
     idle = summary["idle"].get(rank)
-    if others:
-        return f"{text} and is in collective {others[0]!r}"
     return f"{text} and has been in no collective for {idle[2]:.0f} s" if idle else text
 
 
 def left_behind(summary: Mapping[str, Any]) -> str | None:
-    """Words that name an ended rank for which others wait forever; None if there is no such rank."""
+    """Words that name an ended rank that other ranks wait for; None if there is none."""
     for wait in summary["waits"]:
-        gone = [rank for rank in wait["missing"] if int(rank) in summary["ended"]]
-        if gone:
-            return (
-                f"the program of rank {gone[0]} has ended after {wait['missing'][gone[0]]} calls of collective "
-                f"{wait['name']!r}, and other ranks wait in call {wait['call']}. Usually the ranks' data ended "
-                "at different steps, or the program raised SystemExit. Remedy: tf_fusedrec.schedules.PipelinedModel "
-                "instead of keras.Model, which ends all ranks together, or the same steps_per_epoch on all ranks."
-            )
+        for rank, calls in wait["missing"].items():
+            if int(rank) in summary["ended"]:
+                return (
+                    f"the program of rank {rank} has ended after {calls} calls of collective {wait['name']!r}, and "
+                    f"other ranks wait in call {wait['call']}. Usually the ranks' data ended at different steps, or "
+                    "the program raised SystemExit. Use tf_fusedrec.schedules.PipelinedModel instead of keras.Model, "
+                    "which ends all ranks together, or the same steps_per_epoch on all ranks."
+                )
     return None
 
 
-def keeps_waiting(summary: Mapping[str, Any], rank: int) -> list[str]:
-    """Names of the collectives in which other ranks wait for `rank`."""
-    return [wait["name"] for wait in summary["waits"] if str(rank) in wait["missing"]]
+def _last_of_idle(marks: Sequence[Mark]) -> Mark | None:
+    """The last collective of a process that is in none; None in a collective, or before the first."""
+    if any(mark.begun > mark.ended for mark in marks):
+        return None
+    return min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
 
 
 _MOMENT_S = 2.0  # A collective that waits longer is published on the board.
@@ -173,10 +175,10 @@ class Watchdog:
 
     Args:
       rank, size: Rank of this process, and number of ranks.
-      board: Board of the job; None: reports give the waiting time, but not the awaited ranks.
+      board: None: reports have the waiting time, but not the awaited ranks.
       report_after_s: Seconds after which a waiting collective is reported, and again after each doubling.
       gives_up_after_s: Seconds after which Horovod ends a job with a silent rank, for the message.
-      members: Participating ranks of each collective that not all ranks join, by its name.
+      members: Ranks of each collective that not all ranks run, by its name.
     """
 
     def __init__(
@@ -187,8 +189,8 @@ class Watchdog:
         self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
         self._moment_s = min(_MOMENT_S, report_after_s / 2)
         self._look_every_s = max(min(1.0, report_after_s / 4), size / _RANKS_PER_S)
-        self._tell_every_s = max(report_after_s / 3, 2 * self._look_every_s)
-        self._beat, self._told_at = 0, 0.0
+        self._publish_every_s = max(report_after_s / 3, 2 * self._look_every_s)
+        self._beat, self._published_at = 0, 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # last heartbeat of each rank, and the time when it was new
         self._next_report_s: dict[tuple[str, int], float] = {}  # of reported collectives, by name and call
         self._awake_since = time.monotonic()
@@ -207,7 +209,7 @@ class Watchdog:
             time.sleep(self._look_every_s)
             now = time.monotonic()
             if now - before > max(3 * self._look_every_s, self._report_after_s / 2):
-                self.say(f"it stood still itself for {now - before:.0f} s")
+                self.say(f"this rank itself was stopped for {now - before:.0f} s")
                 self._awake_since = now
             before = now
             self.look()
@@ -215,44 +217,38 @@ class Watchdog:
     def look(self) -> dict[str, Any]:
         """Polls once: publishes this rank's state, reads the summary, and prints due reports. Returns the summary."""
         if self.on_termination is not None and (thrown := termination()) is not None:
-            say_why, self.on_termination = self.on_termination, None  # which looks again
-            say_why(thrown)
+            on_termination, self.on_termination = self.on_termination, None  # the call polls again
+            on_termination(thrown)
         with self._lock:
-            marks = collective_marks()
-            waiting = self._waiting(marks)
-            # When the program ends, a thread of the input pipeline may still wait in a collective that nobody needs.
-            long = [] if self.ended else [wait for wait in waiting if wait[1] > self._moment_s]
-            now = time.monotonic()
-            if self.ended or long or now - self._told_at > self._tell_every_s:
+            marks, now, summary = collective_marks(), time.monotonic(), {}
+            waits = [(m, min(m.begun_ago_s, now - self._awake_since)) for m in marks if m.begun > m.ended]
+            # After the program's end, a thread of the input pipeline may still wait in a collective that is not needed.
+            long = [] if self.ended else sorted((w for w in waits if w[1] > self._moment_s), key=lambda wait: -wait[1])
+            if self.ended or long or now - self._published_at > self._publish_every_s:
                 self._publish(marks, long)
                 summary = self._exchange_summary()
-            else:
-                summary = {}
-            self._report_ends(marks)
+            ended = {mark.name: mark.ended for mark in marks}
+            for name, call in list(self._next_report_s):
+                if ended[name] >= call:
+                    del self._next_report_s[name, call]
+                    self.say(f"it goes on: collective {name!r}, call {call}, has ended")
             if long:
                 self._report(long, summary)
             elif summary:
                 self._report_idle(marks, summary)
             return summary
 
-    def _waiting(self, marks: list[Mark]) -> list[tuple[Mark, float]]:
-        """Unfinished collectives with their waiting times in seconds, longest first."""
-        awake_s = time.monotonic() - self._awake_since
-        found = [(mark, min(mark.begun_ago_s, awake_s)) for mark in marks if mark.begun > mark.ended]
-        return sorted(found, key=lambda wait: -wait[1])
-
     def _publish(self, marks: list[Mark], long: list[tuple[Mark, float]]) -> None:
-        """Publishes this rank's state. `long`: the collectives that have waited for more than a moment."""
+        """Publishes this rank's state. `long`: collectives that wait for more than a moment, with their seconds."""
         everyone = list(range(self._size))
-        last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
-        idle = last is not None and not any(mark.begun > mark.ended for mark in marks)
+        last = _last_of_idle(marks)
         self._beat += 1
-        self._told_at = time.monotonic()
+        self._published_at = time.monotonic()
         self._state = {
             "beat": self._beat,
             "waits": [[m.name, m.ended + 1, list(self._members.get(m.name, everyone))] for m, _ in long],
             "begun": {mark.name: mark.begun for mark in marks},
-            "idle": [last.name, last.ended, last.ended_ago_s] if last is not None and idle else None,
+            "idle": [last.name, last.ended, last.ended_ago_s] if last is not None else None,
             "ended": self.ended,
         }
         if self._board is not None and self._rank != 0:
@@ -263,9 +259,12 @@ class Watchdog:
         if self._board is None:
             return {}
         if self._rank == 0:
-            states = {0: self._state, **self._states_of_others()}
-            summary = summarize(states, self._silent())
-            summary["beat"] = self._beat
+            states = {0: self._state}
+            for rank in range(1, self._size):
+                if (state := self._board.get(f"rank-{rank}")) is not None:
+                    states[rank] = state
+                self._note_beat(rank, state["beat"] if state is not None else 0)
+            summary = {**summarize(states, self._silent()), "beat": self._beat}
             summary["over"] = len(summary["ended"]) == self._size
             self._board.put("summary", summary)
             return summary
@@ -275,21 +274,12 @@ class Watchdog:
             summary["silent"].update({str(rank): seconds for rank, seconds in self._silent().items()})
         return summary
 
-    def _states_of_others(self) -> dict[int, Any]:
-        states = {}
-        for rank in range(1, self._size):
-            state = self._board.get(f"rank-{rank}") if self._board is not None else None
-            if state is not None:
-                states[rank] = state
-            self._note_beat(rank, state["beat"] if state is not None else 0)
-        return states
-
     def _note_beat(self, rank: int, beat: int) -> None:
         if self._seen.get(rank, (None, 0.0))[0] != beat:
             self._seen[rank] = beat, time.monotonic()
 
     def _silent(self) -> dict[int, float]:
-        now, limit = time.monotonic(), self._tell_every_s + 2 * self._look_every_s
+        now, limit = time.monotonic(), self._publish_every_s + 2 * self._look_every_s
         ages = {rank: now - max(at, self._awake_since) for rank, (_, at) in self._seen.items()}
         return {rank: age for rank, age in ages.items() if age > limit}
 
@@ -311,25 +301,20 @@ class Watchdog:
 
     def _report_idle(self, marks: list[Mark], summary: dict[str, Any]) -> None:
         """Reports that others wait for this rank while it is in no collective, for example waiting for its input."""
-        last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
-        if last is None or any(mark.begun > mark.ended for mark in marks) or self.ended:
+        last = _last_of_idle(marks)
+        if last is None or self.ended:
             return
         idle_s = min(last.ended_ago_s, time.monotonic() - self._awake_since)
         if idle_s < self._report_after_s:
             self._idle_report_s = self._report_after_s
-        elif idle_s >= self._idle_report_s and (wanted := keeps_waiting(summary, self._rank)):
+            return
+        awaiting = [wait["name"] for wait in summary["waits"] if str(self._rank) in wait["missing"]]
+        if idle_s >= self._idle_report_s and awaiting:
             self._idle_report_s = 2 * idle_s
             self.say(
-                f"it has been in no collective for {idle_s:.0f} s, while others wait for it in {wanted[0]!r}; its last "
-                f"one was {last.name!r}, call {last.ended}. It may be waiting for its input data."
+                f"it has been in no collective for {idle_s:.0f} s, while others wait for it in {awaiting[0]!r}; its "
+                f"last one was {last.name!r}, call {last.ended}. It may be waiting for its input data."
             )
-
-    def _report_ends(self, marks: list[Mark]) -> None:
-        ended = {mark.name: mark.ended for mark in marks}
-        for name, call in list(self._next_report_s):
-            if ended[name] >= call:
-                del self._next_report_s[name, call]
-                self.say(f"it goes on: collective {name!r}, call {call}, has ended")
 
     def end_at_once(self, reason: str) -> None:
         """Ends this process with exit code 1, because the awaited rank will never arrive."""

@@ -165,7 +165,7 @@ def test_overrides_are_yaml(tmp_path):
         ({"embedding": {"sync_every": 0}}, "embedding.sync_every must be >= 1, got 0"),
         (
             {"embedding": {"sync_every": 3}},
-            "embedding: Topology.sync_every and moment_scale are of the rule 'weight_sync'",
+            "embedding: Topology.sync_every and moment_scale need the rule 'weight_sync'",
         ),
         ({"embedding": {"wire_dtype": "int8"}}, "embedding.wire_dtype must be one of .*, got 'int8'"),
         ({"data": {"source": "netflix"}}, r"data.source must be one of .*, got 'netflix'"),

@@ -69,7 +69,7 @@ def test_one_process_is_no_two_groups_and_tfra_has_one():
             make(Topology(2))
     with pytest.raises(ValueError, match="needs backend='native', and it has 'tfra'"):
         _layer(Topology(2), backend="tfra")
-    with pytest.raises(ValueError, match="wire_dtype must be 'bfloat16', 'float16' or None, got 'int8'"):
+    with pytest.raises(ValueError, match="wire_dtype must be one of .*, got 'int8'"):
         _layer(Topology(), wire_dtype="int8")
 
 

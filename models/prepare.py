@@ -42,12 +42,12 @@ def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Pat
         except Exception as caught:  # The other ranks get the message below, so that none waits forever.
             error = caught
     outcome = (str(folder), None if error is None else f"{type(error).__name__}: {error}")
-    folder, message = fr.collectives.all_gather_object(outcome)[0]
+    name, message = fr.collectives.all_gather_object(outcome)[0]
     if error is not None:
         raise error
     if message is not None:
         raise RuntimeError(f"rank 0 could not prepare the data: {message}")
-    return pathlib.Path(folder)
+    return pathlib.Path(name)
 
 
 def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:

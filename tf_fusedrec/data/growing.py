@@ -97,7 +97,7 @@ class GrowingFolder:
         begin = time.monotonic()
         while True:
             # Rank 0 broadcasts every poll, so no rank waits in a collective for longer than one poll.
-            poll = self._poll(time.monotonic() - begin) if collectives.rank() == 0 else None
+            poll = self._poll(time.monotonic() - begin) if collectives.rank() == 0 else (None, False, None)
             name, has_ended, error = collectives.all_gather_object(poll)[0]
             if error is not None:
                 raise ValueError(error)

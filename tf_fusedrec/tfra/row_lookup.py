@@ -48,7 +48,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
       name: Name of the layer or group.
       shadow: Shadow variable of the layer or group.
       dim: Row size D.
-      layers: Names of the layers whose rows the variable holds. Layer s is segment s.
+      layers: Names of the layers with rows in the variable. Layer s is segment s.
       with_unique: True to remove duplicates before ids travel. The owner always removes them.
       mpi_size: Number of processes that share the rows, or None for all.
     """
@@ -64,15 +64,16 @@ class RowLookup(de.shadow_ops.HvdVariable):
             )
         self._layers = list(layers)
         self._encoding = MergedBits(self._layers)
+        self.id_bits = self._encoding.id_bits  # ids must be in [0, 2^id_bits); 64 admits every key
         self.hashed_ids = False  # True: ids of a group lose the bits that its keys have no room for.
-        self._segment = 0  # The segment of ids that come from upstream's functions.
+        self._segment = 0  # The segment of ids from upstream's functions.
         self._shared = SharedShadow(name, shadow)
         self._counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._layout = RankLayout(Topology())
         params = shadow.params
         by_op = params.partition_fn is default_partition_fn and _owner_of_default(params.key_dtype, self._mpi_size)
         self._partition: routing.Partition = functools.partial(
-            ops.rank_partition, owner="tfra", id_bits=self._encoding.id_bits, segment_names=self._layers
+            ops.rank_partition, owner="tfra", id_bits=self.id_bits, segment_names=self._layers
         )
         if not by_op:
             self._partition = partition_by(params.partition_fn, key_dtype=params.key_dtype, layer_name=name)
@@ -87,17 +88,8 @@ class RowLookup(de.shadow_ops.HvdVariable):
         view._segment = segment
         return view
 
-    @property
-    def id_bits(self) -> int:
-        """Number of id bits: ids must lie in [0, 2^id_bits). 64 admits every key."""
-        return min(self._encoding.id_bits, 63) if len(self._layers) > 1 else 64
-
     def fitting(self, ids: tf.Tensor) -> tf.Tensor:
-        """The ids <key dtype>[n] of a group, checked, or their lowest bits if they are hashes; other ids as they are.
-
-        Raises:
-          InvalidArgumentError: ids that are no hashes lie outside [0, 2^id_bits).
-        """
+        """The ids <key dtype>[n] of a group, checked, or the lowest bits of hashes; other ids as they are."""
         if len(self._layers) == 1:
             return ids
         limit = tf.constant(1 << self.id_bits, tf.int64)
@@ -112,12 +104,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
             return tf.identity(ids)
 
     def rows(self, lookups: Sequence[LookupIds]) -> list[tf.Tensor]:
-        """Returns rows [n, D] of each lookup, by one exchange. All ranks pass the same layers in the same order.
-
-        Raises:
-          ValueError: The layer trains under the Keras policy mixed_float16.
-          InvalidArgumentError: `fitting` refuses the ids.
-        """
+        """Returns rows [n, D] of each lookup, by one exchange. All ranks pass the same layers in the same order."""
         training = de.ModelMode.CURRENT_SETTING == de.ModelMode.TRAIN
         if training and keras.mixed_precision.global_policy().name == "mixed_float16":
             raise ValueError(
@@ -128,18 +115,15 @@ class RowLookup(de.shadow_ops.HvdVariable):
         sizes = [tf.size(lookups[n].ids) for n in by_segment]
         flat = self.fitting(tf.concat([lookups[n].ids for n in by_segment], axis=0))
         look_up = self._local_rows if self._mpi_size == 1 else self._exchanged_rows
-        splits = self._segment_splits([lookups[n].segment for n in by_segment], sizes)
+        segments = [lookups[n].segment for n in by_segment]
+        totals = tf.math.unsorted_segment_sum(tf.stack(sizes), segments, len(self._layers))
+        splits = tf.cast(tf.concat([[0], tf.cumsum(totals)], axis=0), tf.int64)
         parts = tf.split(look_up(flat, splits, training), sizes, num=len(sizes))
         in_order: list[tf.Tensor] = [None] * len(lookups)
         for n, part in zip(by_segment, parts):
             part.set_shape([None, self.embedding_size])
             in_order[n] = part
         return in_order
-
-    def _segment_splits(self, segments: Sequence[int], sizes: Sequence[tf.Tensor]) -> tf.Tensor:
-        counts = [[size for s, size in zip(segments, sizes) if s == segment] for segment in range(len(self._layers))]
-        totals = [tf.add_n(of_segment) if of_segment else tf.constant(0) for of_segment in counts]
-        return tf.cast(tf.concat([[0], tf.cumsum(tf.stack(totals))], axis=0), tf.int64)
 
     def _local_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
         """Looks up in this process, by operations of TensorFlow and TFRA only, so that exports need no other op."""
@@ -148,57 +132,55 @@ class RowLookup(de.shadow_ops.HvdVariable):
         keys, index = tf.unique(ids)
         if not training:
             return tf.gather(self.shadow.params.lookup(keys), index)
-        read, row_of_key, still_held = self._shared.rows(keys)
-        index = tf.gather(row_of_key, index)
-
-        @tf.custom_gradient
-        def answer(read: tf.Tensor):
-            def backward(grads: tf.Tensor) -> tf.IndexedSlices:
-                with outside_clusters(f"Layer {self.name!r}"), tf.control_dependencies(still_held()):
-                    return tf.IndexedSlices(tf.identity(grads), index, tf.shape(read))
-
-            return tf.gather(read, index), backward
-
-        return answer(read)
+        return self._trained_rows(keys, index, tf.gather, lambda grads: grads)
 
     def _exchanged_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
-        route = self._route(tf.cast(ids, tf.int64), splits)
+        ids = tf.cast(ids, tf.int64)
+        unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
+        if self.with_unique:
+            unique = ops.segment_unique(ids, splits)
+        outgoing = routing.Outgoing(f"{self.name}.{self._number()}", unique, self._partition, len(self._layers))
+        route = routing.send_ids([outgoing], self._layout)[0]
         received = ops.unpack_message(*route.request, num_segments=len(self._layers))
         distinct = ops.segment_unique(received.ids, received.segment_splits)
         keys = self._encoding.encode(distinct.ids, self._segments(distinct.splits))
         keys = tf.cast(keys, self.shadow.params.key_dtype)
         position = tf.gather(distinct.inverse, received.position)
+
+        def send(rows: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+            rows = routing.return_rows(route, _recover(rows, position, pad=True), self._layout, wire=None)
+            return _recover(rows, route.index)
+
+        def send_gradients(grads: tf.Tensor) -> tf.Tensor:
+            sums = _recover_grad(grads, route.index, route.num_unique)
+            return routing.send_gradients(route, [sums], self._layout, None)
+
         if not training:
-            rows = _recover(self.shadow.params.lookup(keys), position, pad=True)
-            return _recover(self._return_rows(route, rows), route.index)
-        read, row_of_key, still_held = self._shared.rows(keys)
-        position = tf.gather(row_of_key, position)
+            return send(self.shadow.params.lookup(keys), position)
+        return self._trained_rows(keys, position, send, send_gradients)
+
+    def _trained_rows(
+        self,
+        keys: tf.Tensor,
+        index: tf.Tensor,
+        send: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        send_gradients: Callable[[tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Rows of distinct keys at `index`, sent to their requesters. Their gradients train the shadow variable."""
+        rows, row_of_key, still_held = self._shared.rows(keys)
+        index = tf.gather(row_of_key, index)
 
         @tf.custom_gradient
-        def answer(read: tf.Tensor):
+        def answer(rows: tf.Tensor):
             def backward(grads: tf.Tensor) -> tf.IndexedSlices:
                 with outside_clusters(f"Layer {self.name!r}"):
                     with tf.control_dependencies(still_held()):
                         grads = tf.identity(grads)
-                    summed = _recover_grad(grads, route.index, route.num_unique)
-                    received = routing.send_gradients(route, [summed], self._layout, None)
-                    return tf.IndexedSlices(received, position, tf.shape(read))
+                    return tf.IndexedSlices(send_gradients(grads), index, tf.shape(rows))
 
-            arrived = self._return_rows(route, _recover(read, position, pad=True))
-            return _recover(arrived, route.index), backward
+            return send(rows, index), backward
 
-        return answer(read)
-
-    def _return_rows(self, route: routing.Route, rows: tf.Tensor) -> tf.Tensor:
-        return routing.return_rows(route, rows, self._layout, wire=None)
-
-    def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> routing.Route:
-        unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
-        if self.with_unique:
-            unique = ops.segment_unique(ids, splits)
-        name = f"{self.name}.{self._number()}"
-        outgoing = routing.Outgoing(name, unique, self._partition, len(self._layers))
-        return routing.send_ids([outgoing], self._layout)[0]
+        return answer(rows)
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])
@@ -291,7 +273,7 @@ class SharedShadow:
         Returns:
           rows: [W', D], all rows of the step so far, W' >= W.
           position: <int32>[W], index of each key's row in `rows`.
-          still_held: Function that returns checks that the shadow still holds these keys. A gradient waits for them.
+          still_held: Function that returns checks that the shadow still has these keys. A gradient waits for them.
         """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = None if graph is None else self._keys.get(graph)

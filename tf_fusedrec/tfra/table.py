@@ -40,7 +40,7 @@ _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
 
 
-class Found(NamedTuple):
+class TfraRows(NamedTuple):
     """The result of a lookup, with all that the update needs."""
 
     rows: tf.Tensor  # [P, D], row of each id in the order received; P >= V, zeros after V
@@ -53,13 +53,7 @@ class Found(NamedTuple):
     slots: tf.Tensor  # [W, k * D]
 
 
-def _unique_name(name: str) -> str:
-    """Numbers `name` from its second use on, because in TFRA variables of one name silently share a table."""
-    _names_in_use[name] += 1
-    return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
-
-
-def _joined(parts: Sequence[Found], sums: Sequence[tf.Tensor]) -> tuple[Found, tf.Tensor]:
+def _joined(parts: Sequence[TfraRows], sums: Sequence[tf.Tensor]) -> tuple[TfraRows, tf.Tensor]:
     """The rows of several lookups with the sums of their gradients [W, D], each row once."""
     if len(parts) == 1:
         return parts[0], sums[0]
@@ -96,7 +90,8 @@ class TfraTable(Table):
         self._seeds = [table_seed(seed, table.name) for table in tables]
         self._encoding = make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
-        name = _unique_name(name)
+        _names_in_use[name] += 1  # In TFRA, variables of one name silently share a table.
+        name = name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
         self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
@@ -124,22 +119,22 @@ class TfraTable(Table):
             "'tfra'."
         )
 
-    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> Found:
+    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> TfraRows:
         """Finds rows and inserts none. The update inserts them, as in TFRA."""
         return self._look_up(request, initial=True)
 
     def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
         return self._look_up(request, initial=as_training or self._unknown == "initial").rows
 
-    def _look_up(self, request: Message, *, initial: bool) -> Found:
+    def _look_up(self, request: Message, *, initial: bool) -> TfraRows:
         received = ops.unpack_message(*request, num_segments=len(self.names))
         ids, splits, inverse = ops.segment_unique(received.ids, received.segment_splits)
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
         merged = self._encoding.encode(ids, segments)
         default = tf.constant(self._default, self._dtype)
-        found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
-        found.set_shape([None, default.shape[1]])
-        rows, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros for a missing row
+        stored, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
+        stored.set_shape([None, default.shape[1]])
+        rows, slots = tf.split(stored, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros for a missing row
         if initial:
             rows = ops.initial_rows(
                 rows,
@@ -152,29 +147,26 @@ class TfraTable(Table):
                 b=self._initializer.b,
             )
         position = tf.gather(inverse, received.position)
-        return Found(
+        return TfraRows(
             rows=ops.recover(rows, position, pad=True), position=position, ids=ids, segments=segments, keys=merged,
             exists=exists, distinct=rows, slots=slots,
         )  # fmt: skip
 
     def update(
-        self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+        self, parts: Sequence[tuple[TfraRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
     ) -> None:
         """Trains the rows of the lookups, and inserts the new ones."""
         with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
             sums = [
-                ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
-                for found, grads in parts
+                ops.recover_grad(grads, part.position, tf.size(part.keys, out_type=tf.int64)) for part, grads in parts
             ]
-            self._train(*_joined([found for found, _ in parts], sums), scale)
-
-    def _train(self, found: Found, summed: tf.Tensor, scale: float) -> None:
-        summed *= tf.cast(scale, summed.dtype)
-        self.variable.upsert(found.keys, self._trainer.train(found.distinct, found.slots, summed))
-        if self._reverse is not None:
-            new = tf.logical_not(found.exists)
-            names = tf.stack([found.segments, found.ids], axis=1)
-            self._reverse.upsert(tf.boolean_mask(found.keys, new), tf.boolean_mask(names, new))
+            rows, summed = _joined([part for part, _ in parts], sums)
+            summed *= tf.cast(scale, summed.dtype)
+            self.variable.upsert(rows.keys, self._trainer.train(rows.distinct, rows.slots, summed))
+            if self._reverse is not None:
+                is_new = tf.logical_not(rows.exists)
+                names = tf.stack([rows.segments, rows.ids], axis=1)
+                self._reverse.upsert(tf.boolean_mask(rows.keys, is_new), tf.boolean_mask(names, is_new))
 
     def spec(self, name: str) -> dict[str, Any]:
         return {
@@ -247,15 +239,12 @@ class TfraTable(Table):
     def _stored(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """ids <int64>[n] of one table and their rows and slots, [n, (1 + k) * D], in no order."""
         merged, values = (t.numpy() for t in self.variable.export())
-        ids, segments = self._ids_of(merged)
+        if isinstance(self._encoding, MergedBits):
+            ids, segments = self._encoding.decode(merged)
+        else:
+            segments, ids = self._reverse.lookup(tf.constant(merged)).numpy().T
         places = segments == self.names.index(name)
         return ids[places], values[places]
-
-    def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(self._encoding, MergedBits):
-            return self._encoding.decode(merged)
-        pairs = self._reverse.lookup(tf.constant(merged)).numpy()
-        return pairs[:, 1], pairs[:, 0]
 
 
 class RowOptimizer:

@@ -18,10 +18,10 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, SUMMED_FIELDS, TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
 from tf_fusedrec.tables import places
+from tf_fusedrec.tables.records import numbers, pack_clock, put_numbers, unpack_clock
 from tf_fusedrec.tables.table import LeftOutRows, Message, Table
 
 _BATCH = 1 << 18  # rows per call when rows are restored
-_VERSION_SHIFT = 32  # of `clock`
 
 
 class NativeTable(Table):
@@ -287,7 +287,7 @@ class NativeTable(Table):
         if section == "candidates":
             ids, counts = ops.table_candidates(self._handle, segment)
             return ids.numpy(), counts.numpy().astype(dtype["count"]).view(dtype)
-        ids, handles = ops.table_keys(self._handle, segment, since=_counters(since or 0))
+        ids, handles = ops.table_keys(self._handle, segment, since=unpack_clock(since or 0)[::-1])
         # The memory of the op's own answer: .numpy() would copy it once more.
         records = np.asarray(memoryview(ops.table_read_records(self._handle, handles))).view(dtype)[:, 0]
         ids = ids.numpy()
@@ -297,10 +297,10 @@ class NativeTable(Table):
     def sample(self, name: str, most: int, *, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns up to `most` rows [n, D] of a table that were looked up since a `clock`, and their initial rows."""
         segment = self.names.index(name)
-        ids, handles = (x.numpy() for x in ops.table_keys(self._handle, segment, since=_counters(since)))
+        ids, handles = (x.numpy() for x in ops.table_keys(self._handle, segment, since=unpack_clock(since)[::-1]))
         chosen = np.random.default_rng(0).permutation(len(ids))[:most]
         read = ops.table_read_records(self._handle, tf.constant(handles[chosen]))
-        rows = _as_numbers(np.asarray(memoryview(read)).view(self.record_dtype("rows"))[:, 0]["row"])
+        rows = numbers(np.asarray(memoryview(read)).view(self.record_dtype("rows"))[:, 0]["row"])
         with tf.device("cpu"):
             initial = ops.initial_rows(
                 tf.zeros([len(chosen), self._dim], self._stored_dtype), tf.zeros([len(chosen)], tf.bool),
@@ -325,9 +325,7 @@ class NativeTable(Table):
     def new_records(self, name: str, n: int) -> np.ndarray:
         records = np.zeros(n, self.record_dtype("rows"))
         for slot, start in self._rule.slot_starts.items():
-            narrow = records.dtype[slot].base == np.dtype("<u2")
-            bits = np.array(start, tf.bfloat16.as_numpy_dtype).view(np.uint16)
-            records[slot] = bits if narrow else start
+            put_numbers(records, slot, start)
         return records
 
     def tombstones(self, name: str) -> np.ndarray:
@@ -341,23 +339,13 @@ class NativeTable(Table):
     def clock(self) -> int:
         """The table's counters in one number that only grows: version (number of changes) and training lookups."""
         lookups, version = ops.table_clock(self._handle).numpy().tolist()
-        return version << _VERSION_SHIFT | lookups
+        return pack_clock(version, lookups)
 
     @clock.setter
     def clock(self, value: int) -> None:
-        ops.table_set_clock(self._handle, tf.constant(_counters(value), tf.int64))
+        ops.table_set_clock(self._handle, tf.constant(unpack_clock(value)[::-1], tf.int64))
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, records = self.snapshot(name)
         order = np.argsort(ids)
-        return ids[order], _as_numbers(records["row"])[order].astype(self._dtype.as_numpy_dtype)
-
-
-def _counters(clock: int) -> list[int]:
-    """Returns the training lookups and the version of a `clock`."""
-    return [clock & ((1 << _VERSION_SHIFT) - 1), clock >> _VERSION_SHIFT]
-
-
-def _as_numbers(rows: np.ndarray) -> np.ndarray:
-    """The rows of records, where bfloat16 travels as its bits."""
-    return np.ascontiguousarray(rows).view(tf.bfloat16.as_numpy_dtype) if rows.dtype == np.uint16 else rows
+        return ids[order], numbers(records["row"])[order].astype(self._dtype.as_numpy_dtype)

@@ -115,7 +115,7 @@ class TableReader:
             beyond = ids[(ids < 0) | (ids >> min(self._id_bits, 63) > 0)]
             if beyond.size:
                 raise ValueError(
-                    f"ids of table {self._name!r} must be in [0, 2^{self._id_bits}) with key_encoding='bits', got "
+                    f"ids of table {self._name!r} must lie in [0, 2^{self._id_bits}) with key_encoding='bits', got "
                     f"{beyond[0]} in {file.path}. Use key_encoding='hash'."
                 )
 

@@ -18,7 +18,7 @@ from collections.abc import Container, Sequence
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import LIMIT_FIELDS, SUMMED_FIELDS, FeatureConfig, TableConfig
-from tf_fusedrec.embedding.features import FlatFeature, placing_ids
+from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange import gradient_sync, routing
@@ -107,7 +107,13 @@ class TableGroup:
     def __init__(self, layer_name: str, config: GroupConfig, options: LayerOptions, layout: RankLayout):
         self.prefix = f"{layer_name}.{config.name}"  # of collectives' names, the same on all ranks
         self.config, self.layout = config, layout
+        # True if the micro-batches of a batch share rows. It would save nothing where nothing travels.
+        self.shares_rows = layout.group.size > 1 or layout.shares_gradients
         self.dtype = tf.as_dtype(config.tables[0].dtype)
+        self.output_dtype = {f.name: f.output_dtype or self.dtype.name for f in config.features}  # by feature
+        # The output dtypes of the group's features, the table's own dtype first.
+        dtypes = set(self.output_dtype.values())
+        self.output_dtypes = sorted(dtypes, key=lambda dtype: (dtype != self.dtype.name, dtype))
         self.table = self._make_table(f"{layer_name}/{config.name}", options)
         # A gradient whose lookup is older than the last update would overwrite it with old rows.
         self.updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/updates")
@@ -116,7 +122,8 @@ class TableGroup:
         self.traffic = tf.Variable(
             [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/traffic"
         )
-        self._layer_name = layer_name
+        self._layer_name, self._partition = layer_name, self.table.partition
+        self._segment_of = {f.name: segment for f, segment in zip(config.features, config.segments)}
         self._wire = None if options.wire_dtype is None else tf.as_dtype(options.wire_dtype)
         self._gradient_scale = 1.0 / layout.loss_ranks.size if options.gradient_op == "average" else 1.0
         self._replica = None
@@ -158,31 +165,16 @@ class TableGroup:
 
     def fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
         """The ids of features as one flat tensor, grouped by table."""
-        segment_of = {f.name: segment for f, segment in zip(self.config.features, self.config.segments)}
         with self.id_device():
             return ops.fuse_ids(
                 [feature.ids for feature in features],
                 {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
-                segments=[segment_of[feature.config.name] for feature in features],
+                segments=[self._segment_of[feature.config.name] for feature in features],
                 num_segments=len(self.config.tables),
                 feature_names=[feature.config.name for feature in features],
                 bag_sizes=[feature.bag_size for feature in features],
                 combiners=[feature.config.combiner or "sum" for feature in features],
             )
-
-    def output_dtype(self, feature: FeatureConfig) -> str:
-        return feature.output_dtype or self.dtype.name
-
-    @property
-    def output_dtypes(self) -> list[str]:
-        """The output dtypes of the group's features, the table's own dtype first."""
-        dtypes = {self.output_dtype(feature) for feature in self.config.features}
-        return sorted(dtypes, key=lambda dtype: (dtype != self.dtype.name, dtype))
-
-    @property
-    def shares_rows(self) -> bool:
-        """True if the micro-batches of a batch share rows. It would save nothing where nothing travels."""
-        return self.layout.group.size > 1 or self.layout.shares_gradients
 
     def ids_stay(self, is_pooled: bool) -> bool:
         """True if ids, rows and gradients stay on this rank, duplicates included: the table removes them.
@@ -193,11 +185,11 @@ class TableGroup:
 
     def outgoing(self, fused: ops.FusedIds, name: str, window: str = "") -> Outgoing:
         unique = ops.segment_unique(fused.ids, fused.segment_splits)
-        return Outgoing(name, unique, self.table.partition, len(self.config.tables), window)
+        return Outgoing(name, unique, self._partition, len(self.config.tables), window)
 
     def id_device(self) -> contextlib.AbstractContextManager:
         """Ops on ids run in host memory if the ids of this group travel there."""
-        return placing_ids([self.table])
+        return tf.device("/CPU:0") if self.table.ids_on_host else contextlib.nullcontext()
 
     def count_traffic(self, fused: ops.FusedIds, route: Route, output_dtype: str) -> None:
         dtypes = [self.dtype, tf.as_dtype(output_dtype), *([] if self._wire is None else [self._wire])]
@@ -262,7 +254,9 @@ class TableGroup:
         with tf.control_dependencies([*checks, *gradients]):
             if left_out is not None:
                 for (route, _, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
-                    self._left_out.note(*route.trained, inverse, grads, numbers, left_out.update)
+                    noted = [*route.trained, inverse, grads, numbers, left_out.update]
+                    # An update without such rows costs no work.
+                    tf.cond(tf.size(numbers) > 0, lambda: self._left_out.note(*noted), lambda: tf.constant(False))  # noqa: B023
             self.updates.assign_add(1)
             if self._replica is not None:
                 self._replica.note_update([route.request for route, _, _ in parts], begun)

@@ -227,7 +227,7 @@ class _TrainingCalls:
         for step, gradients in calls:
             joined.update({offset + i: gradients[i] for i in sorted(gradients)})
             offset += len(step.lookups)
-        return Step.joined(step for step, _ in calls), joined
+        return Step.joined([step for step, _ in calls]), joined
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")

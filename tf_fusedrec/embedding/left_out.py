@@ -38,8 +38,8 @@ class LeftOut:
         grads: tf.Tensor,
         left_out: tf.Tensor,
         update: tf.Tensor,
-    ) -> None:
-        """Adds the left out rows of one update. An update without such rows costs no work. Not collective.
+    ) -> tf.Tensor:
+        """Adds the left out rows of one update. Returns True. Not collective.
 
         Args:
           message: <int64>[V + R * S] of the lookup, see ops.table_lookup.
@@ -49,13 +49,9 @@ class LeftOut:
           left_out: <int32>[k], numbers of rows as in `inverse`.
           update: <int64>[], number of the update.
         """
-
-        def tell() -> tf.Tensor:
-            told = [message, splits, inverse, grads, left_out, update]
-            with tf.control_dependencies([tf.numpy_function(self._tell, told, [], stateful=True)]):
-                return tf.constant(True)
-
-        tf.cond(tf.size(left_out) > 0, tell, lambda: tf.constant(False))
+        arguments = [message, splits, inverse, grads, left_out, update]
+        with tf.control_dependencies([tf.numpy_function(self._tell, arguments, [], stateful=True)]):
+            return tf.constant(True)
 
     def _tell(
         self,

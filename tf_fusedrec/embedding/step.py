@@ -48,7 +48,7 @@ def lookups_of(
     """The lookups of features of one group: one per output dtype, the table's own dtype first."""
     lookups = []
     for dtype in group.output_dtypes:
-        chosen = [feature for feature in features if group.output_dtype(feature.config) == dtype]
+        chosen = [feature for feature in features if group.output_dtype[feature.config.name] == dtype]
         if chosen:
             names, is_pooled = tuple(feature.config.name for feature in chosen), any(f.bag_size != 1 for f in chosen)
             trains = training and group.config.trains
@@ -61,6 +61,8 @@ def _outside_clusters(verb: Callable) -> Callable:
 
     @functools.wraps(verb)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return verb(*args, **kwargs)
         with outside_clusters("A lookup or an update of tables"):
             return verb(*args, **kwargs)
 

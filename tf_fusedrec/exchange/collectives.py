@@ -92,10 +92,10 @@ class Ranks:
 
     members: tuple[int, ...]  # ascending
     index: int  # of this process among them
+    size: int = dataclasses.field(init=False)
 
-    @property
-    def size(self) -> int:
-        return len(self.members)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.members))
 
 
 def launched_size() -> int:

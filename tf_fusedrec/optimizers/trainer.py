@@ -28,13 +28,14 @@ class Trainer:
     iterations: tf.Variable
     _name: str
     _rate: Any
+    _rate_scale: float
 
     def __init__(self, rule: Rule, name: str):
         rate = rule.learning_rate
         if not isinstance(rate, Schedule):
             rate = tf.Variable(rate, dtype=tf.float32, trainable=False, name=f"{name}/learning_rate")
         iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/iterations")
-        self.__dict__.update(rule=rule, iterations=iterations, _name=name, _rate=rate)
+        self.__dict__.update(rule=rule, iterations=iterations, _name=name, _rate=rate, _rate_scale=rule.rate_scale)
 
     @property
     def learning_rate(self) -> tf.Variable | tf.Tensor:
@@ -66,7 +67,7 @@ class Trainer:
         """Returns the next update's learning rate <float32>[] for the op and its number <int64>[], counted from 1."""
         done = self.iterations.read_value()
         rate = self._scheduled_rate(done) if isinstance(self._rate, Schedule) else self._rate.read_value()
-        return rate * self.rule.rate_scale, done + 1
+        return rate * self._rate_scale, done + 1
 
     def count(self) -> None:
         """Counts one update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -55,11 +56,10 @@ class Table(abc.ABC):
     records_tombstones = False
     clock = 0
 
-    def partition(self, ids: tf.Tensor, splits: tf.Tensor, /, *, num_ranks: int) -> ops.RankedIds:
-        """Arranges unique ids <int64>[U] with splits <int64>[S+1] by their owners."""
-        return ops.rank_partition(
-            ids, splits, num_ranks=num_ranks, owner=self.owner, id_bits=self.id_bits, segment_names=self.names
-        )
+    @property
+    def partition(self) -> Callable[..., ops.RankedIds]:
+        """ops.rank_partition for the owners of these tables."""
+        return functools.partial(ops.rank_partition, owner=self.owner, id_bits=self.id_bits, segment_names=self.names)
 
     @abc.abstractmethod
     def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> Any:

@@ -1,7 +1,7 @@
 """Inputs of FusedEmbedding: ids of every accepted form become flat ids, and rows get that form again.
 
 Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B, L]; int32 or int64 ids. The indices of
-a SparseTensor come in any order, and are sorted first. Weights and masks must have the rows of their ids. Padding (a
+a SparseTensor may have any order, and are sorted first. Weights and masks must have the rows of their ids. Padding (a
 padding_id, or a mask that is False) is removed before anything else sees the ids.
 """
 
@@ -103,7 +103,7 @@ def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFe
       table: The feature's table.
 
     Raises:
-      ValueError: ids are not integers, the rank does not suit the combiner, or weights came without a combiner.
+      ValueError: ids are not integers, the rank does not suit the combiner, or there are weights without a combiner.
       InvalidArgumentError: at run time, or before it where the shapes show it: weights or mask have other rows than the
         ids; indices of a SparseTensor are outside of its shape, or occur twice.
     """
@@ -254,7 +254,7 @@ def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _without_padding(feature: FlatFeature, kept: tf.Tensor, *, pooled: bool) -> FlatFeature:
-    """The feature without the ids whose `kept` <bool>[m] is False."""
+    """The feature without the ids where `kept` <bool>[m] is False."""
     places = tf.where(kept)[:, 0]
     # before[i] counts the kept ids among the first i, so it maps a bound among all ids to a bound among kept ids.
     before = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(tf.cast(kept, tf.int64))], 0)
@@ -355,9 +355,9 @@ def _of_same_rows(flat: tf.Tensor, message: str, other, form) -> tf.Tensor:
     for got, wanted in pairs:
         both = tf.minimum(tf.size(got), tf.size(wanted))  # Vectors of other sizes cannot be compared.
         same &= (tf.size(got) == tf.size(wanted)) & tf.reduce_all(got[:both] == wanted[:both])
-    came = [theirs[0], ours[0]] if theirs else [rows, tf.size(ours[0]) - 1]
+    counts = [theirs[0], ours[0]] if theirs else [rows, tf.size(ours[0]) - 1]
     words = [message, "Got and want row_splits:" if theirs else "Got and want samples:"]
-    with tf.control_dependencies([tf.debugging.Assert(same, [*words, *(tf.cast(x, tf.int32) for x in came)])]):
+    with tf.control_dependencies([tf.debugging.Assert(same, [*words, *(tf.cast(x, tf.int32) for x in counts)])]):
         return tf.identity(flat)
 
 
@@ -370,7 +370,7 @@ def restore_form(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor | tf.Ragged
 
     Returns:
       combiner None: dense [B, ..., D]; RaggedTensor [B, (L), D] for ragged and sparse features; zeros at padding.
-      else: [B, D]; a sample without ids, or of padding alone, has zeros.
+      else: [B, D]; a sample without ids, or with padding only, has zeros.
     """
     form = feature.form
     if feature.pooled_by_lookup:

@@ -115,7 +115,7 @@ class TableGroup:
         dtypes = set(self.output_dtype.values())
         self.output_dtypes = sorted(dtypes, key=lambda dtype: (dtype != self.dtype.name, dtype))
         self.table = self._make_table(f"{layer_name}/{config.name}", options)
-        # A gradient whose lookup is older than the last update would overwrite it with old rows.
+        # A gradient of a lookup before the last update would overwrite it with old rows.
         self.updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/updates")
         # <int64>[3] of training lookups that leave their rank: requested ids, sent ids, bytes of ids, rows and
         # gradients to other ranks.

@@ -39,7 +39,7 @@ _GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# The layer that each name stands for in a graph. Names of layers are names of collectives.
+# The layer of each name in a graph. Names of layers are names of collectives.
 _callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.WeakKeyDictionary()
 
 
@@ -142,7 +142,7 @@ class _Hidden:
 
 
 class _TrainingCalls:
-    """The training calls of a layer in one graph, or in eager mode, whose gradients come from one tape.
+    """The training calls of a layer in one graph, or in eager mode, with gradients from one tape.
 
     Args:
       anchor: <float32>[], the layer's anchor.
@@ -156,7 +156,7 @@ class _TrainingCalls:
     def __init__(self, anchor: tf.Tensor, hooks: CallHooks):
         self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
         self._number = itertools.count()
-        self._joined: tf.Tensor | None  # None: the gradients have come
+        self._joined: tf.Tensor | None  # None: the gradients have arrived
         # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
         # one graph in several other graphs.
         self._received: dict[tf.Graph, dict[int, tuple[Step, dict[int, tf.Tensor]]]] = {}
@@ -189,7 +189,7 @@ class _TrainingCalls:
         self._joined = join(anchor)
 
     def takes_calls(self) -> bool:
-        """Returns whether the gradients of a call that is made now come together with the gradients of this step."""
+        """Returns whether a call made now and this step get their gradients from the same tape."""
         if self._joined is None:
             return False
         recorded = recorded_by_tape(self._joined)
@@ -236,7 +236,7 @@ class FusedEmbedding(keras.layers.Layer):
 
     Tables of equal spec (dim, dtype, initializer, optimizer) form a group, in which each keeps its own limits. K groups
     make 2K + 1 all-to-alls in a training step: one for all ids, two for rows and gradients of each group. Tables grow
-    as ids come.
+    as ids occur.
 
     The layer has one trainable weight, a scalar anchor. Its gradient sends the gradients of rows to their owners, whose
     optimizer updates the rows. So the layer trains in `model.fit` and in any custom loop, and `layer.trainable = False`
@@ -255,10 +255,10 @@ class FusedEmbedding(keras.layers.Layer):
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer averages dense gradients, or "sum", as TFRA does.
         The topology rule "weight_sync" averages or sums over the ranks of a group.
       backend: Storage of rows: "native", this project's hash table, or "tfra", a de.Variable.
-      accumulate_steps: Number of steps whose gradients make one update, as one large batch would (MTGRBoost, section
+      accumulate_steps: Number of steps that make one update, as one large batch would (MTGRBoost, section
         5.2). The update takes their mean with gradient_op "average", else their sum. Dense weights of a PipelinedModel
-        wait as long. A checkpoint holds no waiting gradients: save after a multiple. "native" only.
-      lookups_per_update: Number of steps whose lookups come before the update of the first: 2 under
+        wait as long. A checkpoint has no waiting gradients: save after a multiple. "native" only.
+      lookups_per_update: Number of steps with lookups before the update of the first: 2 under
         schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
         It has no effect on tables without eviction, ttl, hot_after and memory_budget.
       topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
@@ -290,7 +290,7 @@ class FusedEmbedding(keras.layers.Layer):
       InvalidArgumentError (at run time): wrong row_splits, weights or masks of other rows than the ids, indices outside
         of a SparseTensor or doubled, ids that do not fit "bits", or two updates from one step.
       ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
-      FailedPreconditionError (at run time): a later training lookup has moved rows whose gradients come only now.
+      FailedPreconditionError (at run time): a later training lookup has moved rows before their gradients arrived.
     """
 
     def __init__(
@@ -386,11 +386,11 @@ class FusedEmbedding(keras.layers.Layer):
             self._hidden.hooks = hooks.before
 
     def loss_scaled_by(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
-        """For training steps whose loss is scaled: divides gradients of rows by the scale that `optimizer` has then.
+        """For training steps with a scaled loss: divides gradients of rows by the scale that `optimizer` has then.
 
         If one of them is not finite on any rank, no row of its group is trained. The layer's anchor then gets a
         gradient that is not finite. The optimizer sees it, skips its step, and lowers the scale. The calls and the
-        gradient must be inside. PipelinedModel enters this context by itself.
+        gradient must be inside. PipelinedModel enters this context automatically.
 
         Args:
           optimizer: A keras.mixed_precision.LossScaleOptimizer.
@@ -424,7 +424,7 @@ class FusedEmbedding(keras.layers.Layer):
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
         features = self.flat_features(inputs, weights, mask)
         calls = self._training_calls() if training else None
-        # Ids leave after the anchor's check: a rank whose check fails would leave the others waiting for its ids.
+        # Ids leave after the anchor's check: a rank that fails the check would leave the others waiting for its ids.
         with tf.control_dependencies([] if calls is None else [calls.anchor]):
             step, rows = self.hooks.rows(self, features, training=training)
         rows = [tf.stop_gradient(part) for part in rows] if calls is None else calls.trained(step, rows)
@@ -475,7 +475,7 @@ class FusedEmbedding(keras.layers.Layer):
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
         """Starts to read the rows of a coming batch from disk, for tables with a memory_budget. Collective.
 
-        It changes no row, so it may come any number of steps ahead, or never. See tf_fusedrec.data.lookahead.
+        It changes no row, so it may run any number of steps ahead, or never. See tf_fusedrec.data.lookahead.
 
         Args:
           inputs: Inputs of a call. They may hold a subset of the features.
@@ -497,7 +497,7 @@ class FusedEmbedding(keras.layers.Layer):
             lookup.synchronize()
 
     def check_deferrable(self, steps: int) -> None:
-        """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
+        """Raises ValueError unless the lookups of `steps` steps may precede the update of the first."""
         for group in self.lookups:
             group.table.check_deferrable(steps)
 
@@ -553,12 +553,12 @@ class FusedEmbedding(keras.layers.Layer):
         return describe.describe(self.name, self._hidden, all_ranks=all_ranks)
 
     def count_params(self) -> int:
-        """The number of weights in the rows of this rank, without slots. It changes as ids come and leave."""
+        """The number of weights in the rows of this rank, without slots. Lookups and evictions change it."""
         tables = [(group.config.tables[0].dim, group.table) for group in self._hidden.groups]
         return sum(dim * table.size(name) for dim, table in tables for name in table.names)
 
     def export_table(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """ids <int64>[n], ascending, and rows [n, D] of one table that this rank holds. Eager, not collective."""
+        """ids <int64>[n], ascending, and rows [n, D] of one table on this rank. Eager, not collective."""
         tables = {name: group.table for group in self._hidden.groups for name in group.table.names}
         if name not in tables:
             raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
@@ -568,7 +568,7 @@ class FusedEmbedding(keras.layers.Layer):
         """Removes the rows of these ids, with slots and counters, from all ranks and replicas. Eager and collective.
 
         Delta checkpoints and delta exports tell the removed ids. Earlier checkpoints and exports still hold their rows.
-        An id that comes again begins with its initial row. Rows that a schedule has looked up ahead cannot be trained
+        An id that occurs again begins with its initial row. Rows that a schedule has looked up ahead cannot be trained
         afterwards: call it outside of fit.
 
         Args:
@@ -609,7 +609,7 @@ class FusedEmbedding(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FusedEmbedding:
-        """A layer of the same tables and features, with no rows. Rows come back with tf_fusedrec.checkpoint.load."""
+        """A layer of the same tables and features, with no rows. tf_fusedrec.checkpoint.load restores rows."""
         config = dict(config)
         config.pop("dtype", None)
         config["tables"] = [TableConfig.from_dict(table) for table in config["tables"]]

@@ -1,18 +1,18 @@
 """The rule weight_sync: replicas of a shard train apart, and become their mean every few steps.
 
-    w = (w_1 + ... + w_M) / M = w_sync + (sum of changes since the last synchronisation) / M,   moments likewise
+    w = (w_1 + ... + w_M) / M = w_sync + (sum of changes since the last synchronisation) / M,   moments too
 
 (2D-SP, Algorithm 1, lines 9 and 10). Only rows that a replica has trained since then travel: all others are equal. An
 id without a row in a replica counts as its initial row, and gets a row there. A row that left one replica leaves all,
 unless another one has trained it since. Afterwards replicas are equal bit by bit, and every counter for eviction is the
-largest among the replicas that have trained the row since. A lookup whose gradients are still to come, as under
-SemiAsync, is no part of that: it counts on its own replica at most, until the average behind its update, and keeps
+largest among the replicas that have trained the row since. A lookup that waits for its gradients, as under
+SemiAsync, is no part of that: it counts on its own replica at most, until the average after its update, and keeps
 its rows there.
 
-With Topology.average_late, the mean of the rows behind update t is merged behind update t + 1. It travels while batch
+With Topology.average_late, the mean of the rows after update t is merged after update t + 1. It travels while batch
 t + 1 computes:
 
-    step t + 1    lookup ─▶ rows behind update t: ids, mean over replicas ────────────────┐
+    step t + 1    lookup ─▶ rows after update t: ids, mean over replicas ─────────────────┐
                        └──▶ forward, backward ─▶ gradients ─▶ update t + 1 ─▶ merge ◀──────┘
 
     w = mean of all w_r(t) + (w_own(t + 1) - w_own(t))
@@ -20,7 +20,7 @@ t + 1 computes:
 So every row of a replica is the common mean and the replica's own last change, which the next mean divides among all.
 Rows without such a change are equal bit by bit. A second moment that decays (Adam's v) gets at least the smaller of the
 mean and its own number, because a decay of a large number must not make a small mean negative. A row that leaves by the
-mean stays if the replica has looked it up since. Nothing of a mean outlives its step, so that a step that begins behind
+mean stays if the replica has looked it up since. Nothing of a mean outlives its step, so that a step that begins after
 `average` or a checkpoint misses nothing. After a step that failed, go on from a checkpoint.
 """
 
@@ -49,7 +49,7 @@ class Unequal(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A mean that is merged behind the next update."""
+    """A mean that is merged after the next update."""
 
     due: tf.Tensor  # <bool>[]; False: there is none
     unequal: Unequal
@@ -69,7 +69,7 @@ class Replica:
         self._table, self._layout, self._name = table, layout, name
 
     def begin(self) -> Begun | None:
-        """Before an update: begins the mean of the rows behind the last one, if it is late. Collective then.
+        """Before an update: begins the mean of the rows after the last one, if it is late. Collective then.
 
         The update waits for the ids of the rows and for their numbers in this table, and for no other replica's.
         """

@@ -1,4 +1,4 @@
-"""Tells of tables whose rows hardly move in their first epoch, which a falling loss of the dense layers hides."""
+"""Logs tables with rows that hardly move in their first epoch, which a falling loss of the dense layers hides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.native import NativeTable
 
 LEAST = 1e-3  # movement of the median row, as a share of its norm
-_LARGEST = 10_000_000  # rows of a table whose ids are listed
+_LARGEST = 10_000_000  # rows of a table up to which ids are listed
 _SAMPLE = 1000  # rows that are read
 
 _LOG = logging.getLogger("tf_fusedrec.tables")

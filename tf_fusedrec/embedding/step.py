@@ -168,7 +168,7 @@ class Step(NamedTuple):
           [>= V, D] by position, in the order of Route.trained.
 
         Raises:
-          ValueError: gradients of a micro-batch are missing, or come in another order than the micro-batches.
+          ValueError: gradients of a micro-batch are missing, or in another order than the micro-batches.
         """
         windows: dict[str, list[tf.Tensor]] = {}
         received = {}
@@ -194,7 +194,7 @@ class Step(NamedTuple):
         Args:
           received: The result of send_gradients.
           staleness: Updates that a schedule makes between look_up and here, at most. Rows must stay where they are
-            meanwhile: FusedEmbedding(lookups_per_update) above it.
+            until then: FusedEmbedding(lookups_per_update) above it.
 
         Raises:
           InvalidArgumentError: at run time, the tables were updated more often since look_up: one step made two
@@ -257,7 +257,7 @@ def _destination(lookup: Lookup) -> Hashable:
 
 
 def _positions_by(positions: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Positions with equal keys together, in the order in which the keys first come."""
+    """Positions with equal keys together, in the order in which the keys first occur."""
     parts: dict[Hashable, list[int]] = {}
     for i in positions:
         parts.setdefault(key(i), []).append(i)

@@ -12,16 +12,16 @@ A shard gets u distinct ids from each group and U from all, u <= U <= C u. A ran
 ranges and (C - 1) u rows as copies. With two groups, copies are never more: u <= (u + U) / 2. With more groups, ranges
 are fewer where U < (C - 1) u, and at most 1 / C more.
 
-The ids of other groups are for the update alone. They insert, count and evict in the table, so its state equals the
+The ids of other groups are only for the update. They insert, count and evict in the table, so its state equals the
 state of one group. No rank reads or sends their rows. Only these ids and the handles of their rows grow with C.
 
-An id of a window (routing.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
+An id of a window (routing.py) takes part with the last micro-batch that has it on each rank of its group. Ranks may
 differ in it, so such an id travels among replicas more than once, at most once per micro-batch.
 
 The collectives of a training step, beside dense gradients, for one group of tables and one lookup:
 
     <name>.ids                    of the own group   all lookups share it
-    <name>.replicas.ids           of the replicas    all lookups share it; needs the routed ids alone
+    <name>.replicas.ids           of the replicas    all lookups share it; needs only the routed ids
     <name>.replicas.ranges        of the replicas    all lookups share it; more than two groups
     <name>.rows                   of the own group   does not wait for the two above
     <name>.gradients              of the own group

@@ -1,4 +1,4 @@
-"""The exchange of a lookup: ids go to their owners, rows come back, gradients go out. Knows no table.
+"""The exchange of a lookup: ids go to their owners, rows return, gradients go out. Knows no table.
 
     ids        of all lookups of a step in one all-to-all
     rows       one all-to-all for each lookup
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
     window: str
     number: int  # i
     pieces: int  # M
-    term_index: tf.Tensor  # <int32>[k], ids whose gradients are summed, by place in all micro-batches
+    term_index: tf.Tensor  # <int32>[k], ids of the summed gradients, by place in all micro-batches
     term_splits: tf.Tensor  # <int64>[e+1], bounds of each sum inside term_index
     rows: tf.Tensor  # <int32>[E], place of the ids of Route.trained among the ids that the window requests of this rank
     marks_splits: tf.Tensor | None  # <int32>[R], entries of the window's marks for each owner; None but for i = 0
@@ -81,8 +81,8 @@ class Route(NamedTuple):
     index: tf.Tensor | None
     sum_index: tf.Tensor | None  # <int32>[N], number of the n-th id among the u sums of this lookup's gradients
     num_unique: tf.Tensor  # <int64>[], u
-    request: Message  # ids whose rows this rank is asked for
-    trained: Message  # ids whose gradients this rank gets: `request`, except in a window or with replicas
+    request: Message  # ids of the rows that this rank sends
+    trained: Message  # ids of the gradients that this rank gets: `request`, except in a window or with replicas
     unique_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
     row_splits: tf.Tensor  # <int32>[R], rows that this rank sends to each rank
     gradient_splits: tf.Tensor  # <int32>[R], gradients that this rank sends to each owner
@@ -355,7 +355,7 @@ def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int
 
 
 def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gathers tensors [n, ...], whose first dimensions may differ, on all of `ranks`, in rank order. Collective.
+    """Gathers tensors [n, ...] with different first dimensions on all of `ranks`, in rank order. Collective.
 
     An all-to-all of equal parts returns the lengths, and its padding does not travel. The padding of an all-gather
     would travel, and a copy as large as the copies here would cut it out again. Without padding, a tensor of another

@@ -29,11 +29,11 @@ class NativeTable(Table):
 
     Args:
       name: Name of the resource, for messages.
-      tables: Tables of equal spec, each with limits of its own. Table s is segment s.
+      tables: Tables of equal spec, each with its limits. Table s is segment s.
       seed: Seed of the initial rows.
-      accumulate_steps: Number of steps whose gradients make one update (MTGRBoost, section 5.2).
+      accumulate_steps: Number of steps that make one update (MTGRBoost, section 5.2).
       average: True if an update takes the mean over those steps; else their sum.
-      lookups_per_update: Number of steps whose lookups may come before the update of the first of them.
+      lookups_per_update: Number of steps with lookups before the update of the first.
       averaged: True if replicas of this table train apart and are averaged from time to time.
       moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
@@ -164,7 +164,7 @@ class NativeTable(Table):
                 self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
-        # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these come behind checks of
+        # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these run after checks of
         # the last micro-batch. Only the update waits for them. If it is not made, the next step drops the sums. Sums
         # that hold gradients of earlier steps are not dropped: such a step adds all of its gradients or none.
         drops = self._accumulate_steps == 1

@@ -1,4 +1,4 @@
-"""Where the rows of a native table lie, and what a table cannot do there.
+"""Places for the rows of a native table, and what a table cannot do there.
 
 A table reads its record before any of its ops runs. A layer or a schedule that asks for more is refused when it is
 made. custom_ops/hash_table/cuda/kernels/device_form.h repeats the refusals of options for callers of the op.
@@ -25,7 +25,7 @@ class Place:
       lacks: Fields of TableConfig that must have their default value.
       accumulates_steps: True if the gradients of several steps can make one update.
       averages: True if replicas can train apart and be averaged, under the topology rule "weight_sync".
-      lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
+      lookups_per_update: Largest number of steps with lookups before the update of the first; None: any.
       ids_on_host: True if ids travel in host memory, so that a look-ahead waits for no kernel (docs/gpu.md, "Streams").
     """
 
@@ -39,7 +39,7 @@ class Place:
 
 CPU = Place("CPU")
 DEVICE = Place("device", lacks=("memory_budget", "tier_folder", "hot_rows"))
-# The buffers hold the rows of one lookup, whose update comes before the next one.
+# The buffers have room for the rows of one lookup; its update precedes the next lookup.
 HOST_ROWS = Place(
     "host_rows",
     lacks=("admission_count", "hot_after", "external", "external_table"),
@@ -49,12 +49,12 @@ HOST_ROWS = Place(
     ids_on_host=True,
 )
 PLACES = (CPU, DEVICE, HOST_ROWS)
-# Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees its own alone.
+# Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees only its own.
 AVERAGED_LACK = ("admission_count", "hot_after", "frequency_decay_steps")
 
 
 def on_gpu() -> bool:
-    """Returns whether a table that is made here lies on a GPU. TensorFlow places its handle like a variable's."""
+    """Returns whether a table that is made here is on a GPU. TensorFlow places its handle like a variable's."""
     if not built_with_cuda():
         return False
     handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])
@@ -75,7 +75,7 @@ def check(
 
     Args:
       place: The place.
-      tables: Configs of the tables, of equal spec, each with limits of its own.
+      tables: Configs of the tables, of equal spec, each with its limits.
       accumulate_steps, lookups_per_update, averaged: As for NativeTable.
     """
     names = f"tables {[table.name for table in tables]}"

@@ -33,7 +33,7 @@ class Table(abc.ABC):
     Attributes:
       names: Names of the tables, by segment.
       owner: Name of the function from ids to ranks, see ops.rank_partition.
-      id_bits: Ids must lie in [0, 2^id_bits); 64 admits every int64.
+      id_bits: Ids must be in [0, 2^id_bits); 64 admits every int64.
       optimizer: The optimizer that trains the rows; None for tables that are never trained.
       left_out: By table, the number of rows that updates left unchanged, because a gradient was not finite.
       prefetches: True if rows may be on disk, so that `prefetch` has an effect.
@@ -109,10 +109,10 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def check_deferrable(self, steps: int) -> None:
-        """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
+        """Raises ValueError unless the lookups of `steps` steps may precede the update of the first."""
 
     def check_calls(self, calls: int) -> None:  # noqa: B027, because most tables refuse nothing
-        """Raises ValueError unless `calls` lookups may come before one update."""
+        """Raises ValueError unless `calls` lookups may precede one update."""
 
     @abc.abstractmethod
     def size(self, name: str) -> int:
@@ -170,7 +170,7 @@ class Table(abc.ABC):
         """Removes all rows and everything that belongs to them."""
 
     def tombstones(self, name: str) -> np.ndarray:
-        """ids <int64>[n], ascending, that left since the last `forget_tombstones` and have not come back."""
+        """ids <int64>[n], ascending, that left since the last `forget_tombstones` and have not returned."""
         raise self._cannot("record removed ids")
 
     @property

@@ -147,8 +147,9 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
 def test_lookups_ahead_know_that_one_table_of_a_group_moves_rows(first):
     optimizer = fr.optimizers.SGD(0.1)
     tables = [fr.TableConfig("stays", DIM, optimizer), fr.TableConfig("leaves", DIM, optimizer, ttl=5)]
-    assert NativeTable("moving", tables[:: 1 - 2 * first], seed=0).moves_rows
-    assert not NativeTable("staying", tables[:1], seed=0).moves_rows
+    with pytest.raises(ValueError, match="may evict or move rows"):
+        NativeTable("moving", tables[:: 1 - 2 * first], seed=0).check_deferrable(2)
+    NativeTable("staying", tables[:1], seed=0).check_deferrable(2)
 
 
 def layer_of(configs):

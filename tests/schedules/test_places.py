@@ -40,11 +40,16 @@ class Model(PipelinedModel):
 @pytest.fixture
 def placed(monkeypatch):
     """Sets place and topology of the layers that a test makes."""
+    make = RankLayout.__init__
 
     def place_at(place, topology="one group"):
         monkeypatch.setattr(places, "on_gpu", lambda: place is not places.CPU)
-        monkeypatch.setattr(RankLayout, "averages", property(lambda _: topology == "weight_sync"))
-        monkeypatch.setattr(RankLayout, "shares_gradients", property(lambda _: topology == "gradient_sync"))
+
+        def init(layout, *arguments):
+            make(layout, *arguments)
+            layout.averages, layout.shares_gradients = topology == "weight_sync", topology == "gradient_sync"
+
+        monkeypatch.setattr(RankLayout, "__init__", init)
         return {} if place is places.CPU else {"host_rows": place is places.HOST_ROWS}
 
     return place_at

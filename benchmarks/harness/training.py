@@ -132,7 +132,7 @@ class Progress(keras.callbacks.Callback):
 def mean_moment(embedding: fr.FusedEmbedding) -> float:
     """Returns the mean second moment of all rows of the layer's tables with RowWiseAdagrad. Collective."""
     moments = [
-        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]  # type: ignore[attr-defined]
+        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]
         for lookup in embedding.lookups
         for name in lookup.table.names
     ]

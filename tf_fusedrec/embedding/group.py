@@ -223,7 +223,7 @@ class TableGroup:
         with self.id_device():
             request = routing.join_sources([route.request for route in routes])
         if not training:
-            answer = ops.TableRows(self.table.read(request), None, None)  # type: ignore[arg-type]
+            answer = ops.TableRows(self.table.read(request), None, None)
         elif routes[0].shared is None:
             answer = self.table.lookup(request, ahead)
         else:  # two ops, because rows of this group leave before the ids of all groups have arrived

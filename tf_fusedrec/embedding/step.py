@@ -216,7 +216,7 @@ class Step(NamedTuple):
     def part(self, positions: Iterable[int]) -> Step:
         """The lookups at these positions, in this order. Not between look_ahead and look_up."""
         chosen = list(positions)
-        return Step(*(tuple(field[i] for i in chosen) if field else () for field in self))
+        return Step(*(tuple(field[i] for i in chosen) if field else () for field in self))  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, steps: Iterable[Step]) -> Step:

@@ -78,7 +78,7 @@ class Route(NamedTuple):
     name: str
     # <int32>[N], row of the n-th id among the rows that return, which in a window are the rows of all micro-batches up
     # to this one. None: rows return in the order of the ids.
-    index: tf.Tensor | None
+    index: tf.Tensor
     sum_index: tf.Tensor | None  # <int32>[N], number of the n-th id among the u sums of this lookup's gradients
     num_unique: tf.Tensor  # <int64>[], u
     request: Message  # ids of the rows that this rank sends

@@ -141,8 +141,8 @@ class PairOfHostRows(Pair):
 
 def run_host_rows(limit, random):
     for hot_rows, least in (
-        (0, {"look_up": 10, "apply_gradients": 2, "table_find": 0, "bring_back": 0}),
-        (30, {"look_up": 11, "apply_gradients": 2, "table_find": 0, "bring_back": 1}),
+        (0, {"look_up": 10, "apply_gradients": 2, "table_read": 0, "bring_back": 0}),
+        (30, {"look_up": 11, "apply_gradients": 2, "table_read": 0, "bring_back": 1}),
     ):
         options = {**ADAGRAD, "host_rows": True, "hot_rows": hot_rows}
         pair = PairOfHostRows(limit, f"memory of buffers{hot_rows}", options)
@@ -207,7 +207,7 @@ def run(limit):
     assert taken_by[0] == taken_by[1], "ids that replicas exchange"
     least = {
         "table_note_trained": 1, "table_read_numbers": 1, "merge": 6, "table_take_unsynced": 3,
-        "look_up": 5, "table_find": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 4,
+        "look_up": 5, "table_read": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 4,
         "table_remove": 3, "table_tombstones": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
         "table_candidates": 1, "table_import_candidates": 3,
     }  # fmt: skip

@@ -187,7 +187,7 @@ class Pace:
 class SlowMemory:
     """A table whose lookups wait for their rows, on a stream of their own. No core works meanwhile.
 
-    A refresh does not wait: it reads only rows that were updated since the look-ahead, and those are in memory.
+    A lookup after a look-ahead does not wait: it reads only rows that were updated since, and those are in memory.
     """
 
     def __init__(self, table: Any, pace: Pace):
@@ -196,15 +196,16 @@ class SlowMemory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)
 
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, **options: Any) -> Any:
-        return self._table.lookup(self._read(message), splits, **options)
+    def lookup(self, request: Any, ahead: Any = None, **options: Any) -> Any:
+        return self._table.lookup(request if ahead is not None else self._read(request), ahead, **options)
 
-    def look_ahead(self, message: tf.Tensor, splits: tf.Tensor, **options: Any) -> Any:
-        return self._table.look_ahead(self._read(message), splits, **options)
+    def look_ahead(self, request: Any) -> Any:
+        return self._table.look_ahead(self._read(request))
 
-    def _read(self, message: tf.Tensor) -> tf.Tensor:
+    def _read(self, request: Any) -> Any:
+        message, splits = request
         seconds = self._pace.memory * tf.cast(tf.size(message), tf.float64)
-        return wait(message, seconds, MEMORY)
+        return wait(message, seconds, MEMORY), splits
 
 
 class DeviceModel(SequenceModel):

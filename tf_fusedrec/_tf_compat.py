@@ -16,7 +16,7 @@ import random
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
@@ -153,8 +153,7 @@ keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weig
 _OUTSIDE = "_XlaCompile"  # the attribute of an operation that tf.xla.experimental.jit_scope sets
 
 
-@contextlib.contextmanager
-def outside_clusters(what: str) -> Iterator[None]:
+def outside_clusters(what: str) -> contextlib.AbstractContextManager:
     """Keeps the operations made inside out of XLA, and all operations of the graph on variables that change shape.
 
     Args:
@@ -164,8 +163,7 @@ def outside_clusters(what: str) -> Iterator[None]:
       ValueError: XLA compiles the whole function that is being traced.
     """
     if tf.executing_eagerly():
-        yield
-        return
+        return contextlib.nullcontext()
     graph = tf.compat.v1.get_default_graph()
     if _control_flow.GraphOrParentsInXlaContext(graph):
         raise ValueError(
@@ -174,8 +172,7 @@ def outside_clusters(what: str) -> Iterator[None]:
             "tf.function(block, jit_compile=True)."
         )
     graph._attr_scope_map.setdefault(_OUTSIDE, lambda node: _keeps_out(graph, node))
-    with tf.xla.experimental.jit_scope(compile_ops=False):
-        yield
+    return tf.xla.experimental.jit_scope(compile_ops=False)
 
 
 def _keeps_out(graph: Any, node: Any) -> tf.compat.v1.AttrValue | None:

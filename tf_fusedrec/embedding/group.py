@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
@@ -83,12 +84,12 @@ class GroupConfig:
     features: tuple[FeatureConfig, ...]  # sorted by segment, inside a segment in the user's order
     segments: tuple[int, ...]  # segment of each feature
 
-    @property
+    @functools.cached_property
     def external(self) -> bool:
         """True if the rows belong to another model. They are never trained and never saved."""
         return self.tables[0].external is not None
 
-    @property
+    @functools.cached_property
     def trains(self) -> bool:
         """True if training changes the rows."""
         return self.tables[0].trainable and not self.external
@@ -115,6 +116,11 @@ class TableGroup:
         dtypes = set(self.output_dtype.values())
         self.output_dtypes = sorted(dtypes, key=lambda dtype: (dtype != self.dtype.name, dtype))
         self.table = self._make_table(f"{layer_name}/{config.name}", options)
+        # The context of ops on ids, which run in host memory if the ids of this group travel there.
+        on_host = functools.partial(tf.device, "/CPU:0")
+        self.id_device: Callable[[], contextlib.AbstractContextManager] = (
+            on_host if self.table.ids_on_host else contextlib.nullcontext
+        )
         # A gradient of a lookup before the last update would overwrite it with old rows.
         self.updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/updates")
         # <int64>[3] of training lookups that leave their rank: requested ids, sent ids, bytes of ids, rows and
@@ -186,10 +192,6 @@ class TableGroup:
     def outgoing(self, fused: ops.FusedIds, name: str, window: str = "") -> Outgoing:
         unique = ops.segment_unique(fused.ids, fused.segment_splits)
         return Outgoing(name, unique, self._partition, len(self.config.tables), window)
-
-    def id_device(self) -> contextlib.AbstractContextManager:
-        """Ops on ids run in host memory if the ids of this group travel there."""
-        return tf.device("/CPU:0") if self.table.ids_on_host else contextlib.nullcontext()
 
     def count_traffic(self, fused: ops.FusedIds, route: Route, output_dtype: str) -> None:
         dtypes = [self.dtype, tf.as_dtype(output_dtype), *([] if self._wire is None else [self._wire])]

@@ -146,6 +146,7 @@ class _TrainingCalls:
 
     Args:
       anchor: <float32>[], the layer's anchor.
+      world: All ranks.
       hooks: The hooks in force at the first call.
 
     Attributes:
@@ -153,7 +154,7 @@ class _TrainingCalls:
       count: Number of calls so far that have looked up a group, by prefix of the group.
     """
 
-    def __init__(self, anchor: tf.Tensor, hooks: CallHooks):
+    def __init__(self, anchor: tf.Tensor, world: collectives.Ranks, hooks: CallHooks):
         self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
         self._number = itertools.count()
         self._joined: tf.Tensor | None  # None: the gradients have arrived
@@ -175,7 +176,7 @@ class _TrainingCalls:
                     )
 
                 def train() -> tf.Tensor:
-                    total = _anchor_gradient(anchor)
+                    total = _anchor_gradient(anchor, world)
                     for _, positions in step.by_group(gradients):
                         total += hooks.train(step, {i: gradients[i] for i in positions})
                     return total
@@ -442,7 +443,8 @@ class FusedEmbedding(keras.layers.Layer):
         calls = self._hidden.steps.get(graph)
         if calls is None or not calls.takes_calls():
             self._refuse_tables_of_two_layers(graph)
-            calls = _TrainingCalls(_checked_anchor(self._anchor.read_value(), self.name), self.hooks)
+            world = self.layout.world
+            calls = _TrainingCalls(_checked_anchor(self._anchor.read_value(), self.name, world), world, self.hooks)
             self._hidden.steps[graph] = calls
         return calls
 
@@ -618,23 +620,23 @@ class FusedEmbedding(keras.layers.Layer):
         return cls(**config)
 
 
-def _anchor_gradient(anchor: tf.Tensor) -> tf.Tensor:
+def _anchor_gradient(anchor: tf.Tensor, world: collectives.Ranks) -> tf.Tensor:
     """The gradient of the anchor <float32>[] on this rank: nothing when ranks add or average their gradients.
 
     So the anchor stays 0 under an optimizer that averages over ranks. Under one that does not, it leaves 0 in the first
     step, as every dense weight does; the next training call raises the error.
     """
-    if collectives.size() == 1:
+    if world.size == 1:
         return tf.zeros_like(anchor)
-    return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(collectives.rank(), 0.0), anchor.dtype)
+    return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(world.index, 0.0), anchor.dtype)
 
 
-def _checked_anchor(anchor: tf.Tensor, layer_name: str) -> tf.Tensor:
+def _checked_anchor(anchor: tf.Tensor, layer_name: str, world: collectives.Ranks) -> tf.Tensor:
     """The anchor's value <float32>[] in a training call; at run time InvalidArgumentError when it has been trained."""
-    if collectives.size() == 1:
+    if world.size == 1:
         return anchor
     message = (
-        f"Dense weight {layer_name}/anchor has left 0 on rank {collectives.rank()} of {collectives.size()}: an "
+        f"Dense weight {layer_name}/anchor has left 0 on rank {world.index} of {world.size}: an "
         "optimizer trains the dense weights of this model by the gradients of each rank alone, so that ranks 0 and 1 "
         "and all others hold different models. Remedy: model.compile(fr.collectives.distributed_optimizer(optimizer), "
         "...), or average gradients over ranks before apply_gradients."

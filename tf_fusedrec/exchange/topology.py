@@ -118,6 +118,7 @@ class RankLayout:
 
     Attributes:
       topology: The topology.
+      world: All ranks.
       group: Ranks of this process's group. Its index in them is its shard.
       replicas: Ranks with the same shard. Its index in them is its group.
       shares_gradients: True if an update sums the gradients of all groups.
@@ -130,14 +131,14 @@ class RankLayout:
 
     def __init__(self, topology: Topology):
         rank, (groups, shards) = collectives.rank(), topology.sets(collectives.size())
-        self.topology = topology
+        self.topology, self.world = topology, collectives.world()
         self.group = collectives.among(next(ranks for ranks in groups if rank in ranks))
         self.replicas = collectives.among(next(ranks for ranks in shards if rank in ranks))
         self.shares_gradients = self.replicas.size > 1 and topology.rule == "gradient_sync"
         self.averages = self.replicas.size > 1 and topology.rule == "weight_sync"
         self.averages_late = self.averages and topology.average_late
         self.piece = self.group.index * self.replicas.size + self.replicas.index
-        self.loss_ranks = self.group if self.averages else collectives.world()
+        self.loss_ranks = self.group if self.averages else self.world
 
 
 def init(

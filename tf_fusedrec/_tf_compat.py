@@ -200,7 +200,9 @@ def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
     return _record.should_record_backprop([tensor]) if _record.could_possibly_record() else None
 
 
-KERAS_3 = "comes from Keras 3. Remedy: the same of tf_fusedrec.keras; docs/install.md says what works beside Keras 3."
+KERAS_3 = (
+    "comes from Keras 3. Use its counterpart in tf_fusedrec.keras. What works beside Keras 3 is in docs/install.md."
+)
 
 
 def of_keras_3(value: object) -> bool:

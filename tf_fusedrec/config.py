@@ -254,7 +254,7 @@ class TableConfig:
         if unused:
             raise ValueError(
                 f"Table {self.name!r} is external, so its rows are never trained, but its config sets {unused}. "
-                "Remedy: remove these fields."
+                "Use a TableConfig without them."
             )
 
     def _check_storage(self) -> None:
@@ -297,7 +297,7 @@ class TableConfig:
         if self.hot_rows and not self.host_rows:
             raise ValueError(
                 f"TableConfig.hot_rows needs host_rows=True, because other tables have no rows in host memory for a "
-                f"GPU, got {self.hot_rows} for table {self.name!r}. Remedy: host_rows=True, or leave hot_rows 0."
+                f"GPU, got {self.hot_rows} for table {self.name!r}. Use host_rows=True, or leave hot_rows 0."
             )
         if self.eviction and not self.max_rows:
             raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")
@@ -305,7 +305,7 @@ class TableConfig:
             raise ValueError(
                 "TableConfig.frequency_decay_steps needs storage_dtype='mixed' or eviction='lfu', which compare "
                 f"counts, got {self.frequency_decay_steps} with {self.storage_dtype!r} and {self.eviction!r} for table "
-                f"{self.name!r}. Remedy: set one of them, or leave frequency_decay_steps 0."
+                f"{self.name!r}. Set one of them, or leave frequency_decay_steps 0."
             )
 
     def to_dict(self) -> dict[str, Any]:

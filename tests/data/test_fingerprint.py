@@ -107,7 +107,7 @@ def test_shapes_are_kept():
 @pytest.mark.parametrize(
     ("strings", "words"),
     [
-        (["a", None], "must be str or bytes, got None at 1. Remedy for missing values: fill them with ''"),
+        (["a", None], "must be str or bytes, got None at 1. Use '' for missing values"),
         ([["a"], [float("nan")]], r"must be str or bytes, got nan at \(1, 0\)"),
         ([["a"], ["b", "c"]], r"must be str or bytes, got \['a'\] at 0"),
         (pa.array(["a", None]), "must be str or bytes, got null at 1"),

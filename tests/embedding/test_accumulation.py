@@ -131,7 +131,7 @@ def test_host_rows_on_a_gpu_accumulate_no_steps(monkeypatch):
     monkeypatch.setattr(places, "on_gpu", lambda: True)
     layer(optimizers.SGD(1.0), accumulate_steps=2)
     layer(optimizers.SGD(1.0), host_rows=True)
-    with pytest.raises(ValueError, match=r"with host_rows got accumulate_steps=2, and must have 1.*Remedy: Frozen"):
+    with pytest.raises(ValueError, match=r"with host_rows got accumulate_steps=2, and must have 1.*Use Frozen"):
         layer(optimizers.SGD(1.0), accumulate_steps=2, host_rows=True)
 
 

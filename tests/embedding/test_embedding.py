@@ -333,7 +333,7 @@ def test_two_layers_of_one_model_train_no_table_of_one_name(eagerly):
             keras.models.clone_model(model.towers[1])
             model.fit(data, verbose=0)
             continue
-        with pytest.raises(ValueError, match="layers 'q' and 'c' of model .* both train a table 'item'.* Remedy"):
+        with pytest.raises(ValueError, match="layers 'q' and 'c' of model .* both train a table 'item'.* Use one"):
             model.fit(data, verbose=0)
     with tf.GradientTape() as tape:  # layers of two models
         loss = sum(tf.reduce_sum(layer(feature())({"f": tf.constant([1])})["f"]) for _ in range(2))
@@ -438,7 +438,7 @@ def test_weights_and_masks_of_other_rows_are_refused(ids, weights, kind, graph):
     def call(ids, given):
         return emb({"p": ids}, **{kind: {"p": given}})
 
-    words = "one per id, in the rows of its ids. Remedy|must have the shape of its ids or of their first dimensions"
+    words = "one per id, in the rows of its ids. Use|must have the shape of its ids or of their first dimensions"
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=words):
         (tf.function(call, reduce_retracing=True) if graph else call)(ids, given)
 

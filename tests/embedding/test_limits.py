@@ -137,7 +137,7 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
     tables = [plain, counted][:: 1 - 2 * first]
     options = {"accumulate_steps": 1, "lookups_per_update": 1}
     places.check(places.DEVICE, tables, averaged=False, **options)
-    with pytest.raises(ValueError, match=r"got TableConfig.admission_count=2, and must have 1. Remedy: make"):
+    with pytest.raises(ValueError, match=r"got TableConfig.admission_count=2, and must have 1. Use a layer"):
         places.check(places.HOST_ROWS, tables, averaged=False, **options)
     with pytest.raises(ValueError, match="have admission_count > 1, hot_after or frequency_decay_steps, which"):
         places.check(places.CPU, tables, averaged=True, **options)

@@ -203,10 +203,10 @@ def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
         ({"frequency_decay_steps": -1}, "frequency_decay_steps must be an int >= 0, got -1"),
         (
             {"frequency_decay_steps": 9, "eviction": "lru", "max_rows": 4},
-            "needs storage_dtype='mixed' or eviction='lfu', .* got 9 with None and 'lru' .* Remedy: set one of them",
+            "needs storage_dtype='mixed' or eviction='lfu', .* got 9 with None and 'lru' .* Set one of them",
         ),
         ({"hot_rows": -1, "host_rows": True}, "hot_rows must be an int >= 0, got -1"),
-        ({"hot_rows": 5}, "hot_rows needs host_rows=True, .* got 5 for table 't'. Remedy: host_rows=True, or"),
+        ({"hot_rows": 5}, "hot_rows needs host_rows=True, .* got 5 for table 't'. Use host_rows=True, or"),
         ({"storage_dtype": "mixed"}, "hot_after > 0 and storage_dtype='mixed' go together, got 0 and 'mixed'"),
         ({"hot_after": 3}, "hot_after > 0 and storage_dtype='mixed' go together, got 3 and None"),
         ({"memory_budget": 10}, "memory_budget > 0 and tier_folder go together"),

@@ -8,7 +8,7 @@ from tf_fusedrec import optimizers, tf
 
 import keras as keras_3  # isort: skip  (TensorFlow's Keras is chosen by the import of tf_fusedrec)
 
-REMEDY = "which comes from Keras 3. Remedy: the same of tf_fusedrec.keras; docs/install.md says what works"
+REMEDY = "which comes from Keras 3. Use its counterpart in tf_fusedrec.keras"
 IDS = np.arange(8)
 LABELS = np.linspace(0, 1, 8, dtype=np.float32)
 
@@ -65,7 +65,7 @@ def test_the_layer_inside_keras_3_is_refused(embedding):
         def call(self, ids):
             return embedding({"item": ids})["item"]
 
-    with pytest.raises(ValueError, match=r"is called inside a layer or model of Keras 3.* Remedy: a model of tf_fused"):
+    with pytest.raises(ValueError, match=r"is called inside a layer or model of Keras 3.* Use a model of tf_fused"):
         Wrapped()(IDS)
     assert len(embedding({"item": IDS})) == 1  # the refused call has ended
     with pytest.raises(ValueError, match=f"feature 'item' must be .*, got KerasTensor, {REMEDY}"):

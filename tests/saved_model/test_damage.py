@@ -92,7 +92,7 @@ def test_loaders_name_the_file_of_damaged_rows(load, folders, tmp_path):
     for case in (flipped(path.read_bytes(), 8 * 40 + 3), path.read_bytes()[:-16]):
         changed(path, case)
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"rows file .*/t\.rows of table t is damaged: .*copy the export again"
+            tf.errors.InvalidArgumentError, match=r"rows file .*/t\.rows of table t is damaged: .*Copy the export again"
         ):
             load(str(tmp_path / "served"), {"x": tf.constant(IDS)})
 
@@ -131,7 +131,7 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
         refused(base, delta, f"{path.name}|variables/variables")
         path.write_bytes(data)
     (delta / "model/extra").write_text("x", encoding="utf-8")
-    refused(base, delta, "model/extra' is not named by delta.json. Remedy")
+    refused(base, delta, "model/extra' is not named by delta.json. Remove it")
     (delta / "model/extra").unlink()
     fr.apply_delta(base, delta, tmp_path / "out")
     by_saved_model(str(tmp_path / "out"), {"x": tf.constant(IDS)})
@@ -164,7 +164,7 @@ def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
     told["files"][name] = [1, applying.checksum_of(secret)]
     told["files"].setdefault("model/link", told["files"][name])
     changed(delta / "delta.json", json.dumps(told).encode())
-    refused(folders / "ours", delta, "lies outside '.*delta'. Remedy")
+    refused(folders / "ours", delta, "lies outside '.*delta'. Use files")
 
 
 @pytest.mark.slow

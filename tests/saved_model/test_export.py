@@ -101,7 +101,7 @@ def test_custom_signatures_and_ids_as_strings(click, tmp_path):
         np.testing.assert_allclose(value, expected[name], **CLOSE)
     assert not [op for op in saved_operations(tmp_path / "served") if ">" in op]
     for name in ("nobody", "click"):
-        with pytest.raises(ValueError, match=f"strings names '{name}', whose dtypes are .*want int64 ids.*Remedy"):
+        with pytest.raises(ValueError, match=f"strings names '{name}', whose dtypes are .*want int64 ids.*Use"):
             fr.export(model, tmp_path / "refused", strings=[name])
 
 
@@ -119,11 +119,11 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
 def test_refusals(click, tmp_path):
     model = click.model
     (tmp_path / "here").mkdir()
-    with pytest.raises(ValueError, match=r"path '.*here' exists. Remedy: another folder"):
+    with pytest.raises(ValueError, match=r"path '.*here' exists. Use another folder"):
         fr.export(model, tmp_path / "here")
-    with pytest.raises(ValueError, match=r"ops is 'theirs', must be one of \('stock', 'ours'\). Remedy"):
+    with pytest.raises(ValueError, match=r"ops is 'theirs', must be one of \('stock', 'ours'\). Use"):
         fr.export(model, tmp_path / "served", "theirs")
-    with pytest.raises(ValueError, match="not a functional Keras model. Remedy: export"):
+    with pytest.raises(ValueError, match="not a functional Keras model. Use export"):
         fr.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "served")
     unborn = keras.Sequential([keras.layers.Dense(1)], name="unborn")
     own = {"s": fr.Signature(lambda inputs: {"y": unborn(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
@@ -147,7 +147,7 @@ def test_refusals(click, tmp_path):
     dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))], name="nan")
     dense.build([None, 2])
     own = {"s": fr.Signature(lambda inputs: {"y": dense(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
-    with pytest.raises(ValueError, match="dense weight 'dense.*bias:0' is not finite. Remedy"):
+    with pytest.raises(ValueError, match="dense weight 'dense.*bias:0' is not finite. Load"):
         fr.export(dense, tmp_path / "served", signatures=own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
@@ -190,7 +190,7 @@ def test_rows_of_all_ranks(of_two_ranks):
     (of_tfra,) = loaded["tfra"].signatures["serving_default"](x=tf.constant(TFRA_IDS)).values()
     assert [len(ids) for ids, _ in applying.read_tables(folder / "tfra").values()] == [len(TFRA_IDS)]
     for answers, outputs, refusal in results:
-        assert "exists. Remedy" in refusal  # on every rank, though rank 0 alone writes
+        assert "exists. Use" in refusal  # on every rank, though rank 0 alone writes
         for name, value in answers.items():
             np.testing.assert_allclose(got[name], value, **CLOSE)
         np.testing.assert_allclose(of_tfra, outputs, **CLOSE)
@@ -259,14 +259,14 @@ def test_refusals_of_a_delta(click, tmp_path):
         ValueError, match=r"'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full export"
     ):
         fr.export(model, tmp_path / "other", base=ours)
-    with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Remedy: the full export that apply_delta builds"):
+    with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Use the full export that apply_delta builds"):
         fr.export(model, tmp_path / "other", base=delta)
     with pytest.raises(ValueError, match="is not an export"):
         fr.export(model, tmp_path / "other", base=tmp_path)
     cases = {
-        "exists. Remedy: another folder": (fine, delta, fine),
-        "holds no delta.json. Remedy": (fine, fine, tmp_path / "out"),
-        "does not start from base '.*next': the base has {'version': .*Remedy": (tmp_path / "next", delta),
+        "exists. Use another folder": (fine, delta, fine),
+        "holds no delta.json. Use": (fine, fine, tmp_path / "out"),
+        "does not start from base '.*next': the base has {'version': .*Use": (tmp_path / "next", delta),
         "does not start from base '.*ours': the base has": (ours, delta),
     }
     for message, (base, given, *output) in cases.items():
@@ -279,6 +279,6 @@ def test_refusals_of_a_delta(click, tmp_path):
         fr.apply_delta(fine, delta, tmp_path / "out")
     described = json.loads((fine / "assets.extra/tables.json").read_text(encoding="utf-8"))
     (fine / "assets.extra/tables.json").write_text(json.dumps({**described, "format": 0}), encoding="utf-8")
-    with pytest.raises(ValueError, match="tables.json' has format 0, want 2 or 3. Remedy: a full export"):
+    with pytest.raises(ValueError, match="tables.json' has format 0, want 2 or 3. Use a full export"):
         fr.export(model, tmp_path / "other", base=fine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta", "next"]

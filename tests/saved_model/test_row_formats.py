@@ -115,7 +115,7 @@ def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
     rows = np.array([[1.0, 2.0], [0.0, number]], np.float32)
     name = "float32" if dtype == "int8" else dtype
     with pytest.raises(
-        ValueError, match=f"table 't' has 1 rows that are not finite in {name}, the first of id 9. Remedy"
+        ValueError, match=f"table 't' has 1 rows that are not finite in {name}, the first of id 9. Load"
     ):
         encoded("t", np.array([8, 9]), rows, dtype)
 
@@ -123,9 +123,9 @@ def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
 @pytest.mark.slow
 def test_refusals(exports, tmp_path):
     folder, _, (model, told) = exports
-    with pytest.raises(ValueError, match="the hash table of a server holds no int8. Remedy: rows='bfloat16'"):
+    with pytest.raises(ValueError, match="the hash table of a server holds no int8. Use rows='bfloat16'"):
         fr.export(model, tmp_path / "e", "ours", rows="int8", **told)
-    with pytest.raises(ValueError, match="rows is 'int4', must be one of .*Remedy"):
+    with pytest.raises(ValueError, match="rows is 'int4', must be one of .*Use"):
         fr.export(model, tmp_path / "e", rows="int4", **told)
     with pytest.raises(ValueError, match="same format, ops, tables and rows"):
         fr.export(model, tmp_path / "e", base=folder / "stock-int8-1", **told)

@@ -54,12 +54,12 @@ def test_tables_of_one_form_are_joined(count):
 @pytest.mark.parametrize(
     ("ids", "rows", "message"),
     [
-        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Remedy"),
-        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Remedy"),
+        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Use sorted"),
+        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Use sorted"),
         (
             [1],
             np.ones([2, 3]),
-            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), want ids \[n\] and rows \[n, D\]. Remedy",
+            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), want ids \[n\] and rows \[n, D\]. Use one row",
         ),
     ],
 )

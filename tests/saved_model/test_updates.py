@@ -132,11 +132,9 @@ def test_bad_deltas_are_refused_by_name_and_change_nothing(chain, tmp_path):
         assert call(served, "version")[1:] == (0, 0)
         np.testing.assert_array_equal(ask(served), before)
 
-    refused(
-        "apply_delta", chain / "stock-deltas/3", "stock-deltas/3 starts from version .*, but the server has .*Remedy"
-    )
+    refused("apply_delta", chain / "stock-deltas/3", "stock-deltas/3 starts from version .*, but the server has .*Use")
     refused("apply_delta", tmp_path / "none", "none/server/header")
-    refused("apply_deltas", tmp_path / "none", "none holds no delta. Remedy")
+    refused("apply_deltas", tmp_path / "none", "none holds no delta. Use")
     random = np.random.default_rng(0)
     for path in sorted((copy / "server").iterdir()):
         data = path.read_bytes()
@@ -144,7 +142,7 @@ def test_bad_deltas_are_refused_by_name_and_change_nothing(chain, tmp_path):
         for case in [*cases, (chain / "stock-deltas/3/server" / path.name).read_bytes()]:
             changed(path, case)
             # The whole header of another delta is not damaged, but has another base or other files.
-            refused("apply_delta", copy, f"file .*{path.name} is damaged. Remedy|starts from version")
+            refused("apply_delta", copy, f"file .*{path.name} is damaged. Copy|starts from version")
         path.unlink()
         refused("apply_deltas", tmp_path, path.name)
         path.write_bytes(data)
@@ -163,11 +161,11 @@ def test_a_delta_with_numbers_that_are_not_finite_is_refused(where, chain, tmp_p
     weights = [tensors[key] for key in sorted(set(tensors) - rows) if key.startswith("dense_weights")]
     applying.write_bundle(moved, tensors)
     delta.write_delta(chain / "stock-2", moved, folder, weights)
-    with pytest.raises(ValueError, match="(?s)delta/.*holds numbers that are not finite. Remedy"):
+    with pytest.raises(ValueError, match="(?s)delta/.*holds numbers that are not finite. Use"):
         fr.apply_delta(chain / "stock-2", folder, tmp_path / "full")
     served = tf.saved_model.load(str(chain / "stock-2"))
     before = ask(served)
-    with pytest.raises(tf.errors.OpError, match="delta holds a weight or a row that is not finite. Remedy"):
+    with pytest.raises(tf.errors.OpError, match="delta holds a weight or a row that is not finite. Use"):
         call(served, "apply_delta", folder)
     np.testing.assert_array_equal(ask(served), before)
 
@@ -177,7 +175,7 @@ def test_a_delta_of_another_model_is_refused(chain, tmp_path):
     version = version_in(chain / "stock-1")
     delta.write_server_changes(tmp_path / "d" / "server", [version, "x" * 32, "y" * 32], [], {}, [np.zeros(1)])
     served = tf.saved_model.load(str(chain / "stock-1"))
-    with pytest.raises(tf.errors.OpError, match="of another model: .* Remedy"):
+    with pytest.raises(tf.errors.OpError, match="of another model: .* Load"):
         call(served, "apply_delta", tmp_path / "d")
 
 
@@ -225,9 +223,9 @@ def test_a_signature_that_goes_around_the_version_is_refused(chain, tmp_path):
         lambda _: {"y": tf.raw_ops.ReadVariableOp(resource=weight.handle, dtype=tf.float32)},
         {"x": tf.TensorSpec([], tf.int64)},
     )
-    with pytest.raises(ValueError, match="signature 's' uses the variables of weights .*kernel.*Remedy"):
+    with pytest.raises(ValueError, match="signature 's' uses the variables of weights .*kernel.*Read"):
         fr.export(model, tmp_path / "e", signatures={"s": own})
-    with pytest.raises(ValueError, match="signature 'version' has the name of one for updates. Remedy"):
+    with pytest.raises(ValueError, match="signature 'version' has the name of one for updates. Use"):
         fr.export(model, tmp_path / "e", signatures={"version": own})
 
 

@@ -38,9 +38,7 @@ def export(tmp_path_factory):
 @pytest.mark.slow
 def test_requests_come_back(export, installed, prediction_log):
     asked = [np.arange(3)[np.newaxis], np.zeros([4, 3])]
-    with pytest.raises(
-        ValueError, match="(?s)does not answer request 1, so TensorFlow Serving would not load .*Remedy"
-    ):
+    with pytest.raises(ValueError, match="(?s)does not answer request 1, so TensorFlow Serving would not load .*Use"):
         write_warmup_requests(export, [{"x": asked[0]}, {"x": np.zeros([1, 2])}])
     write_warmup_requests(export, [{"x": x} for x in asked])
     records = [prediction_log.FromString(r.numpy()) for r in tf.data.TFRecordDataset(str(export / warmup.FILE))]
@@ -51,12 +49,12 @@ def test_requests_come_back(export, installed, prediction_log):
         tensor = request.inputs["x"]
         assert tensor.dtype == tf.int64.as_datatype_enum
         np.testing.assert_array_equal(tf.make_ndarray(tensor), x)
-    with pytest.raises(ValueError, match="tf_serving_warmup_requests' exists. Remedy: remove it first"):
+    with pytest.raises(ValueError, match="tf_serving_warmup_requests' exists. Remove it first"):
         write_warmup_requests(export, [{"x": asked[0]}])
     (export / warmup.FILE).unlink()
     for requests, signature, words in (
         ([{"y": asked[0]}], "serving_default", r"request 0 has the inputs \['y'\], but .* wants \['x'\]"),
-        ([{"x": asked[0]}], "other", "no signature 'other'. Remedy: one of"),
+        ([{"x": asked[0]}], "other", "no signature 'other'. Use one of"),
         ([], "serving_default", "got 0 requests, want 1 .. 1000"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -153,7 +153,8 @@ def test_ids_that_a_group_has_no_room_for_are_refused():
     fuse(model)
     for bad in (-1, 1 << 61):
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"\['room0', 'room1'\] must lie in \[0, 2\^61\). Remedy"
+            tf.errors.InvalidArgumentError,
+            match=r"\['room0', 'room1'\] must lie in \[0, 2\^61\). For 64-bit hashes",
         ):
             model([tf.constant([[bad]], tf.int64), tf.constant([[1]], tf.int64)])
 

@@ -114,6 +114,6 @@ def _of_objects(values: np.ndarray, integers: bool = False) -> np.ndarray:
 
 def _refuse(value: str, place: tuple[int, ...]) -> None:
     raise ValueError(
-        f"strings must be str or bytes, got {value} at {place[0] if len(place) == 1 else place}. Remedy for missing "
-        "values: fill them with '' and use FeatureConfig(padding_id=int(fr.hash_strings(''))), which has a zero row."
+        f"strings must be str or bytes, got {value} at {place[0] if len(place) == 1 else place}. Use '' for missing "
+        "values, and FeatureConfig(padding_id=int(fr.hash_strings(''))), which has a zero row."
     )

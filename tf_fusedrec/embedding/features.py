@@ -54,7 +54,7 @@ def flatten_inputs(
     """
     if keras_3_caller() is not None:
         raise ValueError(
-            f"{layer_name!r} is called inside a layer or model of Keras 3, which would not train its rows. Remedy: a "
+            f"{layer_name!r} is called inside a layer or model of Keras 3, which would not train its rows. Use a "
             "model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 model."
         )
     if not isinstance(ids, Mapping) or not ids:
@@ -171,7 +171,7 @@ def _flatten_ids(
 def _sorted(what: str, value: tf.SparseTensor) -> tuple[tf.SparseTensor, tf.Tensor]:
     """The tensor with its indices in row-major order, and the former place <int64>[n] of each value."""
     indices, shape = value.indices, value.dense_shape
-    message = f"Indices of the SparseTensor of {what} must be inside its dense_shape. Remedy: correct the indices."
+    message = f"Indices of the SparseTensor of {what} must be inside its dense_shape. Correct the indices."
     # Whole columns: comparisons over the short inner dimension of `indices` take ten times as long.
     rows, columns = tf.unstack(indices, axis=1)
     least, most = ([reduce(rows), reduce(columns)] for reduce in (tf.reduce_min, tf.reduce_max))
@@ -186,7 +186,7 @@ def _sorted(what: str, value: tf.SparseTensor) -> tuple[tf.SparseTensor, tf.Tens
         places = tf.range(tf.size(value.values, tf.int64))
         result = tf.sparse.reorder(tf.SparseTensor(indices, places, shape))
         message = (
-            f"Indices of the SparseTensor of {what} must occur once each, got an index twice. Remedy: another column "
+            f"Indices of the SparseTensor of {what} must occur once each, got an index twice. Use another column "
             "for each value of a row."
         )
         once = tf.debugging.assert_equal(ascending(*tf.unstack(result.indices, axis=1)), True, message=message)
@@ -232,7 +232,7 @@ def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:
             f"mask of {what} must have the shape of its ids or of their first dimensions, got {mask.shape} for ids "
             f"of shape {value.shape}."
         )
-    message = f"mask of {what} must be one per id, in the rows of its ids. Remedy: a mask made from these ids."
+    message = f"mask of {what} must be one per id, in the rows of its ids. Use a mask made from these ids."
     if isinstance(value, tf.Tensor) and isinstance(mask, tf.Tensor):
         if not mask.shape.is_compatible_with(value.shape[:rank]):
             raise ValueError(
@@ -300,7 +300,7 @@ def _flat_weights(config: FeatureConfig, weights, form, order: tf.Tensor | None)
         raise ValueError(f"Weights of {what} must be floats, got {weights.dtype.name}.")
     if weights.shape.rank not in (1, 2) or flat_values(weights).shape.rank != 1:
         raise ValueError(f"Weights of {what} must have the form of the ids, {form.shape}, or [n], got {weights.shape}.")
-    message = f"Weights of {what} must be one per id, in the rows of its ids. Remedy: weights of the same samples."
+    message = f"Weights of {what} must be one per id, in the rows of its ids. Use weights of the same samples."
     if isinstance(weights, tf.SparseTensor):
         weights, _ = _sorted(f"the weights of {what}", weights)
     flat = flat_values(weights)

@@ -469,7 +469,7 @@ class FusedEmbedding(keras.layers.Layer):
                     if {self, other} <= set(embeddings_of(model)):
                         raise ValueError(
                             f"layers {other.name!r} and {self.name!r} of model {model.name!r} both train a table "
-                            f"{table!r}, so they train two tables of one name. Remedy: one layer with the features of "
+                            f"{table!r}, so they train two tables of one name. Use one layer with the features of "
                             "both, which may be called more than once in a step; or another TableConfig.name."
                         )
                 _apart[self].add(other)
@@ -589,7 +589,7 @@ class FusedEmbedding(keras.layers.Layer):
         values = np.asarray(ids)
         if values.size and values.dtype.kind not in "iu":
             raise ValueError(
-                f"ids to remove from table {table!r} are {values.dtype}, and must be integers. Remedy: ids as the "
+                f"ids to remove from table {table!r} are {values.dtype}, and must be integers. Use ids as the "
                 "model gets them, such as tf_fusedrec.hash_strings of a name."
             )
         values = np.unique(collectives.all_gather(values.astype(np.int64).ravel()))
@@ -638,7 +638,7 @@ def _checked_anchor(anchor: tf.Tensor, layer_name: str, world: collectives.Ranks
     message = (
         f"Dense weight {layer_name}/anchor has left 0 on rank {world.index} of {world.size}: an "
         "optimizer trains the dense weights of this model by the gradients of each rank alone, so that ranks 0 and 1 "
-        "and all others hold different models. Remedy: model.compile(fr.collectives.distributed_optimizer(optimizer), "
+        "and all others hold different models. Use model.compile(fr.collectives.distributed_optimizer(optimizer), "
         "...), or average gradients over ranks before apply_gradients."
     )
     is_zero = tf.debugging.assert_equal(anchor, tf.zeros_like(anchor), message)

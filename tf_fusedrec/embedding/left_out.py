@@ -79,7 +79,7 @@ class LeftOut:
             _LOG.error(
                 "the gradient of id %d of table %r (features %s) from %s in update %d is not finite. Its row and slots "
                 "stay as they are. Such rows of the table in this update: %d. Later ones are only counted, as "
-                "'left_out' in the table's statistics. Remedy: look for labels, weights and inputs there that are NaN "
+                "'left_out' in the table's statistics. Look for labels, weights and inputs there that are NaN "
                 "or infinite, or take a smaller learning rate.",
                 ids[of_row[0]], table, ", ".join(map(repr, self._features[table])), source, update, len(mine),
             )  # fmt: skip

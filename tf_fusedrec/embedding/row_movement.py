@@ -61,7 +61,7 @@ class RowMovement(keras.callbacks.Callback):
         if median < LEAST:
             _LOG.warning(
                 "the rows of table %r hardly train: in its first epoch the median row moved by %.1e of its norm, and "
-                "%.0e is the least expected. The optimizer is %s. Remedy: a larger learning rate, a smaller "
+                "%.0e is the least expected. The optimizer is %s. Use a larger learning rate, a smaller "
                 "initial_accumulator_value, or Adam.",
                 name, median, LEAST, table.optimizer.rule,
             )  # fmt: skip

@@ -34,7 +34,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, axis: int = -1, **kwargs: Any):
         refused = sorted({"renorm", "virtual_batch_size"} & {name for name, value in kwargs.items() if value})
         if refused:
-            raise ValueError(f"SyncBatchNormalization has no {refused}. Remedy: keras.layers.BatchNormalization.")
+            raise ValueError(f"SyncBatchNormalization has no {refused}. Use keras.layers.BatchNormalization.")
         super().__init__(axis, **{**kwargs, "synchronized": True})
 
     def _sync_calculate_mean_and_var(

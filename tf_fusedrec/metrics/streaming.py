@@ -191,7 +191,7 @@ class GAUC(SummedMetric):
         if y_pred.shape.rank != 2 or y_pred.shape[1] == 1:
             raise ValueError(
                 f"metric {self.name!r} got predictions {y_pred.shape} without groups, want a row for each "
-                "group, [G, n]. Remedy: such an output, or update_state(labels, logits, groups) in a train_step."
+                "group, [G, n]. Use such an output, or update_state(labels, logits, groups) in a train_step."
             )
         shape = tf.shape(y_pred, tf.int64)
         return tf.repeat(tf.range(shape[0]), shape[1])
@@ -263,7 +263,7 @@ class _MeanOfRanks(SummedMetric):
         if y_pred.shape.rank != 2 or y_pred.shape[1] == 1 or y_true.shape.rank not in (1, 2):
             raise ValueError(
                 f"metric {self.name!r} got predictions {y_pred.shape} and targets {y_true.shape}, want the scores of "
-                "all candidates [B, C] and the column of each target [B]. Remedy: an output with these scores, or "
+                "all candidates [B, C] and the column of each target [B]. Use an output with these scores, or "
                 "update_state(ranks) with metrics.rank_of_target."
             )
         known = tf.ones_like(y_pred[:, 0], tf.bool)

@@ -52,7 +52,7 @@ MOST_TABLES = 64  # tables of a group: bits of a mask
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 _MAGIC = b"fr.rows\x02"
 _BUNDLE = pathlib.Path("variables/variables")
-_COPY = "Remedy: copy it again."
+_COPY = "Copy it again."
 
 
 def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str | os.PathLike) -> None:
@@ -70,7 +70,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
     """
     base, delta, output = (pathlib.Path(path) for path in (base, delta, output))
     if os.path.lexists(output):
-        raise ValueError(f"output {os.fspath(output)!r} exists. Remedy: another folder, or remove it.")
+        raise ValueError(f"output {os.fspath(output)!r} exists. Use another folder, or remove it.")
     description, described = _read_delta(delta), describe(base)
     if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
@@ -101,7 +101,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
         partial.rename(output)
     except (OSError, tf.errors.OpError) as error:
         raise OSError(
-            f"output {os.fspath(output)!r} cannot be written and was removed: {error}. Remedy: make room or grant "
+            f"output {os.fspath(output)!r} cannot be written and was removed: {error}. Make room or grant "
             "rights there, then apply the delta again."
         ) from error
     finally:
@@ -110,7 +110,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
 
 def _wrong_base(base: pathlib.Path, delta: pathlib.Path, why: str) -> str:
     return (
-        f"delta {os.fspath(delta)!r} does not start from base {os.fspath(base)!r}: {why}. Remedy: the base of that "
+        f"delta {os.fspath(delta)!r} does not start from base {os.fspath(base)!r}: {why}. Use the base of that "
         "export, or a full export."
     )
 
@@ -120,7 +120,7 @@ def _read_delta(delta: pathlib.Path) -> dict:
     path = delta / "delta.json"
     if not path.exists():
         raise ValueError(
-            f"delta {os.fspath(delta)!r} holds no delta.json. Remedy: a folder written by export(..., base=...)."
+            f"delta {os.fspath(delta)!r} holds no delta.json. Use a folder written by export(..., base=...)."
         )
     description = _read_description(path)
     with _named(path):
@@ -135,7 +135,7 @@ def _read_delta(delta: pathlib.Path) -> dict:
         for part in ("model", "changes", "server") for file in _files_below(delta / part)
     }  # fmt: skip
     for name in sorted({*existing, *needed} - set(files)):
-        raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remedy: remove it.")
+        raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remove it.")
     for name, (size, checksum) in files.items():
         file = inside(delta, name)
         if [file.stat().st_size, checksum_of(file)] != [size, checksum]:
@@ -163,7 +163,7 @@ def inside(folder: pathlib.Path, name: str) -> pathlib.Path:
     path, top = folder / name, os.path.realpath(folder)
     is_relative = not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in name.split("/"))
     if not is_relative or os.path.commonpath([top, os.path.realpath(path)]) != top:
-        raise ValueError(f"file {os.fspath(path)!r} lies outside {os.fspath(folder)!r}. Remedy: files, not links.")
+        raise ValueError(f"file {os.fspath(path)!r} lies outside {os.fspath(folder)!r}. Use files, not links.")
     if not path.is_file():
         raise ValueError(f"file {os.fspath(path)!r} is missing. {_COPY}")
     return path
@@ -182,18 +182,16 @@ def check_table_name(name: str) -> None:
     """Raises ValueError unless a file can have the table's name: no separators, not '.' or '..'."""
     if not isinstance(name, str) or name in ("", ".", "..") or any(letter in name for letter in "/\\\0"):
         raise ValueError(
-            f"table name {name!r} cannot name a file. Remedy: a name without separators, other than '.' and '..'."
+            f"table name {name!r} cannot name a file. Use a name without separators, other than '.' and '..'."
         )
 
 
 def describe(export: pathlib.Path) -> dict:
     """Reads {"format", "ops", "tables": {name: {"dim", "dtype"}}} of a full export, and raises ValueError otherwise."""
     if (export / "delta.json").exists():
-        raise ValueError(f"base {os.fspath(export)!r} is a delta. Remedy: the full export that apply_delta builds.")
+        raise ValueError(f"base {os.fspath(export)!r} is a delta. Use the full export that apply_delta builds.")
     if not (export / DESCRIPTION).exists():
-        raise ValueError(
-            f"base {os.fspath(export)!r} is not an export: it has no {DESCRIPTION}. Remedy: a full export."
-        )
+        raise ValueError(f"base {os.fspath(export)!r} is not an export: it has no {DESCRIPTION}. Use a full export.")
     described = _read_description(inside(export, DESCRIPTION.as_posix()))
     return {name: described[name] for name in ("format", "ops", "tables")}
 
@@ -217,7 +215,7 @@ def _read_description(path: pathlib.Path) -> dict:
     if not known:
         want = " or ".join(map(str, sorted(FORMAT.values())))
         raise ValueError(
-            f"file {os.fspath(path)!r} has format {described['format']}, want {want}. Remedy: a full export by this "
+            f"file {os.fspath(path)!r} has format {described['format']}, want {want}. Use a full export by this "
             "version."
         )
     return described
@@ -329,7 +327,7 @@ def _numbers(rows: np.ndarray, dtype: str) -> np.ndarray:
 def _check_finite(name: pathlib.Path, numbers: np.ndarray) -> None:
     if numbers.dtype.kind in "fcV" and not np.isfinite(numbers).all():
         raise ValueError(
-            f"{os.fspath(name)!r} holds numbers that are not finite. Remedy: the delta of an earlier checkpoint."
+            f"{os.fspath(name)!r} holds numbers that are not finite. Use the delta of an earlier checkpoint."
         )
 
 

@@ -42,7 +42,7 @@ def check_base(base: pathlib.Path, described: dict) -> None:
     of_base = applying.describe(base)
     if of_base != described:
         raise ValueError(
-            f"base {os.fspath(base)!r} has {of_base}, but the model to export has {described}. Remedy: a base with the "
+            f"base {os.fspath(base)!r} has {of_base}, but the model to export has {described}. Use a base with the "
             "same format, ops, tables and rows, or a full export."
         )
 
@@ -183,7 +183,7 @@ def read_server_changes(
     numbers = [*tensors[: len(weights)], *(decoded(of, group.columns - 4) for of, group in zip(rows, groups))]
     finite = [tf.reduce_all(tf.math.is_finite(part)) for part in numbers if part.dtype.is_floating]
     words = ["delta ", delta]
-    words.append(" holds a weight or a row that is not finite. Remedy: the delta of an earlier checkpoint.")
+    words.append(" holds a weight or a row that is not finite. Use the delta of an earlier checkpoint.")
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(finite), [tf.strings.join(words)])]):
         tensors = [tf.identity(tensor) for tensor in tensors]
     restored = [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, weights)]
@@ -206,4 +206,4 @@ def _checksum(text: tf.Tensor) -> tf.Tensor:
 def _assert_checksum(path: tf.Tensor, text: tf.Tensor, checksum: tf.Tensor) -> tf.Operation:
     """Fails unless the checksum of a file's contents is `checksum` <string>[], 8 bytes."""
     same = tf.reduce_all(_checksum(text) == tf.io.decode_raw(checksum, tf.uint8))
-    return tf.debugging.Assert(same, [tf.strings.join(["file ", path, " is damaged. Remedy: copy the delta again."])])
+    return tf.debugging.Assert(same, [tf.strings.join(["file ", path, " is damaged. Copy the delta again."])])

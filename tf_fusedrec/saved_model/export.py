@@ -80,12 +80,12 @@ def export(
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
-        raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
+        raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Use 'stock' for servers without this package.")
     if rows not in ROWS:
-        raise ValueError(f"rows is {rows!r}, must be one of {ROWS}. Remedy: None for the dtype of each table.")
+        raise ValueError(f"rows is {rows!r}, must be one of {ROWS}. Use None for the dtype of each table.")
     if rows == "int8" and ops == "ours":
         raise ValueError(
-            "rows is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Remedy: rows='bfloat16', "
+            "rows is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Use rows='bfloat16', "
             "or ops='stock'."
         )
     if signatures is None:
@@ -96,14 +96,14 @@ def export(
     if stateful and ops == "stock":
         raise ValueError(
             f"ops is 'stock', but the signatures {stateful} have resources, which need this package on the server. "
-            "Remedy: ops='ours', or signatures without a StateCache."
+            "Use ops='ours', or signatures without a StateCache."
         )
     for name in sorted(set(signatures) & set(UPDATES)):
-        raise ValueError(f"signature {name!r} has the name of one for updates. Remedy: a name other than {UPDATES}.")
+        raise ValueError(f"signature {name!r} has the name of one for updates. Use a name other than {UPDATES}.")
 
     def begin() -> str:
         if path.exists():
-            raise ValueError(f"path {os.fspath(path)!r} exists. Remedy: another folder for each export, or remove it.")
+            raise ValueError(f"path {os.fspath(path)!r} exists. Use another folder for each export, or remove it.")
         if base is not None:
             delta.check_base(base, described)
         _remove_remains(path)
@@ -161,7 +161,7 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
             if config.name in tables:
                 raise ValueError(
                     f"two layers of {model.name!r} have a table {config.name!r}, but an export identifies tables by "
-                    "name. Remedy: another name for one of them."
+                    "name. Use another name for one of them."
                 )
             check_table_name(config.name)
             tables[config.name] = layer, config
@@ -198,7 +198,7 @@ def _write(
     not_finite = saving.non_finite_weight(list(model_state.values_of(weights)))
     if not_finite:
         raise ValueError(
-            f"{not_finite} is not finite. Remedy: load an earlier save (checkpoint.saves lists them), and look for the "
+            f"{not_finite} is not finite. Load an earlier save (checkpoint.saves lists them), and look for the "
             "cause, such as a learning rate that is too high or a NaN in the data."
         )
     dtypes_of_model = {table: config.dtype for table, (_, config) in tables.items()}
@@ -215,7 +215,7 @@ def _write(
             names = sorted(v.name for v in module.dense_weights if id(v) in created)
             raise ValueError(
                 f"weights {names} of {model.name!r} did not exist before the export, so they are neither trained nor "
-                "restored. Remedy: call the model on a batch, then train it or load a checkpoint, then export."
+                "restored. Call the model on a batch, then train it or load a checkpoint, then export."
             )
         for name, function in traced.items():
             versions.check(name, function)

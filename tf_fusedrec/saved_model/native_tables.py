@@ -19,7 +19,7 @@ from tf_fusedrec.exchange import routing
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
-_COPY = "Remedy: copy the export again."
+_COPY = "Copy the export again."
 _RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a server does not need.
 
 

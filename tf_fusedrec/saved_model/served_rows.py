@@ -215,11 +215,11 @@ class StockTables(tf.Module):
             if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
                 raise ValueError(
                     f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows "
-                    "[n, D]. Remedy: one row for each id."
+                    "[n, D]. Use one row for each id."
                 )
             if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
                 raise ValueError(
-                    f"table {name!r} of an export has ids that repeat or do not ascend. Remedy: sorted, distinct ids."
+                    f"table {name!r} of an export has ids that repeat or do not ascend. Use sorted, distinct ids."
                 )
         self._tables = [
             tuple(
@@ -255,7 +255,7 @@ def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.nda
     if bad.any():
         raise ValueError(
             f"table {table!r} has {int(bad.sum())} rows that are not finite in {numbers.dtype.name}, the first of id "
-            f"{ids[bad][0]}. Remedy: load an earlier save (checkpoint.saves lists them), and look for the cause, such "
+            f"{ids[bad][0]}. Load an earlier save (checkpoint.saves lists them), and look for the cause, such "
             "as a learning rate that is too high or a NaN in the data."
         )
     if dtype != "int8":

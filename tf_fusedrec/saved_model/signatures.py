@@ -49,7 +49,7 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
         return model.serving_signatures()
     if not getattr(model, "_is_graph_network", False):
         raise ValueError(
-            f"export cannot derive the signature of {model.name!r}, which is not a functional Keras model. Remedy: "
+            f"export cannot derive the signature of {model.name!r}, which is not a functional Keras model. Use "
             "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
         )
     # The structure is copied, because tf.nest does not handle Keras' own wrappers.
@@ -80,7 +80,7 @@ def check_names(signatures: Mapping[str, Signature]) -> None:
         # The SavedModel's module has these attributes, and an attribute for each signature.
         if not name or name in _ATTRIBUTES or hasattr(tf.Module, name):
             raise ValueError(
-                f"the name {name!r} of a signature is empty or an attribute of the SavedModel's module. Remedy: "
+                f"the name {name!r} of a signature is empty or an attribute of the SavedModel's module. Use "
                 "another name, such as 'serving_default'."
             )
         for input_name in signature.inputs:
@@ -101,7 +101,7 @@ def taking_strings(
             known = sorted({known for signature in signatures.values() for known in signature.inputs})
             raise ValueError(
                 f"strings names {name!r}, whose dtypes are {[dtype.name for dtype in dtypes]}, want int64 ids in some "
-                f"signature. Remedy: inputs of ids, among {known}."
+                f"signature. Use inputs of ids, among {known}."
             )
 
     def of_strings(signature: Signature) -> Signature:

@@ -119,7 +119,7 @@ class Versions(tf.Module):
         if past:
             raise ValueError(
                 f"signature {name!r} uses the variables of weights {past}, not their values, so its answers would "
-                "mix versions while a delta is applied. Remedy: read a weight by tf.convert_to_tensor in the model."
+                "mix versions while a delta is applied. Read a weight by tf.convert_to_tensor in the model."
             )
 
     def signatures(self, version: str, layout: str) -> dict[str, Signature]:
@@ -137,7 +137,7 @@ class Versions(tf.Module):
 
         def update() -> dict[str, tf.Tensor]:
             files = tf.io.matching_files(tf.strings.join([folder, "/*/delta.json"]))
-            words = ["folder ", folder, " holds no delta. Remedy: the folder that holds the folders of deltas."]
+            words = ["folder ", folder, " holds no delta. Use the folder that holds the folders of deltas."]
             exist = tf.debugging.Assert(tf.size(files) > 0, [tf.strings.join(words)])
             with tf.control_dependencies([exist]):
                 paths = tf.strings.regex_replace(files, "/delta\\.json$", "")
@@ -169,10 +169,10 @@ class Versions(tf.Module):
         """Makes the version after a delta with the base version `before`."""
         header = delta.read_header(path)
         words = ["delta ", path, " starts from version ", header.base, ", but the server has ", before.version]
-        words.append(". Remedy: the deltas in between, or load a full export.")
+        words.append(". Use the deltas in between, or load a full export.")
         follows = tf.debugging.Assert(header.base == before.version, [tf.strings.join(words)])
         words = ["delta ", path]
-        words.append(" is of another model: its tables, dense weights or constants differ. Remedy: load a full export.")
+        words.append(" is of another model: its tables, dense weights or constants differ. Load a full export.")
         same_model = tf.debugging.Assert(header.layout == self._layout, [tf.strings.join(words)])
         with tf.control_dependencies([follows, same_model]):
             weights, entries = delta.read_server_changes(path, header, self._groups, self._weight_specs)

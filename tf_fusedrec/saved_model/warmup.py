@@ -38,25 +38,23 @@ def write_warmup_requests(
         prediction_log_pb2 = importlib.import_module("tensorflow_serving.apis.prediction_log_pb2")
     except ImportError as error:
         raise ImportError(
-            "the module tensorflow_serving is missing, whose message types the file of warm-up requests has. Remedy: "
+            "the module tensorflow_serving is missing, whose message types the file of warm-up requests has. Run "
             f"pip install --no-deps tensorflow-serving-api=={tf.__version__.rsplit('.', 1)[0]}.*"
         ) from error
     file = pathlib.Path(path) / FILE
     if file.exists():
-        raise ValueError(f"{os.fspath(file)!r} exists. Remedy: remove it first.")
+        raise ValueError(f"{os.fspath(file)!r} exists. Remove it first.")
     if not 1 <= len(requests) <= MOST_REQUESTS:
-        raise ValueError(f"got {len(requests)} requests, want 1 .. {MOST_REQUESTS}. Remedy: one per shape of inputs.")
+        raise ValueError(f"got {len(requests)} requests, want 1 .. {MOST_REQUESTS}. Use one per shape of inputs.")
     signatures = tf.saved_model.load(os.fspath(path)).signatures
     if signature not in signatures:
-        raise ValueError(
-            f"export {os.fspath(path)!r} has no signature {signature!r}. Remedy: one of {sorted(signatures)}."
-        )
+        raise ValueError(f"export {os.fspath(path)!r} has no signature {signature!r}. Use one of {sorted(signatures)}.")
     specs = signatures[signature].structured_input_signature[1]
     records = []
     for number, request in enumerate(requests):
         if set(request) != set(specs):
             raise ValueError(
-                f"request {number} has the inputs {sorted(request)}, but {signature!r} wants {sorted(specs)}. Remedy: "
+                f"request {number} has the inputs {sorted(request)}, but {signature!r} wants {sorted(specs)}. Use "
                 "exactly these."
             )
         log = prediction_log_pb2.PredictionLog()
@@ -67,7 +65,7 @@ def write_warmup_requests(
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise ValueError(
                 f"{signature!r} does not answer request {number}, so TensorFlow Serving would not load the model: "
-                f"{error}. Remedy: a request that it answers."
+                f"{error}. Use a request that it answers."
             ) from error
         for name, tensor in tensors.items():
             log.predict_log.request.inputs[name].CopyFrom(tf.make_tensor_proto(tensor))

@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.ops._library import built_with_cuda
 
-_TO_HOST = "make the layer under tf.device('/CPU:0'), whose memory has all options"
+_TO_HOST = "a layer under tf.device('/CPU:0'), whose memory has all options"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,28 +84,28 @@ def check(
     for name in given:
         if name in place.lacks:
             raise ValueError(
-                f"{names} on a GPU got TableConfig.{name}={given[name]!r}, and must have {defaults[name]!r}. Remedy: "
+                f"{names} on a GPU got TableConfig.{name}={given[name]!r}, and must have {defaults[name]!r}. Use "
                 f"{_TO_HOST}; or leave this option out."
             )
     if averaged and not place.averages:
         raise ValueError(
             f"{names} lie on a GPU with host_rows, so they cannot be averaged; the topology's rule is 'weight_sync'. "
-            f"Remedy: Topology(rule='gradient_sync'); or {_TO_HOST}."
+            f"Use Topology(rule='gradient_sync'); or {_TO_HOST}."
         )
     if averaged and not given.keys().isdisjoint(AVERAGED_LACK):
         raise ValueError(
             f"{names} have admission_count > 1, hot_after or frequency_decay_steps, which count lookups of all ranks, "
-            "while under the rule 'weight_sync' every group sees its own. Remedy: Topology(rule='gradient_sync')."
+            "while under the rule 'weight_sync' every group sees its own. Use Topology(rule='gradient_sync')."
         )
     if accumulate_steps > 1 and not place.accumulates_steps:
         raise ValueError(
             f"{names} on a GPU with host_rows got accumulate_steps={accumulate_steps}, and must have 1, because the "
-            f"device holds the rows of one lookup. Remedy: FrozenWindow or Nested, which sum inside a step; or "
+            f"device holds the rows of one lookup. Use FrozenWindow or Nested, which sum inside a step; or "
             f"{_TO_HOST}."
         )
     if place.lookups_per_update is not None and lookups_per_update > place.lookups_per_update:
         raise ValueError(
             f"{names} on a GPU with host_rows got lookups_per_update={lookups_per_update}, and must have "
-            f"{place.lookups_per_update}, because the device holds the rows of one lookup. Remedy: a schedule whose "
+            f"{place.lookups_per_update}, because the device holds the rows of one lookup. Use a schedule whose "
             f"rows are fresh, such as DualBuffer(); or {_TO_HOST}."
         )

@@ -128,7 +128,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         if name in _OF_THE_GROUP and member is not None and member.group is not self:
             raise AttributeError(
                 f"layer {self.name!r} has no {name!r} since fuse(): its rows are in the {name!r} of group "
-                f"{member.group.name!r}, whose keys hold all of {member.group.layers}. Remedy: layer.export() for the "
+                f"{member.group.name!r}, whose keys hold all of {member.group.layers}. Use layer.export() for the "
                 f"rows of this layer, or layer.owner.{name} for the whole group."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

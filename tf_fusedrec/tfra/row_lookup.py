@@ -96,8 +96,8 @@ class RowLookup(de.shadow_ops.HvdVariable):
         if self.hashed_ids:
             return tf.bitwise.bitwise_and(ids, limit - 1)
         message = (
-            f"ids of the fused layers {self._layers} must lie in [0, 2^{self.id_bits}). Remedy for 64-bit hashes: "
-            "fuse(model, hashed_ids=True). For other ids: fuse(model, leave=[...]) with the names of their layers."
+            f"ids of the fused layers {self._layers} must lie in [0, 2^{self.id_bits}). For 64-bit hashes use "
+            "fuse(model, hashed_ids=True). For other ids use fuse(model, leave=[...]) with the names of their layers."
         )
         checks = [tf.debugging.assert_non_negative(ids, message), tf.debugging.assert_less(ids, limit, message)]
         with tf.control_dependencies([check for check in checks if check is not None]):

@@ -30,17 +30,17 @@ class RankingConfig:
     contextual: tuple[str, ...] = ()  # scalar columns of ids
     contextual_lists: tuple[str, ...] = ()  # columns with a list of ids for each user
     contextual_dense: tuple[str, ...] = ()  # scalar columns of numbers; NaN is missing
-    item_features: tuple[str, ...] = ()  # names of further id columns of items: history_<name> and exposed_<name>
+    item_features: tuple[str, ...] = ()  # names of more id columns of items: history_<name> and exposed_<name>
     item_lists: tuple[str, ...] = ()  # names of columns with several ids of an event, beside <role>_<name>_count
     history_dense: tuple[str, ...] = ()  # names of columns of numbers: history_<name>; NaN is missing
     exposed_dense: tuple[str, ...] = ()  # names of columns of numbers: exposed_<name>; NaN is missing
-    log1p: tuple[str, ...] = ()  # dense names whose numbers x become sign(x) log(1 + |x|) before they are normalised
+    log1p: tuple[str, ...] = ()  # dense names whose numbers x become sign(x) log(1 + |x|) before they are normalized
     crosses: tuple[str, ...] = ()  # learned crosses "a*b" of two ids, such as gender*genre or user_id*hour
     list_combiner: str = "mean"  # pools the rows of a list: one of COMBINERS
     time_features: bool = True  # exposures see the history's length, the time since its end, and the hour as numbers
     click_label: str = "exposed_click"
     conversion_label: str = "exposed_conversion"  # CTCVR = click and conversion
-    other_labels: tuple[str, ...] = ()  # names of further tasks, with labels in the columns exposed_<name>
+    other_labels: tuple[str, ...] = ()  # names of more tasks, with labels in the columns exposed_<name>
     max_history: int = 200  # events; a longer history keeps its newest
     max_exposures: int = 32  # exposures per row; a longer row keeps its last
     dim: int = 32  # columns of an embedding row

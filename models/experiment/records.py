@@ -58,7 +58,7 @@ class EmbeddingConfig:
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
     stddev: float = 0.02  # standard deviation of a new row's truncated normal values
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the optimizer
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more arguments of the optimizer
     all_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     groups: int = 1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology

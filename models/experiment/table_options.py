@@ -47,7 +47,7 @@ class Defaults(typing.NamedTuple):
     dim: int
     optimizer: str  # one of TABLE_OPTIMIZERS
     learning_rate: float
-    arguments: Mapping[str, Any]  # further arguments of the optimizer
+    arguments: Mapping[str, Any]  # more arguments of the optimizer
     stddev: float
     fields: Mapping[str, Any]  # embedding.all_tables
 

@@ -1,4 +1,4 @@
-"""ModelFlopsUtilization: the quotient that it logs, where its parts come from, and what it refuses."""
+"""ModelFlopsUtilization: the logged quotient, the sources of its parts, and its refusals."""
 
 import math
 

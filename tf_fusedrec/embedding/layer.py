@@ -44,7 +44,7 @@ _callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.
 
 
 class CallHooks:
-    """What a call of a layer does. `with layer.using(hooks):` puts the hooks of a subclass in force.
+    """The parts of a layer's call that `with layer.using(hooks):` replaces by those of a subclass.
 
     A method that a subclass does not override is that of the hooks in force before, `self.before`.
     """

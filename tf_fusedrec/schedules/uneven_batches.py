@@ -57,11 +57,13 @@ WHOLE = MicroBatch(0, 1.0)
 
 
 class _SelectedGradients(CallHooks):
+    """Replaces the selection of an outer guard: a micro-batch has no samples where its batch has none."""
+
     def __init__(self, select: Callable[[tf.Tensor], tf.Tensor]):
         self._select = select
 
     def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        return self._select(super().gradient(gradient))
+        return self._select(gradient)
 
 
 class Guard:

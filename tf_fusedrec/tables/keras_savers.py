@@ -157,7 +157,7 @@ class TableState(tf.train.experimental.PythonState):
     def refuse_fit(self, callbacks: Sequence[Any], optimizer: Any) -> None:
         """Raises ValueError if a callback of a fit, or an optimizer, would keep dense weights without their rows.
 
-        optimizer: Of the dense weights; None if this layer is frozen.
+        optimizer: Optimizer of the dense weights; None if this layer is frozen.
         """
         if _excluded.get() or not self._tables:
             return

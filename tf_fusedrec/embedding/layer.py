@@ -1,41 +1,27 @@
-"""FusedEmbedding, the Keras layer: it takes ids by feature, returns rows, and trains its tables.
-
-    anchor ─▶ join ─┬─▶ rows of call 0 ─▶ the model
-                    └─▶ rows of call 1 ─▶ the model
-
-Gradients run the other way. So the gradient of `join` runs once, after the gradients of all calls that the loss needs,
-and the training calls of one step make one update.
-"""
+"""FusedEmbedding, the Keras layer: it takes ids by feature, returns rows, and trains its tables."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import gc
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, outside_clusters, recorded_by_tape, tf
+from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import describe
 from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
 from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
-from tf_fusedrec.embedding.step import Lookup, Step, lookups_of
+from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, checked_anchor, lookups_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
 from tf_fusedrec.tables.keras_savers import TableState
 
-# Gradient of the anchor on rank 0. Its square is 0 in float32: no norm of gradients sees it. A scale of the loss does
-# not take it out of float32's range.
-ANCHOR_GRADIENT = 1e-20
-# TensorFlow's graphs for the gradients of a branch and of a loop's body.
-_GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -138,97 +124,7 @@ class _Hidden:
         self.groups: list[TableGroup] = []
         self.hooks: CallHooks = _DefaultHooks()
         self.calls: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
-        self.steps: weakref.WeakKeyDictionary[tf.Graph, _TrainingCalls] = weakref.WeakKeyDictionary()
-
-
-class _TrainingCalls:
-    """The training calls of a layer in one graph, or in eager mode, with gradients from one tape.
-
-    Args:
-      anchor: <float32>[], the layer's anchor.
-      world: All ranks.
-      hooks: The hooks in force at the first call.
-
-    Attributes:
-      anchor: As above.
-      count: Number of calls so far that have looked up a group, by prefix of the group.
-    """
-
-    def __init__(self, anchor: tf.Tensor, world: collectives.Ranks, hooks: CallHooks):
-        self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
-        self._number = itertools.count()
-        self._joined: tf.Tensor | None  # None: the gradients have arrived
-        # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
-        # one graph in several other graphs.
-        self._received: dict[tf.Graph, dict[int, tuple[Step, dict[int, tf.Tensor]]]] = {}
-
-        @tf.custom_gradient
-        def join(anchor: tf.Tensor):
-            @tf.autograph.experimental.do_not_convert
-            def update(_: tf.Tensor) -> tf.Tensor:
-                self._joined, graph = None, tf.compat.v1.get_default_graph()
-                step, gradients = self._take(graph)
-                if type(graph).__name__ in _GRADIENTS_OF_BRANCHES:
-                    raise ValueError(
-                        f"tables {step.lookups[min(gradients)].group.table.names} were looked up for training inside a "
-                        "tf.cond or tf.while_loop that does not compute the gradient, and a branch cannot train them. "
-                        "Use the FusedEmbedding outside of it."
-                    )
-
-                def train() -> tf.Tensor:
-                    total = _anchor_gradient(anchor, world)
-                    for _, positions in step.by_group(gradients):
-                        total += hooks.train(step, {i: gradients[i] for i in positions})
-                    return total
-
-                # The gradient of a tf.function orders no ops, and drops those that its result does not need.
-                in_function = getattr(graph, "name", "").startswith("__backward_")
-                return tf.function(train, autograph=False)() if in_function else train()
-
-            return tf.identity(anchor), update
-
-        self._joined = join(anchor)
-
-    def takes_calls(self) -> bool:
-        """Returns whether a call made now and this step get their gradients from the same tape."""
-        if self._joined is None:
-            return False
-        recorded = recorded_by_tape(self._joined)
-        return not tf.executing_eagerly() if recorded is None else recorded
-
-    def trained(self, step: Step, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The rows of a call's lookups. Gradients of a group's rows train it, if the loss depends on one of them."""
-        number = next(self._number)
-        result = [part if lookup.training else tf.stop_gradient(part) for lookup, part in zip(step.lookups, rows)]
-        trains = [i for i, lookup in enumerate(step.lookups) if lookup.training]
-        self.count.update({step.lookups[i].group.prefix for i in trains})
-        for _, positions in step.by_group(trains):
-            for i, part in zip(positions, self._trained_group(number, step, positions, [rows[i] for i in positions])):
-                result[i] = part
-        return result
-
-    def _trained_group(self, number: int, step: Step, positions: list[int], rows: list[tf.Tensor]) -> list[tf.Tensor]:
-        @tf.custom_gradient
-        def forward(_: tf.Tensor):
-            @tf.autograph.experimental.do_not_convert
-            def backward(*grads: tf.Tensor) -> tf.Tensor:
-                calls = self._received.setdefault(tf.compat.v1.get_default_graph(), {})
-                calls.setdefault(number, (step, {}))[1].update(zip(positions, map(self._hooks.gradient, grads)))
-                return tf.zeros([])
-
-            return rows, backward
-
-        return forward(self._joined)
-
-    def _take(self, graph: tf.Graph) -> tuple[Step, dict[int, tf.Tensor]]:
-        """The calls as one step, and the gradients of their rows, both in the order of calls and lookups."""
-        calls = [call for _, call in sorted(self._received.pop(graph).items())]
-        joined: dict[int, tf.Tensor] = {}
-        offset = 0
-        for step, gradients in calls:
-            joined.update({offset + i: gradients[i] for i in sorted(gradients)})
-            offset += len(step.lookups)
-        return Step.joined([step for step, _ in calls]), joined
+        self.steps: weakref.WeakKeyDictionary[tf.Graph, TrainingCalls] = weakref.WeakKeyDictionary()
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -437,14 +333,14 @@ class FusedEmbedding(keras.layers.Layer):
                 outputs[name] = restore_form(features[name], feature_rows)
         return {name: outputs[name] for name in inputs}
 
-    def _training_calls(self) -> _TrainingCalls:
+    def _training_calls(self) -> TrainingCalls:
         """The step that a training call made now belongs to."""
         graph = tf.compat.v1.get_default_graph()
         calls = self._hidden.steps.get(graph)
         if calls is None or not calls.takes_calls():
             self._refuse_tables_of_two_layers(graph)
             world = self.layout.world
-            calls = _TrainingCalls(_checked_anchor(self._anchor.read_value(), self.name, world), world, self.hooks)
+            calls = TrainingCalls(checked_anchor(self._anchor.read_value(), self.name, world), world, self.hooks)
             self._hidden.steps[graph] = calls
         return calls
 
@@ -618,32 +514,6 @@ class FusedEmbedding(keras.layers.Layer):
         config["features"] = [FeatureConfig(**feature) for feature in config["features"]]
         config["topology"] = Topology(**config["topology"])
         return cls(**config)
-
-
-def _anchor_gradient(anchor: tf.Tensor, world: collectives.Ranks) -> tf.Tensor:
-    """The gradient of the anchor <float32>[] on this rank: nothing when ranks add or average their gradients.
-
-    So the anchor stays 0 under an optimizer that averages over ranks. Under one that does not, it leaves 0 in the first
-    step, as every dense weight does; the next training call raises the error.
-    """
-    if world.size == 1:
-        return tf.zeros_like(anchor)
-    return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(world.index, 0.0), anchor.dtype)
-
-
-def _checked_anchor(anchor: tf.Tensor, layer_name: str, world: collectives.Ranks) -> tf.Tensor:
-    """The anchor's value <float32>[] in a training call; at run time InvalidArgumentError when it has been trained."""
-    if world.size == 1:
-        return anchor
-    message = (
-        f"Dense weight {layer_name}/anchor has left 0 on rank {world.index} of {world.size}: an "
-        "optimizer trains the dense weights of this model by the gradients of each rank alone, so that ranks 0 and 1 "
-        "and all others hold different models. Use model.compile(fr.collectives.distributed_optimizer(optimizer), "
-        "...), or average gradients over ranks before apply_gradients."
-    )
-    is_zero = tf.debugging.assert_equal(anchor, tf.zeros_like(anchor), message)
-    with tf.control_dependencies([] if is_zero is None else [is_zero]):
-        return tf.identity(anchor)
 
 
 def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:

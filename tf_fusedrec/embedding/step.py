@@ -7,20 +7,36 @@
 A layer runs all verbs in one call. A schedule runs them at other times, and may keep a Step between training steps: a
 Step is a tuple of tensors and constants. The lookups of a step share their costs: the ids of all travel in one
 all-to-all, each table is looked up and updated once, and an id of several micro-batches travels once.
+
+The training calls of a layer in one step make one update, from the gradient of the layer's anchor:
+
+    anchor ─▶ join ─┬─▶ rows of call 0 ─▶ the model
+                    └─▶ rows of call 1 ─▶ the model
+
+Gradients run the other way. So the gradient of `join` runs once, after the gradients of all calls that the loss needs.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import outside_clusters, tf
+from tf_fusedrec._tf_compat import outside_clusters, recorded_by_tape, tf
 from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.embedding.group import TableGroup
 from tf_fusedrec.exchange import gradient_sync, routing
+from tf_fusedrec.exchange.collectives import Ranks
 from tf_fusedrec.exchange.routing import Outgoing, Route
+
+# Gradient of the anchor on rank 0. Its square is 0 in float32: no norm of gradients sees it. A scale of the loss does
+# not take it out of float32's range.
+ANCHOR_GRADIENT = 1e-20
+# TensorFlow's graphs for the gradients of a branch and of a loop's body.
+_GRADIENTS_OF_BRANCHES = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 
 
 class Lookup(NamedTuple):
@@ -262,3 +278,119 @@ def _positions_by(positions: Iterable[int], key: Callable[[int], Hashable]) -> l
     for i in positions:
         parts.setdefault(key(i), []).append(i)
     return list(parts.values())
+
+
+class TrainingCalls:
+    """The training calls of a layer in one graph, or in eager mode, with gradients from one tape.
+
+    Args:
+      anchor: <float32>[], the layer's anchor.
+      world: All ranks.
+      hooks: The CallHooks in force at the first call.
+
+    Attributes:
+      anchor: As above.
+      count: Number of calls so far that have looked up a group, by prefix of the group.
+    """
+
+    def __init__(self, anchor: tf.Tensor, world: Ranks, hooks: Any):
+        self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
+        self._number = itertools.count()
+        self._joined: tf.Tensor | None  # None: the gradients have arrived
+        # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
+        # one graph in several other graphs.
+        self._received: dict[tf.Graph, dict[int, tuple[Step, dict[int, tf.Tensor]]]] = {}
+
+        @tf.custom_gradient
+        def join(anchor: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def update(_: tf.Tensor) -> tf.Tensor:
+                self._joined, graph = None, tf.compat.v1.get_default_graph()
+                step, gradients = self._take(graph)
+                if type(graph).__name__ in _GRADIENTS_OF_BRANCHES:
+                    raise ValueError(
+                        f"tables {step.lookups[min(gradients)].group.table.names} were looked up for training inside a "
+                        "tf.cond or tf.while_loop that does not compute the gradient, and a branch cannot train them. "
+                        "Use the FusedEmbedding outside of it."
+                    )
+
+                def train() -> tf.Tensor:
+                    total = _anchor_gradient(anchor, world)
+                    for _, positions in step.by_group(gradients):
+                        total += hooks.train(step, {i: gradients[i] for i in positions})
+                    return total
+
+                # The gradient of a tf.function orders no ops, and drops those that its result does not need.
+                in_function = getattr(graph, "name", "").startswith("__backward_")
+                return tf.function(train, autograph=False)() if in_function else train()
+
+            return tf.identity(anchor), update
+
+        self._joined = join(anchor)
+
+    def takes_calls(self) -> bool:
+        """Returns whether a call made now and this step get their gradients from the same tape."""
+        if self._joined is None:
+            return False
+        recorded = recorded_by_tape(self._joined)
+        return not tf.executing_eagerly() if recorded is None else recorded
+
+    def trained(self, step: Step, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows of a call's lookups. Gradients of a group's rows train it, if the loss depends on one of them."""
+        number = next(self._number)
+        result = [part if lookup.training else tf.stop_gradient(part) for lookup, part in zip(step.lookups, rows)]
+        trains = [i for i, lookup in enumerate(step.lookups) if lookup.training]
+        self.count.update({step.lookups[i].group.prefix for i in trains})
+        for _, positions in step.by_group(trains):
+            for i, part in zip(positions, self._trained_group(number, step, positions, [rows[i] for i in positions])):
+                result[i] = part
+        return result
+
+    def _trained_group(self, number: int, step: Step, positions: list[int], rows: list[tf.Tensor]) -> list[tf.Tensor]:
+        @tf.custom_gradient
+        def forward(_: tf.Tensor):
+            @tf.autograph.experimental.do_not_convert
+            def backward(*grads: tf.Tensor) -> tf.Tensor:
+                calls = self._received.setdefault(tf.compat.v1.get_default_graph(), {})
+                calls.setdefault(number, (step, {}))[1].update(zip(positions, map(self._hooks.gradient, grads)))
+                return tf.zeros([])
+
+            return rows, backward
+
+        return forward(self._joined)
+
+    def _take(self, graph: tf.Graph) -> tuple[Step, dict[int, tf.Tensor]]:
+        """The calls as one step, and the gradients of their rows, both in the order of calls and lookups."""
+        calls = [call for _, call in sorted(self._received.pop(graph).items())]
+        joined: dict[int, tf.Tensor] = {}
+        offset = 0
+        for step, gradients in calls:
+            joined.update({offset + i: gradients[i] for i in sorted(gradients)})
+            offset += len(step.lookups)
+        return Step.joined([step for step, _ in calls]), joined
+
+
+def _anchor_gradient(anchor: tf.Tensor, world: Ranks) -> tf.Tensor:
+    """The gradient of the anchor <float32>[] on this rank: nothing when ranks add or average their gradients.
+
+    So the anchor stays 0 under an optimizer that averages over ranks. Under one that does not, it leaves 0 in the first
+    step, as every dense weight does; the next training call raises the error.
+    """
+    if world.size == 1:
+        return tf.zeros_like(anchor)
+    return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(world.index, 0.0), anchor.dtype)
+
+
+def checked_anchor(anchor: tf.Tensor, layer_name: str, world: Ranks) -> tf.Tensor:
+    """The anchor's value <float32>[] in a training call; at run time InvalidArgumentError when it has been trained."""
+    if world.size == 1:
+        return anchor
+    message = (
+        f"Dense weight {layer_name}/anchor has left 0 on rank {world.index} of {world.size}: an "
+        "optimizer trains the dense weights of this model by the gradients of each rank alone, so that ranks 0 and 1 "
+        "and all others hold different models. Use model.compile(fr.collectives.distributed_optimizer(optimizer), "
+        "...), or average gradients over ranks before apply_gradients."
+    )
+    is_zero = tf.debugging.assert_equal(anchor, tf.zeros_like(anchor), message)
+    with tf.control_dependencies([] if is_zero is None else [is_zero]):
+        return tf.identity(anchor)

@@ -3,8 +3,7 @@
 // In each round every waiting sample chooses its cheapest micro-batch. If too many choose one, those with the largest
 // regret, the cost of their second choice minus the first, get a place. The others choose again. Each round but the last
 // fills a micro-batch, so at most M rounds are needed.
-#ifndef FUSEDREC_CLUSTER_SAMPLES_ASSIGNMENT_H_
-#define FUSEDREC_CLUSTER_SAMPLES_ASSIGNMENT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -62,5 +61,3 @@ inline std::vector<int32_t> Assign(const std::vector<int64_t>& cost, std::vector
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_CLUSTER_SAMPLES_ASSIGNMENT_H_

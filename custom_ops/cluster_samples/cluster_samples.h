@@ -16,8 +16,7 @@
 //
 // Costs are integers, in units of 2^-26 ids, and random numbers are hashes of a counter. So the order is a function of
 // the batch alone: the same on every machine, and in the oracle.
-#ifndef FUSEDREC_CLUSTER_SAMPLES_CLUSTER_SAMPLES_H_
-#define FUSEDREC_CLUSTER_SAMPLES_CLUSTER_SAMPLES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -45,5 +44,3 @@ absl::Status ClusterSamples(const std::vector<FeatureIds>& features, absl::Span<
                             absl::Span<int64_t> order);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_CLUSTER_SAMPLES_CLUSTER_SAMPLES_H_

@@ -31,14 +31,6 @@ REGISTER_OP("Fusedrec>ClusterSamples")
       c->set_output(0, c->Vector(samples));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Orders the samples of a batch so that its micro-batches share few ids (NestPipe, section V.C).
-
-ids: <int64>[n_f] ids of feature f, sample by sample.
-row_splits: <int64>[B+1] sample b holds ids[row_splits[b]:row_splits[b+1]] of feature f.
-sizes: <int64>[M] samples of each micro-batch, with sum B.
-order: <int64>[B] numbers of the samples, micro-batch by micro-batch, ascending inside a micro-batch.
-tables: [num_features] table of each feature, any number; equal ids of one table mean one row.
-)doc");
+    .Doc("Orders the samples of a batch so that its micro-batches share few ids (NestPipe, section V.C).");
 
 }  // namespace fusedrec

@@ -4,8 +4,7 @@
 // the end of each collective. The C functions below return all marks as text, at any time and to any thread. A mark is made
 // once per name and lives as long as the process. Calls of one name never overlap, because Horovod refuses a second
 // collective of a running name.
-#ifndef FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
-#define FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -36,5 +35,3 @@ __attribute__((visibility("default"))) void fusedrec_mark_collective(const char*
 // Writes DescribeMarks() into `out` if it has room. Returns the number of bytes of the text.
 __attribute__((visibility("default"))) int64_t fusedrec_describe_marks(char* out, int64_t room);
 }
-
-#endif  // FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_

@@ -10,13 +10,6 @@ REGISTER_OP("Fusedrec>MarkCollective")
     .Attr("collective: string")
     .Attr("ended: bool")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc(R"doc(
-Passes a tensor through and marks that a collective begins, or has ended, for the watchdog of this process.
-
-value: <T> any shape.
-same: the same tensor, not copied.
-collective: its name.
-ended: whether it has ended; false: it begins.
-)doc");
+    .Doc("Passes a tensor through and marks that a collective begins, or has ended, for the watchdog of this process.");
 
 }  // namespace fusedrec

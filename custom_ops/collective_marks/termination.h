@@ -5,8 +5,7 @@
 // thread may hold the interpreter's lock for ever. It keeps the exception's text, and waits for the watchdog, which polls
 // fusedrec_termination, asks the other ranks for the cause, and ends the process. If the time limit passes first, the
 // handler writes one line and ends the process with code 1.
-#ifndef FUSEDREC_COLLECTIVE_MARKS_TERMINATION_H_
-#define FUSEDREC_COLLECTIVE_MARKS_TERMINATION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -18,5 +17,3 @@ __attribute__((visibility("default"))) void fusedrec_watch_termination(int rank,
 // Copies the exception's text, at most `room` bytes with a zero at the end. Returns 1 when the process is ending, else 0.
 __attribute__((visibility("default"))) int fusedrec_termination(char* out, int64_t room);
 }
-
-#endif  // FUSEDREC_COLLECTIVE_MARKS_TERMINATION_H_

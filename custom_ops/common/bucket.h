@@ -3,8 +3,7 @@
 // Horovod caches a collective by the shape of its tensor, so a new first dimension makes all ranks negotiate again. The
 // number of deduplicated ids changes every step. Buffers are therefore rounded up to few sizes. The splits tell how much
 // of a buffer is data, and only the data travels.
-#ifndef FUSEDREC_COMMON_BUCKET_H_
-#define FUSEDREC_COMMON_BUCKET_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -21,5 +20,3 @@ inline int64_t BucketedSize(int64_t n) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_BUCKET_H_

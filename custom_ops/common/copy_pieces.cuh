@@ -1,6 +1,5 @@
 // Copies arrays of any lengths to others in one launch.
-#ifndef FUSEDREC_COMMON_COPY_PIECES_CUH_
-#define FUSEDREC_COMMON_COPY_PIECES_CUH_
+#pragma once
 
 #include "common/pieces.cuh"
 
@@ -22,5 +21,3 @@ static __global__ void __launch_bounds__(kPieceThreads)
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_COPY_PIECES_CUH_

@@ -1,6 +1,5 @@
 // The C interface between libfusedrec_cuda.so (nvcc) and the op library (g++); device.cuh has its rules.
-#ifndef FUSEDREC_COMMON_CUDA_API_H_
-#define FUSEDREC_COMMON_CUDA_API_H_
+#pragma once
 
 #include <cstdint>
 
@@ -25,5 +24,3 @@ FUSEDREC_CUDA_API int fusedrec_copy_to_device(void* device, const void* host, in
 
 // Sets `bytes` on the device to 0.
 FUSEDREC_CUDA_API int fusedrec_fill_zeros(void* device, int64_t bytes, void* stream);
-
-#endif  // FUSEDREC_COMMON_CUDA_API_H_

@@ -7,8 +7,7 @@
 // `extern "C"`, raw pointers, sizes, `void* stream` last; the answer is 0, or a cudaError_t. No TensorFlow type and no
 // CUDA type crosses that line. The op library is compiled without CUDA, and a test drives the same library through
 // ctypes. Scratch is the caller's, so that it comes from TensorFlow's allocator; no launcher allocates.
-#ifndef FUSEDREC_COMMON_DEVICE_CUH_
-#define FUSEDREC_COMMON_DEVICE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -70,5 +69,3 @@ inline unsigned BlocksFor(int64_t work, int threads) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_DEVICE_CUH_

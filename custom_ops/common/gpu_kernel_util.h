@@ -2,8 +2,7 @@
 //
 // Arguments that are small and decide on sizes (splits, counts) are in host memory. They are checked as on a CPU, and
 // no size waits for the device. Arrays of the size of a batch stay on the device.
-#ifndef FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
-#define FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -42,5 +41,3 @@ constexpr int NumberTypeOf() {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_

@@ -7,8 +7,7 @@
 //   dedup slots     high bits of Mix64(id ^ kSlotSalt)  (SlotHash)
 //   table shards    high bits, lines low bits of Mix64(id ^ kTableSalt)  (TableHash)
 // Were they taken from the same bits, a rank that owns one range of the hash would fill one range of its slots.
-#ifndef FUSEDREC_COMMON_HASH_H_
-#define FUSEDREC_COMMON_HASH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -64,5 +63,3 @@ FUSEDREC_HOST_DEVICE inline uint32_t TfraOwner(int64_t id, uint32_t ranks) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_HASH_H_

@@ -1,7 +1,6 @@
 // Helpers of every OpKernel: TensorFlow's thread pool as a ParallelFor, and checks whose messages name the argument, its
 // value, the wanted value and the remedy.
-#ifndef FUSEDREC_COMMON_KERNEL_UTIL_H_
-#define FUSEDREC_COMMON_KERNEL_UTIL_H_
+#pragma once
 
 #include <string>
 
@@ -57,5 +56,3 @@ inline absl::Status RequireSplits(const char* name, absl::Span<const int64_t> sp
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_KERNEL_UTIL_H_

@@ -1,6 +1,5 @@
 // Helpers of the launchers: they carve scratch memory, and copy small arrays between host and device.
-#ifndef FUSEDREC_COMMON_LAUNCHER_CUH_
-#define FUSEDREC_COMMON_LAUNCHER_CUH_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -68,5 +67,3 @@ inline int LastError() { return static_cast<int>(cudaGetLastError()); }
   } while (false)
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_LAUNCHER_CUH_

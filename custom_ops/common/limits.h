@@ -1,7 +1,6 @@
 // The largest sizes that ops accept, and the Status for larger sizes. There is no memory for larger sizes, and their sums
 // overflow.
-#ifndef FUSEDREC_COMMON_LIMITS_H_
-#define FUSEDREC_COMMON_LIMITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ inline absl::Status RequireSize(const char* name, int64_t size) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_LIMITS_H_

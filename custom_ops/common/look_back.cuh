@@ -6,8 +6,7 @@
 //
 // Blocks take their tile by a counter and not by their index, so every block that another waits for has started. That
 // costs one atomic operation per tile of some thousand items.
-#ifndef FUSEDREC_COMMON_LOOK_BACK_CUH_
-#define FUSEDREC_COMMON_LOOK_BACK_CUH_
+#pragma once
 
 #include "common/device.cuh"
 
@@ -48,5 +47,3 @@ __device__ inline unsigned LookBack(unsigned long long* states, unsigned tile, u
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_LOOK_BACK_CUH_

@@ -1,6 +1,5 @@
 // Blocks of kernels whose threads loop, so that a launch covers work of any size.
-#ifndef FUSEDREC_COMMON_LOOP_BLOCKS_CUH_
-#define FUSEDREC_COMMON_LOOP_BLOCKS_CUH_
+#pragma once
 
 #include "common/device.cuh"
 
@@ -13,5 +12,3 @@ inline unsigned LoopBlocks(int64_t work, int threads) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_LOOP_BLOCKS_CUH_

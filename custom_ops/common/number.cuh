@@ -1,8 +1,7 @@
 // Numbers of tensors on a GPU: float, and the two 16-bit types as bits, computed with in float.
 //
 // By instructions and not by cuda_fp16.h: the emulation and a compiler without headers need nothing else.
-#ifndef FUSEDREC_COMMON_NUMBER_CUH_
-#define FUSEDREC_COMMON_NUMBER_CUH_
+#pragma once
 
 #include "common/device.cuh"
 
@@ -73,5 +72,3 @@ __device__ inline Bfloat16 FromFloat<Bfloat16>(float x) {
 enum NumberType { kNumberFloat = 0, kNumberHalf = 1, kNumberBfloat16 = 2 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_NUMBER_CUH_

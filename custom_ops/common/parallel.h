@@ -1,8 +1,7 @@
 // The interface through which an algorithm runs on the threads of its caller.
 //
 // OpKernels pass TensorFlow's own pool (CpuPool in kernel_util.h). A C++ test passes SerialFor.
-#ifndef FUSEDREC_COMMON_PARALLEL_H_
-#define FUSEDREC_COMMON_PARALLEL_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -19,5 +18,3 @@ inline void SerialFor(int64_t total, int64_t /*unit_cost*/, const std::function<
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_PARALLEL_H_

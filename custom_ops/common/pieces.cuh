@@ -1,8 +1,7 @@
 // Arrays of any lengths that one launch goes over as if they lay one behind the other.
 //
 // A piece has a field `begin`: the entries of the pieces before it. The first piece begins at 0.
-#ifndef FUSEDREC_COMMON_PIECES_CUH_
-#define FUSEDREC_COMMON_PIECES_CUH_
+#pragma once
 
 #include "common/loop_blocks.cuh"
 
@@ -26,5 +25,3 @@ __device__ inline const Piece& PieceOf(const Piece* __restrict__ pieces, int64_t
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_PIECES_CUH_

@@ -1,8 +1,7 @@
 // Positions sorted by the row that each names, stably: eight bits of the row at a time, by stable_split.cuh.
 //
 // The result depends on the rows alone: sums over the positions of a row have the same order on every run.
-#ifndef FUSEDREC_COMMON_ROW_SORT_CUH_
-#define FUSEDREC_COMMON_ROW_SORT_CUH_
+#pragma once
 
 #include "common/stable_split.cuh"
 
@@ -89,5 +88,3 @@ inline int32_t* SortByRow(const Scratch& at, const int32_t* index, int64_t num_i
 
 }  // namespace row_sort
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_ROW_SORT_CUH_

@@ -1,6 +1,5 @@
 // A file for what does not fit into memory: the rows of a table beyond its budget, the states that leave a cache.
-#ifndef FUSEDREC_COMMON_SCRATCH_FILE_H_
-#define FUSEDREC_COMMON_SCRATCH_FILE_H_
+#pragma once
 
 #include <string>
 
@@ -13,5 +12,3 @@ namespace fusedrec {
 absl::StatusOr<int> OpenScratchFile(const std::string& folder, const std::string& kind);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_SCRATCH_FILE_H_

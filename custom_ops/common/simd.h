@@ -7,8 +7,7 @@
 //
 // All three give the same bits. setup.py compiles with -ffp-contract=off, so no product and sum become one fused
 // operation. Sums are written with a fixed number of partial sums.
-#ifndef FUSEDREC_COMMON_SIMD_H_
-#define FUSEDREC_COMMON_SIMD_H_
+#pragma once
 
 // Sanitizers: the loader picks before their runtime is ready, and what picks is instrumented too. GCC has no macro for
 // -fsanitize=undefined; such builds pass -DFUSEDREC_NO_CLONES.
@@ -18,5 +17,3 @@
 #else
 #define FUSEDREC_CLONES
 #endif
-
-#endif  // FUSEDREC_COMMON_SIMD_H_

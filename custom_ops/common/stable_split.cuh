@@ -5,8 +5,7 @@
 // the position; it must answer in [0, bins).
 //
 // Counts are laid out bin after bin, [bins, tiles], so that one block sums a bin's tiles.
-#ifndef FUSEDREC_COMMON_STABLE_SPLIT_CUH_
-#define FUSEDREC_COMMON_STABLE_SPLIT_CUH_
+#pragma once
 
 #include "common/device.cuh"
 
@@ -122,5 +121,3 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace stable_split
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_STABLE_SPLIT_CUH_

@@ -1,8 +1,7 @@
 // Interfaces of TensorFlow that differ between the releases that this package is built for: the only place that knows.
 //
 // A template asks whether the newer interface exists. A number of a release would not say so for a nightly build.
-#ifndef FUSEDREC_COMMON_TF_COMPAT_H_
-#define FUSEDREC_COMMON_TF_COMPAT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ int64_t BlocksByCost(int64_t unit_cost, ...) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_COMMON_TF_COMPAT_H_

@@ -1,6 +1,5 @@
 // The scale of a bag, on the CPU and on a GPU, bit for bit.
-#ifndef FUSEDREC_FUSE_IDS_BAG_SCALE_H_
-#define FUSEDREC_FUSE_IDS_BAG_SCALE_H_
+#pragma once
 
 #include <cstdint>
 #if !defined(__CUDACC_RTC__)
@@ -20,5 +19,3 @@ FUSEDREC_HOST_DEVICE inline float ScaleOfBag(Combiner combiner, int64_t ids) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_FUSE_IDS_BAG_SCALE_H_

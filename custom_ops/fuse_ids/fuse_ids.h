@@ -2,8 +2,7 @@
 //
 // One op replaces a cast, a shape, a concat and a cumulative sum per feature. It also refuses row_splits that do not
 // describe their values, naming the feature, before anything is computed from them.
-#ifndef FUSEDREC_FUSE_IDS_FUSE_IDS_H_
-#define FUSEDREC_FUSE_IDS_FUSE_IDS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -32,5 +31,3 @@ void MakeBags(absl::Span<const int64_t> row_splits, int64_t bag_size, Combiner c
               absl::Span<int64_t> splits, absl::Span<float> scale);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_FUSE_IDS_FUSE_IDS_H_

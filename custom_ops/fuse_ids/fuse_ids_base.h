@@ -1,6 +1,5 @@
 // The common part of fuse_ids's kernels: they read attributes and sizes, and allocate outputs.
-#ifndef FUSEDREC_FUSE_IDS_FUSE_IDS_BASE_H_
-#define FUSEDREC_FUSE_IDS_FUSE_IDS_BASE_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -127,5 +126,3 @@ class FuseIdsBase : public tensorflow::OpKernel {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_FUSE_IDS_FUSE_IDS_BASE_H_

@@ -37,21 +37,6 @@ REGISTER_OP("Fusedrec>FuseIds")
       c->set_output(4, c->Vector(features));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Concatenates the ids of a group's features, segment by segment (FusedRec, section 3, "Embedding Fusion").
-
-ids: <int64>[n_f] ids of feature f.
-row_splits: <int64>[B_f + 1] of the ragged features: must run from 0 to n_f without decreasing.
-fused: <int64>[N] ids of all features, in the order given.
-segment_splits: <int64>[S+1] segment s is fused[segment_splits[s]:segment_splits[s+1]].
-bag_splits: <int64>[G+1] bag g is fused[bag_splits[g]:bag_splits[g+1]]: ids that are pooled into one row.
-bag_scale: <float>[G] what the sum of a bag's rows is multiplied by.
-feature_bags: <int64>[F] bags of each feature.
-segments: [F] segment of each feature, non-decreasing.
-ragged_features: index of the feature that each row_splits belongs to.
-feature_names: [F] names for messages.
-bag_sizes: [F] ids of each bag of a feature; 0: its bags are its rows, by row_splits.
-combiners: [F] scale of a bag of n ids: "sum" 1, "mean" 1 / n, "sqrtn" 1 / sqrt(n).
-)doc");
+    .Doc("Concatenates the ids of a group's features, segment by segment (FusedRec, section 3, 'Embedding Fusion').");
 
 }  // namespace fusedrec

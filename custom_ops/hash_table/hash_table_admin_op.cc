@@ -25,28 +25,14 @@ REGISTER_OP("Fusedrec>TableStatistics")
       c->set_output(2, c->Matrix(c->UnknownDim(), 3));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Statistics by category, since the table was made or cleared.
-
-table: of HashTable.
-segments: <int64>[S, 6] keys, hits (distinct rows found by training lookups), inserts, evictions, refused by admission,
-  candidates for admission.
-bytes: <int64>[5] of keys, of rows in memory and in the second pool (as mapped); number of rows in each of the pools.
-traffic: <int64>[S, 3] of a GPU table with host_rows, since it was made, zeros otherwise: distinct rows of training lookups
-  that the pool of hot rows had; bytes of records that went to the device, and back to host memory.
-)doc");
+    .Doc("Statistics by category, since the table was made or cleared.");
 
 REGISTER_OP("Fusedrec>TableSize")
     .Input("table: resource")
     .Output("size: int64")
     .SetIsStateful()
     .SetShapeFn(VectorOutputs)
-    .Doc(R"doc(
-Number of rows of each segment.
-
-table: of HashTable.
-size: <int64>[S].
-)doc");
+    .Doc("Number of rows of each segment.");
 
 REGISTER_OP("Fusedrec>TableKeys")
     .Input("table: resource")
@@ -56,16 +42,7 @@ REGISTER_OP("Fusedrec>TableKeys")
     .Output("handles: int64")
     .SetIsStateful()
     .SetShapeFn(VectorOutputs)
-    .Doc(R"doc(
-Ids of a segment, in no meaningful order. The writer of a checkpoint sorts them.
-
-table: of HashTable.
-segment: <int64>[].
-since: <int64>[2] an answer of TableClock: only rows that an update changed, or a training lookup touched, after it;
-  [0, 0] for all.
-ids: <int64>[n].
-handles: <int64>[n] for TableReadRecords; they hold until the table changes.
-)doc");
+    .Doc("Ids of a segment, in no meaningful order.");
 
 REGISTER_OP("Fusedrec>TableReadRecords")
     .Input("table: resource")
@@ -78,13 +55,7 @@ REGISTER_OP("Fusedrec>TableReadRecords")
       c->set_output(0, c->Matrix(c->Dim(handles, 0), c->UnknownDim()));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/parts/row_records.h has the layout). Export goes in batches.
-
-table: of HashTable.
-handles: <int64>[n] of TableKeys.
-records: <uint8>[n, bytes].
-)doc");
+    .Doc("Rows with optimizer slots and metadata, packed as hash_table/cpu/parts/row_records.h says.");
 
 REGISTER_OP("Fusedrec>TableImport")
     .Input("table: resource")
@@ -93,14 +64,7 @@ REGISTER_OP("Fusedrec>TableImport")
     .Input("records: uint8")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Inserts or overwrites rows with records of TableReadRecords, bit by bit.
-
-table: of HashTable.
-segment: <int64>[].
-ids: <int64>[n] distinct.
-records: <uint8>[n, bytes].
-)doc");
+    .Doc("Inserts or overwrites rows with records of TableReadRecords, bit by bit.");
 
 REGISTER_OP("Fusedrec>TableRemove")
     .Input("table: resource")
@@ -109,14 +73,7 @@ REGISTER_OP("Fusedrec>TableRemove")
     .Output("removed: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-Removes rows by id; skips ids without a row.
-
-table: of HashTable.
-segment: <int64>[].
-ids: <int64>[n].
-removed: <int64>[] how many had a row.
-)doc");
+    .Doc("Removes rows by id; skips ids without a row.");
 
 REGISTER_OP("Fusedrec>TableEvict")
     .Input("table: resource")
@@ -125,14 +82,7 @@ REGISTER_OP("Fusedrec>TableEvict")
     .Output("evicted: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-Evicts the rows of a segment that the table's policy ranks lowest; rows of the last `window` lookups stay.
-
-table: of HashTable.
-segment: <int64>[].
-count: <int64>[] how many.
-evicted: <int64>[] how many could go.
-)doc");
+    .Doc("Evicts the rows of a segment that the table's policy ranks lowest; rows of the last `window` lookups stay.");
 
 REGISTER_OP("Fusedrec>TableTombstones")
     .Input("table: resource")
@@ -140,24 +90,13 @@ REGISTER_OP("Fusedrec>TableTombstones")
     .Output("ids: int64")
     .SetIsStateful()
     .SetShapeFn(VectorOutputs)
-    .Doc(R"doc(
-Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back. Ascending.
-
-table: of HashTable.
-segment: <int64>[].
-ids: <int64>[n].
-)doc");
+    .Doc("Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back.");
 
 REGISTER_OP("Fusedrec>TableForgetTombstones")
     .Input("table: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Begins a new record of tombstones and of the rows that may have changed. A full checkpoint that deltas will follow calls
-it. TableKeys since a later version then reads these rows only.
-
-table: of HashTable.
-)doc");
+    .Doc("Begins a new record of tombstones and of the rows that may have changed.");
 
 REGISTER_OP("Fusedrec>TableCandidates")
     .Input("table: resource")
@@ -166,14 +105,7 @@ REGISTER_OP("Fusedrec>TableCandidates")
     .Output("counts: int64")
     .SetIsStateful()
     .SetShapeFn(VectorOutputs)
-    .Doc(R"doc(
-Ids that wait for admission and how often they came, in the order of their hash (Mix64).
-
-table: of HashTable.
-segment: <int64>[].
-ids: <int64>[n].
-counts: <int64>[n].
-)doc");
+    .Doc("Ids that wait for admission and how often they came, in the order of their hash (Mix64).");
 
 REGISTER_OP("Fusedrec>TableImportCandidates")
     .Input("table: resource")
@@ -182,14 +114,7 @@ REGISTER_OP("Fusedrec>TableImportCandidates")
     .Input("counts: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Sets how often ids without a row have come.
-
-table: of HashTable.
-segment: <int64>[].
-ids: <int64>[n].
-counts: <int64>[n].
-)doc");
+    .Doc("Sets how often ids without a row have come.");
 
 REGISTER_OP("Fusedrec>TableClock")
     .Input("table: resource")
@@ -199,33 +124,19 @@ REGISTER_OP("Fusedrec>TableClock")
       c->set_output(0, c->Vector(2));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Number of training lookups, and version (number of changes).
-
-table: of HashTable.
-clock: <int64>[2].
-)doc");
+    .Doc("Number of training lookups, and version (number of changes).");
 
 REGISTER_OP("Fusedrec>TableSetClock")
     .Input("table: resource")
     .Input("clock: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Sets the numbers that TableClock returns, after a checkpoint was read.
-
-table: of HashTable.
-clock: <int64>[2].
-)doc");
+    .Doc("Sets the numbers that TableClock returns, after a checkpoint was read.");
 
 REGISTER_OP("Fusedrec>TableClear")
     .Input("table: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Removes all rows, candidates, tombstones, statistics and waiting gradients.
-
-table: of HashTable.
-)doc");
+    .Doc("Removes all rows, candidates, tombstones, statistics and waiting gradients.");
 
 }  // namespace fusedrec

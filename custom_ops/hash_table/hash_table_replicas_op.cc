@@ -13,13 +13,7 @@ REGISTER_OP("Fusedrec>TableNoteTrained")
     .Input("received_splits: int32")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Notes for TableTakeUnsynced that the rows of these ids were trained.
-
-table: of HashTable with averaged.
-message: <int64>[V + R * S] of TableLookup.
-received_splits: <int32>[R].
-)doc");
+    .Doc("Notes for TableTakeUnsynced that the rows of these ids were trained.");
 
 REGISTER_OP("Fusedrec>TableTakeUnsynced")
     .Input("table: resource")
@@ -31,14 +25,7 @@ REGISTER_OP("Fusedrec>TableTakeUnsynced")
       c->set_output(1, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Returns and forgets the ids that this replica trained or removed since the last call.
-
-table: of HashTable with averaged.
-message: <int64>[2 * S + n] counts[2 * S], then ids: by segment those that were trained and have a row, then by segment
-  those that left and have none. Ascending inside a segment on the CPU; on a GPU the trained ids are in the order of rows.
-headers: <int64>[n] last << 32 | count of rows that were trained, 0 of ids that left.
-)doc");
+    .Doc("Returns and forgets the ids that this replica trained or removed since the last call.");
 
 REGISTER_OP("Fusedrec>TableReadNumbers")
     .Input("table: resource")
@@ -50,14 +37,7 @@ REGISTER_OP("Fusedrec>TableReadNumbers")
       c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Reads rows with optimizer slots as float32. An id without a row has its initial row and slots. Touches nothing.
-
-table: of HashTable.
-ids: <int64>[n] grouped by segment.
-segment_splits: <int64>[S + 1].
-numbers: <float>[P, k] row and slots of each id; P is n rounded up to a bucketed size, the rows behind n are 0.
-)doc");
+    .Doc("Reads rows with optimizer slots as float32.");
 
 REGISTER_OP("Fusedrec>TableMerge")
     .Input("table: resource")
@@ -70,17 +50,6 @@ REGISTER_OP("Fusedrec>TableMerge")
     .Input("step: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows.
-
-table: of HashTable with averaged.
-left: <int64>[m] grouped by segment; rows that a training lookup holds stay.
-left_splits: <int64>[S + 1].
-ids: <int64>[n] distinct, grouped by segment. Rows that are there stay where they are, others are made.
-segment_splits: <int64>[S + 1].
-numbers: <float>[>= n, k] as of TableReadNumbers.
-headers: <int64>[n] last << 32 | count. A row that was looked up later keeps its clock and the larger count.
-step: <int64>[] seeds the rounding of 16-bit rows, the same at all replicas.
-)doc");
+    .Doc("Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows.");
 
 }  // namespace fusedrec

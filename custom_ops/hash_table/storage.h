@@ -1,6 +1,5 @@
 // How numbers of a row are stored, on the CPU and on a GPU, bit for bit; row_format.h says where they lie.
-#ifndef FUSEDREC_HASH_TABLE_STORAGE_H_
-#define FUSEDREC_HASH_TABLE_STORAGE_H_
+#pragma once
 
 #include <cstdint>
 #if !defined(__CUDACC_RTC__)
@@ -127,5 +126,3 @@ FUSEDREC_HOST_DEVICE inline void StoreNumber(Storage storage, float x, void* num
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_STORAGE_H_

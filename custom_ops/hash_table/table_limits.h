@@ -1,8 +1,7 @@
 // The limits of one table of a group: how many rows it has, which of them leave, and how long their lookups count. Tables
 // of a group may differ in them.
 // This header compiles for both compilers.
-#ifndef FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
-#define FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -63,5 +62,3 @@ struct Limits {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_

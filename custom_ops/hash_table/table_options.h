@@ -1,7 +1,6 @@
 // The options that tables in host memory and on a GPU have in common, and all tables of a group. This header compiles for
 // both compilers.
-#ifndef FUSEDREC_HASH_TABLE_TABLE_OPTIONS_H_
-#define FUSEDREC_HASH_TABLE_TABLE_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ struct TableOptions {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_TABLE_OPTIONS_H_

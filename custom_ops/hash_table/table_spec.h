@@ -1,6 +1,5 @@
 // The specification of a table, and the inputs and outputs of its lookups.
-#ifndef FUSEDREC_HASH_TABLE_TABLE_SPEC_H_
-#define FUSEDREC_HASH_TABLE_TABLE_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -73,5 +72,3 @@ struct SegmentId {
 constexpr int64_t kNoRow = -1;  // handle of an id that has no row yet, because admission refuses it for example
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_TABLE_SPEC_H_

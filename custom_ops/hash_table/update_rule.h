@@ -2,8 +2,7 @@
 // comes out with the same bits (but for FTRL with a learning_rate_power other than -0.5, which asks for a power).
 //
 // optimizer.h lists the rules and their numbers.
-#ifndef FUSEDREC_HASH_TABLE_UPDATE_RULE_H_
-#define FUSEDREC_HASH_TABLE_UPDATE_RULE_H_
+#pragma once
 
 #include <cstdint>
 #if !defined(__CUDACC_RTC__)
@@ -180,5 +179,3 @@ inline Prepared PrepareStep(const UpdateRule& rule, const StepInput& step) {
 #endif
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_UPDATE_RULE_H_

@@ -2,8 +2,7 @@
 //
 // Only operations that IEEE 754 rounds in one way (+ - * / and the square root) take part, so that no two machines
 // differ; the logarithm is our own for that reason.
-#ifndef FUSEDREC_INITIAL_ROWS_INITIAL_NUMBER_H_
-#define FUSEDREC_INITIAL_ROWS_INITIAL_NUMBER_H_
+#pragma once
 
 #include <cstdint>
 #if !defined(__CUDACC_RTC__)
@@ -122,5 +121,3 @@ FUSEDREC_HOST_DEVICE inline float InitialNumber(Distribution distribution, doubl
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_INITIAL_ROWS_INITIAL_NUMBER_H_

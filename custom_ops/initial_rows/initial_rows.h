@@ -8,8 +8,7 @@
 // key = table seed (64 bits), counter = (id low, id high, block of four columns, 0), one 32-bit number per column. A
 // number u becomes the distribution's quantile at (u + 1/2) / 2^32: no rejection, so a column never depends on another.
 // The normal quantile is Wichura's AS 241 (Applied Statistics 37, 1988; relative error 1e-16), in double, rounded once.
-#ifndef FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
-#define FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -26,5 +25,3 @@ Distribution DistributionOf(const std::string& name);
 void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id, absl::Span<float> row);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_

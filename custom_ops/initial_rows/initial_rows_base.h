@@ -1,6 +1,5 @@
 // The common part of initial_rows's kernels: they read attributes, check inputs and allocate the output.
-#ifndef FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_BASE_H_
-#define FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_BASE_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -51,5 +50,3 @@ class InitialRowsBase : public tensorflow::OpKernel {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_BASE_H_

@@ -26,19 +26,6 @@ REGISTER_OP("Fusedrec>InitialRows")
       c->set_output(0, rows);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gives rows that a table does not hold yet their initial value, a pure function of (table seed, id, column).
-
-Numbers come from Philox4x32-10 (Salmon et al., SC 2011), keyed by the table's seed and counted by id and column.
-
-rows: <T>[W, D] rows found in the table; anything where exists is false.
-exists: <bool>[W] whether the table holds the row.
-ids: <int64>[W] grouped by segment.
-segment_splits: <int64>[S+1] segment (= table) s is ids[segment_splits[s]:segment_splits[s+1]].
-out: <T>[W, D] rows, with initial values where exists is false.
-seeds: [S] one 64-bit seed per table.
-distribution: 'constant' (a), 'uniform' on [a, b), 'normal' (mean a, standard deviation b), 'truncated_normal' (the same,
-  given that it lies inside two standard deviations).
-)doc");
+    .Doc("Gives rows that a table does not hold yet their initial value, a pure function of (table seed, id, column).");
 
 }  // namespace fusedrec

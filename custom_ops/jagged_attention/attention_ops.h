@@ -1,6 +1,5 @@
 // Inputs, attributes and shape functions that the ops of this folder share. Sources include TensorFlow's headers first.
-#ifndef FUSEDREC_JAGGED_ATTENTION_ATTENTION_OPS_H_
-#define FUSEDREC_JAGGED_ATTENTION_ATTENTION_OPS_H_
+#pragma once
 
 #include "absl/strings/str_cat.h"
 
@@ -110,5 +109,3 @@ inline absl::Status CheckAttention(InferenceContext* c, int first, Tokens* token
   .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_ATTENTION_OPS_H_

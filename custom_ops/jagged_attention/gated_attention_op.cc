@@ -46,16 +46,7 @@ REGISTER_OP("Fusedrec>GatedAttention")
       c->set_output(1, tokens.out);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-JaggedAttention, then gate and norm: gate * norm(attended), or norm(gate * attended) with `gate_first`. norm(x) = (x -
-mean) / sqrt(variance + epsilon) * norm_weight + norm_bias, over the columns of all heads or of each head (`per_head`).
-
-gate: <T>[Tq, H, Dv].
-norm_weight: <float>[H * Dv], or [0]: a norm without weights.
-norm_bias: as norm_weight. JaggedAttention has the other inputs.
-out: <T>[Tq, H, Dv].
-attended: <T>[Tq, H, Dv] the output of JaggedAttention, which the gradient reads.
-)doc");
+    .Doc("JaggedAttention, then gate and norm: gate * norm(attended), or norm(gate * attended) with `gate_first`.");
 
 REGISTER_OP("Fusedrec>GatedAttentionGrad")
     .Input("grads: T")
@@ -91,15 +82,7 @@ REGISTER_OP("Fusedrec>GatedAttentionGrad")
       c->set_output(7, c->input(12));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gradient of GatedAttention, deterministic as JaggedAttentionGrad.
-
-grads: <T>[Tq, H, Dv] of out.
-attended: the second output of GatedAttention. GatedAttention has the other inputs.
-gate_grads: <T>[Tq, H, Dv].
-norm_weight_grads: <float> of the shape of norm_weight.
-norm_bias_grads: <float> of the shape of norm_bias. JaggedAttentionGrad has the other outputs.
-)doc");
+    .Doc("Gradient of GatedAttention, deterministic as JaggedAttentionGrad.");
 
 #undef FUSEDREC_GATE_INPUTS
 #undef FUSEDREC_GATE_ATTRS

@@ -33,27 +33,7 @@ REGISTER_OP("Fusedrec>JaggedAttention")
       c->set_output(0, tokens.out);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-SiLU attention over rows of different length: out_i = scale_i * sum over j of SiLU(alpha q_i . k_j + bias_ij)
-visible_ij v_j, in each row and head. With query_splits, the last tokens of a row ask, as many as it has queries; inputs
-[Tq] are of these tokens. Without, Tq is T and every token asks.
-
-query: <T>[Tq, H, Dqk].
-key: <T>[T, H, Dqk].
-value: <T>[T, H, Dv].
-row_splits: <int64>[B+1] row b is the tokens row_splits[b] .. row_splits[b+1].
-num_targets: <int64>[B] targets at the end of each row; ignored without `targets`.
-scale: <float>[] or [Tq], one per query token.
-position_weights: <float>[2N-1] entry N - 1 + place(j) - place(i); ignored without `position`.
-time_weights: <float>[J+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
-thresholds: <int64>[J] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
-asks: <int64>[Tq] seconds; ignored with time = 'none', as answers.
-answers: <int64>[T] seconds.
-contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.
-query_splits: none, or one <int64>[B+1]; row b has the queries query_splits[b] .. query_splits[b+1].
-dropout_seed: with `dropout`, one <int64>[]. A pair is hidden with this probability, by seed, row, head, key and query.
-out: <T>[Tq, H, Dv]; computed in float32, rounded once.
-)doc");
+    .Doc("SiLU attention over rows of different length (HSTU), in each row and head.");
 
 REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Input("grads: T")
@@ -80,17 +60,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
       c->set_output(4, c->input(8));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gradient of JaggedAttention: scores are computed again, tile by tile. Sums run in an order that the lengths of the rows
-alone determine (deterministic).
-
-grads: <T>[Tq, H, Dv] of out. JaggedAttention has the other inputs.
-query_grads: <T>[Tq, H, Dqk].
-key_grads: <T>[T, H, Dqk].
-value_grads: <T>[T, H, Dv].
-position_grads: <float> of the shape of position_weights; 0 without `position`.
-time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
-)doc");
+    .Doc("Gradient of JaggedAttention: scores are computed again, tile by tile.");
 
 REGISTER_OP("Fusedrec>JaggedBiasAttention")
     .Input("value: T")
@@ -116,13 +86,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
       c->set_output(0, value);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-The channels of FuXi: out_i = [sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j] in each
-row and head, without those of the two that `position` and `time` leave out. The maps are the same for all heads.
-
-value: <T>[T, H, Dv]. JaggedAttention has the other inputs.
-out: <T>[Tq, H, channels * Dv]; computed in float32, rounded once.
-)doc");
+    .Doc("The channels of FuXi: visible values summed with the weights of position, of time, or of each.");
 
 REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
     .Input("grads: T")
@@ -148,13 +112,6 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
       c->set_output(2, c->input(5));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gradient of JaggedBiasAttention, deterministic as JaggedAttentionGrad.
-
-grads: <T>[Tq, H, channels * Dv] of out. JaggedBiasAttention has the other inputs.
-value_grads: <T>[T, H, Dv].
-position_grads: <float> of the shape of position_weights; 0 without `position`.
-time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
-)doc");
+    .Doc("Gradient of JaggedBiasAttention, deterministic as JaggedAttentionGrad.");
 
 }  // namespace fusedrec

@@ -1,6 +1,5 @@
 // Checks of the arguments of the ops of this folder. Messages name the argument, its value and the remedy.
-#ifndef FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
-#define FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -35,5 +34,3 @@ absl::Status RequirePositionWeights(absl::Span<const int64_t> row_splits, int64_
 absl::Status RequireTime(const RelativeBias& bias, int64_t queries, int64_t tokens);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_

@@ -10,8 +10,7 @@
 //     second    2 4 4 | 0          splits 3 1
 //     joined    1 7 2 4 4 | 2 5 9 0        splits 5 4
 // The received message has no index. The header of a block tells where the next block begins.
-#ifndef FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_H_
-#define FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -57,5 +56,3 @@ void SplitMessages(const MessageView& joined, absl::Span<const int32_t> lengths,
                    const std::vector<absl::Span<int64_t>>& parts);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_H_

@@ -1,7 +1,6 @@
 // The common part of join_messages's kernels: they read inputs, and allocate outputs. Splits and lengths
 // are in host memory. Entries of messages are not read here.
-#ifndef FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_BASE_H_
-#define FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_BASE_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -90,5 +89,3 @@ class SplitMessagesBase : public tensorflow::OpKernel {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JOIN_MESSAGES_JOIN_MESSAGES_BASE_H_

@@ -25,14 +25,7 @@ REGISTER_OP("Fusedrec>JoinMessages")
       c->set_output(1, ranks);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Joins the messages of several lookups into one. Each rank's block holds its blocks of all messages, in their order.
-
-messages: <int64>[P_i] blocks for each rank, as RankPartition makes them; entries behind the last block are padding.
-splits: <int32>[R] entries of each block of message i.
-joined: <int64>[P] padded with zeros to a bucketed size.
-joined_splits: <int32>[R] entries of each joined block.
-)doc");
+    .Doc("Joins the messages of several lookups into one.");
 
 REGISTER_OP("Fusedrec>SplitMessages")
     .Input("message: int64")
@@ -53,14 +46,6 @@ REGISTER_OP("Fusedrec>SplitMessages")
       }
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Splits a received message into the messages that JoinMessages joined. The headers of counts give the lengths of blocks.
-
-message: <int64>[P] joined blocks of all sources, in rank order, not padded.
-splits: <int32>[R] entries of each source's block.
-messages: <int64>[V_i + R * S_i] blocks [counts[S_i] | ids] by source, not padded.
-lengths: <int32>[R] entries of each block of message i.
-segments: [num_messages] tables of each lookup, S_i.
-)doc");
+    .Doc("Splits a received message into the messages that JoinMessages joined.");
 
 }  // namespace fusedrec

@@ -13,8 +13,7 @@
 // # At the owner
 // Blocks arrive by source rank. UnpackMessage sorts the V ids by segment (sources in rank order inside a segment), and
 // says where each received id went. One SegmentUnique then deduplicates across sources.
-#ifndef FUSEDREC_RANK_PARTITION_RANK_PARTITION_H_
-#define FUSEDREC_RANK_PARTITION_RANK_PARTITION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -60,5 +59,3 @@ void UnpackMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> 
                    absl::Span<int32_t> id_splits);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RANK_PARTITION_RANK_PARTITION_H_

@@ -32,24 +32,7 @@ REGISTER_OP("Fusedrec>RankPartition")
       c->set_output(3, ids);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Packs unique ids into one message per owner rank (FusedRec, section 3, "Embedding Route").
-
-A block of the message is [counts[S] | ids]: how many ids of each segment follow, then the ids, grouped by segment, in the
-order of unique_ids. Blocks stand in rank order. The buffer is padded with zeros to a bucketed size (Horovod's response
-cache is keyed on shapes); send_splits says what is real.
-
-unique_ids: <int64>[U] distinct ids, grouped by segment.
-unique_splits: <int64>[S+1] segment bounds inside unique_ids.
-message: <int64>[P], P >= U + num_ranks * S.
-send_splits: <int32>[R] entries of each owner's block, header included.
-id_splits: <int32>[R] ids of each owner's block.
-restore: <int32>[U] row of unique_ids[u] among the rows that come back in block order.
-num_ranks: R.
-owner: which rank owns an id. 'hash_range': the range of its 64-bit mix. 'tfra': TFRA's default partition function.
-id_bits: ids must lie in [0, 2^id_bits); 64 admits every int64.
-segment_names: names of the segments for messages; empty or one per segment.
-)doc");
+    .Doc("Packs unique ids into one message per owner rank (FusedRec, section 3, 'Embedding Route').");
 
 REGISTER_OP("Fusedrec>UnpackMessage")
     .Input("message: int64")
@@ -73,16 +56,6 @@ REGISTER_OP("Fusedrec>UnpackMessage")
       c->set_output(3, splits);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Reads the messages of RankPartition at the owner: ids of all sources, sorted by segment.
-
-message: <int64>[V + R * S] blocks [counts[S] | ids], one per source, in rank order.
-received_splits: <int32>[R] entries of each source's block, header included.
-ids: <int64>[V] grouped by segment; inside a segment by source, in the order sent.
-segment_splits: <int64>[S+1] segment s is ids[segment_splits[s]:segment_splits[s+1]].
-position: <int32>[V] index into ids of the v-th id in order of arrival (headers not counted).
-id_splits: <int32>[R] ids received from each source.
-num_segments: S.
-)doc");
+    .Doc("Reads the messages of RankPartition at the owner: ids of all sources, sorted by segment.");
 
 }  // namespace fusedrec

@@ -1,6 +1,5 @@
 // Checks that the CPU and GPU kernels of recovery share.
-#ifndef FUSEDREC_RECOVERY_BAGS_H_
-#define FUSEDREC_RECOVERY_BAGS_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -56,5 +55,3 @@ inline absl::Status RequireBagShapes(const tensorflow::Tensor& splits, const ten
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RECOVERY_BAGS_H_

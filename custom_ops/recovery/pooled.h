@@ -5,8 +5,7 @@
 //
 // # Determinism
 // Sums run in the order of the ids, whatever the number of threads; 16-bit rows are summed in float32, rounded once.
-#ifndef FUSEDREC_RECOVERY_POOLED_H_
-#define FUSEDREC_RECOVERY_POOLED_H_
+#pragma once
 
 #include <cstdint>
 
@@ -47,5 +46,3 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
                        const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RECOVERY_POOLED_H_

@@ -7,8 +7,7 @@
 // RecoverGrad sums the gradients of a row in the order of n, whatever the number of threads. Positions are first sorted
 // by row (a stable counting sort), then every row belongs to one thread. 16-bit rows are summed in float32 and rounded
 // once.
-#ifndef FUSEDREC_RECOVERY_RECOVERY_H_
-#define FUSEDREC_RECOVERY_RECOVERY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -40,5 +39,3 @@ void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, c
                  int32_t* begin, T* out, int64_t out_rows);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RECOVERY_RECOVERY_H_

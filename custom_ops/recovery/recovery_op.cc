@@ -33,14 +33,7 @@ REGISTER_OP("Fusedrec>Recover")
       c->set_output(0, c->Matrix(pad ? c->UnknownDim() : c->Dim(index, 0), c->Dim(rows, 1)));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Brings rows to where they are used: out[n] = rows[index[n]] (FusedRec, section 3, "Embedding Recovery").
-
-rows: <T>[P, D].
-index: <int32>[N] each in [0, P).
-out: <T>[N, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind N are 0.
-pad: make a send buffer, see above.
-)doc");
+    .Doc("Brings rows to where they are used: out[n] = rows[index[n]] (FusedRec, section 3, 'Embedding Recovery').");
 
 REGISTER_OP("Fusedrec>RecoverGrad")
     .Input("grads: T")
@@ -61,17 +54,7 @@ REGISTER_OP("Fusedrec>RecoverGrad")
       c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gradient of Recover: out[u] is the sum of grads[n] over n with index[n] == u, in the order of n (deterministic).
-
-16-bit types are summed in float32 and rounded once.
-
-grads: <T>[M, D] with M >= N; rows behind N are ignored.
-index: <int32>[N] each in [0, num_rows).
-num_rows: <int64>[] U.
-out: <T>[U, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind U are 0.
-pad: make a send buffer, see above.
-)doc");
+    .Doc("Gradient of Recover, deterministic: sums in the order of the occurrences.");
 
 REGISTER_OP("Fusedrec>PooledRecover")
     .Input("rows: T")
@@ -89,15 +72,7 @@ REGISTER_OP("Fusedrec>PooledRecover")
       c->set_output(0, c->Matrix(c->Dim(scale, 0), c->Dim(rows, 1)));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Brings rows to where they are used and pools them by bag: out[g] = bag_scale[g] * sum of rows[index[n]] over its n.
-
-rows: <T>[P, D].
-index: <int32>[N] each in [0, P).
-bag_splits: <int64>[G+1] bag g is index[bag_splits[g]:bag_splits[g+1]]; an empty bag gives zeros.
-bag_scale: <float>[G].
-out: <T>[G, D]; 16-bit types are summed in float32 and rounded once.
-)doc");
+    .Doc("Brings rows to where they are used and pools them by bag.");
 
 REGISTER_OP("Fusedrec>PooledRecoverParts")
     .Input("rows: num_parts * T")
@@ -124,16 +99,7 @@ REGISTER_OP("Fusedrec>PooledRecoverParts")
       c->set_output(0, c->Matrix(pad ? c->UnknownDim() : c->Dim(scale, 0), columns));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-PooledRecover from rows that lie in several parts. The rows of all parts have one numbering, one part after another.
-
-rows: <T>[P_i, D].
-index: <int32>[N] each in [0, sum of all P_i).
-bag_splits: <int64>[G+1] bag g is index[bag_splits[g]:bag_splits[g+1]]; an empty bag gives zeros.
-bag_scale: <float>[G].
-out: <T>[G, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind G are 0.
-pad: make a send buffer, see above.
-)doc");
+    .Doc("PooledRecover from rows that lie in several parts.");
 
 REGISTER_OP("Fusedrec>PooledRecoverGrad")
     .Input("grads: T")
@@ -156,17 +122,6 @@ REGISTER_OP("Fusedrec>PooledRecoverGrad")
       c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Gradient of PooledRecover: out[u] is the sum of bag_scale[g] * grads[g] over all n with index[n] == u, g the bag of n, in
-the order of n (deterministic).
-
-grads: <T>[G, D].
-index: <int32>[N] each in [0, num_rows).
-bag_splits: <int64>[G+1].
-bag_scale: <float>[G].
-num_rows: <int64>[] U.
-out: <T>[U, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind U are 0.
-pad: make a send buffer, see above.
-)doc");
+    .Doc("Gradient of PooledRecover, deterministic: sums in the order of the occurrences.");
 
 }  // namespace fusedrec

@@ -16,8 +16,7 @@
 // A table has 2^k >= 2 * (ids of the item) int32 slots, so load is at most 1/2 and probe chains stay short. first[] and
 // number[] are N int32 each. Slots are found SlotHash-high-bits first and fetched kAhead ids early. The table of a long
 // segment does not fit a cache, so the pass would otherwise wait for memory at every id.
-#ifndef FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
-#define FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -41,5 +40,3 @@ int64_t SegmentUnique(absl::Span<const int64_t> ids, absl::Span<const int64_t> s
                       absl::Span<int64_t> unique_splits, absl::Span<int32_t> inverse);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_

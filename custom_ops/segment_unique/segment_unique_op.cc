@@ -21,14 +21,6 @@ REGISTER_OP("Fusedrec>SegmentUnique")
       c->set_output(2, ids);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Removes duplicate ids inside each segment (FusedRec, section 3, "Embedding Deduplication").
-
-ids: <int64>[N] ids of all segments, concatenated. Any value; negative ids are ordinary ids.
-segment_splits: <int64>[S+1] segment s is ids[segment_splits[s]:segment_splits[s+1]].
-unique_ids: <int64>[U] distinct ids, grouped by segment, in order of first occurrence.
-unique_splits: <int64>[S+1] segment bounds inside unique_ids.
-inverse: <int32>[N] unique_ids[inverse[n]] == ids[n].
-)doc");
+    .Doc("Removes duplicate ids inside each segment (FusedRec, section 3, 'Embedding Deduplication').");
 
 }  // namespace fusedrec

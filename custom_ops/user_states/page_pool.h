@@ -1,6 +1,5 @@
 // Pages of equal size, at most a given number of them. A page that nobody holds is handed out again.
-#ifndef FUSEDREC_USER_STATES_PAGE_POOL_H_
-#define FUSEDREC_USER_STATES_PAGE_POOL_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -32,5 +31,3 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_USER_STATES_PAGE_POOL_H_

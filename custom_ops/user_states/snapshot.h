@@ -1,6 +1,5 @@
 // A state of a user at one moment, and the key under which caches keep it.
-#ifndef FUSEDREC_USER_STATES_SNAPSHOT_H_
-#define FUSEDREC_USER_STATES_SNAPSHOT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -32,5 +31,3 @@ struct StateSnapshot {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_USER_STATES_SNAPSHOT_H_

@@ -5,8 +5,7 @@
 // disk does not take or give back, or that has other bytes, is no error: its state is lost, and computed again.
 //
 // max_bytes bounds the pages and, at state_bytes each, what stays in memory. The state that came first leaves first.
-#ifndef FUSEDREC_USER_STATES_STATE_FILE_H_
-#define FUSEDREC_USER_STATES_STATE_FILE_H_
+#pragma once
 
 #include <cstdint>
 #include <list>
@@ -87,5 +86,3 @@ class StateFile {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_USER_STATES_STATE_FILE_H_

@@ -18,8 +18,7 @@
 //
 // - While a state is written to the file it stays in memory, where a request may use it. It then stays there.
 // - While a state is read, other requests of its user wait for it.
-#ifndef FUSEDREC_USER_STATES_USER_STATES_H_
-#define FUSEDREC_USER_STATES_USER_STATES_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -168,5 +167,3 @@ class UserStates {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_USER_STATES_USER_STATES_H_

@@ -43,19 +43,7 @@ REGISTER_OP("Fusedrec>UserStates")
     .Attr("anonymous: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-A cache of user states in host memory: tokens in pages, which only grow, and parts of the user, which each write replaces.
-
-states: handle of the resource.
-token_types: [P] dtype of each part of a token.
-token_columns: [P] columns of each part of a token.
-user_types: [Q] dtype of each part of a user.
-user_columns: [Q] columns of each part of a user.
-max_bytes: limit of the memory, pages of running requests included. The state used least recently leaves first.
-page_tokens: tokens of a page.
-ttl: seconds without use after which a state leaves; 0 for never.
-anonymous: each run makes a new cache, which lives as long as a handle of it. shared_name is then unused.
-)doc");
+    .Doc("A cache of user states in host memory: tokens in pages, and parts that each write replaces.");
 
 REGISTER_OP("Fusedrec>UserStatesFind")
     .Input("states: resource")
@@ -83,22 +71,7 @@ REGISTER_OP("Fusedrec>UserStatesFind")
       TF_RETURN_IF_ERROR(PartShapes(c, "token_columns", c->UnknownDim(), 2));
       return PartShapes(c, "user_columns", c->Dim(users, 0), 2 + types.size());
     })
-    .Doc(R"doc(
-Reads the states of users, each as it was at one moment. A find is a use.
-
-states: of UserStates.
-users: <int64>[B], any value; a user may come several times.
-version: <int64>[] of the model. States of other versions are not found.
-now: <int64>[] time in seconds.
-revisions: <int64>[B] of each state, which UserStatesWrite takes; 0 where there is no state.
-row_splits: <int64>[B+1] tokens of each user; none where there is no state.
-of_tokens: [P] parts <token_types[p]>[T, token_columns[p]], the tokens user by user.
-of_users: [Q] parts <user_types[q]>[B, user_columns[q]]; zeros where there is no state.
-token_types: of the cache.
-token_columns: of the cache.
-user_types: of the cache.
-user_columns: of the cache.
-)doc");
+    .Doc("Reads the states of users, each as it was at one moment.");
 
 REGISTER_OP("Fusedrec>UserStatesWrite")
     .Input("states: resource")
@@ -122,22 +95,7 @@ REGISTER_OP("Fusedrec>UserStatesWrite")
       c->set_output(0, users);
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Appends tokens to states, or puts new states, user by user.
-
-states: of UserStates.
-users: <int64>[B].
-version: <int64>[] of the model that made the tokens.
-now: <int64>[] time in seconds.
-revisions: <int64>[B] of UserStatesFind: the state to append to. 0 replaces any present state; -1 writes
-  nothing.
-row_splits: <int64>[B+1] tokens to write of each user.
-of_tokens: [P] parts <token_types[p]>[T, token_columns[p]], the tokens user by user.
-of_users: [Q] parts <user_types[q]>[B, user_columns[q]], which replace those of the state.
-written: <bool>[B] false where another request was quicker, the state has left, or readers hold too much memory.
-token_types: of the cache.
-user_types: of the cache.
-)doc");
+    .Doc("Appends tokens to states, or puts new states, user by user.");
 
 REGISTER_OP("Fusedrec>UserStatesDrop")
     .Input("states: resource")
@@ -149,13 +107,7 @@ REGISTER_OP("Fusedrec>UserStatesDrop")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
       return tensorflow::shape_inference::ScalarShape(c);
     })
-    .Doc(R"doc(
-Drops the states of old versions.
-
-states: of UserStates.
-version: <int64>[] the oldest version whose states stay.
-dropped: <int64>[] number of states.
-)doc");
+    .Doc("Drops the states of old versions.");
 
 REGISTER_OP("Fusedrec>UserStatesSpill")
     .Input("states: resource")
@@ -169,14 +121,7 @@ REGISTER_OP("Fusedrec>UserStatesSpill")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
       return tensorflow::shape_inference::ScalarShape(c);
     })
-    .Doc(R"doc(
-Opens a file for the states that leave memory. A find brings them back.
-
-states: of UserStates, without a file.
-tier_folder: <string>[] folder of the file, which has no name and is gone with the process.
-tier_bytes: <int64>[] limit of the file, and of what stays in memory of its states.
-bytes: <int64>[] tier_bytes.
-)doc");
+    .Doc("Opens a file for the states that leave memory.");
 
 REGISTER_OP("Fusedrec>UserStatesStatistics")
     .Input("states: resource")
@@ -186,12 +131,6 @@ REGISTER_OP("Fusedrec>UserStatesStatistics")
       c->set_output(0, c->Vector(15));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Counts since the cache was made; states, tokens, bytes, tier_states and tier_bytes describe this moment.
-
-states: of UserStates.
-counts: <int64>[15] states, tokens, bytes, hits, misses, writes, writes that another request outran, writes without room,
-  evictions, expirations; in the file: states, bytes, hits, evictions, failures.
-)doc");
+    .Doc("Counts since the cache was made; states, tokens, bytes, tier_states and tier_bytes describe this moment.");
 
 }  // namespace fusedrec

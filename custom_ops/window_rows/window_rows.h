@@ -18,8 +18,7 @@
 // # Example, M = 2, S = 1, one owner
 //     ids of pieces   7 5 | 5 9         new ids 7 5 | 9        numbers 0 1 | 1 2
 //     last            0 1 1             gradients that leave: of row 0 with piece 0; of rows 1 and 2 with piece 1
-#ifndef FUSEDREC_WINDOW_ROWS_WINDOW_ROWS_H_
-#define FUSEDREC_WINDOW_ROWS_WINDOW_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -97,5 +96,3 @@ std::vector<PieceSums> SumTerms(const std::vector<PieceGradients>& gradients, co
                                 int64_t rows);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_WINDOW_ROWS_WINDOW_ROWS_H_

@@ -38,16 +38,7 @@ REGISTER_OP("Fusedrec>WindowUnique")
       c->set_output(3 * pieces, c->UnknownShapeOfRank(1));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Finds the ids of each piece of a batch that no piece before holds, and the last piece that holds each id.
-
-ids: <int64>[u_i] distinct ids of piece i, grouped by segment.
-id_splits: <int64>[S+1] segment bounds inside ids of piece i.
-new_ids: <int64>[n_i] grouped by segment, in the order of ids.
-new_splits: <int64>[S+1] segment bounds inside new_ids of piece i.
-numbers: <int32>[u_i] number of each id of piece i among the new ids of all pieces, one piece after another.
-last: <int32>[U] last piece of each id, by number; U is the sum of all n_i.
-)doc");
+    .Doc("Finds the ids of each piece of a batch that no piece before holds, and the last piece that holds each id.");
 
 REGISTER_OP("Fusedrec>WindowRoute")
     .Input("messages: num_pieces * int64")
@@ -77,22 +68,7 @@ REGISTER_OP("Fusedrec>WindowRoute")
       c->set_output(pieces + 1, c->input(pieces));
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Says on the rank that asks where each id of a piece finds its row, and which gradients leave with which piece.
-
-messages: <int64>[P_i] new ids of piece i, as RankPartition makes them; entries behind the last block are padding.
-splits: <int32>[R] entries of each block of piece i.
-restore: <int32>[n_i] from RankPartition of piece i.
-numbers: <int32>[u_i] from WindowUnique.
-last: <int32>[U] from WindowUnique.
-rows: <int32>[u_i] row of each id of piece i among the rows of all pieces up to i, one piece after another.
-marks: <int64>[Q] blocks [count | words] by owner, which tell the last piece of each new id.
-marks_splits: <int32>[R] entries of each block of marks.
-term_index: <int32>[k_i] ids that the gradients of piece i sum, by their place in all pieces, one piece after another.
-term_splits: <int64>[e_i+1] gradient e sums term_index[term_splits[e]:term_splits[e+1]], in the order of pieces.
-gradient_splits: <int32>[R] gradients that piece i sends to each owner.
-num_segments: S.
-)doc");
+    .Doc("Says on the rank that asks where each id of a piece finds its row, and which gradients leave with which piece.");
 
 REGISTER_OP("Fusedrec>WindowGradients")
     .Input("messages: num_pieces * int64")
@@ -115,17 +91,6 @@ REGISTER_OP("Fusedrec>WindowGradients")
       }
       return absl::OkStatus();
     })
-    .Doc(R"doc(
-Says on the rank that owns rows which gradients come with each piece.
-
-messages: <int64>[V_i + R * S] new ids of piece i from all ranks, blocks [counts[S] | ids].
-splits: <int32>[R] entries of each block of piece i.
-marks: <int64>[Q] the marks that the ranks made by WindowRoute.
-marks_splits: <int32>[R] entries of each block of marks.
-trained: <int64>[e_i + R * S] ids of the gradients of piece i in their order, blocks [counts[S] | ids] by source.
-trained_splits: <int32>[R] entries of each block of trained.
-rows: <int32>[e_i] place of each of these ids among the ids of all messages, one piece after another.
-num_segments: S.
-)doc");
+    .Doc("Says on the rank that owns rows which gradients come with each piece.");
 
 }  // namespace fusedrec

@@ -1,6 +1,5 @@
 // Tests of this folder, and their checks. The first failure prints its place and values, and ends the program with 1.
-#ifndef FUSEDREC_TESTS_CPP_CHECK_H_
-#define FUSEDREC_TESTS_CPP_CHECK_H_
+#pragma once
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,5 +51,3 @@ inline std::map<std::string, void (*)()>& Tests() {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_CHECK_H_

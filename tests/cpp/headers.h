@@ -1,7 +1,6 @@
 // The headers of the standard library and of absl that most sources include. tools/sanitizers.py compiles them once for
 // each kind of sanitizer, and every source begins with them.
-#ifndef FUSEDREC_TESTS_HEADERS_H_
-#define FUSEDREC_TESTS_HEADERS_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -20,5 +19,3 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-
-#endif  // FUSEDREC_TESTS_HEADERS_H_

@@ -1,6 +1,5 @@
 // A ParallelFor of real threads.
-#ifndef FUSEDREC_TESTS_CPP_THREADS_H_
-#define FUSEDREC_TESTS_CPP_THREADS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -31,5 +30,3 @@ inline ParallelFor Threads(int threads) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_THREADS_H_

@@ -1,6 +1,5 @@
 // Kernels of fuse_ids; the idea stands in fuse_ids_cuda.h.
-#ifndef FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_CUH_
-#define FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_CUH_
+#pragma once
 
 #include "common/copy_pieces.cuh"
 #include "fuse_ids/bag_scale.h"
@@ -56,5 +55,3 @@ __global__ void __launch_bounds__(kPieceThreads)
 
 }  // namespace fuse_ids
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_CUH_

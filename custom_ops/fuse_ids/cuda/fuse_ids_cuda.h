@@ -2,8 +2,7 @@
 //
 // Contracts and results equal fuse_ids.h's, bit for bit. All sizes follow from the shapes of inputs, so no size waits
 // for the device. row_splits are on the device, too. A kernel checks them. Where some are wrong, no bag is written.
-#ifndef FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_H_
-#define FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -31,5 +30,3 @@ FUSEDREC_CUDA_API int64_t fusedrec_fuse_ids_scratch_bytes(int64_t num_features);
 FUSEDREC_CUDA_API int fusedrec_fuse_ids(const FusedrecFeature* features, int64_t num_features, int64_t num_ids,
                                         int64_t num_bags, void* scratch, int64_t* fused, int64_t* bag_splits,
                                         float* bag_scale, int32_t* wrong, void* stream);
-
-#endif  // FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_H_

@@ -32,8 +32,7 @@
 // Any number of lookups, updates and inference lookups may run at the same time. The caller orders two updates, or an
 // update and a lookup, of the same rows, as with any variable. Rows that the last `window` training lookups touched, and
 // rows whose gradients wait, are neither evicted nor moved between pools. Their handles hold until then.
-#ifndef FUSEDREC_HASH_TABLE_CPU_HASH_TABLE_H_
-#define FUSEDREC_HASH_TABLE_CPU_HASH_TABLE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -184,5 +183,3 @@ class HashTable {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_HASH_TABLE_H_

@@ -3,8 +3,7 @@
 // A segment has a second set of lines (lines.cuh), with the count of a key in the place of its row. A lookup reads the
 // counts before it changes anything, because the number of admitted ids decides on the memory that it needs. Each distinct
 // id changes its own count, so no threads contend.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_ADMISSION_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_ADMISSION_CUH_
+#pragma once
 
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
@@ -108,5 +107,3 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_ADMISSION_CUH_

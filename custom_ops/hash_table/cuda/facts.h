@@ -1,6 +1,5 @@
 // The findings of handles.cuh on the inputs of an update, and on handles of an export.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
-#define FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -28,5 +27,3 @@ struct Numbers {
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_FACTS_H_

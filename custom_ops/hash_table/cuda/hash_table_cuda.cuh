@@ -1,6 +1,5 @@
 // Kernels of a lookup; the idea stands in hash_table_cuda.h.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_
+#pragma once
 
 #include "common/look_back.cuh"
 #include "hash_table/cuda/message.cuh"
@@ -284,5 +283,3 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_

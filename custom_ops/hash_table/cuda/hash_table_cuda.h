@@ -26,8 +26,7 @@
 // # Mixed storage
 // With hot_after, a lookup also counts in step 3 the rows that it moves between 16 bits and float32. They move ahead of
 // step 5 (mixed.cuh). A lookup that demotes rows has one more round trip.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
-#define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 #include "hash_table/table_limits.h"
@@ -222,5 +221,3 @@ FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int
 
 // The segment that the last kDeviceTableFull was about.
 FUSEDREC_CUDA_API int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table);
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_

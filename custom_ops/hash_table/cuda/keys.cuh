@@ -1,6 +1,5 @@
 // Kernels that change the key structure as a whole: expansion.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KEYS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_KEYS_CUH_
+#pragma once
 
 #include "hash_table/cuda/rows.cuh"
 
@@ -19,5 +18,3 @@ __global__ void __launch_bounds__(256) RehashKernel(const Line* __restrict__ fro
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KEYS_CUH_

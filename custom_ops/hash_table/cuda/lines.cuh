@@ -13,8 +13,7 @@
 //
 // Searches, insertions and removals are separate launches, so a search never sees a changing line. Insertions are of
 // distinct new keys, so one compare-and-swap takes a place and no thread waits.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_LINES_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_LINES_CUH_
+#pragma once
 
 #include "common/device.cuh"
 #include "common/hash.h"
@@ -148,5 +147,3 @@ __device__ inline void RemoveKey(Line* lines, uint64_t mask, int64_t key, uint64
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_LINES_CUH_

@@ -1,6 +1,5 @@
 // Kernels that find rows: the rows of a segment that its policy ranks lowest (select.cuh says how), and rows by their ids.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_LOWEST_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_LOWEST_CUH_
+#pragma once
 
 #include "hash_table/cuda/select.cuh"
 
@@ -59,5 +58,3 @@ static __global__ void __launch_bounds__(kSelectThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_LOWEST_CUH_

@@ -1,6 +1,5 @@
 // A received message, as its kernels see it.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
+#pragma once
 
 #include "hash_table/cuda/rows.cuh"
 
@@ -86,5 +85,3 @@ constexpr int kFingerprintWord = sizeof(Counts) / sizeof(unsigned long long) - 1
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_

@@ -8,8 +8,7 @@
 //
 // A pass for demotions reads the place of every row, 4 bytes, and the metas of hot rows. There are at most 64 such passes
 // in frequency_decay_steps lookups.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_MIXED_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_MIXED_CUH_
+#pragma once
 
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/record_layout.cuh"
@@ -133,5 +132,3 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_MIXED_CUH_

@@ -2,8 +2,7 @@
 //
 // last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so a warp
 // copies a record 16 bits at a time. Records of a mixed table hold float32 numbers, also of its 16-bit rows (pool 1).
-#ifndef FUSEDREC_HASH_TABLE_CUDA_RECORD_LAYOUT_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_RECORD_LAYOUT_CUH_
+#pragma once
 
 #include "hash_table/cuda/rows.cuh"
 
@@ -34,5 +33,3 @@ constexpr int kRecordUpdated = 2, kRecordPool = 3;  // words
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_RECORD_LAYOUT_CUH_

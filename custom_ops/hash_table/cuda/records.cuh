@@ -1,6 +1,5 @@
 // Kernels of rows to and from records (record_layout.cuh), byte for byte, so that a checkpoint moves between CPU and GPU.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
+#pragma once
 
 #include "hash_table/cuda/record_layout.cuh"
 
@@ -69,5 +68,3 @@ static __global__ void __launch_bounds__(kRecordThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_

@@ -1,7 +1,6 @@
 // Kernels of a table whose replicas are averaged (replicas.h): rows that were trained since the last average, numbers of
 // rows to and from the average.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_
+#pragma once
 
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/select.cuh"
@@ -112,5 +111,3 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_

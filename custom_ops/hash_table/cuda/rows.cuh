@@ -9,8 +9,7 @@
 //
 // The chunk of a mixed table holds a place for each row instead. It names one of two pools and the number there, so a row
 // that moves between the pools keeps its number, and with it its key and its handles (mixed.cuh).
-#ifndef FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
+#pragma once
 
 #include "hash_table/cuda/lines.cuh"
 #include "hash_table/storage.h"
@@ -216,5 +215,3 @@ __device__ inline float AsStored(const RowLayout& layout, Storage storage, float
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_

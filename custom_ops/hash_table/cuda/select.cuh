@@ -4,8 +4,7 @@
 // (score, hash of the id) is built a byte at a time. Each step counts the rows that agree with the bytes found so far.
 // Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
 // exported, in the order of rows, whatever the threads do.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
+#pragma once
 
 #include "common/look_back.cuh"
 #include "hash_table/cuda/rows.cuh"
@@ -133,5 +132,3 @@ static __global__ void __launch_bounds__(kSelectThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_

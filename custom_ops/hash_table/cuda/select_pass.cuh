@@ -1,6 +1,5 @@
 // Passes over all rows (select.cuh), for the methods of FusedrecDeviceTable that choose rows.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -84,5 +83,3 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
   }
   return fusedrec::kCudaSuccess;
 }
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_

@@ -1,8 +1,7 @@
 // The host side of a table on a GPU: its memory and its growth. hash_table_cuda.h explains the algorithm.
 //
 // The mutex admits one call at a time. All work of a table is on one stream, so each call sees the effects of the previous.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
-#define FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
+#pragma once
 
 #include <algorithm>
 #include <mutex>
@@ -310,5 +309,3 @@ struct FusedrecDeviceTable {
   // rows, too, so that it meets a row that comes twice.
   uint32_t attempt_ = 0;
 };
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

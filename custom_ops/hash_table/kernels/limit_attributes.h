@@ -2,8 +2,7 @@
 //
 // An attribute such as max_rows holds for all segments, the list beside it, segment_max_rows, has one value for each. Graphs
 // of earlier versions have only the former.
-#ifndef FUSEDREC_HASH_TABLE_KERNELS_LIMIT_ATTRIBUTES_H_
-#define FUSEDREC_HASH_TABLE_KERNELS_LIMIT_ATTRIBUTES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -75,5 +74,3 @@ inline absl::Status ReadLimits(tensorflow::OpKernelConstruction* ctx, int64_t se
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_KERNELS_LIMIT_ATTRIBUTES_H_

@@ -1,6 +1,5 @@
 // The attributes of the op HashTable as a TableSpec and an update rule.
-#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_ATTRIBUTES_H_
-#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_ATTRIBUTES_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -76,5 +75,3 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_ATTRIBUTES_H_

@@ -1,6 +1,5 @@
 // Checks that the kernels of tables in host memory and of device tables share.
-#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
-#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -162,5 +161,3 @@ inline absl::Status RequireCandidates(const tensorflow::Tensor& ids, const tenso
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_

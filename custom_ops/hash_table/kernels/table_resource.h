@@ -1,6 +1,5 @@
 // The table as a TensorFlow resource, and the base of its kernels.
-#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
-#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -76,5 +75,3 @@ inline absl::Status ReadMessage(tensorflow::OpKernelContext* ctx, const HashTabl
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_

@@ -1,8 +1,7 @@
 // The ops outside the training step on a table in host memory: sizes, statistics, eviction, checkpoints.
 //
 // They are functions of an op's context and the table, so a device table with rows in host memory can call them, too.
-#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
-#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -168,5 +167,3 @@ inline absl::Status Clear(tensorflow::OpKernelContext*, HashTable* table) {
 
 }  // namespace upkeep
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_

@@ -1,6 +1,5 @@
 // Kernel of initial_rows; the idea stands in initial_rows_cuda.h.
-#ifndef FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_CUH_
-#define FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_CUH_
+#pragma once
 
 #include "common/number.cuh"
 #include "common/pieces.cuh"
@@ -43,5 +42,3 @@ __global__ void __launch_bounds__(kPieceThreads)
 
 }  // namespace initial_rows
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_CUH_

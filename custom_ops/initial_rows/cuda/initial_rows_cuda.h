@@ -1,8 +1,7 @@
 // Initial rows on a GPU, by the numbers of initial_number.h: the bits of the CPU.
 //
 // A thread draws the four columns that one call of the generator gives.
-#ifndef FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_H_
-#define FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -20,5 +19,3 @@ FUSEDREC_CUDA_API int fusedrec_initial_rows(int type, const void* rows, const ui
                                             const int64_t* segment_splits, const int64_t* seeds, int64_t num_ids,
                                             int64_t num_segments, int64_t dim, int distribution, float a, float b,
                                             void* scratch, void* out, void* stream);
-
-#endif  // FUSEDREC_INITIAL_ROWS_CUDA_INITIAL_ROWS_CUDA_H_

@@ -1,7 +1,6 @@
 // Thresholds of time differences, prepared for the tile engine: each bucket is found with a table look-up and few
 // comparisons, exactly, from integers.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_BUCKET_CELLS_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_BUCKET_CELLS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -40,5 +39,3 @@ class CellTable {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_BUCKET_CELLS_H_

@@ -29,8 +29,7 @@
 // pass over the tokens makes the gradients of gate and attention, because every unit reads these.
 //
 // The tile engine is compiled for several instruction sets (tile_engine.h); they differ in the last bits of results.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -135,5 +134,3 @@ void JaggedBiasAttentionGrad(const JaggedRows& rows, const float* value, int64_t
 std::vector<const TileEngine*> Engines();
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_

@@ -1,6 +1,5 @@
 // When the gate behind the attention runs, and over which tokens.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_OUTPUT_GATE_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_OUTPUT_GATE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -34,5 +33,3 @@ class GateAfterUnits {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_OUTPUT_GATE_H_

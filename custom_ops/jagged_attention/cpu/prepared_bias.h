@@ -1,6 +1,5 @@
 // A relative bias in the form that the tile engine works with.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_PREPARED_BIAS_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_PREPARED_BIAS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -35,5 +34,3 @@ class PreparedBias {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_PREPARED_BIAS_H_

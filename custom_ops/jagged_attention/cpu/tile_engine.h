@@ -5,8 +5,7 @@
 // engine_avx512.cc, engine_avx2.cc and engine_generic.cc. The engine uses no templates or inline functions of others,
 // and this header has data only. So the linker cannot merge code of a newer instruction set into the code of older
 // machines.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -146,5 +145,3 @@ extern const TileEngine kAvx512Engine;
 #endif
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_

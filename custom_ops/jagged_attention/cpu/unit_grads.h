@@ -1,7 +1,6 @@
 // Gradients that several units of a backward pass share: each holds its own part, and parts are added up in the order
 // of the units.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_UNIT_GRADS_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_UNIT_GRADS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -30,5 +29,3 @@ void AddBiasGrads(const AttentionProblem& problem, const PreparedBias& bias, con
                   const BiasGrads& grads);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_UNIT_GRADS_H_

@@ -1,6 +1,5 @@
 // How the work of an op is cut into units, and who does them.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_
-#define FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -30,5 +29,3 @@ void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>&
               bool backward, const ParallelFor& parallel_for, const std::function<void(int32_t)>& after = {});
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_

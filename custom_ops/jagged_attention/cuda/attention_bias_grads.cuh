@@ -1,6 +1,5 @@
 // Gradients of the weights of the bias by position and by buckets of time.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_BIAS_GRADS_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_BIAS_GRADS_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
@@ -94,5 +93,3 @@ class BiasGradSums {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_BIAS_GRADS_CUH_

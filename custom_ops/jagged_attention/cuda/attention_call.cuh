@@ -1,6 +1,5 @@
 // A call of attention, as the host side of a launch sees it.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CALL_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CALL_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -96,5 +95,3 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at, bool
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CALL_CUH_

@@ -1,7 +1,6 @@
 // The kernels of the channels of FuXi: the map of a channel times the values, and the gradients of both; the idea
 // stands in jagged_attention_cuda.h.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_bias_grads.cuh"
 #include "jagged_attention/cuda/attention_engine.cuh"
@@ -199,5 +198,3 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_CUH_

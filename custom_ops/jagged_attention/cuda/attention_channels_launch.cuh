@@ -1,6 +1,5 @@
 // Launches of the channels of FuXi for one type of numbers.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_LAUNCH_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_LAUNCH_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_call.cuh"
 #include "jagged_attention/cuda/attention_channels.cuh"
@@ -36,5 +35,3 @@ extern template int Channels<Bfloat16>(const FusedrecAttention&, const DeviceArr
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CHANNELS_LAUNCH_CUH_

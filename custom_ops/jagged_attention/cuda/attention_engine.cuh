@@ -5,8 +5,7 @@
 // columns 2t and 2t + 1.
 //
 // float: a number is the sum of two tf32 numbers but for 2^-22 of it; the product of the small parts is left out ("3xTF32").
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_ENGINE_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_ENGINE_CUH_
+#pragma once
 
 #include "common/number.cuh"
 #ifdef FUSEDREC_EMULATION
@@ -137,5 +136,3 @@ __device__ inline void MultiplyTile(const T* a, int a_stride, const T* b, int b_
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_ENGINE_CUH_

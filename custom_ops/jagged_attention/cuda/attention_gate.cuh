@@ -4,8 +4,7 @@
 // finishes a head of a tile of queries gates the tile, so that the attention is still in the cache. Backward, one
 // kernel makes the gradients of gate and attention before the passes of the attention. The weights of the norm have a
 // kernel of their own. A thread owns a column, a block owns some tokens and a slot for its sums.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
+#pragma once
 
 #include "common/number.cuh"
 
@@ -140,5 +139,3 @@ __global__ void __launch_bounds__(kGateThreads) NormGradsKernel(OutputGate<T> ga
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_

@@ -1,6 +1,5 @@
 // The gate of a call, and launches of its gradients.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_LAUNCH_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -79,5 +78,3 @@ int LaunchGateGrads(const OutputGate<T>& gate, void* stream) {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_LAUNCH_CUH_

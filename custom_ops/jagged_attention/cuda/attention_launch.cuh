@@ -1,6 +1,5 @@
 // Launches of jagged attention for one type of numbers: choice of the size, shared memory, grid.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_call.cuh"
 #include "jagged_attention/cuda/jagged_attention_cuda.cuh"
@@ -53,5 +52,3 @@ extern template int Backward<Bfloat16>(const FusedrecAttention&, const DeviceArr
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_

@@ -2,8 +2,7 @@
 //
 // The rule of visibility stands in engine_masks.inc.h, in words. Times and places of a tile, the weights of its
 // distances and the tables of buckets are in shared memory.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PAIRS_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PAIRS_CUH_
+#pragma once
 
 #include "common/device.cuh"
 #include "common/host_device.h"
@@ -137,5 +136,3 @@ __device__ inline unsigned long long TimeBetween(long long ask, long long answer
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PAIRS_CUH_

@@ -1,6 +1,5 @@
 // A call of attention, as its kernels see it.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_gate.cuh"
 #include "jagged_attention/cuda/attention_pairs.cuh"
@@ -60,5 +59,3 @@ struct Problem {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_

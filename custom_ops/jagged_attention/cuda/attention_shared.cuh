@@ -1,6 +1,5 @@
 // The shared memory of a block of attention.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
+#pragma once
 
 #include "common/host_device.h"
 #include "jagged_attention/cuda/attention_pairs.cuh"
@@ -100,5 +99,3 @@ struct SharedTiles : BiasTiles<T, D> {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_

@@ -1,6 +1,5 @@
 // Sizes of the tiles of attention, and how they are filled and written.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TILES_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TILES_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_engine.cuh"
 
@@ -121,5 +120,3 @@ struct Shape {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TILES_CUH_

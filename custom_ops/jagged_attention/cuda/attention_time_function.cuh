@@ -2,8 +2,7 @@
 //
 // The functions and their derivatives equal engine_bias.inc.h's. They take the seconds between answer and ask, 0 where
 // the answer is later.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TIME_FUNCTION_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TIME_FUNCTION_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
@@ -95,5 +94,3 @@ class ParameterSums {
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TIME_FUNCTION_CUH_

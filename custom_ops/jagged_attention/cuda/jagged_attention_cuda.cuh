@@ -1,6 +1,5 @@
 // The kernel of jagged attention, in its three passes; the idea stands in jagged_attention_cuda.h.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_
+#pragma once
 
 #include "jagged_attention/cuda/attention_bias_grads.cuh"
 #include "jagged_attention/cuda/attention_engine.cuh"
@@ -178,5 +177,3 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
 
 }  // namespace attention
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_

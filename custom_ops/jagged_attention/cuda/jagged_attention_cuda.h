@@ -29,8 +29,7 @@
 // kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
 // with it. Backward, one pass over keys computes everything. One product gives the gradient of a map, another the
 // gradient of the values. Slices add their share to the sums of the bias.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -95,5 +94,3 @@ FUSEDREC_CUDA_API int fusedrec_jagged_attention_grad(const FusedrecAttention* ca
 FUSEDREC_CUDA_API int64_t fusedrec_bias_attention_scratch_bytes(const FusedrecAttention* call);
 FUSEDREC_CUDA_API int fusedrec_bias_attention(const FusedrecAttention* call, void* scratch, void* stream);
 FUSEDREC_CUDA_API int fusedrec_bias_attention_grad(const FusedrecAttention* call, void* scratch, void* stream);
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_

@@ -1,6 +1,5 @@
 // Inputs of the ops that attend with queries and keys, for their CPU kernels.
-#ifndef FUSEDREC_JAGGED_ATTENTION_KERNELS_ATTENTION_BASE_H_
-#define FUSEDREC_JAGGED_ATTENTION_KERNELS_ATTENTION_BASE_H_
+#pragma once
 
 #include "jagged_attention/kernels/kernel_arguments.h"
 
@@ -77,5 +76,3 @@ class AttentionGradients {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_KERNELS_ATTENTION_BASE_H_

@@ -1,6 +1,5 @@
 // Helpers of the kernels: they read and check arguments, and make float32 copies of 16-bit tensors.
-#ifndef FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
-#define FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -261,5 +260,3 @@ inline absl::Status AllocateBiasGrads(tensorflow::OpKernelContext* ctx, int firs
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_

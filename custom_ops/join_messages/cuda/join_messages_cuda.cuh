@@ -1,6 +1,5 @@
 // Kernels of join_messages; the idea stands in join_messages_cuda.h.
-#ifndef FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_CUH_
-#define FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_CUH_
+#pragma once
 
 #include "common/copy_pieces.cuh"
 
@@ -37,5 +36,3 @@ __global__ void __launch_bounds__(32)
 
 }  // namespace join_messages
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_CUH_

@@ -3,8 +3,7 @@
 // Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/copy_pieces.cuh). Only the
 // headers of a received message tell the lengths of its blocks: a warp per source reads them, one lookup after the other,
 // because the header of a lookup begins where the ids of the lookup before it end.
-#ifndef FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_
-#define FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -35,5 +34,3 @@ FUSEDREC_CUDA_API int64_t fusedrec_split_messages_scratch_bytes(int64_t num_mess
 //   parts    [L]      host, of arrays on the device, out
 FUSEDREC_CUDA_API int fusedrec_split_messages(const int64_t* message, const int32_t* lengths, int64_t num_messages,
                                               int64_t num_ranks, void* scratch, int64_t* const* parts, void* stream);
-
-#endif  // FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_

@@ -1,6 +1,5 @@
 // Kernels of rank partition; the idea stands in rank_partition_cuda.h.
-#ifndef FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_CUH_
-#define FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_CUH_
+#pragma once
 
 #include "common/hash.h"
 #include "common/stable_split.cuh"
@@ -132,5 +131,3 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace rank_partition
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_CUH_

@@ -3,8 +3,7 @@
 // Contracts and results equal rank_partition.h's, bit for bit: a stable counting sort (common/stable_split.cuh). The
 // headers of the message follow from the sort. The header of an owner counts its ids before a bound of a segment, less
 // those before the previous bound.
-#ifndef FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_H_
-#define FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -44,5 +43,3 @@ FUSEDREC_CUDA_API int fusedrec_message_headers(const int64_t* message, const int
 FUSEDREC_CUDA_API int fusedrec_unpack_message(const int64_t* message, const int64_t* headers, int64_t num_segments,
                                               int64_t num_ranks, void* scratch, int64_t* ids, int64_t* segment_splits,
                                               int32_t* position, int32_t* id_splits, void* stream);
-
-#endif  // FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_H_

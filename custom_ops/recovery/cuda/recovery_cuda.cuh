@@ -1,6 +1,5 @@
 // Kernels of recovery; the idea stands in recovery_cuda.h.
-#ifndef FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_CUH_
-#define FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_CUH_
+#pragma once
 
 #include "common/number.cuh"
 #include "common/pieces.cuh"
@@ -171,5 +170,3 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace recovery
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_CUH_

@@ -16,8 +16,7 @@
 // are cut into chunks of kChunk. A row within one chunk is summed in the order of its positions. A row that goes on in the
 // next chunk leaves a partial sum per chunk; these are added in order afterwards. So the work of a chunk does not
 // depend on how often a row is used. Many blocks share an id that half of the batch names.
-#ifndef FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
-#define FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -54,5 +53,3 @@ FUSEDREC_CUDA_API int fusedrec_recover_grad(int type, const void* grads, int64_t
                                             int64_t num_index, const int64_t* bag_splits, const float* bag_scale,
                                             int64_t num_bags, void* scratch, void* out, int64_t num_rows,
                                             int64_t out_rows, void* stream);
-
-#endif  // FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_

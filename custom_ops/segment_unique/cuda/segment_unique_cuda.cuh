@@ -1,6 +1,5 @@
 // Kernels of segment unique; the idea stands in segment_unique_cuda.h.
-#ifndef FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_CUH_
-#define FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_CUH_
+#pragma once
 
 #include "common/device.cuh"
 #include "common/hash.h"
@@ -142,5 +141,3 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace segment_unique
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_CUH_

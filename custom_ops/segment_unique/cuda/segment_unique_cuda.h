@@ -12,8 +12,7 @@
 //      look-back across tiles, so threads contend for no counter. The pass writes the unique ids, and for every position
 //      the number of first occurrences before it.
 //   3. Inverse. inverse[n] is the number of n's first occurrence. The same numbers give the bounds of the segments.
-#ifndef FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_H_
-#define FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_H_
+#pragma once
 
 #include "common/cuda_api.h"
 
@@ -37,5 +36,3 @@ FUSEDREC_CUDA_API int64_t fusedrec_segment_unique_scratch_bytes(int64_t num_ids,
 FUSEDREC_CUDA_API int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, int64_t num_ids,
                                               int64_t num_segments, void* scratch, int64_t* unique_ids,
                                               int64_t* unique_splits, int32_t* inverse, void* stream);
-
-#endif  // FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_H_

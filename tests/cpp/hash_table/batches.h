@@ -1,6 +1,5 @@
 // Batches as tests write them, the messages they make, and what a table answers.
-#ifndef FUSEDREC_TESTS_CPP_BATCHES_H_
-#define FUSEDREC_TESTS_CPP_BATCHES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -126,5 +125,3 @@ inline std::unique_ptr<HashTable> MakeTable(TableSpec spec, const std::string& r
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_BATCHES_H_

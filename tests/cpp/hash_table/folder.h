@@ -1,6 +1,5 @@
 // A folder for the files of a test.
-#ifndef FUSEDREC_TESTS_CPP_FOLDER_H_
-#define FUSEDREC_TESTS_CPP_FOLDER_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -28,5 +27,3 @@ class Folder {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_FOLDER_H_

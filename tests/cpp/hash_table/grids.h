@@ -1,6 +1,5 @@
 // The numbers that a 16-bit type can hold, by its definition, in double: what conversions are compared with.
-#ifndef FUSEDREC_TESTS_CPP_GRIDS_H_
-#define FUSEDREC_TESTS_CPP_GRIDS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -75,5 +74,3 @@ inline uint32_t BitsOfFloat(float x) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_GRIDS_H_

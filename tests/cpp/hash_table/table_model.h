@@ -1,7 +1,6 @@
 // A table as an ordered map of rows: slow, obvious, with every policy. It knows nothing of shards but that the limit of
 // candidates is theirs, and nothing of threads.
-#ifndef FUSEDREC_TESTS_CPP_TABLE_MODEL_H_
-#define FUSEDREC_TESTS_CPP_TABLE_MODEL_H_
+#pragma once
 
 #include <algorithm>
 #include <map>
@@ -209,5 +208,3 @@ class TableModel {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_TABLE_MODEL_H_

@@ -1,6 +1,5 @@
 // Rows, tokens and weights of a bias that the tests of jagged attention compute with, and who sees whom in them.
-#ifndef FUSEDREC_TESTS_CPP_JAGGED_BATCH_H_
-#define FUSEDREC_TESTS_CPP_JAGGED_BATCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -132,5 +131,3 @@ inline std::vector<Masks> AllMasks() {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_TESTS_CPP_JAGGED_BATCH_H_

@@ -1,7 +1,6 @@
 // Gradients that wait for their update: sums by row over several batches (MTGRBoost, section 5.2). Sparse: rows that no
 // batch touched take no space.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -64,5 +63,3 @@ class Accumulator {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_

@@ -9,8 +9,7 @@
 //
 // Rows in use stay until the next visit (pinned_rows.h). A lookup demotes at its end. Only then is every row that it
 // touched pinned, and a look-ahead or a peek of the next lookup reads what that lookup answers.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_DEMOTER_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_DEMOTER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -34,5 +33,3 @@ class Demoter {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_DEMOTER_H_

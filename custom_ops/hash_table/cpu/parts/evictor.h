@@ -2,8 +2,7 @@
 // as they have decayed by then. Rows in use stay (pinned_rows.h).
 //
 // A scan of the segment finds the exact rows. It chooses 1/16 of max_rows more than needed, so that scans are rare.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -41,5 +40,3 @@ class Evictor {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_

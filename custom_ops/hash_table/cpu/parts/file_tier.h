@@ -2,8 +2,7 @@
 //
 // A lookup brings the rows that it needs into memory (ShardedRows::MoveRow), where they are trained. The coldest rows go
 // back. Rows move bit by bit, so a table that spills trains exactly like a table that does not.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -37,5 +36,3 @@ class FileTier {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_

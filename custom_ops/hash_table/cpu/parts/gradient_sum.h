@@ -1,6 +1,5 @@
 // Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -39,5 +38,3 @@ class GradientSum {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_

@@ -1,6 +1,5 @@
 // A message as runs of one source and segment, which are the units of work on it.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -56,5 +55,3 @@ inline uint64_t FingerprintOf(const Message& message, int64_t segments, const Pa
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_

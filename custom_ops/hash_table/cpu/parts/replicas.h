@@ -3,8 +3,7 @@
 //
 // An id without a row at a replica counts with its initial row in the mean, whether it never came or was evicted. An id
 // that left one replica leaves all of them, unless another replica has trained it meanwhile.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -52,5 +51,3 @@ class Replicas {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_

@@ -4,8 +4,7 @@
 // Packed, little-endian: last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots.
 // Numbers have the table's storage. Rows of a 16-bit pool beside a float32 one are widened, which loses nothing, and `pool`
 // says where they go back to.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_RECORDS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_RECORDS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -46,5 +45,3 @@ class RowRecords {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_RECORDS_H_

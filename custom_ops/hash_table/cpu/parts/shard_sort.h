@@ -1,6 +1,5 @@
 // Sorts the ids of a message by shard, so that threads can share the shards among themselves.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_SHARD_SORT_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_SHARD_SORT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -17,5 +16,3 @@ void SortByShard(const Message& message, int64_t segments, const ParallelFor& pa
                  std::vector<int64_t>* shard_begin);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_SHARD_SORT_H_

@@ -1,6 +1,5 @@
 // Collects the ids that one replica of a table has trained since it was last asked. Any thread may call any method.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_TRAINED_IDS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_TRAINED_IDS_H_
+#pragma once
 
 #include <cstdint>
 #include <mutex>
@@ -29,5 +28,3 @@ class TrainedIds {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_TRAINED_IDS_H_

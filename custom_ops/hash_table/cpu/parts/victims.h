@@ -1,6 +1,5 @@
 // The choice of the rows that leave a table or its memory: a scan finds the rows of lowest rank.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_VICTIMS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_VICTIMS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -80,5 +79,3 @@ int64_t CountThatMayGo(ShardedRows* rows, int64_t first, int64_t last, int64_t m
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_VICTIMS_H_

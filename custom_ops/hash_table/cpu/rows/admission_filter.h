@@ -1,8 +1,7 @@
 // Counts how often ids without a row come, until an id has come often enough to get one.
 //
 // Counts are exact: one number per id in a KeyIndex, about 25 bytes. The caller calls one method at a time.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ class AdmissionFilter {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_

@@ -10,8 +10,7 @@
 //
 // A log stops where it cannot stay complete: a list grows too long to be of use, or gradients arrive of a lookup from
 // before its beginning. A stopped log covers nothing, and the reader reads all headers.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -71,5 +70,3 @@ class ChangeLog {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_

@@ -1,6 +1,5 @@
 // Lists of ids with repeats, and how the repeats are dropped or met.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -38,5 +37,3 @@ inline int64_t FirstRepeat(const int64_t* ids, int64_t count) {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_

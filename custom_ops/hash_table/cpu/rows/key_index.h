@@ -20,8 +20,7 @@
 // - an insertion writes key and payload after the last ones and then publishes the count;
 // - a removal moves the line's last key into the gap, under an odd version number that makes readers look again;
 // - growing builds new lines and swaps one pointer; the old ones are kept by the owner until no reader can see them.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -152,5 +151,3 @@ void KeyIndex::ForEach(const Visit& visit) const {
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_

@@ -25,8 +25,7 @@
 // them, too.
 //
 // All arithmetic is float32, whatever the table stores. A row gives the same bits on every instruction set (simd.h).
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -68,5 +67,3 @@ class Optimizer {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_

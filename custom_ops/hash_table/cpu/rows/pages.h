@@ -3,8 +3,7 @@
 // A table is read at random places. It mostly waits for memory, and in good part for address translation, which pages
 // of 2 MiB make rare. Running out is an error to report, not a reason to be killed. Memory to take is first compared
 // with the rest of the machine's or container's memory.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
+#pragma once
 
 #include <cstddef>
 #include <utility>
@@ -46,5 +45,3 @@ class Pages {
 void WantHugePages(void* data, size_t bytes);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_

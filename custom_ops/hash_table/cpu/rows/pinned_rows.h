@@ -2,8 +2,7 @@
 //
 // The header of a row has the clock of its last lookup (`last`). A row is pinned if this clock belongs to a lookup that
 // runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -74,5 +73,3 @@ class PinnedRows {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_

@@ -10,8 +10,7 @@
 // A number is rounded up with a probability equal to the discarded part. So updates smaller than half a step of the
 // 16-bit grid are not lost on average. The random bits are a hash of (the unrounded number, its column, the table's
 // version). A run that is repeated, resumed, or spread over other ranks rounds alike.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -81,5 +80,3 @@ class RowFormat {
 void Convert(const void* from, Storage from_storage, int64_t n, Storage to_storage, void* to);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_

@@ -3,8 +3,7 @@
 // A pool hands out blocks of row numbers. A chunk is mapped when its first row is needed, together with the chunk after
 // it. So running out of memory shows one chunk early, and an insertion never waits for a copy. Rows are memory, or
 // pages of a file on disk for rows beyond the memory budget of a table.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -57,5 +56,3 @@ class RowPool {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_

@@ -2,8 +2,7 @@
 //
 // Pool 0 is memory. Pool 1 holds rows in 16 bits (hot_after) or rows in a file (memory_budget); other tables have none.
 // A handle is the number of a row with its pool in the highest bit. It names the same memory for the life of the store.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -72,5 +71,3 @@ class RowStore {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_

@@ -1,6 +1,5 @@
 // The training lookups of a table: the clock that counts them, which of them run now, and their memory.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -119,5 +118,3 @@ class RunningLookups {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_

@@ -5,8 +5,7 @@
 // shard has one KeyIndex per segment and free rows of its own. One thread at a time changes a shard; it takes the mutex
 // once per batch, not per id. So many threads work on one batch, and the result does not depend on their order. Reading
 // takes no lock at all (key_index.h).
-#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_SHARDED_ROWS_H_
-#define FUSEDREC_HASH_TABLE_CPU_ROWS_SHARDED_ROWS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -152,5 +151,3 @@ void ShardedRows::ForEachRow(const Shard& shard, int64_t segment, const Visit& v
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_SHARDED_ROWS_H_

@@ -1,6 +1,5 @@
 // Rows that two tables hold: found by key, copied from one to the other.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_
+#pragma once
 
 #include "hash_table/cuda/rows.cuh"
 
@@ -47,5 +46,3 @@ static __global__ void __launch_bounds__(kBufferThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_

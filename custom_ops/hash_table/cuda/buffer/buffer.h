@@ -1,6 +1,5 @@
 // The two buffers, their roles, and the pool (pool.cu); buffer_cuda.h explains them.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -86,5 +85,3 @@ struct FusedrecDeviceBuffer {
   // On the caller's stream: new memory of rows that arrive has no other user, out_ is filled.
   cudaEvent_t vacated_ = nullptr, gathered_ = nullptr;
 };
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_

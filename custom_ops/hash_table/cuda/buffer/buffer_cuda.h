@@ -33,8 +33,7 @@
 // write_back waits for it. prefetch returns before its copy ends, and advance lets the caller's stream wait for it. All
 // other work is on the caller's stream (`stream`, the same in all calls). It moves rows inside the device, so advance
 // delays a lookup little.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
+#pragma once
 
 #include "hash_table/cuda/hash_table_cuda.h"
 
@@ -125,5 +124,3 @@ FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* s
 // rows [3], host, out: numbers of rows in the active buffer, of rows that wait to be written back, of prefetched rows, hot
 // ones included.
 FUSEDREC_CUDA_API void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows);
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_

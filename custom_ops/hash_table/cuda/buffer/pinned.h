@@ -1,6 +1,5 @@
 // Page-locked host memory, which copies between host and device need not stage.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_PINNED_H_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_PINNED_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ class PinnedMemory {
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_PINNED_H_

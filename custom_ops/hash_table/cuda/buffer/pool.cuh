@@ -1,6 +1,5 @@
 // Records of the pool of hot rows.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_POOL_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_POOL_CUH_
+#pragma once
 
 #include "common/device.cuh"
 
@@ -22,5 +21,3 @@ static __global__ void __launch_bounds__(kPoolThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_POOL_CUH_

@@ -1,6 +1,5 @@
 // Converts a TableSpec for the launchers of a device table (hash_table_cuda.h), and refuses options that it lacks.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -117,5 +116,3 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_

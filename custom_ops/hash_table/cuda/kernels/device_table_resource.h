@@ -1,6 +1,5 @@
 // The table on a device as a TensorFlow resource, and the base of its kernels.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -116,5 +115,3 @@ inline absl::Status ReadDeviceMessage(tensorflow::OpKernelContext* ctx, const De
 }
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_

@@ -30,8 +30,7 @@
 //
 // Every other change of rows in host memory (imports, removals by hand) takes back the rows on the device and drops them
 // there. Later gradients of these rows are refused, too.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -137,5 +136,3 @@ class HostRows {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_

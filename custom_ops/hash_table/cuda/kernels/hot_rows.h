@@ -12,8 +12,7 @@
 // An id may leave the table and come back with a new row while its old one lies in a slot. The version in the header of the
 // new row is higher than `stamp`, so the slot is not read. The old row may still be written back: RowRecords::WriteTrained
 // skips ids that left and records that are not newer.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOT_ROWS_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOT_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -83,5 +82,3 @@ class HotRows {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOT_ROWS_H_

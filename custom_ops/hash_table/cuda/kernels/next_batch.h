@@ -1,7 +1,6 @@
 // The batch that comes next on a device whose rows are in host memory (host_rows.h): its ids, by segment, and the rows that
 // the device must get for it. Hot rows lie there already.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -63,5 +62,3 @@ struct NextBatch {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_NEXT_BATCH_H_

@@ -1,7 +1,6 @@
 // Rows on their way between a table in host memory and the buffers of its device (buffer_cuda.h): packed, sent, written
 // back, and counted. HostRows decides which rows travel, and when.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_ROW_TRANSFERS_H_
-#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_ROW_TRANSFERS_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -73,5 +72,3 @@ class RowTransfers {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_ROW_TRANSFERS_H_

@@ -1,7 +1,6 @@
 // Checks of handles and of an inverse before a kernel follows them. In TensorFlow they are ordinary tensors, and an index
 // out of range would end the process. The same pass tells whether gradients are finite.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_HANDLES_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_HANDLES_CUH_
+#pragma once
 
 #include "common/device.cuh"
 #include "hash_table/cuda/facts.h"
@@ -66,5 +65,3 @@ static __global__ void __launch_bounds__(kHandleThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_HANDLES_CUH_

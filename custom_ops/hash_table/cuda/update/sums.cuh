@@ -2,8 +2,7 @@
 //
 // A row's number leads to its sum, without a search. Each call numbers the rows of all its handles, which are distinct, by
 // their places. So no threads contend, and a sum adds the totals of the calls in their order, as on the CPU.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_
+#pragma once
 
 #include "hash_table/cuda/update/update.cuh"
 
@@ -63,5 +62,3 @@ static __global__ void __launch_bounds__(kUpdateThreads) ForgetSumsKernel(SumsVi
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_

@@ -3,8 +3,7 @@
 // Sixteen lanes share a row. They add the gradients of a column in the order received. A sum over columns is sixteen sums
 // of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, optimizer.cc), so rows have the same
 // bits.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_CUH_
+#pragma once
 
 #include "common/row_sort.cuh"
 #include "hash_table/cuda/rows.cuh"
@@ -171,5 +170,3 @@ static __global__ void __launch_bounds__(kUpdateThreads)
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_CUH_

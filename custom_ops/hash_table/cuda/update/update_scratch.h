@@ -1,6 +1,5 @@
 // Scratch of an update: the gradients of each handle, in the order received.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_
-#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_
+#pragma once
 
 #include "common/launcher.cuh"
 #include "hash_table/cuda/update/update.cuh"
@@ -32,5 +31,3 @@ struct UpdateScratch {
 
 }  // namespace device_table
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_

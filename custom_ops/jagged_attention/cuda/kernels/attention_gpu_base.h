@@ -1,6 +1,5 @@
 // Inputs of the ops that attend with queries and keys, for their GPU kernels.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_ATTENTION_GPU_BASE_H_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_ATTENTION_GPU_BASE_H_
+#pragma once
 
 #include <algorithm>
 
@@ -66,5 +65,3 @@ class JaggedAttentionGpuBase : public tensorflow::OpKernel {
 };
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_ATTENTION_GPU_BASE_H_

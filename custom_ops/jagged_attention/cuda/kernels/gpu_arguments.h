@@ -1,6 +1,5 @@
 // Helpers of the GPU kernels: they refuse sizes beyond the limits, and make the call for a launcher.
-#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_
-#define FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_
+#pragma once
 
 #include <initializer_list>
 
@@ -92,5 +91,3 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
                           KERNEL);
 
 }  // namespace fusedrec
-
-#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_

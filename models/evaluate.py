@@ -23,13 +23,14 @@ import numpy as np
 import tf_fusedrec as fr
 from models import baselines
 from models.build import columns, extra_tokens, length_columns
+from models.data_sets.layouts import read_items
 from models.experiment import Experiment
 from models.export import saved_experiment, trained_model
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import metrics, tf
-from tf_fusedrec.data import ParquetFolder, TokenBatches, read_items
+from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
 
 _ITEMS_AT_ONCE = 1 << 16

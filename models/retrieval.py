@@ -81,7 +81,7 @@ class HSTURetrieval(SequenceModel):
         if catalogue.ndim != 1 or not catalogue.size or len(np.unique(catalogue)) != catalogue.size:
             raise ValueError(
                 f"catalogue must hold at least one id, each once, got shape {catalogue.shape} with "
-                f"{len(np.unique(catalogue))} distinct ids. Take tf_fusedrec.data.read_items."
+                f"{len(np.unique(catalogue))} distinct ids. Take models.data_sets.layouts.read_items."
             )
         self.config = config
         # The checkpoint holds the catalogue, because the exported model returns its ids.

@@ -40,6 +40,7 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
+from models.data_sets.layouts import read_info, read_items
 from models.evaluate import Evaluation, evaluator, name_width, table
 from models.experiment import Experiment, load
 from models.export import export
@@ -48,11 +49,11 @@ from models.parts.dense_inputs import read_statistics
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.run_folder import claim
+from models.utilization import ModelFlopsUtilization
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
-from tf_fusedrec.callbacks.throughput import ModelFlopsUtilization
 from tf_fusedrec.callbacks.timeline import Timeline
-from tf_fusedrec.data import check_features, read_info, read_items
+from tf_fusedrec.data import check_features
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 

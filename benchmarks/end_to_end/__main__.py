@@ -35,12 +35,13 @@ from benchmarks.harness import harness, processes
 from benchmarks.harness.processes import Remote
 from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
 from models.build import columns, make_embedding, make_model
+from models.data_sets.layouts import read_items
 from models.experiment import Experiment, from_dict, load
 from models.experiment.model_config import RetrievalConfig
 from models.prepare import prepare_data
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
-from tf_fusedrec.data import ParquetFolder, read_items
+from tf_fusedrec.data import ParquetFolder
 from tf_fusedrec.data.rows import concat
 
 QUICK_BATCHES = 6

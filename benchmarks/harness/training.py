@@ -34,12 +34,13 @@ from models.base import TRAINING_PASSES
 from models.build import columns, make_embedding, make_model, no_rows
 from models.compare import SAMPLES, check_pairs, metrics_of, read_samples
 from models.data_sets.interactions import Interactions, write_last_held_out
+from models.data_sets.layouts import read_info, read_items
 from models.evaluate import Evaluation, evaluator
 from models.experiment import Experiment, from_dict
 from models.fit_calls import FitCall, fit_calls
 from models.parts.dense_inputs import read_statistics
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches, read_info, read_items
+from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches
 from tf_fusedrec.data.rows import concat
 
 EPOCHS, RESULT, LOG = "epochs.json", "result.json", "log.txt"

@@ -17,9 +17,9 @@ from absl import flags
 
 from models.data_sets.interactions import convert_sequences
 from models.data_sets.kuairand import convert_kuairand
+from models.data_sets.layouts import DatasetInfo
 from models.data_sets.movielens import convert_movielens, convert_movielens_ranking
 from models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
-from tf_fusedrec.data.layouts import DatasetInfo
 
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, its flags passed as positional arguments, its flags passed as keywords)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
+from models.data_sets.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 
 HELD_OUT = ("test", "validation")

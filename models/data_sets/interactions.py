@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from models.data_sets.layouts import DatasetInfo, write_dataset
 from models.data_sets.text_log import ids_of, open_text
-from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 
 SPLIT = (

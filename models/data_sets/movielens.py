@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from models.data_sets.events import Events, Window, write_events
 from models.data_sets.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
+from models.data_sets.layouts import DatasetInfo
 from models.data_sets.text_log import (
     ID,
     INTEGER,
@@ -37,7 +38,6 @@ from models.data_sets.text_log import (
     open_text,
     read_log,
 )
-from tf_fusedrec.data.layouts import DatasetInfo
 from tf_fusedrec.data.rows import Values
 
 RATINGS = tuple(name + end for name in ("ratings.dat", "ratings.csv", "u.data") for end in ("", ".gz"))

@@ -18,7 +18,7 @@ import pathlib
 
 import numpy as np
 
-from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
+from models.data_sets.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 
 CLICK_BIT, CONVERSION_BIT = 1, 2  # bits of history_action; 0 is an impression without a click

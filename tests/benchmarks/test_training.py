@@ -23,6 +23,7 @@ from benchmarks.retrieval_ml1m import __main__ as retrieval_ml1m
 from benchmarks.retrieval_sports import __main__ as retrieval_sports
 from benchmarks.schedule_quality import __main__ as schedule_quality
 from models.compare import SAMPLES
+from models.data_sets.layouts import read_items
 from models.data_sets.movielens import convert_movielens
 from models.evaluate import Evaluation
 from models.experiment import from_dict
@@ -31,7 +32,7 @@ from tests.data.shards import read_lists
 from tests.models import experiments
 from tests.support.ranks import RanksFailed, run_ranks
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, read_items
+from tf_fusedrec.data import Column, ParquetFolder
 
 USERS = 12
 

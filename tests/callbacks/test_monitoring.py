@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from models.utilization import ModelFlopsUtilization
 from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
 from tests.oracles.rank_partition import mix64
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.callbacks import throughput
 from tf_fusedrec.callbacks.timeline import Timeline
 
 STEPS, DIM = 6, 16
@@ -89,7 +89,7 @@ def watched(folder):
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
         callbacks.Throughput(counts=("tokens", "gflops")),
-        throughput.ModelFlopsUtilization(),
+        ModelFlopsUtilization(),
         timeline,
         callbacks.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),

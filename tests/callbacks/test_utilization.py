@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from models import utilization
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import throughput
 
@@ -37,8 +38,8 @@ def fitted(listeners, metric="gflops"):
 
 @pytest.mark.parametrize(("metric", "arguments"), [("gflops", {}), ("products", {"metric": "products"})])
 def test_an_epoch_logs_useful_work_over_the_measured_rate(metric, arguments, monkeypatch):
-    monkeypatch.setattr(throughput, "gemm_rate", lambda: 50_000.0)
-    callback = throughput.ModelFlopsUtilization(**arguments)
+    monkeypatch.setattr(utilization, "gemm_rate", lambda: 50_000.0)
+    callback = utilization.ModelFlopsUtilization(**arguments)
     assert math.isnan(callback.utilization(1.0))
     history = fitted([callbacks.Throughput(counts=(metric,)), callback], metric)
     assert callback.machine_flops_per_s == 50_000.0
@@ -61,12 +62,12 @@ def test_ranks_add_their_counts_and_the_slowest_clock_divides_them(monkeypatch):
 
 def test_the_rate_of_the_machine_is_that_of_a_matrix_product():
     # From a slow core under load to a large server.
-    assert 1e8 < throughput.gemm_rate(1) < 1e14
+    assert 1e8 < utilization.gemm_rate(1) < 1e14
     with pytest.raises(ValueError, match="repeats must be >= 1, got 0"):
-        throughput.gemm_rate(0)
+        utilization.gemm_rate(0)
 
 
 def test_without_the_count_it_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(throughput, "gemm_rate", lambda: 1.0)
+    monkeypatch.setattr(utilization, "gemm_rate", lambda: 1.0)
     with pytest.raises(ValueError, match="reads 'gflops_per_s' from the logs.* Use callbacks.Throughput with 'gflops'"):
-        fitted([throughput.ModelFlopsUtilization()])
+        fitted([utilization.ModelFlopsUtilization()])

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from models.data_sets.layouts import write_dataset
 from tests.data.shards import COLUMNS, read_lists, user_table, write_folder
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.data import Column, ParquetFolder, TokenBatches, check_features
-from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
 ITEM = Column("item", ragged=True)
@@ -31,7 +31,7 @@ def test_folder_that_is_none(tmp_path):
 
 
 def test_empty_folder(tmp_path):
-    with pytest.raises(ValueError, match=r"has no \*.parquet file. Write one with .*write_dataset"):
+    with pytest.raises(ValueError, match=r"has no \*.parquet file. Name the folder"):
         ParquetFolder(tmp_path, [ITEM])
 
 

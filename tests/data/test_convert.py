@@ -3,7 +3,7 @@
 import pytest
 
 from models.data_sets import convert
-from tf_fusedrec.data import read_info
+from models.data_sets.layouts import read_info
 
 
 def _run(*arguments):

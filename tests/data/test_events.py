@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from models.data_sets.events import Events, Window, write_events
+from models.data_sets.layouts import read_info, read_items
 from tests.data.shards import read_lists
-from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged, splits_of
 
 SIZES = Window(exposures=2, history=3, validation=0.25, test=0.25)

@@ -9,10 +9,11 @@ import pytest
 
 from models.data_sets import kuairand
 from models.data_sets.kuairand import convert_kuairand
+from models.data_sets.layouts import read_info, read_items
 from tests.data.shards import read_lists
 from tests.support import small_log
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings
 
 COLUMNS = (
     Column("user_id"),

@@ -7,13 +7,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from models.data_sets.layouts import read_info, read_items
 from models.data_sets.movielens import convert_movielens
 from models.data_sets.text_log import ID, read_log
 from tests.data.shards import read_lists
 from tests.support import small_log
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings
 
 TRAIN = (
     Column("user_id"),

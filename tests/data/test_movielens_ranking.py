@@ -5,9 +5,10 @@ import json
 import pytest
 
 from models.data_sets.events import Window
+from models.data_sets.layouts import read_items
 from models.data_sets.movielens import convert_movielens_ranking
 from tests.data.shards import read_lists
-from tf_fusedrec.data import Column, ParquetFolder, read_items
+from tf_fusedrec.data import Column, ParquetFolder
 
 RATINGS = "1::10::5::100\n1::20::3::200\n2::10::4::150\n2::30::4::250\n1::30::1::300\n2::20::5::310\n"
 MOVIES = (

@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.data_sets.interactions import convert_sequences
+from models.data_sets.layouts import read_items
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings
 
 TEST = (
     Column("user_id"), Column("item_id", ragged=True), Column("timestamp", ragged=True), Column("target_item"),

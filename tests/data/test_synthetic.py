@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from models.data_sets.layouts import read_info, read_items
 from models.data_sets.synthetic import CLICK_BIT, CONVERSION_BIT, write_synthetic_ranking, write_synthetic_retrieval
 from tests.data.shards import read_lists
-from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder
 
 RANKING = (
     Column("user_id"),

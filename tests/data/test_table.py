@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.data_sets.events import Window
+from models.data_sets.layouts import read_info
 from models.data_sets.table import column_map, convert_table
 from models.data_sets.table_files import TableFiles
 from tests.data.shards import read_lists
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings
 from tf_fusedrec.data.columns import BadInput
 
 MAP = {

@@ -9,13 +9,13 @@ from models import baselines
 from models import evaluate as command
 from models.baselines import PRIOR_EXPOSURES
 from models.build import make_embedding, make_model
+from models.data_sets.layouts import write_dataset
 from models.evaluate import entropy_of_target, evaluate, evaluator
 from models.experiment import from_dict
 from models.export import saved_experiment
 from models.prepare import prepare_data
 from tests.models import experiments
 from tf_fusedrec import checkpoint, keras, tf
-from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import tf_fusedrec as fr
 from models import train
+from models.data_sets.layouts import read_info
 from models.experiment import from_dict
 from models.experiment.data_config import DataConfig
 from models.prepare import prepare_data
-from tf_fusedrec.data import read_info
 
 RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
 

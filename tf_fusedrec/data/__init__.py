@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from tf_fusedrec.data.growing import GrowingFolder as GrowingFolder
     from tf_fusedrec.data.growing import Partition as Partition
     from tf_fusedrec.data.growing import check_same_files as check_same_files
-    from tf_fusedrec.data.layouts import DatasetInfo as DatasetInfo
-    from tf_fusedrec.data.layouts import read_info as read_info
-    from tf_fusedrec.data.layouts import read_items as read_items
     from tf_fusedrec.data.parquet import ParquetFolder as ParquetFolder
     from tf_fusedrec.data.plan import SCOPES as SCOPES
     from tf_fusedrec.data.plan import Cost as Cost
@@ -30,7 +27,6 @@ _MODULES = {
     "dataset": ("TokenBatches",),
     "fingerprint": ("hash_strings",),
     "growing": ("GrowingFolder", "Partition", "check_same_files"),
-    "layouts": ("DatasetInfo", "read_info", "read_items"),
     "parquet": ("ParquetFolder",),
     "plan": ("SCOPES", "Cost", "StochasticLength"),
     "transforms": ("cluster_samples", "lookahead"),

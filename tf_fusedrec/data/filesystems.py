@@ -62,10 +62,7 @@ def parquet_files(folder: Folder) -> list[str]:
     """Paths of all *.parquet files below the folder, sorted. Raises ValueError if there is none."""
     files = sorted(file for file in _files(folder) if file.endswith(".parquet") and not _is_hidden(file))
     if not files:
-        raise ValueError(
-            f"path {folder.name!r} has no *.parquet file. Write one with tf_fusedrec.data.layouts.write_dataset, or "
-            "name the folder that holds the shards."
-        )
+        raise ValueError(f"path {folder.name!r} has no *.parquet file. Name the folder that holds the shards.")
     return files
 
 

@@ -184,7 +184,7 @@ class Sampler:
                 f"counts must hold one number for each of {num_items} items, got shape {np.shape(counts)}."
             )
         if sampling == "frequency" and (counts is None or not np.any(counts)):
-            raise ValueError("sampling 'frequency' needs counts, some above 0. Take tf_fusedrec.data.read_items.")
+            raise ValueError("sampling 'frequency' needs counts, some above 0. Use those of the training data.")
         self.sampling = sampling
         self._num_items = num_items
         # Variables keep the counts of a catalogue with millions of items out of the graph.
@@ -223,7 +223,7 @@ class Sampler:
           ValueError: The sampler has no counts.
         """
         if self._log_q is None:
-            raise ValueError("log_q needs counts. Take tf_fusedrec.data.read_items.")
+            raise ValueError("log_q needs counts. Use Sampler(..., counts=).")
         return tf.gather(self._log_q, items)
 
 

@@ -1,4 +1,4 @@
-"""Writes the two Parquet layouts of data/README.md, and reads their metadata.
+"""Writes the two Parquet layouts of tf_fusedrec/data/README.md, and reads their metadata.
 
 The converters and the synthetic generators write through this module. A data set is a folder with Parquet shards in
 train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears
@@ -100,7 +100,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
     if not path.is_file():
         raise ValueError(
             f"{str(root)!r} is not a data set of this package: it has no dataset.json. "
-            "Make one with write_dataset or, in a clone, python -m models.data_sets.convert."
+            "Make one with python -m models.data_sets.convert."
         )
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))

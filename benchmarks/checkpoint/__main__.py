@@ -65,7 +65,7 @@ class Job:
 
     @property
     def table(self) -> Any:
-        return self.embedding.lookups[0].table
+        return self.embedding.internals.groups[0].table
 
     def save(self) -> float:
         """Returns the seconds of a full save, which ends with its bytes on the disk."""
@@ -80,7 +80,7 @@ class Job:
         begin = time.perf_counter()
         fr.checkpoint.load(self.folder / "c", self.dense, layers=[loaded])
         seconds = time.perf_counter() - begin
-        table: Any = loaded.lookups[0].table
+        table: Any = loaded.internals.groups[0].table
         harness.check_equal("rows loaded", table.size("item"), len(self.ids))
         if check:
             (ids, records), (of_ids, of_records) = (one.snapshot("item") for one in (table, self.table))

@@ -133,9 +133,9 @@ class Progress(keras.callbacks.Callback):
 def mean_moment(embedding: fr.FusedEmbedding) -> float:
     """Returns the mean second moment of all rows of the layer's tables with RowWiseAdagrad. Collective."""
     moments = [
-        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]
-        for lookup in embedding.lookups
-        for name in lookup.table.names
+        group.table.snapshot(name, in_hash_order=False)[1]["accumulator"]
+        for group in embedding.internals.groups
+        for name in group.table.names
     ]
     here = np.concatenate(moments).astype(np.float64)
     total, rows = fr.collectives.all_gather(np.array([[here.sum(), len(here)]])).sum(axis=0)

@@ -278,8 +278,8 @@ def make_model(size: DeviceSize, compute: Compute, pace: Pace, name: str, schedu
     adagrad = fr.optimizers.Adagrad(3e-4, initial_accumulator_value=1e-12)
     table = fr.TableConfig("item", size.dim, adagrad, initializer=fr.TruncatedNormal(stddev=0.02))
     embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")], name=name, **layer)
-    for lookup in embedding.lookups:
-        lookup.table = SlowMemory(lookup.table, pace)  # type: ignore[assignment]
+    for group in embedding.internals.groups:
+        group.table = SlowMemory(group.table, pace)  # type: ignore[assignment]
     model = DeviceModel(size, compute, pace, embedding)
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))

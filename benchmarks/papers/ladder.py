@@ -153,7 +153,7 @@ class Step:
 
     def ids(self) -> tuple[int, int]:
         """Returns the ids that this rank has asked for, and those that it has sent."""
-        counts = np.sum([lookup.traffic.numpy() for lookup in self.embedding.lookups], axis=0)
+        counts = np.sum([group.traffic.numpy() for group in self.embedding.internals.groups], axis=0)
         return int(counts[0]), int(counts[1])
 
 

@@ -109,7 +109,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         topology=Topology(groups, "weight_sync"),
         name=name,
     )
-    table, layout = layer.lookups[0].table, layer.layout
+    table, layout = layer.internals.groups[0].table, layer.layout
     assert isinstance(table, NativeTable)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)

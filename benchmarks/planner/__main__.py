@@ -91,7 +91,7 @@ def sent_bytes(model: DeviceModel, step: Step, count: int) -> float:
     """Returns the bytes of ids, rows and gradients that a rank sends in a step, the mean over ranks. Collective."""
 
     def sent() -> int:
-        return sum(int(lookup.traffic.numpy()[2]) for lookup in model.embedding.lookups)
+        return sum(int(group.traffic.numpy()[2]) for group in model.embedding.internals.groups)
 
     before = sent()
     for _ in range(count):

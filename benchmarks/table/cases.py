@@ -81,7 +81,7 @@ class Native(Variant):
 
     @property
     def table(self) -> fr.tables.NativeTable:
-        return self.layer.lookups[0].table
+        return self.layer.internals.groups[0].table
 
     @property
     def payload(self) -> int:

@@ -85,7 +85,7 @@ class Variant:
 
     @property
     def table(self) -> NativeTable:
-        table = self.emb.lookups[0].table
+        table = self.emb.internals.groups[0].table
         assert isinstance(table, NativeTable)
         return table
 

@@ -307,7 +307,7 @@ def test_batches_of_the_ladder_have_every_row_once(balanced):
 def test_every_variant_of_the_ladder_has_one_technique_more():
     for number, variant in enumerate(ladder.VARIANTS.values()):
         assert list(variant) == [True] * number + [False] * (3 - number)
-    assert [len(make_embedding(ladder.experiment(merged)).lookups) for merged in (True, False)] == [1, 12]
+    assert [len(make_embedding(ladder.experiment(merged)).internals.groups) for merged in (True, False)] == [1, 12]
     tokens = np.array([5, 0, 12, 1] * 8)
     rows, config = ladder.make_rows(tokens), ladder.experiment(merged=True).model
     assert set(rows.columns) == {column.name for column in columns(config, "train")}

@@ -51,7 +51,7 @@ def trained():
     measured = Measured(emb, LOSSES[rank])
     plateau = learning_rates.ReduceLROnPlateau(emb, factor=0.5, patience=2, min_delta=0)
     history = model.fit(data, epochs=4, callbacks=[measured, plateau], verbose=0).history
-    traffic = emb.lookups[0].traffic.numpy().tolist()
+    traffic = emb.internals.groups[0].traffic.numpy().tolist()
     reduced = measured.rates
     # Ranks that disagree: rank 0 counts.
     scheduled, other = make_model(name="scheduled")

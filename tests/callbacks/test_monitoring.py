@@ -221,7 +221,7 @@ def test_evictions_and_what_cannot_be_known():
     embedding({"x": tf.range(10)}, training=True)
     watcher.on_epoch_begin(0)
     embedding({"x": tf.range(5, 12)}, training=True)
-    embedding.lookups[0].table.evict("x", 3)
+    embedding.internals.groups[0].table.evict("x", 3)
     watcher.on_train_batch_end(0)
     watcher.on_epoch_end(0, logs)
     # One process looks up without an exchange, so nothing travels and duplicates stay.

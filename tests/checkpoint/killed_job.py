@@ -114,10 +114,10 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
     for e in range(epoch, EPOCHS):
         model.fit(batches(e), initial_epoch=e, epochs=e + 1, steps_per_epoch=STEPS, callbacks=listeners, verbose=0)
     found = {f"dense-{n}": w for n, w in enumerate([*model.get_weights(), *model.optimizer.get_weights()])}
-    for lookup in model.embedding.lookups:
-        for name in lookup.table.names:
-            found[f"{name}-ids"], found[f"{name}-records"] = lookup.table.snapshot(name)
-            found[f"{name}-clock"] = lookup.table.clock
+    for group in model.embedding.internals.groups:
+        for name in group.table.names:
+            found[f"{name}-ids"], found[f"{name}-records"] = group.table.snapshot(name)
+            found[f"{name}-clock"] = group.table.clock
     partial = pathlib.Path(result + ".partial.npz")
     np.savez(partial, **found)
     os.replace(partial, result)

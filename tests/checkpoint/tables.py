@@ -117,14 +117,9 @@ class Double(fr.FusedEmbedding):
 
     def __init__(self, tables, topology, name):
         keras.layers.Layer.__init__(self, name=name)
-        # Keras would track the tables.
-        object.__setattr__(self, "_given", ([types.SimpleNamespace(table=t) for t in tables], RankLayout(topology)))
-
-    lookups = property(lambda self: self._given[0])
-    layout = property(lambda self: self._given[1])
-    optimizers = property(
-        lambda self: {n: lookup.table.optimizer for lookup in self.lookups for n in lookup.table.names}
-    )
+        groups = [types.SimpleNamespace(table=table) for table in tables]
+        internals = types.SimpleNamespace(groups=groups, layout=RankLayout(topology))
+        object.__setattr__(self, "internals", internals)  # Keras would track the tables
 
     def synchronize(self):
         return None

@@ -38,12 +38,17 @@ def fit(model, epochs, **options):
 
 def state(model, emb):
     tables = {
-        name: [array.tobytes() for array in lookup.table.snapshot(name)]
-        for lookup in emb.lookups
-        for name in lookup.table.names
+        name: [array.tobytes() for array in group.table.snapshot(name)]
+        for group in emb.internals.groups
+        for name in group.table.names
     }
     steps = {name: int(optimizer.iterations.numpy()) for name, optimizer in emb.optimizers.items()}
-    return tables, steps, [lookup.table.clock for lookup in emb.lookups], [w.tolist() for w in model.get_weights()]
+    return (
+        tables,
+        steps,
+        [group.table.clock for group in emb.internals.groups],
+        [w.tolist() for w in model.get_weights()],
+    )
 
 
 @pytest.fixture(scope="module", params=["native", "tfra"])

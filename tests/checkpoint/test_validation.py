@@ -110,7 +110,7 @@ def test_rows_of_every_storage_are_looked_at(storage, tmp_path):
         [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage_dtype=storage)], [fr.FeatureConfig("f", "item")]
     )
     layer({"f": tf.constant([4, 5], tf.int64)})
-    (table,) = (lookup.table for lookup in layer.lookups)
+    (table,) = (group.table for group in layer.internals.groups)
     checkpoint.save(tmp_path, layer)
     ids, records = table.snapshot("item")
     for field in ("row", "accumulator"):

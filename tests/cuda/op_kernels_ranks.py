@@ -44,7 +44,7 @@ def make_embedding(name=None, host_rows=False):
         fr.FeatureConfig("user", "user"),
     ]
     embedding = fr.FusedEmbedding(tables, features, name=name)
-    assert len(embedding.lookups) == 2
+    assert len(embedding.internals.groups) == 2
     return embedding
 
 
@@ -56,8 +56,8 @@ def run_stages(host_rows):
         lookups = []
         for piece in range(M):
             inputs, _, _ = clicks.batch(5 + 3 * rank, seed=100 * step + 10 * piece + rank)
-            features = embedding.flat_features(inputs, None, None)
-            lookups += embedding.lookups_of(features, training=True, micro_batch=piece)
+            features = embedding.internals.flat_features(inputs, None, None)
+            lookups += embedding.internals.lookups_of(features, training=True, micro_batch=piece)
         coming = Step(tuple(lookups)).send_ids().look_ahead()
         if waiting is not None:
             update(*waiting, step)

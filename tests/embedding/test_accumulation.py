@@ -68,7 +68,7 @@ def test_k_batches_make_the_update_of_the_big_one(name, gradient_op):
     assert ids.tolist() == sorted(oracle.rows)
     # Sums of float32 in another order; Adam's quotients of small numbers multiply that.
     np.testing.assert_allclose(rows, [oracle.rows[i] for i in ids.tolist()], rtol=2e-5, atol=2e-6)
-    records, wanted = (e.lookups[0].table.snapshot("t")[1] for e in (emb, big))
+    records, wanted = (e.internals.groups[0].table.snapshot("t")[1] for e in (emb, big))
     for field in set(records.dtype.names) - {"last", "count", "updated", "pool"}:
         np.testing.assert_allclose(records[field], wanted[field], rtol=2e-5, atol=2e-6, err_msg=field)
     assert int(emb.optimizers["t"].iterations) == UPDATES
@@ -112,7 +112,7 @@ def test_sums_are_of_the_rows_that_were_seen():
     ids, rows = emb.export_table("t")
     assert ids.tolist() == [1, 2, 3]
     np.testing.assert_allclose(rows[:, 0], [START - 1, START - 2, START], atol=1e-6)
-    assert emb.lookups[0].table.statistics["t"]["candidates"] == 1
+    assert emb.internals.groups[0].table.statistics["t"]["candidates"] == 1
     train(emb, [1, 1], ones)
     np.testing.assert_allclose(emb.export_table("t")[1][0, 0], START - 1, atol=1e-6)
 
@@ -120,7 +120,7 @@ def test_sums_are_of_the_rows_that_were_seen():
 def test_clear_forgets_what_waits():
     emb = layer(optimizers.SGD(1.0), accumulate_steps=2, gradient_op="sum")
     train(emb, [1], np.ones((1, DIM)))
-    emb.lookups[0].table.clear()
+    emb.internals.groups[0].table.clear()
     train(emb, [1], np.ones((1, DIM)))
     np.testing.assert_allclose(emb.export_table("t")[1], START, atol=1e-6)
     train(emb, [2], np.ones((1, DIM)))

@@ -30,7 +30,7 @@ def step(emb, inputs):
 
 
 def table_of(emb):
-    return emb.lookups[0].table
+    return emb.internals.groups[0].table
 
 
 def initial(i, name="t"):
@@ -160,7 +160,7 @@ def test_without_a_policy_max_rows_is_an_error_that_says_so():
 
 def test_limits_and_statistics_are_of_each_table_of_a_group():
     emb = layer(names=("a", "b"), max_rows=4, eviction="lru", record_tombstones=True)
-    assert len(emb.lookups) == 1
+    assert len(emb.internals.groups) == 1
     for n in range(6):
         step(emb, {"a": [n, n], "b": [-1, INT64_MIN, INT64_MAX]})
     a, b = table_of(emb).statistics["a"], table_of(emb).statistics["b"]

@@ -46,9 +46,9 @@ def _train(model, optimizer, steps, inputs=None):
 def _held(emb):
     """Returns (table, id) -> bytes of the record on this rank."""
     held = {}
-    for lookup in emb.lookups:
-        for name in lookup.table.names:
-            ids, records = lookup.table.snapshot(name)
+    for group in emb.internals.groups:
+        for name in group.table.names:
+            ids, records = group.table.snapshot(name)
             held.update({(name, i): record.tobytes() for i, record in zip(ids.tolist(), records)})
     return held
 
@@ -119,7 +119,7 @@ def save_in_the_background(folder):
     job = fr.checkpoint.Checkpointer(folder, model, optimizer, full_every=5)
     for ids in ([1, 2, 5, 9, 1], [1, 2, 70, 71, 72], [2, 3, 70, 80, 81]):
         _train(model, optimizer, 2, {"a": ids, "b": ids})
-        emb.lookups[0].table.remove(emb.lookups[0].table.names[0], np.array([9, 72]))
+        emb.internals.groups[0].table.remove(emb.internals.groups[0].table.names[0], np.array([9, 72]))
         held = _held(emb)
         job.save(len(held))
     _train(model, optimizer, 3)
@@ -205,7 +205,7 @@ def refused_between_ranks(model, emb, job):
     rank, said = fr.collectives.rank(), []
     kernel = model.trainable_variables[-2]
     kept = kernel.numpy()
-    table = emb.lookups[0].table
+    table = emb.internals.groups[0].table
     name = next(name for name in table.names if rank == 0 or table.size(name))
     ids, records = table.snapshot(name)
     for spoil in ("weight", "row"):
@@ -398,7 +398,7 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
     step(first, [7, 8])
     job.save()
     step(first, [7])
-    assert first.lookups[0].table.size("item") == 0
+    assert first.internals.groups[0].table.size("item") == 0
     job.save()  # a delta holds all waiting ids
     job.wait()
     second = layer()
@@ -422,8 +422,8 @@ def test_rows_that_a_clear_or_a_load_removed_do_not_come_back_with_a_delta(tmp_p
     fr.checkpoint.save(tmp_path / "other", model, optimizer)
     _train(model, optimizer, 1, {"a": [77], "b": [88]})
     saved_and_loaded("full")
-    for lookup in emb.lookups:
-        lookup.table.clear()
+    for group in emb.internals.groups:
+        group.table.clear()
     _train(model, optimizer, 1, {"a": [99], "b": [99]})
     saved_and_loaded("cleared")
     fr.checkpoint.load(tmp_path / "other", model, optimizer)

@@ -24,7 +24,7 @@ def train(emb, ids):
 
 
 def table_of(emb):
-    return emb.lookups[0].table
+    return emb.internals.groups[0].table
 
 
 def state_of(emb):

@@ -110,7 +110,7 @@ def test_training_with_shared_tables_equals_the_oracle(rule, graph, backend):
     emb = layer(
         feature("a"), feature("b", combiner="mean"), feature("u", "user", "sum"), tables=tables, backend=backend
     )
-    assert len(emb.lookups) == 1
+    assert len(emb.internals.groups) == 1
     oracles = {name: TableOracle(4, initial(name, 4), rule, 0.5) for name in ("item", "user")}
     a, b, u = [3, 5, 3], [[5, 9], [], [3, 3, 1]], [[1], [1, 2], [7]]
     inputs = {
@@ -271,7 +271,7 @@ def test_calls_of_one_step_train_as_one_call(way):
     layers = {calls: layer(*features, tables=tables) for calls in (1, 2)}
     for calls, emb in layers.items():
         WAYS[way](emb, towers, batches, calls)
-    for groups in zip(*(emb.lookups for emb in layers.values())):
+    for groups in zip(*(emb.internals.groups for emb in layers.values())):
         (ids, one), (ids_of_calls, calls) = (group.table.snapshot(group.table.names[0]) for group in groups)
         assert [int(group.table.optimizer.iterations) for group in groups] == [len(batches)] * 2
         np.testing.assert_array_equal(ids_of_calls, ids)
@@ -285,8 +285,8 @@ def test_one_table_of_a_layer_is_frozen(way):
     tables = [table(name, optimizer=fr.optimizers.Adam(0.1), trainable=name != "frozen") for name in ("frozen", "item")]
     features = [feature("a", "frozen", "mean"), feature("b", "item")]
     emb = layer(*features, tables=tables)
-    assert [lookup.table.names for lookup in emb.lookups] == [["frozen"], ["item"]]
-    frozen = emb.lookups[0].table
+    assert [group.table.names for group in emb.internals.groups] == [["frozen"], ["item"]]
+    frozen = emb.internals.groups[0].table
     frozen.restore("frozen", "rows", np.arange(4), frozen.new_records("frozen", 4))
     batches = [{"a": np.array([[1, 2], [3, 9]]), "b": np.array([1, 9])}] * 2
 
@@ -532,7 +532,9 @@ def test_config_round_trip():
         seed=3,
     )  # fmt: skip
     again = fr.FusedEmbedding.from_config(emb.get_config())
-    assert [group.config.name for group in again.lookups] == [group.config.name for group in emb.lookups]
+    assert [group.config.name for group in again.internals.groups] == [
+        group.config.name for group in emb.internals.groups
+    ]
     inputs = {"a": tf.constant([[1, 2]]), "b": tf.constant([3])}
     for name, rows in emb(inputs).items():
         np.testing.assert_array_equal(again(inputs)[name], rows)

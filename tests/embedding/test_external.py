@@ -61,9 +61,9 @@ def test_tables_of_equal_dim_and_dtype_are_one_group_and_apart_from_trained_ones
     write_source(tmp_path)
     own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.1))
     emb = layer(external("user", tmp_path), external("author", tmp_path, "item"), own)
-    assert [lookup.table.names for lookup in emb.lookups] == [["own"]]
+    assert [group.table.names for group in emb.internals.groups] == [["own"]]
     assert list(emb.optimizers) == ["own"]
-    (external_table,) = [group.table for group in emb._hidden.groups if group.config.external]
+    (external_table,) = [group.table for group in emb.internals.all_groups if group.config.external]
     assert external_table.names == ["author", "user"]
     assert external_table.size("author") == 5 and external_table.size("user") == 6
 

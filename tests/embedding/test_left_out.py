@@ -57,7 +57,7 @@ def _run(rule, bad_label, **layer):
             if is_bad_rank and step in (BAD_STEP, BAD_STEP + 1):
                 items[2], labels[2] = BAD_ID, bad_label
             train({"item": tf.constant(items), "user": tf.constant(items + 1000), "seen": tf.constant(items)}, labels)
-    table = embedding.lookups[0].table
+    table = embedding.internals.groups[0].table
     return {name: embedding.export_table(name) for name in ("item", "user")}, table.statistics, messages.texts
 
 

@@ -174,10 +174,10 @@ def test_a_checkpoint_of_groups_of_their_own_goes_into_one_group(tmp_path):
             look_up(layer, {config.name: ids[config.name]})
     fr.checkpoint.save(tmp_path, layers[0], layers=layers[1:])
     fr.checkpoint.load(tmp_path, joined)
-    (group,) = [lookup.table for lookup in joined.lookups]
+    (group,) = [group.table for group in joined.internals.groups]
     for _ in range(8):
         for config, layer in zip(configs, layers):
-            for what, wanted in state_of(layer.lookups[0].table, config.name).items():
+            for what, wanted in state_of(layer.internals.groups[0].table, config.name).items():
                 if what != "tombstones":  # a load begins them anew
                     np.testing.assert_array_equal(state_of(group, config.name)[what], wanted, err_msg=what)
         ids = {config.name: tf.constant(random.integers(0, 20, 5)) for config in configs}

@@ -32,7 +32,7 @@ def initial(i, name="t", dim=4):
 
 
 def statistics(emb):
-    return emb.lookups[0].table.statistics["t"]
+    return emb.internals.groups[0].table.statistics["t"]
 
 
 def test_every_int64_is_an_ordinary_id_and_tables_of_a_group_are_apart():
@@ -57,7 +57,7 @@ def test_every_int64_is_an_ordinary_id_and_tables_of_a_group_are_apart():
 def test_an_evaluation_inserts_nothing_touches_nothing_and_gives_initial_rows(freeze):
     emb = layer(table())
     emb({"t": tf.constant([1])})
-    before = statistics(emb), emb.lookups[0].table.clock
+    before = statistics(emb), emb.internals.groups[0].table.clock
     inputs = {"t": tf.constant([1, 2, INT64_MIN], tf.int64)}
     emb.trainable = freeze != "layer_trainable"
     with tf.GradientTape() as tape:
@@ -66,7 +66,7 @@ def test_an_evaluation_inserts_nothing_touches_nothing_and_gives_initial_rows(fr
     assert tape.gradient(loss, emb.weights) == [None]
     rows = emb(inputs, training=False)["t"]
     np.testing.assert_allclose(rows, [initial(i) for i in (1, 2, INT64_MIN)], rtol=1e-6)
-    assert (statistics(emb), emb.lookups[0].table.clock) == before
+    assert (statistics(emb), emb.internals.groups[0].table.clock) == before
     emb.trainable = True
     np.testing.assert_array_equal(emb(inputs)["t"], rows)  # training inserts this row
     assert statistics(emb)["keys"] == 3
@@ -149,11 +149,11 @@ def test_config_round_trip_through_json(record, tmp_path):
     config = json.loads(json.dumps(emb.get_config(), default=lambda wrapped: wrapped.__wrapped__))
     again = fr.FusedEmbedding.from_config(config)
     assert again.get_config() == emb.get_config()
-    (made,) = again.lookups[0].config.tables
+    (made,) = again.internals.groups[0].config.tables
     for field in dataclasses.fields(record):
         if field.name != "optimizer":
             assert getattr(made, field.name) == getattr(record, field.name)
-    assert again.lookups[0].config.name == emb.lookups[0].config.name
+    assert again.internals.groups[0].config.name == emb.internals.groups[0].config.name
     ids = {record.name: tf.constant([1, -5])}
     got, want = (e(ids)[record.name] for e in (again, emb))
     assert got.dtype == want.dtype
@@ -259,12 +259,12 @@ def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
     for ids in ([3], [4], [5], [6]):
         emb({"t": tf.constant(ids)})
     with pytest.raises(tf.errors.FailedPreconditionError, match="cannot be removed while accumulated gradients wait"):
-        emb.lookups[0].table.remove("t", np.array([1]))
+        emb.internals.groups[0].table.remove("t", np.array([1]))
     lookup_and_tape(emb, [1])()
     ids, rows = emb.export_table("t")
     by_id = dict(zip(ids.tolist(), rows[:, 0].tolist()))
     assert len(by_id) == 8 and (by_id[1], by_id[2]) == (-1.0, -0.5)
-    emb.lookups[0].table.remove("t", np.array([1]))  # no gradient waits
+    emb.internals.groups[0].table.remove("t", np.array([1]))  # no gradient waits
     assert 1 not in emb.export_table("t")[0]
 
 

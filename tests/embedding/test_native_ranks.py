@@ -98,7 +98,7 @@ def _train(scenario, folder):
         rows = step(inputs(n), inputs(n + 2)).numpy()
         if n == 0:
             first = dict(zip(ids.tolist(), zip(evaluated, rows)))
-    backend = emb.lookups[0].table
+    backend = emb.internals.groups[0].table
     return {
         "snapshots": {name: backend.snapshot(name) for name in ("item", "user")},
         "statistics": {name: backend.statistics[name] for name in ("item", "user")},

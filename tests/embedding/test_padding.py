@@ -121,8 +121,8 @@ def test_padding_counts_nowhere():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(layer({"f": tf.constant(given, tf.int64)})["f"])
             tape.gradient(loss, layer.trainable_variables)
-    assert emb.lookups[0].table.statistics == plain.lookups[0].table.statistics
-    assert emb.lookups[0].table.statistics["item"] == {
+    assert emb.internals.groups[0].table.statistics == plain.internals.groups[0].table.statistics
+    assert emb.internals.groups[0].table.statistics["item"] == {
         "keys": 1, "hits": 0, "inserts": 1, "evictions": 0, "refused": 2, "candidates": 1, "left_out": 0
     }  # fmt: skip
 

@@ -23,7 +23,7 @@ def layer(rule="sgd", rate=0.125, dim=DIM, **table):
 
 
 def table_of(emb):
-    return emb.lookups[0].table
+    return emb.internals.groups[0].table
 
 
 def train(emb, ids, grads):

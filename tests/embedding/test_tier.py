@@ -40,7 +40,7 @@ def train(emb, inputs):
 
 
 def table_of(emb):
-    return emb.lookups[0].table
+    return emb.internals.groups[0].table
 
 
 def assert_same_tables(tiered, plain):

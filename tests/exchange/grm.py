@@ -58,9 +58,9 @@ def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
 def records(embedding):
     """Returns this rank's ascending ids and records, by table."""
     found = {}
-    for lookup in embedding.lookups:
-        for name in lookup.table.names:
-            ids, rows = lookup.table.snapshot(name)
+    for group in embedding.internals.groups:
+        for name in group.table.names:
+            ids, rows = group.table.snapshot(name)
             order = np.argsort(ids)
             found[name] = ids[order], rows[order]
     return found

@@ -59,7 +59,7 @@ def train(ids, name, optimizer, topology, **options):
 
 def records(embedding):
     """Returns this rank's ascending ids and records."""
-    found, rows = embedding.lookups[0].table.snapshot("item")
+    found, rows = embedding.internals.groups[0].table.snapshot("item")
     order = np.argsort(found)
     return found[order], rows[order]
 

@@ -43,8 +43,8 @@ def _step(embedding, pieces, window=False):
 
     lookups = []
     for i, ids in enumerate(pieces):
-        features = embedding.flat_features({"item": tf.constant(ids)}, None, None)
-        lookups += embedding.lookups_of(features, training=True, micro_batch=i if window else 0)
+        features = embedding.internals.flat_features({"item": tf.constant(ids)}, None, None)
+        lookups += embedding.internals.lookups_of(features, training=True, micro_batch=i if window else 0)
     return Step(tuple(lookups))
 
 
@@ -85,7 +85,7 @@ def _train(mode, table, topology):
             update(current, step)
     if waiting is not None:
         update(waiting, STEPS - 1, staleness=1)
-    return found, linear.records(embedding), embedding.lookups[0].table.statistics["item"]
+    return found, linear.records(embedding), embedding.internals.groups[0].table.statistics["item"]
 
 
 ALL = [(mode, table) for mode in MODES for table in TABLES]
@@ -184,7 +184,7 @@ def _volumes():
         requests = [route.request for route in step.routes]
         asked = sum(int(message.shape[0] - len(splits)) for message, splits in requests)
         sizes = [answer.rows.shape.num_elements() * 4 for answer in step.answers]
-        of_layer = embedding.lookups[0]
+        of_layer = embedding.internals.groups[0]
         found[topology.groups] = asked, sum(sizes), of_layer.table.statistics["item"]["keys"], of_layer.traffic.numpy()
     distinct = sum(len(np.unique(part)) for part in np.array_split(ids, 2))
     return distinct, found
@@ -229,7 +229,7 @@ def _not_finite():
             state = _step(embedding, [ids]).send_ids().look_up()
             state.update(state.send_gradients({0: tf.constant(grads)}))
             records.append(linear.records(embedding))
-    return records, embedding.lookups[0].table.statistics["item"], messages.texts
+    return records, embedding.internals.groups[0].table.statistics["item"], messages.texts
 
 
 def _of_four():

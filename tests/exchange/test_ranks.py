@@ -119,7 +119,7 @@ def _run_all(folder, checkpoint):
         embedding = linear.train(ids, name, optimizers.Adam(RATE), topology, table=table)
         if topology.average_late:
             embedding.synchronize()
-        found[name] = linear.records(embedding), embedding.lookups[0].table.statistics["item"]
+        found[name] = linear.records(embedding), embedding.internals.groups[0].table.statistics["item"]
     return found
 
 

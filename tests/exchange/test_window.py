@@ -55,8 +55,8 @@ def _look_up(embedding, pieces):
     lookups = []
     for number, piece in enumerate(pieces):
         inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
-        features = embedding.flat_features(inputs, None, None)
-        lookups += embedding.lookups_of(features, training=True, micro_batch=number)
+        features = embedding.internals.flat_features(inputs, None, None)
+        lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number)
     return Step(tuple(lookups)).send_ids().look_up()
 
 
@@ -86,7 +86,7 @@ def _train(name, dtype, cut, **layer):
                 np.testing.assert_array_equal(row, before)
         found.append(of_ids)
         state.update(state.send_gradients({i: _gradients(lookup) for i, lookup in enumerate(state.lookups)}))
-    (of_layer,) = embedding.lookups
+    (of_layer,) = embedding.internals.groups
     records = {table: of_layer.table.snapshot(table) for table in of_layer.table.names}
     return found, records, of_layer.table.statistics, of_layer.traffic.numpy()
 
@@ -101,7 +101,7 @@ def _bad_gradient():
         step = _look_up(embedding, pieces)
         bad = 7 if fr.rank() == 1 else None
         step.update(step.send_gradients({i: _gradients(lookup, bad) for i, lookup in enumerate(step.lookups)}))
-    return messages.texts, embedding.lookups[0].table.statistics["item"]["left_out"]
+    return messages.texts, embedding.internals.groups[0].table.statistics["item"]["left_out"]
 
 
 def _missing_pieces():

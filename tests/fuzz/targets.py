@@ -83,8 +83,8 @@ def _make_exports(ops: str, folder: pathlib.Path) -> None:
     random = np.random.default_rng(0)
 
     def fill(ids: np.ndarray) -> None:
-        for lookup in embedding.lookups:
-            lookup.table.clear()
+        for group in embedding.internals.groups:
+            group.table.clear()
         for table in TABLES:
             checkpoint.warm_start(embedding, table, ids, random.random([len(ids), DIM]).astype(np.float32))
 

@@ -59,10 +59,10 @@ def train(model: keras.Model, first: int) -> None:
 def state(embedding: Any) -> dict[str, Any]:
     """Returns every number of every record, by table, section and id."""
     tables: dict[str, Any] = {}
-    for lookup in embedding.lookups:
-        for name in lookup.table.names:
-            for section in lookup.table.sections_of(name):
-                ids, records = lookup.table.snapshot(name, section)
+    for group in embedding.internals.groups:
+        for name in group.table.names:
+            for section in group.table.sections_of(name):
+                ids, records = group.table.snapshot(name, section)
                 named = {
                     str(i): {f: np.asarray(record[f]).tolist() for f in records.dtype.names if f != "pool"}
                     for i, record in zip(ids.tolist(), records)
@@ -92,8 +92,8 @@ def make(folder: pathlib.Path) -> None:
     for ops in OPS:
         fr.export(model, folder / f"export-{ops}", ops)
     train(model, 8)
-    for lookup in embedding.lookups:
-        lookup.table.remove(lookup.table.names[0], np.array([1, 9]))
+    for group in embedding.internals.groups:
+        group.table.remove(group.table.names[0], np.array([1, 9]))
     saver.save({"step": 16})
     saver.wait()
     expected: dict[str, Any] = {"tables": state(embedding), "weights": weights(model)}

@@ -52,6 +52,6 @@ def batches(seed: int, count: int = 12) -> Iterator[tuple[Any, Any]]:
 
 def records_of(embedding: Any) -> list[np.ndarray]:
     """Ascending ids and records of the one table."""
-    ids, records = embedding.lookups[0].table.snapshot("item")
+    ids, records = embedding.internals.groups[0].table.snapshot("item")
     order = np.argsort(ids)
     return [ids[order], records[order]]

@@ -59,7 +59,7 @@ def placement(device: str) -> None:
             step_of(embedding, device)(*list(batches(0))[1])
         placed = set(re.findall(r"\(Fusedrec>(\w+)\): \S*device:(\w+):", texts[0]))
         placed |= set(re.findall(r"Executing op Fusedrec>(\w+) in device \S*device:(\w+):", texts[0]))
-        found = embedding.lookups[0].table.place.name
+        found = embedding.internals.groups[0].table.place.name
         assert found == {"GPU": place, "CPU": "CPU"}[kind], found
         lookups = of_lookup if kind == "GPU" else {"TableLookup"}
         assert on_device | lookups | IDS <= {op for op, _ in placed}, "the log lacks ops"
@@ -83,7 +83,7 @@ def memory(device: str) -> None:
     before, embedding = used(), layer(device, "memory")
     step, known = step_of(embedding, device), tf.range(1000, dtype=tf.int64)
     step(known, known[:, tf.newaxis])
-    table = embedding.lookups[0].table
+    table = embedding.internals.groups[0].table
     counted = table.memory["row_bytes"] + table.memory["key_bytes"]
     print(f"1000 rows: {used() - before} bytes of TensorFlow's allocator, {counted} bytes of keys and rows")
     if on_gpu:
@@ -186,7 +186,7 @@ def model(device: str) -> None:
         dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=of_any_size(data[0]))
         found = np.array(grm.fit(dataset, epochs=4, verbose=0).history["loss"])
         on_device = "host_rows" if host_rows else "device"
-        assert embedding.lookups[0].table.place.name == ("CPU" if "CPU" in where else on_device)
+        assert embedding.internals.groups[0].table.place.name == ("CPU" if "CPU" in where else on_device)
         return found
 
     wanted = losses(CPU, "sync")

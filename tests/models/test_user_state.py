@@ -82,7 +82,9 @@ def test_requests_add_no_rows():
     model(no_rows(columns(experiment.model, "train")))
     states, batch = GRMStates(model), ranking_batch([3], [2])
     states.update({**batch, "user_budget": tf.zeros([1], tf.int64)}, states.none(1))
-    assert [lookup.table.size(name) for lookup in model.embedding.lookups for name in lookup.table.names] == [0] * 3
+    assert [group.table.size(name) for group in model.embedding.internals.groups for name in group.table.names] == [
+        0
+    ] * 3
 
 
 def test_grm_in_stock_operations(grm):

@@ -215,9 +215,9 @@ def test_base_and_delta_are_the_full_export(of_two_ranks, tmp_path):
 
     click_model.train(model, [9])
     gone = {"item": [-1, click_model.LIMITS.min], "user": [click_model.LIMITS.max]}
-    for lookup in embedding.lookups:
-        for name in lookup.table.names:
-            lookup.table.remove(name, np.array(gone[name]))
+    for group in embedding.internals.groups:
+        for name in group.table.names:
+            group.table.remove(name, np.array(gone[name]))
     own = {
         "rows": fr.Signature(lambda inputs: rows_of(embedding, inputs["ids"]), {"ids": tf.TensorSpec([None], tf.int64)})
     }

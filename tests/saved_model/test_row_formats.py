@@ -43,9 +43,9 @@ def exports(tmp_path_factory):
         for name in TABLES:
             values = np.random.default_rng(0).normal(size=(8, 5)) * np.array([[0], [1e-3], *[[1]] * 6])
             fr.checkpoint.warm_start(model, name, np.arange(4, 12), values.astype(np.float32))
-        for lookup in embedding.lookups:
-            for name in lookup.table.names:
-                lookup.table.remove(name, GONE)
+        for group in embedding.internals.groups:
+            for name in group.table.names:
+                group.table.remove(name, GONE)
     return folder, truth, (model, told)
 
 

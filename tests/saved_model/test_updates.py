@@ -59,9 +59,9 @@ def chain(tmp_path_factory):
                 weights = [weight.numpy() for weight in model.variables]
                 delta.write_delta(base, moved, deltas / str(version), weights)
         train(model, [1, 4, LIMITS.min] if version == 1 else [2, 5, LIMITS.max])
-        for lookup in embedding.lookups:
-            for name in lookup.table.names:
-                lookup.table.remove(name, np.array([version]))
+        for group in embedding.internals.groups:
+            for name in group.table.names:
+                group.table.remove(name, np.array([version]))
     return folder
 
 

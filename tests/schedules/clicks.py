@@ -48,7 +48,7 @@ def reset_function(model, embedding):
     A model that is fitted again costs a fortieth of another one, because it keeps its traced step.
     """
     make_optimizer_slots(model)
-    tables = [lookup.table for lookup in embedding.lookups]
+    tables = [group.table for group in embedding.internals.groups]
     variables = [*model.variables, *model.optimizer.variables(), *[table.optimizer.iterations for table in tables]]
     values = [variable.numpy() for variable in variables]
 
@@ -115,9 +115,9 @@ def state(model, embedding):
 def records(embedding):
     """Returns the records of all tables as arrays, by ascending id."""
     arrays = {}
-    for lookup in embedding.lookups:
-        for name in lookup.table.names:
-            ids, of_table = lookup.table.snapshot(name)
+    for group in embedding.internals.groups:
+        for name in group.table.names:
+            ids, of_table = group.table.snapshot(name)
             order = np.argsort(ids)
             arrays[f"{name} ids"] = ids[order]
             arrays.update({f"{name} {field}": of_table[field][order] for field in of_table.dtype.names})

@@ -175,7 +175,7 @@ def _without_tables(row, batches):
 
     def plain(embedding):
         ids = {}
-        for name, feature in embedding._hidden.features.items():
+        for name, feature in embedding.internals.features.items():
             columns = [batch[name] for batch in batches]
             ids.setdefault(feature.table, []).extend(np.ravel(getattr(c, "values", c)) for c in columns)
         made.append(delayed.PlainTables(embedding, {table: np.concatenate(parts) for table, parts in ids.items()}))

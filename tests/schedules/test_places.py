@@ -131,11 +131,11 @@ def test_statistics_tell_the_traffic_of_tables_with_rows_in_host_memory(placed):
     traffic = {"hot_hits": 0, "bytes_to_device": 0, "bytes_to_host": 0}
     for place in places.PLACES:
         layer = make_layer({**config_of("dim", ""), **placed(place)})
-        (statistics,) = layer.lookups[0].table.statistics.values()
+        (statistics,) = layer.internals.groups[0].table.statistics.values()
         told = {name: count for name, count in statistics.items() if name in traffic}
         assert told == (traffic if place is places.HOST_ROWS else {})  # zeros, because the rows lie in host memory
 
 
 def test_tables_lie_in_host_memory_without_a_gpu():
     layer = clicks.make_embedding(table={"host_rows": True})
-    assert [lookup.table.place for lookup in layer.lookups] == [places.CPU]
+    assert [group.table.place for group in layer.internals.groups] == [places.CPU]

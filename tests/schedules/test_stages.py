@@ -29,13 +29,13 @@ class Clicks(PipelinedModel):
 
 def train(planned, calls=1):
     model = Clicks(planned, calls)
-    hooks = model.embedding.hooks
+    hooks = model.embedding.internals.hooks
     model.compile("sgd", "mse", run_eagerly=True)
     x = {"item": tf.constant([1, 2], tf.int64), "user": tf.constant([3, 4], tf.int64)}
     try:
         model.train_on_batch(x, tf.zeros([2, 4]))
     finally:
-        assert model.embedding.hooks is hooks
+        assert model.embedding.internals.hooks is hooks
 
 
 def twice_as_many_ids(x):

@@ -34,7 +34,7 @@ def _trained():
             optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
             model = clicks.make_model(embedding, schedule, optimizer)
             model.fit(data, verbose=0)
-            native = embedding.lookups[0].table
+            native = embedding.internals.groups[0].table
             found[policy, schedule] = clicks.state(model, embedding), native.statistics, native.clock
     return found
 

@@ -48,8 +48,8 @@ class ExportMachine(Machine):
     def _fill(self) -> Rows:
         """Loads the checkpoint's rows into the served model and returns the expected rows."""
         _, embedding = served_model()
-        for lookup in embedding.lookups:
-            lookup.table.clear()
+        for group in embedding.internals.groups:
+            group.table.clear()
         for table, (ids, rows) in checkpoint.read_tables(self.directory).items():
             checkpoint.warm_start(embedding, table, ids, rows)
         number, oracles = self.saved

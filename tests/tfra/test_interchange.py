@@ -155,7 +155,7 @@ def test_slots_of_new_style_momentum_are_those_of_sgd(tmp_path):
         write(tmp_path, f"{name}-parameter_m", [[2]])  # Key 1 lacks a slot.
     embedding = native(optimizers.SGD(0.1, momentum=0.9))
     import_checkpoint(tmp_path, embedding)
-    (table,) = {id(lookup.table): lookup.table for lookup in embedding.lookups}.values()
+    (table,) = {id(group.table): group.table for group in embedding.internals.groups}.values()
     ids, records = table.snapshot("user")
     np.testing.assert_allclose(records["momentum"][np.argsort(ids)], [[0] * 4, [2, 2.1, 2.2, 2.3]], rtol=1e-6)
 

@@ -55,7 +55,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
     ):
         super().__init__()
         self._embedding, self._timeline = embedding, timeline
-        self._before: dict[str, np.ndarray] = {}
+        self._before: tuple[dict[str, np.ndarray], np.ndarray] = {}, np.zeros(3, np.int64)
         self._steps = 0
         self._writer = None
         if directory is not None and collectives.rank() == 0:
@@ -70,12 +70,13 @@ class EmbeddingMetrics(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
         if logs is None:
             return
-        now = self._counted()
-        tables = {name: (now[name][0], now[name] - self._before[name]) for name in self._tables()}
+        before, traffic_before = self._before
+        now, traffic = self._counted()
+        tables = {name: (counts[0], counts - before[name]) for name, counts in now.items()}
         total = np.sum([rows for rows, _ in tables.values()]), np.sum([counts for _, counts in tables.values()], axis=0)
         logs.update({f"table_{name}": value for name, value in _metrics(*total).items()})
         self._write(epoch, tables)
-        requested, sent, sent_bytes = now["traffic"] - self._before["traffic"]
+        requested, sent, sent_bytes = traffic - traffic_before
         if sent:
             logs["dedup_ratio"] = float(requested) / float(sent)
         if sent_bytes:
@@ -94,22 +95,15 @@ class EmbeddingMetrics(keras.callbacks.Callback):
                     tf.summary.scalar(f"epoch_{metric}/{name}", value)
         self._writer.flush()
 
-    def _tables(self) -> list[str]:
-        return [name for lookup in self._embedding.lookups for name in lookup.table.names]
-
-    def _counted(self) -> dict[str, np.ndarray]:
-        """Sums over all ranks since training began: by table, its rows and _COUNTS; and "traffic"."""
-        by_name = []
-        for lookup in self._embedding.lookups:
-            statistics = getattr(lookup.table, "statistics", {})
-            for name in lookup.table.names:
-                counts = [statistics.get(name, {}).get(count, 0) for count in _COUNTS]
-                by_name.append([lookup.table.size(name), *counts])
-        traffic = np.sum([lookup.traffic.numpy() for lookup in self._embedding.lookups], axis=0, dtype=np.int64)
+    def _counted(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Sums over all ranks since training began: by table, its rows and _COUNTS; and the traffic."""
+        statistics = self._embedding.statistics()
+        by_name = [[counts.get(count, 0) for count in ("keys", *_COUNTS)] for counts in statistics.values()]
+        traffic = np.sum([group.traffic.numpy() for group in self._embedding.internals.groups], axis=0, dtype=np.int64)
         flat = np.concatenate([np.array(by_name, np.int64).ravel(), traffic])
         total = collectives.all_gather(flat[np.newaxis]).sum(axis=0)
         by_table = total[: -len(traffic)].reshape(-1, 1 + len(_COUNTS))
-        return {**dict(zip(self._tables(), by_table)), "traffic": total[-len(traffic) :]}
+        return dict(zip(statistics, by_table)), total[-len(traffic) :]
 
 
 def _metrics(rows: int, counts: np.ndarray) -> dict[str, float]:

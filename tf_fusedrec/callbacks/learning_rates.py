@@ -71,13 +71,13 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
 
 def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.Variable]:
     """The variables with the rates of these tables, one per group."""
-    all_names = {name for lookup in embedding.lookups for name in lookup.table.names}
+    all_names = {name for group in embedding.internals.groups for name in group.table.names}
     selected = all_names if tables is None else set(tables)
     if unknown := sorted(selected - all_names):
         raise ValueError(f"tables has {unknown}, want names of {sorted(all_names)}. Use only those.")
     rates = []
-    for lookup in embedding.lookups:
-        names = set(lookup.table.names)
+    for group in embedding.internals.groups:
+        names = set(group.table.names)
         if not selected & names:
             continue
         if missing := sorted(names - selected):
@@ -85,12 +85,12 @@ def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.V
                 f"tables lacks {missing}, which share the learning rate of {sorted(selected & names)} in one group. "
                 "Use all of them, or give the tables different optimizers."
             )
-        optimizer = lookup.table.optimizer
+        optimizer = group.table.optimizer
         rate = getattr(optimizer, "learning_rate", None)
         # Keras optimizers expose the current value of a schedule as a variable, too.
         if not isinstance(rate, tf.Variable) or isinstance(getattr(optimizer, "_learning_rate", None), Schedule):
             raise ValueError(
-                f"the learning rate of tables {lookup.table.names} cannot be set: it follows a schedule, or the "
+                f"the learning rate of tables {group.table.names} cannot be set: it follows a schedule, or the "
                 "optimizer has no learning rate. Use a number as the learning rate in TableConfig.optimizer."
             )
         rates.append(rate)

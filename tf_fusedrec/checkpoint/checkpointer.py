@@ -80,7 +80,7 @@ class Checkpointer:
         self._directory = pathlib.Path(directory)
         self._model, self._optimizer = model, optimizer
         self._embeddings = saved_embeddings(model, layers)
-        self._tables: list[Any] = [lookup.table for layer in self._embeddings for lookup in layer.lookups]
+        self._tables: list[Any] = [group.table for layer in self._embeddings for group in layer.internals.groups]
         self._full_every, self._background, self._timeout_s = full_every, background, timeout_s
         if full_every < 1:
             raise ValueError(f"full_every must be >= 1, got {full_every}.")
@@ -148,7 +148,10 @@ class Checkpointer:
         def copy() -> tuple[Iterable[saving.TableCopy], dense.Weights, dict[str, bytes]]:
             tables = itertools.chain.from_iterable(
                 saving.copy_tables(
-                    [lookup.table for lookup in layer.lookups], plan, layer.layout.piece, layer.layout.replicas.size
+                    [group.table for group in layer.internals.groups],
+                    plan,
+                    layer.layout.piece,
+                    layer.layout.replicas.size,
                 )
                 for layer in self._embeddings
             )

@@ -39,8 +39,8 @@ def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) ->
         )
     owners: dict[str, FusedEmbedding] = {}
     for layer in embeddings:
-        for lookup in layer.lookups:
-            for table in lookup.table.names:
+        for group in layer.internals.groups:
+            for table in group.table.names:
                 if table in owners:
                     raise ValueError(
                         f"layers {owners[table].name!r} and {layer.name!r} of model {model.name!r} both have a table "

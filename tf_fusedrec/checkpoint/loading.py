@@ -69,7 +69,7 @@ def load(
     """
     directory = pathlib.Path(directory)
     embeddings = saved_embeddings(model, layers)
-    backends: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
+    backends: list[Any] = [group.table for layer in embeddings for group in layer.internals.groups]
     names = dict(names or {})
     known = [name for backend in backends for name in backend.names]
     if unknown := sorted(set(names) - set(known)):
@@ -79,7 +79,7 @@ def load(
         manifest = read_manifest(directory, save)
         tables: list[TableToLoad] = []
         for layer in embeddings:
-            of_layer, group = [lookup.table for lookup in layer.lookups], layer.layout.group
+            of_layer, group = [group.table for group in layer.internals.groups], layer.layout.group
             tables += open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial, names)
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, tables

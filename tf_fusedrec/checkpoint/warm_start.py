@@ -131,8 +131,8 @@ def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[RankLa
     """This rank's layout in the topology of a table, and the table's backend."""
     layers = saved_embeddings(model)
     for layer in layers:
-        for lookup in layer.lookups:
-            if table in lookup.table.names:
-                return layer.layout, lookup.table
+        for group in layer.internals.groups:
+            if table in group.table.names:
+                return layer.layout, group.table
     known = sorted(name for layer in layers for name in layer.optimizers)
     raise ValueError(f"{model.name!r} has no table {table!r}. It has {known}. Name one of them.")

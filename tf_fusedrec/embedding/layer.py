@@ -30,7 +30,7 @@ _callers: weakref.WeakKeyDictionary[tf.Graph, dict[str, weakref.ref]] = weakref.
 
 
 class CallHooks:
-    """The parts of a layer's call that `with layer.using(hooks):` replaces by those of a subclass.
+    """The parts of a layer's call that `with layer.internals.using(hooks):` replaces by those of a subclass.
 
     A method that a subclass does not override is that of the hooks in force before, `self.before`.
     """
@@ -72,7 +72,7 @@ class _DefaultHooks(CallHooks):
     def rows(
         self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
     ) -> tuple[Step, Sequence[tf.Tensor]]:
-        lookups = layer.lookups_of(features, training=training)
+        lookups = layer.internals.lookups_of(features, training=training)
         layer._check_calls(lookups)
         step = Step(tuple(lookups)).send_ids().look_up()
         return step, step.return_rows()
@@ -113,18 +113,95 @@ class _ScaledLoss(CallHooks):
         return tf.cond(finite, train, lambda: tf.constant(np.inf, tf.float32))
 
 
-class _Hidden:
-    """The state of a layer, out of sight of Keras' and TensorFlow's tracking.
+class Internals:
+    """What other rooms of this package need of a FusedEmbedding. Keras and TensorFlow do not track it.
 
     Keras would track TFRA's variables as weights, and TensorFlow's checkpoint would hold rank 0's rows only.
+
+    Attributes:
+      tables, features, options: As the layer got them; features by name.
+      all_groups: The groups of tables, in an order that is the same on all ranks.
+      hooks: The hooks in force, see CallHooks.
+      steps: The training step that is open in a graph.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], features: Sequence[FeatureConfig], options: LayerOptions):
+    def __init__(
+        self, layer_name: str, tables: Sequence[TableConfig], features: Sequence[FeatureConfig], options: LayerOptions
+    ):
         self.tables, self.features, self.options = list(tables), {f.name: f for f in features}, options
-        self.groups: list[TableGroup] = []
+        self.layout, self._layer_name = RankLayout(options.topology), layer_name
+        with tf.init_scope():
+            self.all_groups = [
+                TableGroup(layer_name, config, options, self.layout) for config in group_tables(tables, features)
+            ]
         self.hooks: CallHooks = _DefaultHooks()
-        self.calls: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.steps: weakref.WeakKeyDictionary[tf.Graph, TrainingCalls] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def groups(self) -> list[TableGroup]:
+        """The groups of this model's own tables."""
+        return [group for group in self.all_groups if not group.config.external]
+
+    @contextlib.contextmanager
+    def using(self, hooks: CallHooks) -> Iterator[None]:
+        """Calls inside use these hooks. Contexts may be nested."""
+        hooks.before, self.hooks = self.hooks, hooks
+        try:
+            yield
+        finally:
+            self.hooks = hooks.before
+
+    def check_deferrable(self, steps: int) -> None:
+        """Raises ValueError unless the lookups of `steps` steps may precede the update of the first."""
+        for group in self.groups:
+            group.table.check_deferrable(steps)
+
+    def flat_features(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
+    ) -> dict[str, FlatFeature]:
+        """The inputs of a call, flattened by feature. Raises ValueError as the call."""
+        tables = {feature.name: group.table for group in self.all_groups for feature in group.config.features}
+        return flatten_inputs(self._layer_name, self.features, inputs, weights or {}, mask or {}, tables)
+
+    def lookups_of(self, features: Mapping[str, FlatFeature], *, training: bool, micro_batch: int = 0) -> list[Lookup]:
+        """The lookups of one call, in an order that is the same on all ranks.
+
+        Args:
+          features: The result of `flat_features`.
+          training: True if the lookups train. Those of frozen and external tables never do.
+          micro_batch: Number of the micro-batch. Those of one step share rows.
+        """
+        call = self._next_call()
+        return [
+            lookup
+            for group, group_features in self._by_group(features)
+            for lookup in lookups_of(group, group_features, call=call, training=training, micro_batch=micro_batch)
+        ]
+
+    def prefetch(self, features: Mapping[str, FlatFeature]) -> None:
+        """As FusedEmbedding.prefetch."""
+        call = self._next_call()
+        for group, group_features in self._by_group(features):
+            group.prefetch(group_features, call=call)
+
+    def _by_group(self, features: Mapping[str, FlatFeature]) -> list[tuple[TableGroup, list[FlatFeature]]]:
+        """The groups that have features among these, each with its features in its own order."""
+        parts = [(group, [features[f.name] for f in group.config.features if f.name in features])
+                 for group in self.all_groups]  # fmt: skip
+        return [(group, group_features) for group, group_features in parts if group_features]
+
+    def _next_call(self) -> int:
+        """The number of a call in its graph. Eager calls run one after another and share the number 0."""
+        if tf.executing_eagerly():
+            return 0
+        graph = tf.compat.v1.get_default_graph()
+        first = _callers.setdefault(graph, {}).setdefault(self._layer_name, weakref.ref(self))()
+        if first not in (None, self) and collectives.size() > 1:
+            raise ValueError(_two_of_one_name(self._layer_name))
+        number = self._calls.get(graph, 0)
+        self._calls[graph] = number + 1
+        return number
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -225,35 +302,26 @@ class FusedEmbedding(keras.layers.Layer):
             init_capacity=init_capacity,
         )
         options.check_tables(tables)
-        self._hidden = _Hidden(tables, features, options)
-        layout = RankLayout(options.topology)
-        with tf.init_scope():
-            groups = [TableGroup(name, config, options, layout) for config in group_tables(tables, features)]
-        self._hidden.groups = groups
+        self.internals = Internals(name, tables, features, options)
         # Its gradient sends the gradients of rows. Without a table that trains, it would train nothing.
         self._anchor = self.add_weight(
             name="anchor",
             shape=(),
             initializer="zeros",
             dtype=tf.float32,
-            trainable=any(group.config.trains for group in groups),
+            trainable=any(group.config.trains for group in self.internals.all_groups),
         )
         # TensorFlow's and Keras' own savers find the tables through this attribute.
-        backends = [group.table for group in self.lookups]
+        backends = [group.table for group in self.internals.groups]
         self._table_state = TableState(name, backends, collectives.size(), self._anchor)
         self.built = True
-        for table in [table for group in self.lookups for table in group.table.names]:
+        for table in self.optimizers:
             _layers_of_table.setdefault(table, weakref.WeakSet()).add(self)
 
     @property
     def layout(self) -> RankLayout:
         """The position of this process: its shard, and its replica of the tables."""
-        return self._hidden.groups[0].layout
-
-    @property
-    def lookups(self) -> list[TableGroup]:
-        """The groups of this model's own tables, in an order that is the same on all ranks."""
-        return [group for group in self._hidden.groups if not group.config.external]
+        return self.internals.layout
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -261,26 +329,12 @@ class FusedEmbedding(keras.layers.Layer):
 
         A number assigned to its `learning_rate` counts from the next step on. Assign the same number on all ranks.
         """
-        return {name: group.table.optimizer for group in self.lookups for name in group.table.names}
+        return {name: group.table.optimizer for group in self.internals.groups for name in group.table.names}
 
     @property
     def tables(self) -> list[TableConfig]:
         """The TableConfig of each table, external tables included."""
-        return list(self._hidden.tables)
-
-    @property
-    def hooks(self) -> CallHooks:
-        """The hooks in force, see CallHooks."""
-        return self._hidden.hooks
-
-    @contextlib.contextmanager
-    def using(self, hooks: CallHooks) -> Iterator[None]:
-        """Calls inside use these hooks. Contexts may be nested."""
-        hooks.before, self._hidden.hooks = self._hidden.hooks, hooks
-        try:
-            yield
-        finally:
-            self._hidden.hooks = hooks.before
+        return list(self.internals.tables)
 
     def loss_scaled_by(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
         """For training steps with a scaled loss: divides gradients of rows by the scale that `optimizer` has then.
@@ -292,7 +346,7 @@ class FusedEmbedding(keras.layers.Layer):
         Args:
           optimizer: A keras.mixed_precision.LossScaleOptimizer.
         """
-        return self.using(_ScaledLoss(optimizer))
+        return self.internals.using(_ScaledLoss(optimizer))
 
     def call(
         self,
@@ -302,7 +356,7 @@ class FusedEmbedding(keras.layers.Layer):
         mask: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         trains = bool(self.trainable and training is not False and training != 0)
-        return self.hooks.call(self, inputs, weights, mask, training=trains)
+        return self.internals.hooks.call(self, inputs, weights, mask, training=trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The masks <bool>[B, L], False at padding, of dense features [B, L] without a combiner; None without padding.
@@ -310,20 +364,20 @@ class FusedEmbedding(keras.layers.Layer):
         Ids [B] have no mask, because Keras would leave a sample without an id out of the loss and the metrics.
         """
         masks = {
-            name: is_kept(self._hidden.features[name], ids, (mask or {}).get(name))
+            name: is_kept(self.internals.features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
-            if self._hidden.features[name].combiner is None
+            if self.internals.features[name].combiner is None
             and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
             and len(np.shape(ids)) > 1
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
-        features = self.flat_features(inputs, weights, mask)
+        features = self.internals.flat_features(inputs, weights, mask)
         calls = self._training_calls() if training else None
         # Ids leave after the anchor's check: a rank that fails the check would leave the others waiting for its ids.
         with tf.control_dependencies([] if calls is None else [calls.anchor]):
-            step, rows = self.hooks.rows(self, features, training=training)
+            step, rows = self.internals.hooks.rows(self, features, training=training)
         rows = [tf.stop_gradient(part) for part in rows] if calls is None else calls.trained(step, rows)
         outputs: dict[str, Any] = {}
         for lookup, part in zip(step.lookups, rows):
@@ -336,18 +390,20 @@ class FusedEmbedding(keras.layers.Layer):
     def _training_calls(self) -> TrainingCalls:
         """The step that a training call made now belongs to."""
         graph = tf.compat.v1.get_default_graph()
-        calls = self._hidden.steps.get(graph)
+        calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
             self._refuse_tables_of_two_layers(graph)
             world = self.layout.world
-            calls = TrainingCalls(checked_anchor(self._anchor.read_value(), self.name, world), world, self.hooks)
-            self._hidden.steps[graph] = calls
+            calls = TrainingCalls(
+                checked_anchor(self._anchor.read_value(), self.name, world), world, self.internals.hooks
+            )
+            self.internals.steps[graph] = calls
         return calls
 
     def _check_calls(self, lookups: Sequence[Lookup]) -> None:
         """Raises ValueError unless the tables of these lookups can be looked up by one more call of a training step."""
         for group in {lookup.group.prefix: lookup.group for lookup in lookups if lookup.training}.values():
-            calls = self._hidden.steps[tf.compat.v1.get_default_graph()].count[group.prefix] + 1
+            calls = self.internals.steps[tf.compat.v1.get_default_graph()].count[group.prefix] + 1
             if calls > 1:
                 group.table.check_calls(calls)
 
@@ -356,9 +412,9 @@ class FusedEmbedding(keras.layers.Layer):
 
         Layers of two models may: a student and its teacher, a clone, or the model that a notebook's cell built before.
         """
-        for table in [table for group in self.lookups for table in group.table.names]:
+        for table in self.optimizers:
             for other in _layers_of_table[table] - _apart.setdefault(self, weakref.WeakSet([self])):
-                calls = other._hidden.steps.get(graph)
+                calls = other.internals.steps.get(graph)
                 if calls is None or not calls.takes_calls():
                     continue
                 for model in [value for value in gc.get_objects() if issubclass(type(value), keras.Model)]:
@@ -381,9 +437,7 @@ class FusedEmbedding(keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        features, call = self.flat_features(inputs, None, None), self._next_call()
-        for group, group_features in self._by_group(features):
-            group.prefetch(group_features, call=call)
+        self.internals.prefetch(self.internals.flat_features(inputs, None, None))
 
     def synchronize(self) -> None:
         """Makes replicas of tables equal, if they train apart (Topology rule "weight_sync"). Collective.
@@ -391,53 +445,8 @@ class FusedEmbedding(keras.layers.Layer):
         Between synchronisations each group sees its own replica. Checkpoints and exports synchronise by themselves.
         Call it before export_table or an evaluation if the number of steps is no multiple of sync_every.
         """
-        for lookup in self.lookups:
-            lookup.synchronize()
-
-    def check_deferrable(self, steps: int) -> None:
-        """Raises ValueError unless the lookups of `steps` steps may precede the update of the first."""
-        for group in self.lookups:
-            group.table.check_deferrable(steps)
-
-    def flat_features(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
-    ) -> dict[str, FlatFeature]:
-        """The inputs of a call, flattened by feature. Raises ValueError as the call."""
-        tables = {feature.name: group.table for group in self._hidden.groups for feature in group.config.features}
-        return flatten_inputs(self.name, self._hidden.features, inputs, weights or {}, mask or {}, tables)
-
-    def lookups_of(self, features: Mapping[str, FlatFeature], *, training: bool, micro_batch: int = 0) -> list[Lookup]:
-        """The lookups of one call, in an order that is the same on all ranks.
-
-        Args:
-          features: The result of `flat_features`.
-          training: True if the lookups train. Those of frozen and external tables never do.
-          micro_batch: Number of the micro-batch. Those of one step share rows.
-        """
-        call = self._next_call()
-        return [
-            lookup
-            for group, group_features in self._by_group(features)
-            for lookup in lookups_of(group, group_features, call=call, training=training, micro_batch=micro_batch)
-        ]
-
-    def _by_group(self, features: Mapping[str, FlatFeature]) -> list[tuple[TableGroup, list[FlatFeature]]]:
-        """The groups that have features among these, each with its features in its own order."""
-        parts = [(group, [features[f.name] for f in group.config.features if f.name in features])
-                 for group in self._hidden.groups]  # fmt: skip
-        return [(group, group_features) for group, group_features in parts if group_features]
-
-    def _next_call(self) -> int:
-        """The number of a call in its graph. Eager calls run one after another and share the number 0."""
-        if tf.executing_eagerly():
-            return 0
-        graph = tf.compat.v1.get_default_graph()
-        first = _callers.setdefault(graph, {}).setdefault(self.name, weakref.ref(self))()
-        if first not in (None, self) and collectives.size() > 1:
-            raise ValueError(_two_of_one_name(self.name))
-        number = self._hidden.calls.get(graph, 0)
-        self._hidden.calls[graph] = number + 1
-        return number
+        for group in self.internals.groups:
+            group.synchronize()
 
     def describe(self, all_ranks: bool = False) -> str:
         """The groups, tables and features as a text to print. Eager.
@@ -448,16 +457,26 @@ class FusedEmbedding(keras.layers.Layer):
         Args:
           all_ranks: True to count the rows of all ranks, each replica once. The call is collective then.
         """
-        return describe.describe(self.name, self._hidden, all_ranks=all_ranks)
+        return describe.describe(self.name, self.internals, all_ranks=all_ranks)
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counters of each table on this rank, by table name. Eager, not collective.
+
+        All tables: keys, the number of rows. Backend "native", summed over training lookups: hits (distinct ids with a
+        row), inserts, evictions, refused, candidates (ids that wait for admission), left_out (rows that updates left
+        unchanged, because their gradients were not finite). With host_rows also hot_hits (distinct ids that were
+        hot_rows), bytes_to_device and bytes_to_host (of rows that crossed the bus, with slots and headers).
+        """
+        return {name: counts for group in self.internals.groups for name, counts in group.table.statistics.items()}
 
     def count_params(self) -> int:
         """The number of weights in the rows of this rank, without slots. Lookups and evictions change it."""
-        tables = [(group.config.tables[0].dim, group.table) for group in self._hidden.groups]
+        tables = [(group.config.tables[0].dim, group.table) for group in self.internals.all_groups]
         return sum(dim * table.size(name) for dim, table in tables for name in table.names)
 
     def export_table(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """ids <int64>[n], ascending, and rows [n, D] of one table on this rank. Eager, not collective."""
-        tables = {name: group.table for group in self._hidden.groups for name in group.table.names}
+        tables = {name: group.table for group in self.internals.all_groups for name in group.table.names}
         if name not in tables:
             raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
         return tables[name].export(name)
@@ -479,7 +498,7 @@ class FusedEmbedding(keras.layers.Layer):
         Raises:
           ValueError: the layer has no such table of its own, or ids are not integers.
         """
-        tables: dict[str, Any] = {name: group.table for group in self.lookups for name in group.table.names}
+        tables: dict[str, Any] = {name: group.table for group in self.internals.groups for name in group.table.names}
         if table not in tables:
             raise ValueError(f"{self.name!r} has no table {table!r} to remove rows from, only {sorted(tables)}.")
         values = np.asarray(ids)
@@ -500,9 +519,9 @@ class FusedEmbedding(keras.layers.Layer):
         self._table_state.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        tables = [table.to_dict() for table in self._hidden.tables]
-        features = [dataclasses.asdict(feature) for feature in self._hidden.features.values()]
-        options = dataclasses.asdict(self._hidden.options)
+        tables = [table.to_dict() for table in self.internals.tables]
+        features = [dataclasses.asdict(feature) for feature in self.internals.features.values()]
+        options = dataclasses.asdict(self.internals.options)
         return {**super().get_config(), "tables": tables, "features": features, **options}
 
     @classmethod
@@ -543,4 +562,4 @@ def _two_of_one_name(name: str) -> str:
 
 def tables_in(model: tf.Module) -> list[Table]:
     """The tables of each group of these layers, without those of other models."""
-    return [group.table for embedding in embeddings_of(model) for group in embedding.lookups]
+    return [group.table for embedding in embeddings_of(model) for group in embedding.internals.groups]

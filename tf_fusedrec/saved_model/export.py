@@ -268,7 +268,7 @@ def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> It
     layers = list(model.submodules)
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):
-            switches.enter_context(embedding.using(_ServedRows(lookup)))
+            switches.enter_context(embedding.internals.using(_ServedRows(lookup)))
         for layer in layers:
             if hasattr(layer, "kernels"):
                 switches.callback(setattr, layer, "kernels", layer.kernels)
@@ -283,7 +283,7 @@ class _ServedRows(CallHooks):
         self._lookup = lookup
 
     def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
-        flat = layer.flat_features(inputs, weights, mask)
+        flat = layer.internals.flat_features(inputs, weights, mask)
         features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
         rows = self._lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
         return {name: restore_form(feature, part) for (name, feature), part in zip(features.items(), rows)}

@@ -40,10 +40,15 @@ class Read(NamedTuple):
     goes_on: tf.Tensor  # <bool>[]
 
 
+def steps_at_once(model: Any) -> int:
+    """Number of steps between two callbacks: steps_per_execution of compile, or the steps left of an epoch if fewer."""
+    return int(model._steps_per_execution or 1)
+
+
 class Feed:
     """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 
-    A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more. Batches have an unknown
+    A call makes the steps of `steps_at_once`, or fewer if no rank has data for more. Batches have an unknown
     number of samples, whatever the data set says. After an error the next call starts over. If rows were loaded or set
     between two calls, the schedule starts over on the batches that are read.
 
@@ -94,7 +99,7 @@ class Feed:
             self.drain()
             self.forget()
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
-        for _ in range(self._model.steps_at_once):
+        for _ in range(steps_at_once(self._model)):
             logs, goes_on = self._step(iterator)
             self._goes_on = bool(goes_on)
             self._steps += 1
@@ -298,7 +303,7 @@ class EqualSteps:
     """Replaces Keras' compiled test or predict function: takes an iterator and returns the result of its steps.
 
     Args:
-      model: A PipelinedModel. A call makes `steps_at_once` steps, or fewer if no rank has data for more.
+      model: A PipelinedModel. A call makes the steps of `steps_at_once`, or fewer if no rank has data for more.
       name: Name of the all-reduce that asks which ranks have data.
       step: The step of one batch, of any number of samples.
       put_together: The function from the steps' results to the result of a call: `last` or `concatenated`.
@@ -327,7 +332,7 @@ class EqualSteps:
         if key not in self._steps:
             self._steps[key] = self._wrap(self._step, [tf.nest.map_structure(_of_any_size, iterator.element_spec)])
         results: list[Any] = []
-        while len(results) < self._model.steps_at_once:
+        while len(results) < steps_at_once(self._model):
             batch = self._read(iterator)
             if not batch.goes_on:
                 break

@@ -28,7 +28,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import cut, known_num_samples
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.planned_calls import RunningStep, plan_step, running, running_step
-from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch
+from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch, working_on
 
 
 def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor]:
@@ -64,7 +64,7 @@ def _train(
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
         first = len(row_gradients)
         with contextlib.ExitStack() as around:
-            around.enter_context(model.working_on(part))
+            around.enter_context(working_on(model, part))
             guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)

@@ -95,7 +95,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         self.schedule.check(self)
         super().compile(*args, **kwargs)
         for embedding in embeddings_of(self):
-            if embedding.trainable and embedding.lookups:
+            if embedding.trainable and embedding.internals.groups:
                 refuse_average(embedding.name, self.optimizer)
         are_sums(self)
         self._accumulate_gradients()
@@ -191,14 +191,6 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if not isinstance(self.predict_function, EqualSteps) or force:
             self.predict_function: Any = self._equal_steps("predict", self.predict_step, self._predict_counter)
         return self.predict_function
-
-    @property
-    def steps_at_once(self) -> int:
-        """Number of steps that fit, evaluate and predict make between two callbacks: steps_per_execution of compile.
-
-        At the end of an epoch Keras lowers it to the number of steps left.
-        """
-        return int(self._steps_per_execution or 1)
 
     def _accumulate_gradients(self) -> None:
         """Lets the optimizer of the dense weights train after as many steps as the tables."""
@@ -316,16 +308,6 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def steps_ahead(self) -> int:
         """Training steps that will begin up to the step of the model's current batch; 0 inside that step."""
         return self.__dict__.get("_steps_ahead", 0)
-
-    @contextlib.contextmanager
-    def working_on(self, micro_batch: MicroBatch, steps_ahead: int = 0) -> Iterator[None]:
-        """For schedules: sets `micro_batch` and `steps_ahead` inside."""
-        # Keras' __setattr__ would track the tuple.
-        self.__dict__.update(_micro_batch=micro_batch, _steps_ahead=steps_ahead)
-        try:
-            yield
-        finally:
-            del self.__dict__["_micro_batch"], self.__dict__["_steps_ahead"]
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")

@@ -20,7 +20,7 @@ from tf_fusedrec._tf_compat import keras, tf, unconverted
 from tf_fusedrec.embedding import CallHooks, FusedEmbedding, Lookup, Step, embeddings_of
 from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful, written
-from tf_fusedrec.schedules.uneven_batches import WHOLE, MicroBatch
+from tf_fusedrec.schedules.uneven_batches import WHOLE, MicroBatch, working_on
 
 _REMEDY = "Use an embedding_inputs method of the model that gives the calls of a training step"
 
@@ -97,7 +97,7 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
             f"batch calls. {_REMEDY}."
         )
     try:
-        with embeddings[0].using(_StopAtCall()):
+        with embeddings[0].internals.using(_StopAtCall()):
             model(x, training=True)
     except _Reached as reached:
         graph, *arguments = reached.args
@@ -122,13 +122,13 @@ def plan_step(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, lookup
         effects, such as a random number, or on a variable that the step changes.
     """
     for embedding in required_embeddings(model):
-        embedding.check_deferrable(lookups_per_update)
+        embedding.internals.check_deferrable(lookups_per_update)
     lookups: list[Lookup] = []
     for number, piece in enumerate(pieces):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
-        with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
+        with working_on(model, MicroBatch(number, WHOLE.share), steps_ahead):
             for embedding, features in _features_ahead(model, x):
-                lookups += embedding.lookups_of(features, training=True, micro_batch=number)
+                lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number)
     return Step(tuple(lookup for lookup in lookups if lookup.training))
 
 
@@ -156,7 +156,7 @@ def _traced_calls(model: Any, x: Any) -> tuple[list[tuple[FusedEmbedding, dict[s
     scratch, known = scratch_graph("lookups_ahead"), {id(weight.handle) for weight in _weights(model)}
     with _attributes_kept(model, scratch), scratch.as_default():
         calls = [
-            (call.embedding, call.embedding.flat_features(call.inputs, call.weights, call.mask))
+            (call.embedding, call.embedding.internals.flat_features(call.inputs, call.weights, call.mask))
             for call in model.embedding_inputs(x)
             if call.embedding.trainable
         ]
@@ -314,7 +314,7 @@ def running(model: Any, step: Step, rows: Sequence[tf.Tensor]) -> Iterator[Runni
     try:
         with contextlib.ExitStack() as stack:
             for hooks in run.hooks:
-                stack.enter_context(hooks.embedding.using(hooks))
+                stack.enter_context(hooks.embedding.internals.using(hooks))
             yield run
     finally:
         model.__dict__["_running_step"] = before
@@ -335,8 +335,10 @@ class _RunningCalls(CallHooks):
 
     def __init__(self, run: RunningStep, embedding: FusedEmbedding):
         self._run, self.embedding = run, embedding
-        self.positions = [i for i, lookup in enumerate(run.step.lookups) if lookup.group in embedding.lookups]
-        self._trained = {f.name for group in embedding.lookups if group.config.trains for f in group.config.features}
+        self.positions = [i for i, lookup in enumerate(run.step.lookups) if lookup.group in embedding.internals.groups]
+        self._trained = {
+            f.name for group in embedding.internals.groups if group.config.trains for f in group.config.features
+        }
 
     def rows(
         self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool

@@ -37,7 +37,7 @@ class Schedule:
         """
         if self.stages.send_ids or self.stages.micro_batches:
             for embedding in embeddings_of(model):
-                embedding.check_deferrable(self.stages.lookups_per_update)
+                embedding.internals.check_deferrable(self.stages.lookups_per_update)
 
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         """One training step of one batch, traced once per signature of the batch; collective.

@@ -56,6 +56,17 @@ class MicroBatch(NamedTuple):
 WHOLE = MicroBatch(0, 1.0)
 
 
+@contextlib.contextmanager
+def working_on(model: Any, micro_batch: MicroBatch, steps_ahead: int = 0) -> Iterator[None]:
+    """Sets `micro_batch` and `steps_ahead` of a PipelinedModel inside."""
+    # Keras' __setattr__ would track the tuple.
+    model.__dict__.update(_micro_batch=micro_batch, _steps_ahead=steps_ahead)
+    try:
+        yield
+    finally:
+        del model.__dict__["_micro_batch"], model.__dict__["_steps_ahead"]
+
+
 class _SelectedGradients(CallHooks):
     """Replaces the selection of an outer guard: a micro-batch has no samples where its batch has none."""
 
@@ -90,7 +101,7 @@ class Guard:
         if tf.executing_eagerly():  # a graph that makes variables is traced again
             self._replaced.enter_context(tf.variable_creator_scope(self._create))
         for embedding in embeddings_of(self._model):
-            self._replaced.enter_context(embedding.using(_SelectedGradients(self._selected)))
+            self._replaced.enter_context(embedding.internals.using(_SelectedGradients(self._selected)))
         for optimizer in _optimizers(self._model):
             self._replaced.enter_context(self._selecting(optimizer))
         return self

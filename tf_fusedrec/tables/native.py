@@ -220,12 +220,7 @@ class NativeTable(Table):
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Counters by table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused,
-        candidates, left_out (rows that updates left unchanged, because their gradients were not finite).
-
-        A table on a GPU with host_rows adds, since it was made: hot_hits (distinct rows of training lookups that were
-        hot_rows), bytes_to_device and bytes_to_host (of rows, with slots and headers, that crossed the bus).
-        """
+        """Counters by table, see FusedEmbedding.statistics."""
         kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
         of_traffic = ("hot_hits", "bytes_to_device", "bytes_to_host") if self.place is places.HOST_ROWS else ()
         counted = ops.table_statistics(self._handle)

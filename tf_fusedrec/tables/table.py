@@ -118,6 +118,11 @@ class Table(abc.ABC):
     def size(self, name: str) -> int:
         """The number of rows of one table."""
 
+    @property
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counters by table, see FusedEmbedding.statistics."""
+        return {name: {"keys": self.size(name)} for name in self.names}
+
     @abc.abstractmethod
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype."""

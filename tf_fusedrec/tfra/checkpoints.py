@@ -168,7 +168,7 @@ class _Source:
 
 def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
     """Returns the native table and the TFRA layer name for each table name."""
-    tables = {name: lookup.table for lookup in embedding.lookups for name in lookup.table.names}
+    tables = {name: group.table for group in embedding.internals.groups for name in group.table.names}
     unknown = sorted(set(names or {}) - set(tables))
     if unknown:
         raise ValueError(f"names must name tables of {embedding.name!r}, got {unknown}. Its tables: {sorted(tables)}.")

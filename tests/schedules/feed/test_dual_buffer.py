@@ -63,7 +63,7 @@ def fitted(schedule, table):
         else:
             histories.append(model.fit(data, verbose=0, **arguments).history)
         states.append(clicks.state(model, embedding))
-    return states, histories, embedding.lookups[0].table.clock
+    return states, histories, embedding.internals.groups[0].table.clock
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(p
         resumed = clicks.make_model(rows, schedule)
         resumed.train_on_batch(*clicks.batch(8, seed=9))
         fr.checkpoint.load(folder, resumed, resumed.optimizer)
-        saved.append((clicks.state(resumed, rows), rows.lookups[0].table.clock))
+        saved.append((clicks.state(resumed, rows), rows.internals.groups[0].table.clock))
         resumed.fit(dataset(64, seed=5).skip(4), verbose=0)
         assert_same(clicks.state(resumed, rows), whole)
     assert_same(saved[0][0], saved[1][0])
@@ -129,7 +129,7 @@ class Meddle(keras.callbacks.Callback):
 
     def __init__(self, embedding):
         super().__init__()
-        self.table = embedding.lookups[0].table
+        self.table = embedding.internals.groups[0].table
 
     def on_train_batch_end(self, batch, logs=None):
         self.table.remove("item", np.arange(6))

@@ -117,7 +117,7 @@ def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are
     def call(ids, weights):
         inputs = {"host": ids, "gpu": ids}
         for weighted in (False, True):
-            flat = layer.flat_features(inputs, dict.fromkeys(inputs, weights) if weighted else None, None)
+            flat = layer.internals.flat_features(inputs, dict.fromkeys(inputs, weights) if weighted else None, None)
             seen.update({(name, weighted): feature for name, feature in flat.items()})
 
     call.get_concrete_function()

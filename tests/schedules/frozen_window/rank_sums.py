@@ -32,13 +32,13 @@ class RankSums:
 
         hooks = CallHooks()
         hooks.train = self._collect
-        with self._embedding.using(hooks):
+        with self._embedding.internals.using(hooks):
             yield
 
     def _collect(self, step, gradients):
         from tf_fusedrec import ops, tf
 
-        number = self._embedding.lookups.index(step.lookups[min(gradients)].group)
+        number = self._embedding.internals.groups.index(step.lookups[min(gradients)].group)
         noted = []
         for i, grads in gradients.items():
             fused = step.lookups[i].fused
@@ -62,7 +62,7 @@ class RankSums:
         ranks, rank = fr.collectives.size(), fr.collectives.rank()
         mine, self._calls = self._calls, []
         everyone = hvd.allgather_object(mine) if ranks > 1 else [mine]
-        for number, lookup in enumerate(self._embedding.lookups):
+        for number, group in enumerate(self._embedding.internals.groups):
             of_ranks = [_summed([gradients for n, gradients in calls if n == number]) for calls in everyone]
             arriving = [(last, r, key) for r, sums in enumerate(of_ranks) for key, (last, _) in sums.items()]
             of_pieces = {}  # by id, then by micro-batch
@@ -71,7 +71,7 @@ class RankSums:
                     part, sums = of_ranks[r][key][1] * self._scale, of_pieces.setdefault(key, {})
                     sums[last] = sums[last] + part if last in sums else part
             totals = {key: functools.reduce(np.add, sums.values()) for key, sums in sorted(of_pieces.items())}
-            _train(lookup.table, totals)
+            _train(group.table, totals)
 
 
 def _summed(calls):

@@ -150,7 +150,7 @@ def test_retrieval_with_shared_negatives_equals_whole_batches():
 
 
 def test_micro_batches_draw_negatives_of_their_own():
-    from tf_fusedrec.schedules import MicroBatch
+    from tf_fusedrec.schedules.uneven_batches import MicroBatch, working_on
 
     model, _ = _make(RETRIEVAL)
     batch = retrieval_batch([6, 4])
@@ -161,7 +161,7 @@ def test_micro_batches_draw_negatives_of_their_own():
 
     draws = []
     for number in (0, 1):
-        with model.working_on(MicroBatch(number, 0.5)):
+        with working_on(model, MicroBatch(number, 0.5)):
             draws.append(draw())
     np.testing.assert_array_equal(draws[0], draw())
     assert (draws[0] != draws[1]).any()

@@ -10,7 +10,7 @@ class PlainTables(keras.layers.Layer):
 
     def __init__(self, embedding, ids_of_table):
         super().__init__()
-        self.features = embedding._hidden.features
+        self.features = embedding.internals.features
         self.ids = {table: np.unique(ids) for table, ids in ids_of_table.items()}
         self.shown = {}
         for table, ids in self.ids.items():

@@ -70,7 +70,7 @@ class Drain(keras.callbacks.Callback):
         if batch % 4 == 3:
             self.model.drain()
             embedding = next(layer for layer in self.model.layers if isinstance(layer, fr.FusedEmbedding))
-            self.updates.append((batch, int(embedding.lookups[0].table.optimizer.iterations)))
+            self.updates.append((batch, int(embedding.internals.groups[0].table.optimizer.iterations)))
 
 
 @pytest.mark.slow

@@ -144,16 +144,16 @@ def test_the_model_stays_as_it_was():
     model.reset_metrics()
     ids, rows = embedding.export_table("item")
     before = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
-    updates = [lookup.traffic.numpy() for lookup in embedding.lookups]
-    statistics = [lookup.table.statistics for lookup in embedding.lookups]
+    updates = [group.traffic.numpy() for group in embedding.internals.groups]
+    statistics = [group.table.statistics for group in embedding.internals.groups]
     fr.plan(model, make_batch(2), fr.Cluster(4, GIGABYTE), tolerate=ALL)
     after = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
     assert len(before) == len(after)
     assert all(np.array_equal(*pair) for pair in zip(before, after))
     assert np.array_equal(embedding.export_table("item")[0], ids)
     assert np.array_equal(embedding.export_table("item")[1], rows)
-    assert [lookup.table.statistics for lookup in embedding.lookups] == statistics
-    assert np.array_equal([lookup.traffic.numpy() for lookup in embedding.lookups], updates)
+    assert [group.table.statistics for group in embedding.internals.groups] == statistics
+    assert np.array_equal([group.traffic.numpy() for group in embedding.internals.groups], updates)
     assert all(float(metric.result()) == 0 for metric in model.metrics)
 
 

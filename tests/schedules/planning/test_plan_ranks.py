@@ -25,7 +25,7 @@ def sent_bytes():
         sent = [0]
         for seed in (0, fr.rank()) if case == CASES[0] else (0,):
             model.fit(fr.tf.data.Dataset.from_tensors(make_batch(seed)).repeat(STEPS), verbose=0)
-            sent.append(sum(int(lookup.traffic.numpy()[2]) for lookup in embedding.lookups))
+            sent.append(sum(int(group.traffic.numpy()[2]) for group in embedding.internals.groups))
         found[case] = sent[1] / STEPS
         if case == CASES[0]:
             found["others"] = (sent[2] - sent[1]) / STEPS

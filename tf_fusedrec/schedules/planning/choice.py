@@ -212,10 +212,10 @@ def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluste
     """Rows, slots and keys of all tables, once."""
     known: dict[str, float] = {}
     for embedding in required_embeddings(model):
-        for lookup in embedding.lookups:
-            for config in lookup.config.tables:
-                count = rows.get(config.name, config.max_rows * cluster.ranks or lookup.table.size(config.name))
-                known[config.name] = count * (lookup.table.row_bytes + KEY_BYTES)
+        for group in embedding.internals.groups:
+            for config in group.config.tables:
+                count = rows.get(config.name, config.max_rows * cluster.ranks or group.table.size(config.name))
+                known[config.name] = count * (group.table.row_bytes + KEY_BYTES)
     strangers = sorted(set(rows) - set(known))
     if strangers:
         raise ValueError(f"rows must name tables of the model, {sorted(known)}, got {strangers}.")

@@ -32,7 +32,7 @@ class Forecast:
       memory_budget: Bytes of rows in memory, if the others are in files; 0: all rows in memory.
       step_s: Seconds of one step.
       embedding_bytes: Ids, rows and gradients that a rank sends to the other ranks of its group in one step, the mean
-        over ranks. EmbeddingMetrics and `FusedEmbedding.lookups[i].traffic` count the same.
+        over ranks. EmbeddingMetrics counts the same.
       replica_bytes: Bytes that a rank sends to the replicas of its shard in one step, the mean over steps. The ids that
         groups have in common are estimated.
       dense_bytes: Bytes of dense gradients that a rank sends in one step.

@@ -23,7 +23,7 @@ from tf_fusedrec.embedding import Lookup as StepLookup
 from tf_fusedrec.exchange.routing import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules.planned_calls import plan_step, required_embeddings, running
-from tf_fusedrec.schedules.uneven_batches import WHOLE
+from tf_fusedrec.schedules.uneven_batches import WHOLE, working_on
 from tf_fusedrec.tables import places
 
 REPEATS = 3
@@ -98,8 +98,8 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
     for embedding in required_embeddings(model):
         scratch = _scratch(embedding)
         for lookup in planned.lookups:
-            if lookup.group in embedding.lookups:
-                table = scratch.lookups[embedding.lookups.index(lookup.group)].table
+            if lookup.group in embedding.internals.groups:
+                table = scratch.internals.groups[embedding.internals.groups.index(lookup.group)].table
                 for name, seconds in _table_seconds(lookup, table, ranks).items():
                     parts[name] += seconds
     recover = parts.pop("recover")
@@ -134,7 +134,7 @@ def _compute_s(model: Any, data: Any) -> float:
     def passes(data: Any, rows: list[tf.Tensor]) -> list[tf.Tensor]:
         planned = plan_step(model, [data])
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with model.working_on(WHOLE), running(model, planned, rows) as run:
+        with working_on(model, WHOLE), running(model, planned, rows) as run:
             dropped = run.keep_gradients()
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
@@ -159,7 +159,7 @@ def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
     config = embedding.get_config()
     tables = [{**table, "memory_budget": 0, "tier_folder": ""} for table in config["tables"]]
     fields = {"tables": tables, "topology": Topology().to_dict(), "name": f"{embedding.name}_scratch"}
-    on_cpu = all(getattr(lookup.table, "place", places.CPU) is places.CPU for lookup in embedding.lookups)
+    on_cpu = all(getattr(group.table, "place", places.CPU) is places.CPU for group in embedding.internals.groups)
     with tf.device("/CPU:0" if on_cpu else None):
         return FusedEmbedding.from_config({**config, **fields})
 

@@ -1,9 +1,10 @@
 """Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; most metadata are in pyproject.toml.
 
-With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
-below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
-library with the device code does not link to TensorFlow, and it contains and hides its CUDA runtime. FUSEDREC_CUDA is
-`auto` (the default: where nvcc and a GPU are), `0` or `1`. FUSEDREC_CUDA_ARCHS names the GPUs to compile for, `80 90`.
+With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: FUSEDREC_CUDA
+in their kernels, and the *.cc files below folders named `cuda`. Two libraries, because TensorFlow's own libraries
+carry symbols of another CUDA runtime. The library with the device code does not link to TensorFlow, and it contains
+and hides its CUDA runtime. FUSEDREC_CUDA is `auto` (the default: where nvcc and a GPU are), `0` or `1`.
+FUSEDREC_CUDA_ARCHS names the GPUs to compile for, `80 90`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
 the versions of TensorFlow and of this package to tf_fusedrec/ops/_build_info.py, so that the loader can explain a
@@ -169,8 +170,12 @@ def op_objects(version: str, compile_flags: list[str], gpu: bool) -> dict[pathli
     others = [path for path in sources if path not in of_tensorflow]
     flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
     headers = CompiledHeaders(ROOT, flags, HEADERS, OBJECTS, version)
-    plain = [Output(ROOT, [*flags, "-c"], [path], ".o", version) for path in others]
-    with_headers = [headers.object(path) for path in of_tensorflow]
+    with_gpu = ["-DFUSEDREC_CUDA"] if gpu else []
+    plain = [
+        Output(ROOT, [*flags, *(with_gpu if "cuda" in path.parts else []), "-c"], [path], ".o", version)
+        for path in others
+    ]
+    with_headers = [headers.object(path, with_gpu) for path in of_tensorflow]
     objects = object_cache.make_all([*plain, *with_headers], print_sources=True)
     return dict(zip([*others, *of_tensorflow], objects))
 

@@ -193,10 +193,10 @@ class CompiledHeaders:
     folder: pathlib.Path
     framework: str
 
-    def object(self, source: pathlib.Path) -> Output:
-        """Returns the object of a source that begins with the headers."""
+    def object(self, source: pathlib.Path, flags: Sequence[str] = ()) -> Output:
+        """Returns the object of a source that begins with the headers. `flags` must not change them."""
         # The compiler looks for this name with .gch. It does not list what the compiled headers contain.
-        command = [*self.command, "-include", str(self.folder / self.header.name), "-c"]
+        command = [*self.command, *flags, "-include", str(self.folder / self.header.name), "-c"]
         framework = self.framework + (self.root / self.header).read_text(encoding="utf-8")
         return Output(self.root, command, [source], ".o", framework, headers=self)
 

@@ -10,8 +10,20 @@ namespace fusedrec {
 // Codes that launchers return; other codes are CUDA's.
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaInvalidValue = 1;  // cudaErrorInvalidValue: an argument is wrong, and no output is valid
+constexpr int kCudaOutOfMemory = 2;   // cudaErrorMemoryAllocation
 
 }  // namespace fusedrec
+
+extern "C" {
+
+// Device memory, aligned to 256 bytes. allocate returns null when there is none. Released memory may serve work that is
+// enqueued later, and no other.
+struct FusedrecAllocator {
+  void* context;
+  void* (*allocate)(void* context, int64_t bytes);
+  void (*release)(void* context, void* memory);
+};
+}
 
 // Name and meaning of a launcher's code; never null.
 FUSEDREC_CUDA_API const char* fusedrec_cuda_error_string(int error);

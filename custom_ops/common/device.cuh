@@ -1,12 +1,13 @@
 // The interface that device code uses: CUDA, or its emulation on the CPU in tests (tests/cuda/emulation).
 //
 // Device code keeps to what both have: launches through FUSEDREC_LAUNCH, shared memory through FUSEDREC_SHARED, words
-// that other threads change while they are read through LoadFresh and StoreFresh. No CUB, no cooperative groups.
+// that other threads change while they are read through LoadFresh and StoreFresh. No cooperative groups; CUB in sort.cu
+// alone.
 //
 // # Launchers
 // `extern "C"`, raw pointers, sizes, `void* stream` last; the answer is 0, or a cudaError_t. No TensorFlow type and no
 // CUDA type crosses that line. The op library is compiled without CUDA, and a test drives the same library through
-// ctypes. Scratch is the caller's, so that it comes from TensorFlow's allocator; no launcher allocates.
+// ctypes. Scratch comes from the caller's FusedrecAllocator (launcher.cuh).
 #pragma once
 
 #include <cstdint>
@@ -66,6 +67,13 @@ __device__ inline T WarpInclusiveSum(T value) {
 inline unsigned BlocksFor(int64_t work, int threads) {
   const int64_t blocks = (work + threads - 1) / threads;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
+}
+
+// Blocks of a kernel whose threads loop, so that a launch covers work of any size.
+inline unsigned LoopBlocks(int64_t work, int threads) {
+  constexpr unsigned kMostBlocks = 132 * 16;  // several waves of the largest device
+  const unsigned blocks = BlocksFor(work, threads);
+  return blocks < kMostBlocks ? blocks : kMostBlocks;
 }
 
 }  // namespace fusedrec

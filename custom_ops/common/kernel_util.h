@@ -1,5 +1,8 @@
-// Helpers of every OpKernel: TensorFlow's thread pool as a ParallelFor, and checks whose messages name the argument, its
-// value, the wanted value and the remedy.
+// Helpers of every OpKernel: TensorFlow's thread pool as a ParallelFor, checks whose messages name the argument, its
+// value, the wanted value and the remedy, and registration.
+//
+// A kernel for both devices is a class template of On. It reads and checks its inputs once; only the calls of the
+// algorithm and of the launcher differ, under `if constexpr`.
 #pragma once
 
 #include <string>
@@ -12,6 +15,8 @@
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace fusedrec {
+
+enum class On { kCpu, kGpu };
 
 inline ParallelFor CpuPool(tensorflow::OpKernelContext* ctx) {
   auto* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
@@ -56,3 +61,30 @@ inline absl::Status RequireSplits(const char* name, absl::Span<const int64_t> sp
 }
 
 }  // namespace fusedrec
+
+// Registrations. `op` is the name after "Fusedrec>", `host` a chain of .HostMemory("argument") on a GPU. tests/cuda has its own
+// form of the next two, which registers the GPU form over the emulation.
+#define FUSEDREC_CPU_KERNEL(builder, ...) REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_CPU), __VA_ARGS__)
+#ifdef FUSEDREC_CUDA
+#define FUSEDREC_GPU_KERNEL(builder, ...) REGISTER_KERNEL_BUILDER(builder, __VA_ARGS__)
+#else
+#define FUSEDREC_GPU_KERNEL(builder, ...) static_assert(true, "the library has no GPU form")
+#endif
+
+// Kernel<On>.
+#define FUSEDREC_KERNEL(op, Kernel, host)                      \
+  FUSEDREC_CPU_KERNEL(Name("Fusedrec>" op), Kernel<On::kCpu>); \
+  FUSEDREC_GPU_KERNEL(Name("Fusedrec>" op).Device(tensorflow::DEVICE_GPU) host, Kernel<On::kGpu>)
+// Kernel<On, T> for each type of rows.
+#define FUSEDREC_KERNEL_OF_ROWS(op, Kernel, host)         \
+  FUSEDREC_KERNEL_OF_TYPE(op, Kernel, float, host);       \
+  FUSEDREC_KERNEL_OF_TYPE(op, Kernel, Eigen::half, host); \
+  FUSEDREC_KERNEL_OF_TYPE(op, Kernel, Eigen::bfloat16, host)
+#define FUSEDREC_KERNEL_OF_TYPE(op, Kernel, T, host)                                                   \
+  FUSEDREC_CPU_KERNEL(Name("Fusedrec>" op).TypeConstraint<T>("T"), Kernel<On::kCpu, T>);               \
+  FUSEDREC_GPU_KERNEL(Name("Fusedrec>" op).Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T") host, \
+                      Kernel<On::kGpu, T>)
+// A class that computes in host memory, for models on a GPU as well.
+#define FUSEDREC_KERNEL_ON_HOST(op, Kernel, host)                                       \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>" op).Device(tensorflow::DEVICE_CPU), Kernel); \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>" op).Device(tensorflow::DEVICE_GPU) host, Kernel)

@@ -1,13 +1,59 @@
-// Helpers of the launchers: they carve scratch memory, and copy small arrays between host and device.
+// Helpers of the launchers: they allocate scratch memory, and copy small arrays between host and device.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <vector>
 
 #include "common/cuda_api.h"
 #include "common/device.cuh"
 
 namespace fusedrec {
+
+// Entries of an array of scratch memory, and where its address goes.
+struct ScratchArray {
+  template <typename T>
+  ScratchArray(T** address, int64_t count)
+      : address(address), bytes((count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256) {}
+  void* address;  // of the pointer
+  int64_t bytes;
+};
+
+// Scratch memory of one call of a launcher, released at its end.
+class ScratchMemory {
+ public:
+  explicit ScratchMemory(const FusedrecAllocator* from) : from_(*from) {}
+  ScratchMemory(const ScratchMemory&) = delete;
+  ScratchMemory& operator=(const ScratchMemory&) = delete;
+  ~ScratchMemory() {
+    for (void* block : blocks_) from_.release(from_.context, block);
+  }
+
+  // Allocates arrays in one block, each at a multiple of 256 bytes, in this order: one fill may cover neighbours.
+  int Take(std::initializer_list<ScratchArray> arrays) {
+    int64_t bytes = 0;
+    for (const ScratchArray& array : arrays) bytes += array.bytes;
+    auto* at = static_cast<char*>(from_.allocate(from_.context, bytes < 256 ? 256 : bytes));
+    if (at == nullptr) return kCudaOutOfMemory;
+    blocks_.push_back(at);
+    for (const ScratchArray& array : arrays) {
+      std::memcpy(array.address, &at, sizeof(at));
+      at += array.bytes;
+    }
+    return kCudaSuccess;
+  }
+
+ private:
+  const FusedrecAllocator from_;
+  std::vector<void*> blocks_;
+};
+
+// Bytes of neighbouring arrays, from `first` up to `end`.
+inline int64_t BytesBetween(const void* first, const void* end) {
+  return static_cast<const char*>(end) - static_cast<const char*>(first);
+}
 
 // Cuts scratch into arrays that begin at multiples of 256 bytes. With a null pointer it only counts.
 class Carver {

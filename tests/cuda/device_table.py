@@ -6,6 +6,8 @@ import ctypes
 
 import numpy as np
 
+from tests.cuda.memory import Allocator
+
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
 _NAMES = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
@@ -14,16 +16,6 @@ EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
 DOUBLED, CLOCK_ENDS, MORE = -8, -9, -10
-
-
-class Allocator(ctypes.Structure):
-    """FusedrecAllocator."""
-
-    _fields_ = [
-        ("context", ctypes.c_void_p),
-        ("allocate", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
-    ]
 
 
 class IdSink(ctypes.Structure):
@@ -155,8 +147,7 @@ class DeviceTable:
             segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
             rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, limits=limits.ctypes.data, **more,
         )  # fmt: skip
-        fields = dict(Allocator._fields_)
-        self.allocator = Allocator(None, fields["allocate"](self._allocate), fields["release"](self._release))
+        self.allocator = Allocator(self._allocate, self._release)
         self.handle = ctypes.c_void_p()
         self._create(spec)
 

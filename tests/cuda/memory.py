@@ -10,6 +10,20 @@ import numpy as np
 POISON = 0xA5  # fills memory that a kernel must write
 
 
+class Allocator(ctypes.Structure):
+    """FusedrecAllocator of cuda_api.h."""
+
+    _fields_ = [
+        ("context", ctypes.c_void_p),
+        ("allocate", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+    ]
+
+    def __init__(self, allocate, release):
+        fields = dict(self._fields_)
+        super().__init__(None, fields["allocate"](allocate), fields["release"](release))
+
+
 class NumpyMemory:
     """Uses host memory as the emulation's device memory."""
 
@@ -111,11 +125,17 @@ class Kernels:
     Args:
       path: libfusedrec_cuda.so, or an emulated one.
       memory: NumpyMemory or TorchMemory.
+
+    Attributes:
+      allocator: Gives launchers their scratch memory.
     """
 
     def __init__(self, path, memory):
         self.library = ctypes.CDLL(str(path))
         self.memory = memory
+        self.allocator = Allocator(
+            lambda _, bytes_: memory.allocate(bytes_), lambda _, address: memory.release(address)
+        )
 
     def _convert(self, argument):
         if argument is None:

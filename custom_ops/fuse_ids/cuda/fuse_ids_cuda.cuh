@@ -1,7 +1,7 @@
 // Kernels of fuse_ids; the idea stands in fuse_ids_cuda.h.
 #pragma once
 
-#include "common/copy_pieces.cuh"
+#include "common/pieces.cuh"
 #include "fuse_ids/bag_scale.h"
 
 namespace fusedrec {

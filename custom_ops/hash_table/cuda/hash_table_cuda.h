@@ -55,13 +55,6 @@ constexpr int kDeviceMore = -10;       // there is more than the caller has room
 
 struct FusedrecDeviceTable;
 
-// Device memory, aligned to 256 bytes. allocate answers null when there is none.
-struct FusedrecAllocator {
-  void* context;
-  void* (*allocate)(void* context, int64_t bytes);
-  void (*release)(void* context, void* memory);
-};
-
 // Takes ids [count] and their numbers, host, which last for the call; numbers null: ids alone.
 struct FusedrecIdSink {
   void* context;

@@ -1,7 +1,6 @@
 // Lookups; hash_table_cuda.h says how they go.
 #include <algorithm>
 
-#include "common/loop_blocks.cuh"
 #include "hash_table/cuda/hash_table_cuda.cuh"
 #include "hash_table/cuda/table.h"
 

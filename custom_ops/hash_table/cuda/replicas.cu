@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/loop_blocks.cuh"
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cuda/select_pass.cuh"
 #include "hash_table/cuda/table.h"

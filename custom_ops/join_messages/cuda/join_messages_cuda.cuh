@@ -1,7 +1,7 @@
 // Kernels of join_messages; the idea stands in join_messages_cuda.h.
 #pragma once
 
-#include "common/copy_pieces.cuh"
+#include "common/pieces.cuh"
 
 namespace fusedrec {
 namespace join_messages {

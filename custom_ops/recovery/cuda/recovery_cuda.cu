@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "common/launcher.cuh"
-#include "common/loop_blocks.cuh"
 #include "recovery/cuda/recovery_cuda.cuh"
 
 namespace fusedrec {

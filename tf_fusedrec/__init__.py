@@ -35,7 +35,19 @@ import importlib
 from typing import Any
 
 from tf_fusedrec import checkpoint, collectives, layers, optimizers, schedules
-from tf_fusedrec.config import Constant, FeatureConfig, Normal, TableConfig, TruncatedNormal, Uniform, Zeros
+from tf_fusedrec.config import (
+    Constant,
+    External,
+    FeatureConfig,
+    Limits,
+    Normal,
+    Storage,
+    TableConfig,
+    Tier,
+    TruncatedNormal,
+    Uniform,
+    Zeros,
+)
 from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.collectives import rank, size
@@ -51,11 +63,15 @@ sync_batch_normalization.reduce_by(collectives.all_reduce_sum)  # layers know no
 __all__ = [
     "Cluster",
     "Constant",
+    "External",
     "FeatureConfig",
     "FusedEmbedding",
+    "Limits",
     "Normal",
     "Signature",
+    "Storage",
     "TableConfig",
+    "Tier",
     "Topology",
     "TruncatedNormal",
     "Uniform",

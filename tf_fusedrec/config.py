@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import keyword
 import numbers
 import re
+import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tf_fusedrec import optimizers
 from tf_fusedrec._tf_compat import keras
@@ -15,22 +17,9 @@ from tf_fusedrec.optimizers import Rule
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
-STORAGE_DTYPES = (None, *ROW_DTYPES, "mixed")
-EVICTIONS = (None, "lru", "lfu")
-UNKNOWN = ("initial", "zeros")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _MOST_BYTES = 200  # Linux allows 255, and a writer appends up to 55.
-# The native table passes them to the op HashTable under their names (tables/native.py).
-NATIVE_FIELDS = (
-    "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
-    "max_candidates", "frequency_decay_steps", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
-    "hot_rows",
-)  # fmt: skip
-# Limits of one table. Tables of one group may differ in them; the op takes them by segment.
-LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates", "frequency_decay_steps")
-# Tables of one group may differ in them, and share the sum.
-SUMMED_FIELDS = ("memory_budget", "hot_rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +116,89 @@ def check_input_name(what: str, name: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Storage:
+    """How a table of backend "native" stores its rows. Tables of one group store them alike.
+
+    Attributes:
+      dtype: dtype of rows in memory; None: that of the table. "mixed" keeps rows looked up by at least hot_after steps
+        in float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16. A row that was
+        looked up so often returns to float16 only with limits.frequency_decay_steps.
+      stochastic_rounding: True if updated 16-bit rows are rounded stochastically, so that small updates survive on
+        average.
+      hot_after: Number of training steps, see dtype.
+    """
+
+    dtype: Literal["float32", "float16", "bfloat16", "mixed"] | None = None
+    stochastic_rounding: bool = False
+    hot_after: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Rows that one table of backend "native" keeps on a rank. Tables of one group may differ in them.
+
+    Attributes:
+      max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
+      eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
+        error.
+      ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
+      admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
+        initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
+      max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
+      frequency_decay_steps: Number of training steps after which the counts for "lfu" and storage.hot_after are
+        halved; 0 for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its
+        turn once in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the
+        last lookups_per_update steps looked it up. Needs Storage(dtype="mixed") or eviction "lfu".
+    """
+
+    max_rows: int = 0
+    eviction: Literal["lru", "lfu"] | None = None
+    ttl: int = 0
+    admission_count: int = dataclasses.field(default=1, metadata={"least": 1})
+    max_candidates: int = 0
+    frequency_decay_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """Where a rank keeps rows of a table of backend "native" that do not fit. A group has the sum of its amounts.
+
+    Attributes:
+      memory_budget: Bytes of rows in memory; the other rows go to a file in `folder`. Tables of one group share the
+        sum of their budgets. 0 for no limit.
+      folder: Folder on a local disk.
+      host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
+        device (NestPipe, section IV-B). It allows every option except limits.admission_count and storage.dtype "mixed",
+        and the gradients of one step per update. Applies to device tables only.
+      hot_rows: Number of additional rows on the device, in addition to those of two batches: the rows that lookups
+        requested most often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel
+        with every batch, and return to host memory when others are more frequent or a call needs host memory up to
+        date. Their memory on the device is taken when the layer is made. Tables of one group share the sum of their
+        hot_rows. Needs host_rows; 0 for none. The rows are the same for any number.
+    """
+
+    memory_budget: int = 0
+    folder: str = ""
+    host_rows: bool = False
+    hot_rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class External:
+    """Rows of another model, which are never trained (FusedRec, section 2). Works with any backend.
+
+    Attributes:
+      folder: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
+        layer is made, and no checkpoint of this model has them. Unknown ids have zeros. Such a table has a name, dim
+        and dtype in addition, and no other option.
+      table: Name of the table in that checkpoint; None: the name of this one.
+    """
+
+    folder: str
+    table: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
 
@@ -141,170 +213,123 @@ class TableConfig:
       unknown: Row of an unknown id in lookups that do not train (evaluation, prediction, exports). "initial": the row
         with which its training would begin. "zeros": zeros.
       trainable: False freezes this table of a layer: its rows stay as they are, and unknown ids get no row.
-
-    Storage of rows, with backend "native" only:
-      storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
-        float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16. A row that was
-        looked up so often returns to float16 only with frequency_decay_steps.
-      stochastic_rounding: True if updated 16-bit rows are rounded stochastically, so that small updates survive on
-        average.
-      hot_after: Number of training steps, see storage_dtype.
-
-    Capacity per rank, with backend "native" only; all but record_tombstones may differ between tables of a group:
-      max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
-      eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
-        error.
-      ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
-      admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
-        initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
-      max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
-      frequency_decay_steps: Number of training steps after which the counts for "lfu" and hot_after are halved; 0
-        for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its turn once
-        in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the last
-        lookups_per_update steps looked it up. Needs storage_dtype "mixed" or eviction "lfu".
-      record_tombstones: True to record removed ids, for delta checkpoints and delta exports.
-
-    Tiers of memory per rank, with backend "native" only:
-      memory_budget: Bytes of rows in memory; the other rows go to a file in tier_folder. Tables of one group share the
-        sum of their budgets. 0 for no limit.
-      tier_folder: Folder on a local disk.
-      host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
-        device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
-        and the gradients of one step per update. Applies to device tables only.
-      hot_rows: Number of additional rows on the device, in addition to those of two batches: the rows that lookups
-        requested most often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel
-        with every batch, and return to host memory when others are more frequent or a call needs host memory up to
-        date. Their memory on the device is taken when the layer is made. Tables of one group share the sum of their
-        hot_rows. Needs host_rows; 0 for none. The rows are the same for any number.
-
-    Tables of other models, with any backend (FusedRec, section 2):
-      external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
-        layer is made. The rows are never trained, and no checkpoint of this model has them. Unknown ids have zeros.
-        The only other fields of such a table are name, dim and dtype.
-      external_table: Name of the table in that checkpoint; None: `name`.
+      storage: How rows are stored in memory.
+      limits: Which rows stay.
+      tier: Where rows are that do not fit the memory.
+      record_tombstones: True to record removed ids, for delta checkpoints and delta exports. Needs backend "native".
+      external: The rows are those of another model.
     """
 
     name: str
-    dim: int
+    dim: int = dataclasses.field(metadata={"least": 1})
     optimizer: Any = None
     initializer: Initializer = Normal()
-    dtype: str = "float32"
-    unknown: str = "initial"
-    storage_dtype: str | None = None
-    stochastic_rounding: bool = False
-    hot_after: int = 0
-    max_rows: int = 0
-    eviction: str | None = None
-    ttl: int = 0
-    admission_count: int = 1
-    max_candidates: int = 0
-    frequency_decay_steps: int = 0
-    record_tombstones: bool = False
-    memory_budget: int = 0
-    tier_folder: str = ""
-    host_rows: bool = False
-    hot_rows: int = 0
-    external: str | None = None
-    external_table: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    unknown: Literal["initial", "zeros"] = "initial"
     trainable: bool = True
+    storage: Storage = Storage()
+    limits: Limits = Limits()
+    tier: Tier = Tier()
+    record_tombstones: bool = False
+    external: External | None = None
 
     def __post_init__(self) -> None:
         check_file_name("TableConfig.name", self.name)
-        if not isinstance(self.dim, int) or self.dim <= 0:
-            raise ValueError(f"TableConfig.dim must be an int > 0, got {self.dim!r} for table {self.name!r}.")
-        if self.dtype not in ROW_DTYPES:
-            raise ValueError(
-                f"TableConfig.dtype must be one of {ROW_DTYPES}, got {self.dtype!r} for table {self.name!r}."
-            )
-        if not isinstance(self.trainable, bool):
-            raise ValueError(f"TableConfig.trainable must be a bool, got {self.trainable!r} for table {self.name!r}.")
         if not isinstance(self.initializer, Initializer):
             raise ValueError(
                 f"TableConfig.initializer must be one of tf_fusedrec's (Normal, TruncatedNormal, Uniform, Constant, "
                 f"Zeros), got {type(self.initializer).__name__} for table {self.name!r}. A Keras initializer draws the "
                 "same matrix at every lookup, so new ids would get repeated rows."
             )
-        if self.external is not None or self.external_table is not None:
-            self._check_external()
+        self._check_values(self)
+        if self.external is not None:
+            self._check_external(self.external)
         elif not isinstance(self.optimizer, Rule) and not hasattr(self.optimizer, "apply_gradients"):
             raise ValueError(
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
                 "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
             )
-        self._check_storage()
-        self._check_capacity()
+        self._check_together()
 
     @property
-    def stores_natively(self) -> list[str]:
-        """Fields with a non-default value that only backend "native" supports."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [name for name in NATIVE_FIELDS if getattr(self, name) != defaults[name]]
-
-    def _check_external(self) -> None:
-        if not isinstance(self.external, str) or not self.external:
-            raise ValueError(
-                f"TableConfig.external must be the folder of a checkpoint, a string, got {self.external!r} with "
-                f"external_table {self.external_table!r} for table {self.name!r}."
+    def options(self) -> dict[str, Any]:
+        """The options that need backend "native" and differ from their defaults, by path, such as "limits.ttl"."""
+        paths = {"record_tombstones": self.record_tombstones} if self.record_tombstones else {}
+        for name in ("storage", "limits", "tier"):
+            record = getattr(self, name)
+            values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+            paths.update(
+                {f"{name}.{key}": value for key, value in values.items() if value != getattr(type(record), key)}
             )
+        return paths
+
+    def _check_values(self, record: Any, prefix: str = "") -> None:
+        """Raises ValueError unless every field of a record, and of the records in it, has a value of its type."""
+        hints = _hints(type(record))
+        for field in dataclasses.fields(record):
+            value, path = getattr(record, field.name), prefix + field.name
+            kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
+            choices = [choice for kind in kinds for choice in typing.get_args(kind) or (kind,)]
+            least = field.metadata.get("least", 0)
+            if Any in kinds or Initializer in kinds:
+                continue
+            if dataclasses.is_dataclass(value) and type(value) in kinds:
+                self._check_values(value, f"{path}.")
+            elif int in kinds and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                self._refuse(path, f"an int >= {least}", value)
+            elif not any(isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in choices):
+                names = ["None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in choices]
+                self._refuse(path, f"one of {', '.join(names)}" if len(names) > 1 else f"a {names[0]}", value)
+
+    def _refuse(self, path: str, wanted: str, got: Any) -> typing.NoReturn:
+        raise ValueError(f"TableConfig.{path} must be {wanted}, got {got!r} for table {self.name!r}.")
+
+    def _check_external(self, external: External) -> None:
+        if not external.folder:
+            self._refuse("external.folder", "the folder of a checkpoint", external.folder)
         is_set = {
             "optimizer": self.optimizer is not None, "initializer": self.initializer != Normal(),
             "unknown": self.unknown != "initial",
         }  # fmt: skip
-        unused = [*(field for field, given in is_set.items() if given), *self.stores_natively]
+        unused = [*(field for field, given in is_set.items() if given), *self.options]
         if unused:
             raise ValueError(
                 f"Table {self.name!r} is external, so its rows are never trained, but its config sets {unused}. "
                 "Use a TableConfig without them."
             )
 
-    def _check_storage(self) -> None:
-        for field, choices in (("storage_dtype", STORAGE_DTYPES), ("eviction", EVICTIONS), ("unknown", UNKNOWN)):
-            if getattr(self, field) not in choices:
-                got = getattr(self, field)
-                raise ValueError(f"TableConfig.{field} must be one of {choices}, got {got!r} for table {self.name!r}.")
-        if (self.storage_dtype == "mixed") != (self.hot_after > 0):
+    def _check_together(self) -> None:
+        storage, limits, tier = self.storage, self.limits, self.tier
+        if (storage.dtype == "mixed") != (storage.hot_after > 0):
             raise ValueError(
-                f"TableConfig.hot_after > 0 and storage_dtype='mixed' go together, got {self.hot_after} and "
-                f"{self.storage_dtype!r} for table {self.name!r}."
+                f"TableConfig.storage.hot_after > 0 and dtype='mixed' go together, got {storage.hot_after} and "
+                f"{storage.dtype!r} for table {self.name!r}."
             )
-        if (self.memory_budget > 0) != bool(self.tier_folder):
+        if (tier.memory_budget > 0) != bool(tier.folder):
             raise ValueError(
-                f"TableConfig.memory_budget > 0 and tier_folder go together, got {self.memory_budget} and "
-                f"{self.tier_folder!r} for table {self.name!r}."
+                f"TableConfig.tier.memory_budget > 0 and folder go together, got {tier.memory_budget} and "
+                f"{tier.folder!r} for table {self.name!r}."
             )
-        if self.memory_budget and self.storage_dtype == "mixed":
+        if tier.memory_budget and storage.dtype == "mixed":
             raise ValueError(
-                f"TableConfig.memory_budget does not work with storage_dtype='mixed' (table {self.name!r}). Set "
-                "another storage_dtype."
+                f"TableConfig.tier.memory_budget does not work with storage.dtype='mixed' (table {self.name!r}). Set "
+                "another storage.dtype."
             )
-        if self.stochastic_rounding and (self.storage_dtype or self.dtype) == "float32":
-            raise ValueError(f"TableConfig.stochastic_rounding needs a 16-bit storage_dtype (table {self.name!r}).")
-
-    def _check_capacity(self) -> None:
-        numbers_of = (
-            "max_rows", "ttl", "max_candidates", "frequency_decay_steps", "memory_budget", "hot_after", "hot_rows",
-        )  # fmt: skip
-        for field in numbers_of:
-            if not isinstance(getattr(self, field), int) or getattr(self, field) < 0:
-                raise ValueError(
-                    f"TableConfig.{field} must be an int >= 0, got {getattr(self, field)!r} for table {self.name!r}."
-                )
-        if not isinstance(self.admission_count, int) or self.admission_count < 1:
+        if storage.stochastic_rounding and (storage.dtype or self.dtype) == "float32":
+            raise ValueError(f"TableConfig.storage.stochastic_rounding needs a 16-bit dtype (table {self.name!r}).")
+        if tier.hot_rows and not tier.host_rows:
             raise ValueError(
-                f"TableConfig.admission_count must be an int >= 1, got {self.admission_count!r} for table "
-                f"{self.name!r}."
+                f"TableConfig.tier.hot_rows needs host_rows=True, because other tables have no rows in host memory for "
+                f"a GPU, got {tier.hot_rows} for table {self.name!r}. Use host_rows=True, or leave hot_rows 0."
             )
-        if self.hot_rows and not self.host_rows:
+        if limits.eviction and not limits.max_rows:
             raise ValueError(
-                f"TableConfig.hot_rows needs host_rows=True, because other tables have no rows in host memory for a "
-                f"GPU, got {self.hot_rows} for table {self.name!r}. Use host_rows=True, or leave hot_rows 0."
+                f"TableConfig.limits.eviction {limits.eviction!r} needs max_rows > 0 (table {self.name!r})."
             )
-        if self.eviction and not self.max_rows:
-            raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")
-        if self.frequency_decay_steps and self.storage_dtype != "mixed" and self.eviction != "lfu":
+        if limits.frequency_decay_steps and storage.dtype != "mixed" and limits.eviction != "lfu":
             raise ValueError(
-                "TableConfig.frequency_decay_steps needs storage_dtype='mixed' or eviction='lfu', which compare "
-                f"counts, got {self.frequency_decay_steps} with {self.storage_dtype!r} and {self.eviction!r} for table "
+                "TableConfig.limits.frequency_decay_steps needs storage.dtype='mixed' or eviction='lfu', which compare "
+                f"counts, got {limits.frequency_decay_steps} with {storage.dtype!r} and {limits.eviction!r} for table "
                 f"{self.name!r}. Set one of them, or leave frequency_decay_steps 0."
             )
 
@@ -316,9 +341,13 @@ class TableConfig:
         elif isinstance(optimizer, KERAS_OPTIMIZERS):
             legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
             optimizer = {"legacy": legacy, **keras.optimizers.serialize(optimizer)}
-        initializer = {"class_name": type(self.initializer).__name__, **dataclasses.asdict(self.initializer)}
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "optimizer": optimizer, "initializer": initializer}
+        values = {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "optimizer": optimizer,
+        }
+        plain = {n: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for n, v in values.items()}
+        plain["initializer"] = {"class_name": type(self.initializer).__name__, **plain["initializer"]}
+        return plain
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
@@ -332,7 +361,13 @@ class TableConfig:
             fields["optimizer"] = keras.optimizers.deserialize(described, use_legacy_optimizer=legacy)
         initializer = dict(fields["initializer"])
         fields["initializer"] = _INITIALIZERS[initializer.pop("class_name")](**initializer)
+        for name, record in RECORDS.items():
+            fields[name] = None if fields[name] is None else record(**fields[name])
         return cls(**fields)
+
+
+RECORDS = {"storage": Storage, "limits": Limits, "tier": Tier, "external": External}  # in a TableConfig, by field
+_hints = functools.cache(typing.get_type_hints)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Variant:
     def __init__(self, name: str, rows: int, folder: str | None, lookahead: bool):
         budget: dict[str, Any] = {}
         if folder is not None:
-            budget = {"memory_budget": rows // SHARE * ROW_BYTES, "tier_folder": folder}
+            budget = {"tier": fr.Tier(memory_budget=rows // SHARE * ROW_BYTES, folder=folder)}
         table = fr.TableConfig("t", DIM, optimizers.RowWiseAdagrad(0.05, variant="2d_sp"), **budget)
         self.emb = fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], name=name)
         self._lookahead = lookahead

@@ -47,12 +47,13 @@ class EmbeddingConfig:
     """Options, update rule and replicas of the tables.
 
     Attributes:
-      all_tables: Fields of TableConfig for all tables but external ones, such as {ttl: 100000}; no optimizer and no
-        initializer, which the fields above name.
-      tables: Fields of TableConfig by name of a table, such as {item: {max_rows: 1000000, eviction: lru}}. They replace
-        fields of all_tables. `optimizer` is a name, or {name: adam, learning_rate: 0.001, beta_2: 0.99} with any fields
-        of that rule; the fields above replace what it leaves out. `initializer` is one of INITIALIZERS, or {name:
-        uniform, minval: -0.1, maxval: 0.1}. Ranking models project rows of another `dim` to model.dim.
+      all_tables: Fields of TableConfig for all tables but external ones, such as {limits: {ttl: 100000}};
+        no optimizer and no initializer, which the fields above name.
+      tables: Fields of TableConfig by name of a table, such as {item: {limits: {max_rows: 1000000, eviction:
+        lru}}}. They replace fields of all_tables. `optimizer` is a name, or {name: adam, learning_rate: 0.001, beta_2:
+        0.99} with any fields of that rule; the fields above replace what it leaves out. `initializer` is one of
+        INITIALIZERS, or {name: uniform, minval: -0.1, maxval: 0.1}. Ranking models project rows of another `dim` to
+        model.dim.
     """
 
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers

@@ -4,9 +4,12 @@ Every field of tf_fusedrec.TableConfig may be set under its own name, so a new f
 
     embedding:
       optimizer: adagrad                 of all tables, as learning_rate, arguments and stddev
-      all_tables: {ttl: 100000}
+      all_tables: {limits: {ttl: 100000}}
       tables:
-        item: {dim: 64, max_rows: 1000000, eviction: lru, optimizer: {name: adam, learning_rate: 0.001, beta_2: 0.99}}
+        item:
+          dim: 64
+          limits: {max_rows: 1000000, eviction: lru}
+          optimizer: {name: adam, learning_rate: 0.001, beta_2: 0.99}
 """
 
 from __future__ import annotations
@@ -36,7 +39,6 @@ INITIALIZERS = {
     "uniform": config.Uniform,
     "zeros": config.Zeros,
 }
-_FIELDS = {field.name: field for field in dataclasses.fields(fr.TableConfig) if field.name != "name"}
 # An experiment names them for all tables by fields of `embedding`.
 _OF_ALL = {"optimizer": "optimizer, learning_rate and arguments", "initializer": "stddev"}
 
@@ -87,33 +89,32 @@ def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[st
 
 def _make_table(name: str, defaults: Defaults, own: Any) -> fr.TableConfig:
     where = f"embedding.tables.{name}"
-    mine = _checked(where, own)
+    mine = _checked(where, own, fr.TableConfig)
     fields: dict[str, Any] = {"dim": defaults.dim}
     if "external" not in mine:
-        fields.update(_checked("embedding.all_tables", defaults.fields))
+        fields.update(_checked("embedding.all_tables", defaults.fields, fr.TableConfig))
         fields["optimizer"] = _rule_of(f"{where}.optimizer", defaults, mine.pop("optimizer", {}))
         fields["initializer"] = _initializer_of(f"{where}.initializer", defaults, mine.pop("initializer", {}))
+    for section, record in config.RECORDS.items():
+        values = {**fields.get(section, {}), **mine.get(section, {})}
+        if values:
+            mine[section] = record(**values)
     try:
         return fr.TableConfig(**{"name": name, **fields, **mine})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _checked(where: str, values: Any) -> dict[str, Any]:
-    """Returns the options of a section, each of its field's type. Optimizer and initializer stay as they are."""
+def _checked(where: str, values: Any, record: type) -> dict[str, Any]:
+    """Returns the options of a section, which names fields of a record and of the records in it."""
+    known = sorted(field.name for field in dataclasses.fields(record) if field.name != "name")
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where} must hold options of a table, got {values!r}. Options: {sorted(_FIELDS)}.")
-    unknown = sorted(str(name) for name in values if name not in _FIELDS)
+        raise ValueError(f"{where} must hold options of a table, got {values!r}. Options: {known}.")
+    unknown = sorted(str(name) for name in values if name not in known)
     if unknown:
-        raise ValueError(f"{where} names {unknown}, and a table takes {sorted(_FIELDS)}. Remove the others.")
-    return {name: _typed(f"{where}.{name}", _FIELDS[name], value) for name, value in values.items()}
-
-
-def _typed(where: str, field: dataclasses.Field, value: Any) -> Any:
-    if field.name in _OF_ALL or (value is None and field.default is None):
-        return value
-    is_text = field.default is None
-    return typed(where, value, int if field.name == "dim" else str if is_text else type(field.default))
+        raise ValueError(f"{where} names {unknown}, and a table takes {known}. Remove the others.")
+    records = config.RECORDS
+    return {n: _checked(f"{where}.{n}", v, records[n]) if n in records else v for n, v in values.items()}
 
 
 def _rule_of(where: str, defaults: Defaults, given: Any) -> optimizers.Rule:

@@ -73,7 +73,7 @@ def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def override_field(fields: dict[str, Any], override: str) -> None:
-    """Sets a field from "path=value", a path such as train.epochs or embedding.tables.item.ttl; the value is YAML."""
+    """Sets a field from "path=value", a path such as train.epochs or embedding.tables.item.dim; the value is YAML."""
     path, equals, text = override.partition("=")
     *sections, field = path.split(".")
     if not equals or not all(sections) or not field:

@@ -215,7 +215,7 @@ def epoch_of(embedding, watcher, ids, epoch=0):
 
 
 def test_evictions_and_what_cannot_be_known():
-    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), eviction="lru", max_rows=100)
+    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(eviction="lru", max_rows=100))
     embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
     watcher, logs = callbacks.EmbeddingMetrics(embedding), {}
     embedding({"x": tf.range(10)}, training=True)
@@ -291,7 +291,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, 
     random = np.random.default_rng(1)
     ids, labels = np.arange(4096), random.integers(0, 2, [4096, 1]).astype(np.float32)
     item = keras.Input([], dtype=tf.int64, name="item")
-    table = fr.TableConfig("item", 8, optimizer, storage_dtype=storage)
+    table = fr.TableConfig("item", 8, optimizer, storage=fr.Storage(dtype=storage))
     rows = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])({"item": item})["item"]
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))

@@ -34,7 +34,13 @@ class Model(keras.Model):
         self.embedding = fr.FusedEmbedding(
             tables=[
                 fr.TableConfig("item", 4, optimizers.Adam(0.05), record_tombstones=True),
-                fr.TableConfig("user", 4, optimizers.Adagrad(0.1), record_tombstones=True, max_rows=25, eviction="lru"),
+                fr.TableConfig(
+                    "user",
+                    4,
+                    optimizers.Adagrad(0.1),
+                    record_tombstones=True,
+                    limits=fr.Limits(max_rows=25, eviction="lru"),
+                ),
             ],
             features=[fr.FeatureConfig("item", "item"), fr.FeatureConfig("user", "user")],
         )

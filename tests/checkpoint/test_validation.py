@@ -107,7 +107,8 @@ def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
 def test_rows_of_every_storage_are_looked_at(storage, tmp_path):
     layer = fr.FusedEmbedding(
-        [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage_dtype=storage)], [fr.FeatureConfig("f", "item")]
+        [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage=fr.Storage(dtype=storage))],
+        [fr.FeatureConfig("f", "item")],
     )
     layer({"f": tf.constant([4, 5], tf.int64)})
     (table,) = (group.table for group in layer.internals.groups)

@@ -54,10 +54,10 @@ def test_rows_of_other_ids_stay_and_rows_of_these_are_replaced_with_their_slots(
     np.testing.assert_allclose(emb.export_table("item")[1][ids == 5][0], ROWS[0] - 0.5 / np.sqrt(1.25), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("backend", "config"), [("native", "storage_dtype"), ("tfra", "dtype")])
+@pytest.mark.parametrize(("backend", "config"), [("native", "storage"), ("tfra", "dtype")])
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_rows_are_rounded_to_the_type_of_the_table(kind, backend, config):
-    emb = layer(backend, **{config: kind})
+    emb = layer(backend, **{config: fr.Storage(kind) if config == "storage" else kind})
     rows = np.full([5, 4], 1 / 3)
     fr.checkpoint.warm_start(emb, "item", IDS, rows)
     want = tf.cast(tf.constant(1 / 3, tf.float32), kind)
@@ -81,7 +81,7 @@ def test_each_rank_keeps_its_own_rows(owner, monkeypatch):
 
 
 def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
-    emb = layer(record_tombstones=True, max_rows=6, eviction="lru")
+    emb = layer(record_tombstones=True, limits=fr.Limits(max_rows=6, eviction="lru"))
     for ids in ([100, 101], [100, 101], [100]):
         step(emb, ids)
     job = fr.checkpoint.Checkpointer(tmp_path / "c", emb, full_every=2)
@@ -89,7 +89,7 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
     fr.checkpoint.warm_start(emb, "item", IDS[:3], ROWS[:3])
     job.save()
     job.wait()
-    other = layer(record_tombstones=True, max_rows=6, eviction="lru")
+    other = layer(record_tombstones=True, limits=fr.Limits(max_rows=6, eviction="lru"))
     fr.checkpoint.load(tmp_path / "c", other)
     assert other.export_table("item")[0].tolist() == [-3, 5, 100, 101, 2**62]
     step(emb, [100, 1, 2])  # one row too many: row 101 was used longest ago

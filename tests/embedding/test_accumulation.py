@@ -101,7 +101,7 @@ def test_in_keras_fit_it_equals_a_batch_of_k_times_the_size():
 
 def test_sums_are_of_the_rows_that_were_seen():
     """A row of the first batch trains with the last. An evaluated or refused row does not train."""
-    emb = layer(optimizers.SGD(1.0), accumulate_steps=3, gradient_op="sum", admission_count=2)
+    emb = layer(optimizers.SGD(1.0), accumulate_steps=3, gradient_op="sum", limits=fr.Limits(admission_count=2))
     for _ in range(2):  # ids 1, 2 and 3 get their rows, and a whole update of nothing goes by
         emb({"f": tf.constant([1, 2, 3])})
     ones = np.ones((2, DIM))
@@ -130,9 +130,9 @@ def test_clear_forgets_what_waits():
 def test_host_rows_on_a_gpu_accumulate_no_steps(monkeypatch):
     monkeypatch.setattr(places, "on_gpu", lambda: True)
     layer(optimizers.SGD(1.0), accumulate_steps=2)
-    layer(optimizers.SGD(1.0), host_rows=True)
+    layer(optimizers.SGD(1.0), tier=fr.Tier(host_rows=True))
     with pytest.raises(ValueError, match=r"with host_rows got accumulate_steps=2, and must have 1.*Use Frozen"):
-        layer(optimizers.SGD(1.0), accumulate_steps=2, host_rows=True)
+        layer(optimizers.SGD(1.0), accumulate_steps=2, tier=fr.Tier(host_rows=True))
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0])

@@ -66,7 +66,7 @@ POLICIES = {
 def test_rows_are_those_of_a_dict_after_every_step(policy):
     """Trains skewed ids, some new in every batch. Rows, ages, counts and statistics equal the dict's."""
     options = POLICIES[policy]
-    emb, oracle = layer(record_tombstones=True, **options), CapacityOracle(**options)
+    emb, oracle = layer(record_tombstones=True, limits=fr.Limits(**options)), CapacityOracle(**options)
     random = np.random.default_rng(sum(map(ord, policy)))
     returned = False
     for _ in range(25):
@@ -87,7 +87,7 @@ def test_rows_are_those_of_a_dict_after_every_step(policy):
 
 def test_a_returning_row_has_its_initial_value_and_fresh_slots():
     emb = fr.FusedEmbedding(
-        [fr.TableConfig(name="t", dim=3, optimizer=optimizers.Adam(0.1), max_rows=2, eviction="lru")],
+        [fr.TableConfig(name="t", dim=3, optimizer=optimizers.Adam(0.1), limits=fr.Limits(max_rows=2, eviction="lru"))],
         [fr.FeatureConfig(name="t", table="t")],
     )
     first = step(emb, [1])["t"]
@@ -107,9 +107,9 @@ def test_a_returning_row_has_its_initial_value_and_fresh_slots():
 @pytest.mark.parametrize("second_pool", ["hot", "file"])
 def test_rows_on_their_way_to_another_pool_never_leave(second_pool, tmp_path):
     """A moving row is the oldest of its new pool until it arrives, and another row needs room in the same lookup."""
-    options = {"hot": {"storage_dtype": "mixed", "hot_after": 3},
-               "file": {"memory_budget": 8 * 32, "tier_folder": str(tmp_path)}}[second_pool]  # fmt: skip
-    emb = layer(max_rows=16, eviction="lru", **options)
+    options = {"hot": {"storage": fr.Storage(dtype="mixed", hot_after=3)},
+               "file": {"tier": fr.Tier(memory_budget=8 * 32, folder=str(tmp_path))}}[second_pool]  # fmt: skip
+    emb = layer(limits=fr.Limits(max_rows=16, eviction="lru"), **options)
     for ids in ([1, 2], [1, 2], *([i] for i in range(3, 17))):
         step(emb, ids)
     assert table_of(emb).memory["second_rows"] >= 2
@@ -121,7 +121,7 @@ def test_rows_on_their_way_to_another_pool_never_leave(second_pool, tmp_path):
 
 def test_rows_whose_gradients_wait_for_their_update_do_not_leave():
     """With accumulate_steps=3, the rows of three batches stay until their sums are applied."""
-    emb = layer(max_rows=6, eviction="lru", accumulate_steps=3)
+    emb = layer(limits=fr.Limits(max_rows=6, eviction="lru"), accumulate_steps=3)
     for ids in ([1, 2], [3, 4], [5, 6]):
         step(emb, ids)
     np.testing.assert_allclose(emb.export_table("t")[1], [initial(i) - RATE / 3 for i in range(1, 7)], atol=1e-5)
@@ -133,7 +133,7 @@ def test_rows_whose_gradients_wait_for_their_update_do_not_leave():
 
 
 def test_a_batch_larger_than_max_rows_is_an_error_and_the_table_stays_readable():
-    emb = layer(max_rows=8, eviction="lru")
+    emb = layer(limits=fr.Limits(max_rows=8, eviction="lru"))
     step(emb, [1, 2, 3])
     for _ in range(2):
         with pytest.raises(tf.errors.ResourceExhaustedError) as error:
@@ -147,7 +147,7 @@ def test_a_batch_larger_than_max_rows_is_an_error_and_the_table_stays_readable()
 
 
 def test_without_a_policy_max_rows_is_an_error_that_says_so():
-    emb = layer(max_rows=4)
+    emb = layer(limits=fr.Limits(max_rows=4))
     step(emb, [1, 2, 3, 4])
     with pytest.raises(tf.errors.ResourceExhaustedError, match="eviction is 'none'"):
         step(emb, [5])
@@ -159,7 +159,7 @@ def test_without_a_policy_max_rows_is_an_error_that_says_so():
 
 
 def test_limits_and_statistics_are_of_each_table_of_a_group():
-    emb = layer(names=("a", "b"), max_rows=4, eviction="lru", record_tombstones=True)
+    emb = layer(names=("a", "b"), limits=fr.Limits(max_rows=4, eviction="lru"), record_tombstones=True)
     assert len(emb.internals.groups) == 1
     for n in range(6):
         step(emb, {"a": [n, n], "b": [-1, INT64_MIN, INT64_MAX]})
@@ -172,7 +172,7 @@ def test_limits_and_statistics_are_of_each_table_of_a_group():
 
 
 def test_tombstones_name_rows_that_left_and_did_not_return():
-    emb = layer(max_rows=3, eviction="lru", record_tombstones=True)
+    emb = layer(limits=fr.Limits(max_rows=3, eviction="lru"), record_tombstones=True)
     table = table_of(emb)
     for i in range(5):
         step(emb, [i])
@@ -187,7 +187,7 @@ def test_tombstones_name_rows_that_left_and_did_not_return():
     assert table.tombstones("t").size == 0
     step(emb, [5])
     assert table.tombstones("t").size == 0
-    unrecorded = layer(max_rows=3, eviction="lru")
+    unrecorded = layer(limits=fr.Limits(max_rows=3, eviction="lru"))
     for i in range(5):
         step(unrecorded, [i])
     assert table_of(unrecorded).tombstones("t").size == 0
@@ -195,7 +195,7 @@ def test_tombstones_name_rows_that_left_and_did_not_return():
 
 def test_candidates_are_bounded_and_frequent_ids_still_come_in():
     """6,000 rare ids do not keep out a frequent one, because halving forgets them."""
-    emb = layer(admission_count=4, max_candidates=2048)
+    emb = layer(limits=fr.Limits(admission_count=4, max_candidates=2048))
     for n in range(20):
         frequent = [5] if n >= 8 else []
         step(emb, frequent + list(range(1000 + 300 * n, 1300 + 300 * n)))

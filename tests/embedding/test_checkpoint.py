@@ -13,7 +13,7 @@ INPUTS = {"a": [1, 2, 5, 9, 1], "b": [2, 2, 7, 11, 40]}
 
 def _model(backend="native", **options):
     legacy = keras.optimizers.legacy
-    dtype = {"dtype": "bfloat16"} if backend == "tfra" else {"storage_dtype": "bfloat16"}
+    dtype = {"dtype": "bfloat16"} if backend == "tfra" else {"storage": fr.Storage(dtype="bfloat16")}
     native = {"record_tombstones": True} if backend == "native" else {}
     emb = fr.FusedEmbedding(
         tables=[
@@ -385,7 +385,9 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
     """With admission_count=3, two lookups before the checkpoint and one after it make the row."""
 
     def layer():
-        table = fr.TableConfig("item", 4, keras.optimizers.legacy.SGD(0.1), admission_count=3, record_tombstones=True)
+        table = fr.TableConfig(
+            "item", 4, keras.optimizers.legacy.SGD(0.1), limits=fr.Limits(admission_count=3), record_tombstones=True
+        )
         return fr.FusedEmbedding(tables=[table], features=[fr.FeatureConfig("f", "item")])
 
     def step(emb, ids):

@@ -11,8 +11,8 @@ DIM, HOT_AFTER, STEPS = 3, 3, 8
 
 def layer(decay=STEPS, rounding=True):
     config = fr.TableConfig(
-        "t", DIM, fr.optimizers.Adagrad(0.1), storage_dtype="mixed", hot_after=HOT_AFTER, stochastic_rounding=rounding,
-        frequency_decay_steps=decay, record_tombstones=True,
+        "t", DIM, fr.optimizers.Adagrad(0.1), storage=fr.Storage("mixed", rounding, HOT_AFTER),
+        limits=fr.Limits(frequency_decay_steps=decay), record_tombstones=True,
     )  # fmt: skip
     return fr.FusedEmbedding([config], [fr.FeatureConfig("f", "t")])
 

@@ -13,7 +13,9 @@ def make_layer(**options):
         [
             fr.TableConfig("item", 4, adagrad),
             fr.TableConfig("user", 4, adagrad),
-            fr.TableConfig("tag", 2, fr.optimizers.SGD(0.1), fr.Zeros(), max_rows=2000, eviction="lru"),
+            fr.TableConfig(
+                "tag", 2, fr.optimizers.SGD(0.1), fr.Zeros(), limits=fr.Limits(max_rows=2000, eviction="lru")
+            ),
         ],
         [
             fr.FeatureConfig("history", "item", "mean", padding_id=-1),
@@ -41,7 +43,7 @@ group adagrad-float32-4-X: dim 4, float32, Adagrad, learning rate 0.25, Normal(m
 
 group sgd-float32-2-X: dim 2, float32, SGD, learning rate 0.1, Zeros(value=0.0)
   table   rows   bytes  features   options
-  tag    1,200  28,800  tag (sum)  max_rows=2000, eviction='lru'"""
+  tag    1,200  28,800  tag (sum)  limits.max_rows=2000, limits.eviction='lru'"""
 
 
 def test_a_layer_is_described():
@@ -56,7 +58,7 @@ def test_other_backends_and_tables(tmp_path):
     look_up(emb)
     fr.checkpoint.save(tmp_path / "c", emb)
     tables = [
-        fr.TableConfig("author", 4, external=str(tmp_path / "c"), external_table="user"),
+        fr.TableConfig("author", 4, external=fr.External(str(tmp_path / "c"), table="user")),
         fr.TableConfig("word", 4, keras.optimizers.legacy.Adam(0.1)),
         fr.TableConfig("old", 3, tf.compat.v1.train.GradientDescentOptimizer(0.1)),
     ]

@@ -29,7 +29,7 @@ def write_source(folder, *, backend="native", ids=IDS, **table):
 
 
 def external(name, folder, table=None, dim=4, **kwargs):
-    return fr.TableConfig(name=name, dim=dim, external=str(folder), external_table=table, **kwargs)
+    return fr.TableConfig(name=name, dim=dim, external=fr.External(str(folder), table=table), **kwargs)
 
 
 def layer(*tables, **kwargs):
@@ -140,7 +140,7 @@ def test_changes_and_removals_of_a_delta_checkpoint_count(tmp_path):
 
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "mixed"])
 def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, stored):
-    rows = write_source(tmp_path, storage_dtype=stored, hot_after=2 if stored == "mixed" else 0)["item"]
+    rows = write_source(tmp_path, storage=fr.Storage(dtype=stored, hot_after=2 if stored == "mixed" else 0))["item"]
     for dtype in (tf.float32, tf.float16, tf.bfloat16):
         emb = layer(external("item", tmp_path, dtype=dtype.name), name=dtype.name)
         out = emb({"item": tf.constant([3, 77], tf.int64)})["item"]
@@ -169,15 +169,17 @@ def test_missing_tables_are_refused_by_name(tmp_path):
     ("fields", "words"),
     [
         ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* its config sets \['optimizer'\]"),
-        ({"initializer": fr.Zeros(), "max_rows": 4, "eviction": "lru"}, r"\['initializer', 'max_rows', 'eviction'\]"),
-        ({"external": ""}, "external must be the folder of a checkpoint, a string, got ''"),
-        ({"external": None, "external_table": "t"}, "got None with external_table 't' for table 't'"),
+        (
+            {"initializer": fr.Zeros(), "limits": fr.Limits(max_rows=4, eviction="lru")},
+            r"\['initializer', 'limits.max_rows', 'limits.eviction'\]",
+        ),
+        ({"external": fr.External("")}, "external.folder must be the folder of a checkpoint, got '' for table 't'"),
         ({"external": None}, "optimizer must be an optimizer, got None"),
     ],
 )
 def test_fields_that_mean_nothing_to_them_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
-        fr.TableConfig(**{"name": "t", "dim": 4, "external": "folder", **fields})
+        fr.TableConfig(**{"name": "t", "dim": 4, "external": fr.External("folder"), **fields})
 
 
 def test_config_round_trip(tmp_path):

@@ -46,7 +46,9 @@ def test_names_of_groups_are_those_of_the_other_ranks():
     """
 
     def group_names(folders):
-        tiers = [table(f, optimizer=fr.optimizers.SGD(0.1), memory_budget=4096, tier_folder=f) for f in folders]
+        tiers = [
+            table(f, optimizer=fr.optimizers.SGD(0.1), tier=fr.Tier(memory_budget=4096, folder=f)) for f in folders
+        ]
         tf1 = [table(n, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1)) for n in ("y", "z")]
         return [group.name for group in group_tables([*tiers, *tf1], features_of([*tiers, *tf1]))]
 
@@ -80,8 +82,8 @@ def test_wrong_names_are_refused(tables, features, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dim": 0}, "TableConfig.dim must be an int > 0, got 0 for table 't'"),
-        ({"dim": 4.0}, "TableConfig.dim must be an int > 0, got 4.0"),
+        ({"dim": 0}, "TableConfig.dim must be an int >= 1, got 0 for table 't'"),
+        ({"dim": 4.0}, "TableConfig.dim must be an int >= 1, got 4.0"),
         ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
         ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),

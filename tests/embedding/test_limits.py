@@ -14,8 +14,8 @@ TABLES, STEPS, DIM = 26, 48, 3
 RULES = {
     "adagrad": (fr.optimizers.Adagrad(0.1), {}),
     # The random bits of the rounding come from the version, so a table that counts another one has other rows.
-    "adam_16_bit": (fr.optimizers.Adam(0.1), {"storage_dtype": "bfloat16", "stochastic_rounding": True}),
-    "mixed": (fr.optimizers.Adam(0.1), {"storage_dtype": "mixed", "hot_after": 2, "stochastic_rounding": True}),
+    "adam_16_bit": (fr.optimizers.Adam(0.1), {"storage": fr.Storage(dtype="bfloat16", stochastic_rounding=True)}),
+    "mixed": (fr.optimizers.Adam(0.1), {"storage": fr.Storage(dtype="mixed", hot_after=2, stochastic_rounding=True)}),
 }
 
 
@@ -28,13 +28,13 @@ def limits_of(n):
         limits["frequency_decay_steps"] = 2 + n
     if n % 5 == 2:
         limits["max_candidates"] = 3 + n
-    return limits
+    return fr.Limits(**limits)
 
 
 def configs_of(rule, **more):
     optimizer, storage = RULES[rule]
     return [
-        fr.TableConfig(f"t{n:02}", DIM, optimizer, record_tombstones=True, **storage, **limits_of(n), **more)
+        fr.TableConfig(f"t{n:02}", DIM, optimizer, record_tombstones=True, **storage, limits=limits_of(n), **more)
         for n in range(TABLES)
     ]
 
@@ -45,7 +45,7 @@ def features_of(configs):
 
 def test_26_tables_of_26_limits_are_one_group():
     configs = configs_of("adagrad")
-    assert len({(c.max_rows, c.eviction, c.ttl, c.admission_count, c.max_candidates) for c in configs}) == TABLES
+    assert len({config.limits for config in configs}) == TABLES
     (group,) = group_tables(configs, features_of(configs))
     assert group.tables == tuple(configs)
     plain = [fr.TableConfig("plain", DIM, RULES["adagrad"][0], record_tombstones=True)]
@@ -99,11 +99,11 @@ def test_a_table_in_a_group_is_as_a_table_alone(rule):
     counts = group.statistics
     for config in configs:
         of = counts[config.name]
-        assert of["evictions"] > 0 or not 0 < config.ttl < 12, config
-        assert (of["refused"] > 0) == (config.admission_count > 1), config
-        assert of["keys"] <= (config.max_rows or 50)
-    without_ttl = [config for config in configs if not config.ttl and counts[config.name]["evictions"] > 0]
-    assert {config.eviction for config in without_ttl} == {"lru", "lfu"}, "the case is too easy"
+        assert of["evictions"] > 0 or not 0 < config.limits.ttl < 12, config
+        assert (of["refused"] > 0) == (config.limits.admission_count > 1), config
+        assert of["keys"] <= (config.limits.max_rows or 50)
+    without_ttl = [config for config in configs if not config.limits.ttl and counts[config.name]["evictions"] > 0]
+    assert {config.limits.eviction for config in without_ttl} == {"lru", "lfu"}, "the case is too easy"
 
 
 def test_rows_are_evicted_by_hand_by_the_policy_of_their_table():
@@ -121,8 +121,8 @@ def test_rows_are_evicted_by_hand_by_the_policy_of_their_table():
 def test_a_full_table_is_named():
     optimizer = fr.optimizers.SGD(0.1)
     configs = [
-        fr.TableConfig("large", DIM, optimizer, max_rows=50),
-        fr.TableConfig("small", DIM, optimizer, max_rows=2),
+        fr.TableConfig("large", DIM, optimizer, limits=fr.Limits(max_rows=50)),
+        fr.TableConfig("small", DIM, optimizer, limits=fr.Limits(max_rows=2)),
     ]
     table = NativeTable("full", configs, seed=0)
     message, splits, _ = pack([[[1, 2, 3], [1, 2, 3]]])
@@ -133,11 +133,13 @@ def test_a_full_table_is_named():
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
     plain = fr.TableConfig("plain", DIM, fr.optimizers.SGD(0.1))
-    counted = fr.TableConfig("counted", DIM, fr.optimizers.SGD(0.1), admission_count=2)
+    counted = fr.TableConfig("counted", DIM, fr.optimizers.SGD(0.1), limits=fr.Limits(admission_count=2))
     tables = [plain, counted][:: 1 - 2 * first]
     options = {"accumulate_steps": 1, "lookups_per_update": 1}
     places.check(places.DEVICE, tables, averaged=False, **options)
-    with pytest.raises(ValueError, match=r"got TableConfig.admission_count=2, and must have 1. Use a layer"):
+    with pytest.raises(
+        ValueError, match=r"got TableConfig.limits.admission_count=2, and must have its default. Use a layer"
+    ):
         places.check(places.HOST_ROWS, tables, averaged=False, **options)
     with pytest.raises(ValueError, match="have admission_count > 1, hot_after or frequency_decay_steps, which"):
         places.check(places.CPU, tables, averaged=True, **options)
@@ -146,7 +148,10 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
 @pytest.mark.parametrize("first", [0, 1])
 def test_lookups_ahead_know_that_one_table_of_a_group_moves_rows(first):
     optimizer = fr.optimizers.SGD(0.1)
-    tables = [fr.TableConfig("stays", DIM, optimizer), fr.TableConfig("leaves", DIM, optimizer, ttl=5)]
+    tables = [
+        fr.TableConfig("stays", DIM, optimizer),
+        fr.TableConfig("leaves", DIM, optimizer, limits=fr.Limits(ttl=5)),
+    ]
     with pytest.raises(ValueError, match="may evict or move rows"):
         NativeTable("moving", tables[:: 1 - 2 * first], seed=0).check_deferrable(2)
     NativeTable("staying", tables[:1], seed=0).check_deferrable(2)

@@ -97,7 +97,7 @@ def test_keras_trains_in_fit_and_only_there():
 
 
 def test_no_ids_at_all_is_a_step_too():
-    emb = layer(table(ttl=2))
+    emb = layer(table(limits=fr.Limits(ttl=2)))
     for ids in ([1], [], [], []):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(emb({"t": tf.constant(ids, tf.int64)})["t"])
@@ -107,13 +107,13 @@ def test_no_ids_at_all_is_a_step_too():
 
 RECORDS = [
     table("plain"),
-    table("f16", storage_dtype="float16", stochastic_rounding=True, dtype="bfloat16"),
-    table("mixed", storage_dtype="mixed", hot_after=7),
-    table("cooling", storage_dtype="mixed", hot_after=7, frequency_decay_steps=12),
-    table("lru", max_rows=10, eviction="lru", record_tombstones=True),
-    table("lfu", max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99),
-    table("tier", memory_budget=1 << 20, tier_folder="FOLDER"),
-    table("host_rows", host_rows=True, hot_rows=40),
+    table("f16", storage=fr.Storage(dtype="float16", stochastic_rounding=True), dtype="bfloat16"),
+    table("mixed", storage=fr.Storage(dtype="mixed", hot_after=7)),
+    table("cooling", storage=fr.Storage(dtype="mixed", hot_after=7), limits=fr.Limits(frequency_decay_steps=12)),
+    table("lru", limits=fr.Limits(max_rows=10, eviction="lru"), record_tombstones=True),
+    table("lfu", limits=fr.Limits(max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99)),
+    table("tier", tier=fr.Tier(memory_budget=1 << 20, folder="FOLDER")),
+    table("host_rows", tier=fr.Tier(host_rows=True, hot_rows=40)),
     table("sgd", optimizer=optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.5)),
     table(
         "adagrad",
@@ -142,8 +142,8 @@ RECORDS = [
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda t: t.name)
 def test_config_round_trip_through_json(record, tmp_path):
-    if record.tier_folder:
-        record = dataclasses.replace(record, tier_folder=str(tmp_path))
+    if record.tier.folder:
+        record = dataclasses.replace(record, tier=dataclasses.replace(record.tier, folder=str(tmp_path)))
     emb = layer(record, accumulate_steps=2, gradient_op="sum", seed=5)
     # Keras wraps a layer's dicts, and has its own encoder for them.
     config = json.loads(json.dumps(emb.get_config(), default=lambda wrapped: wrapped.__wrapped__))
@@ -161,14 +161,17 @@ def test_config_round_trip_through_json(record, tmp_path):
 
 
 def test_limits_and_a_budget_of_memory_share_a_group_and_other_fields_do_not():
-    tier = {"memory_budget": 4096, "tier_folder": "folder"}
-    tables = [
-        table("a"), table("b"), table("ttl", ttl=3), table("rows", max_rows=3, eviction="lru"),
-        table("lfu", max_rows=3, eviction="lfu"), table("admission", admission_count=2), table("tier1", **tier),
-        table("tier2", **{**tier, "memory_budget": 8192}), table("half", storage_dtype="float16"),
-        table("tombstones", record_tombstones=True), table("host", host_rows=True),
-        table("hot1", host_rows=True, hot_rows=30), table("hot2", host_rows=True, hot_rows=9),
-    ]  # fmt: skip
+    limits = {
+        "ttl": fr.Limits(ttl=3), "rows": fr.Limits(max_rows=3, eviction="lru"),
+        "admission": fr.Limits(admission_count=2), "lfu": fr.Limits(max_rows=3, eviction="lfu"),
+    }  # fmt: skip
+    tiers = {
+        "tier1": fr.Tier(4096, "folder"), "tier2": fr.Tier(8192, "folder"), "host": fr.Tier(host_rows=True),
+        "hot1": fr.Tier(host_rows=True, hot_rows=30), "hot2": fr.Tier(host_rows=True, hot_rows=9),
+    }  # fmt: skip
+    tables = [table("a"), table("b"), table("half", storage=fr.Storage("float16"))]
+    tables += [table("tombstones", record_tombstones=True), *(table(n, limits=of) for n, of in limits.items())]
+    tables += [table(name, tier=tier) for name, tier in tiers.items()]
     groups = [tuple(t.name for t in group.tables) for group in group_tables(tables, features_of(tables))]
     assert groups == [
         ("a", "admission", "b", "lfu", "rows", "ttl"), ("half",), ("host",), ("hot1", "hot2"),
@@ -186,36 +189,45 @@ def test_one_rule_may_serve_tables_of_several_groups():
     assert [int(emb.optimizers[name].iterations) for name in "ab"] == [1, 0]
 
 
-@pytest.mark.parametrize("record", [t for t in RECORDS if t.stores_natively], ids=lambda t: t.name)
+@pytest.mark.parametrize("record", [t for t in RECORDS if t.options], ids=lambda t: t.name)
 def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
     record = dataclasses.replace(record, optimizer=keras.optimizers.legacy.SGD(0.1))
     with pytest.raises(ValueError, match=f"table '{record.name}' has .*which need backend='native'") as error:
         layer(record, backend="tfra")
-    assert all(field in str(error.value) for field in record.stores_natively)
+    assert all(path in str(error.value) for path in record.options)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"storage_dtype": "int8"}, "storage_dtype must be one of .*'mixed'.*got 'int8' for table 't'"),
-        ({"eviction": "fifo"}, "eviction must be one of .*got 'fifo'"),
-        ({"eviction": "lru"}, "eviction 'lru' needs max_rows > 0"),
-        ({"frequency_decay_steps": -1}, "frequency_decay_steps must be an int >= 0, got -1"),
+        ({"storage": fr.Storage(dtype="int8")}, "storage.dtype must be one of .*'mixed'.*got 'int8' for table 't'"),
+        ({"limits": fr.Limits(eviction="fifo")}, "eviction must be one of .*got 'fifo'"),
+        ({"limits": fr.Limits(eviction="lru")}, "eviction 'lru' needs max_rows > 0"),
+        ({"limits": fr.Limits(frequency_decay_steps=-1)}, "frequency_decay_steps must be an int >= 0, got -1"),
         (
-            {"frequency_decay_steps": 9, "eviction": "lru", "max_rows": 4},
-            "needs storage_dtype='mixed' or eviction='lfu', .* got 9 with None and 'lru' .* Set one of them",
+            {"limits": fr.Limits(frequency_decay_steps=9, eviction="lru", max_rows=4)},
+            "needs storage.dtype='mixed' or eviction='lfu', .* got 9 with None and 'lru' .* Set one of them",
         ),
-        ({"hot_rows": -1, "host_rows": True}, "hot_rows must be an int >= 0, got -1"),
-        ({"hot_rows": 5}, "hot_rows needs host_rows=True, .* got 5 for table 't'. Use host_rows=True, or"),
-        ({"storage_dtype": "mixed"}, "hot_after > 0 and storage_dtype='mixed' go together, got 0 and 'mixed'"),
-        ({"hot_after": 3}, "hot_after > 0 and storage_dtype='mixed' go together, got 3 and None"),
-        ({"memory_budget": 10}, "memory_budget > 0 and tier_folder go together"),
-        ({"tier_folder": "x"}, "memory_budget > 0 and tier_folder go together"),
-        ({"memory_budget": 9, "tier_folder": "x", "storage_dtype": "mixed", "hot_after": 2}, "does not work with"),
-        ({"stochastic_rounding": True}, "stochastic_rounding needs a 16-bit storage_dtype"),
-        ({"max_rows": -1}, "max_rows must be an int >= 0, got -1"),
-        ({"ttl": 1.5}, "ttl must be an int >= 0, got 1.5"),
-        ({"admission_count": 0}, "admission_count must be an int >= 1, got 0"),
+        ({"tier": fr.Tier(hot_rows=-1, host_rows=True)}, "hot_rows must be an int >= 0, got -1"),
+        (
+            {"tier": fr.Tier(hot_rows=5)},
+            "hot_rows needs host_rows=True, .* got 5 for table 't'. Use host_rows=True, or",
+        ),
+        (
+            {"storage": fr.Storage(dtype="mixed")},
+            "hot_after > 0 and dtype='mixed' go together, got 0 and 'mixed'",
+        ),
+        ({"storage": fr.Storage(hot_after=3)}, "hot_after > 0 and dtype='mixed' go together, got 3 and None"),
+        ({"tier": fr.Tier(memory_budget=10)}, "memory_budget > 0 and folder go together"),
+        ({"tier": fr.Tier(folder="x")}, "memory_budget > 0 and folder go together"),
+        (
+            {"tier": fr.Tier(memory_budget=9, folder="x"), "storage": fr.Storage(dtype="mixed", hot_after=2)},
+            "does not work with",
+        ),
+        ({"storage": fr.Storage(stochastic_rounding=True)}, "stochastic_rounding needs a 16-bit dtype"),
+        ({"limits": fr.Limits(max_rows=-1)}, "max_rows must be an int >= 0, got -1"),
+        ({"limits": fr.Limits(ttl=1.5)}, "ttl must be an int >= 0, got 1.5"),
+        ({"limits": fr.Limits(admission_count=0)}, "admission_count must be an int >= 1, got 0"),
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields, words):
@@ -233,7 +245,7 @@ def test_gradients_of_moved_rows_are_refused_and_change_nothing(tmp_path):
     """An untrained lookup between another lookup and its gradients moves rows out of memory."""
     zeros = fr.Zeros()
     row_bytes = 16 + 4 * 4
-    small = {"memory_budget": 4 * row_bytes, "tier_folder": str(tmp_path)}
+    small = {"tier": fr.Tier(memory_budget=4 * row_bytes, folder=str(tmp_path))}
     emb, unlimited = layer(table(initializer=zeros, **small)), layer(table(initializer=zeros))
     for tiered, e in ((True, emb), (False, unlimited)):
         train = lookup_and_tape(e, [1, 2, 3, 4])
@@ -252,7 +264,11 @@ def test_gradients_of_moved_rows_are_refused_and_change_nothing(tmp_path):
 
 def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
     """Untrained lookups fill the table. By LFU and the window alone, the waiting rows would leave first."""
-    emb = layer(table(initializer=fr.Zeros(), max_rows=8, eviction="lfu"), accumulate_steps=2, gradient_op="sum")
+    emb = layer(
+        table(initializer=fr.Zeros(), limits=fr.Limits(max_rows=8, eviction="lfu")),
+        accumulate_steps=2,
+        gradient_op="sum",
+    )
     for _ in range(2):
         lookup_and_tape(emb, [10, 11, 12, 13])()  # frequent and trained, so it may leave
     lookup_and_tape(emb, [1, 2])()
@@ -269,7 +285,7 @@ def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
 
 
 def test_a_full_table_names_itself():
-    emb = layer(table(max_rows=2))
+    emb = layer(table(limits=fr.Limits(max_rows=2)))
     with pytest.raises(
         tf.errors.ResourceExhaustedError, match="max_rows of table 't' is 2, but a batch needs 1 rows more"
     ):

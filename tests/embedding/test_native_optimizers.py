@@ -210,7 +210,10 @@ def test_16_bit_rows_train_in_float32(name, storage):
     start = {"initial_accumulator_value": 0.25} if case.rule in ("adagrad", "ftrl") else {}
     record = case.record(RATE, **{**case.options, **start})
     ids, grads = next(batches())
-    exact, narrow = Trained(record, f"{name}.exact"), Trained(record, f"{name}.{storage}", storage_dtype=storage)
+    exact, narrow = (
+        Trained(record, f"{name}.exact"),
+        Trained(record, f"{name}.{storage}", storage=fr.Storage(dtype=storage)),
+    )
     for trained in (exact, narrow):
         trained.step(ids, grads)
     dtype = tf.as_dtype(storage).as_numpy_dtype

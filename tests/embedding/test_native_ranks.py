@@ -5,11 +5,14 @@ each rank, so R ranks keep R times as many rows. Evictions depend on the owner's
 them on one rank.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
+from tf_fusedrec import Limits, Storage, Tier
 
 WORLD_SIZE, STEPS, SAMPLES, DIM = 4, 6, 12, 4
 # Names of rules of tf_fusedrec.optimizers with their options, of the layer, of the table.
@@ -20,15 +23,15 @@ SCENARIOS = {
     "a_rank_with_nothing": {"rule": "RowWiseAdagrad"},
     "admission_and_ttl": {
         "rule": "Adagrad",
-        "table": {"admission_count": 2, "ttl": 2, "record_tombstones": True},
+        "table": {"limits": Limits(admission_count=2, ttl=2), "record_tombstones": True},
     },
     "accumulation": {"rule": "Adam", "layer": {"accumulate_steps": 3}},
     # Random bits are of the number, its column and the step: with gradients whose sums are exact, all bits are equal.
     "stochastic_rounding": {
         "rule": "SGD", "layer": {"gradient_op": "sum"},
-        "table": {"storage_dtype": "bfloat16", "stochastic_rounding": True},
+        "table": {"storage": Storage(dtype="bfloat16", stochastic_rounding=True)},
     },
-    "tier_with_look_ahead": {"rule": "Adam", "table": {"memory_budget": 40 * 80}},
+    "tier_with_look_ahead": {"rule": "Adam", "table": {"tier": Tier(memory_budget=40 * 80)}},
 }  # fmt: skip
 BITWISE = ("stochastic_rounding",)
 
@@ -65,8 +68,8 @@ def _train(scenario, folder):
     options = SCENARIOS[scenario]
     rank, size = fr.collectives.rank(), fr.collectives.size()
     table = {"dim": DIM, "optimizer": getattr(optimizers, options["rule"])(0.125), **options.get("table", {})}
-    if "memory_budget" in table:
-        table["tier_folder"] = folder
+    if "tier" in table:
+        table["tier"] = dataclasses.replace(table["tier"], folder=folder)
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name=name, **table) for name in ("item", "user")],
         [fr.FeatureConfig(name="a", table="item"), fr.FeatureConfig(name="b", table="user", combiner="sum")],
@@ -114,7 +117,7 @@ def _read_external(checkpoint):
     from tf_fusedrec import tf
 
     emb = fr.FusedEmbedding(
-        [fr.TableConfig(name="author", dim=DIM, external=checkpoint, external_table="user")],
+        [fr.TableConfig(name="author", dim=DIM, external=fr.External(checkpoint, table="user"))],
         [fr.FeatureConfig(name="author", table="author")], name="external",
     )  # fmt: skip
     ids = np.arange(-3, 60)[fr.collectives.rank() :: fr.collectives.size()]

@@ -113,7 +113,7 @@ def test_shapes_that_are_known_only_at_run_time():
 
 
 def test_padding_counts_nowhere():
-    table = {"admission_count": 2, "ttl": 9}
+    table = {"limits": fr.Limits(admission_count=2, ttl=9)}
     emb = make_layer(-1, optimizer=fr.optimizers.SGD(RATE), table=table)
     plain = make_layer(None, optimizer=fr.optimizers.SGD(RATE), table=table)
     for ids in ([3, -1, -1, 5], [-1, 5, -1], [-1, -1]):

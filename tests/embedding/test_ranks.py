@@ -150,7 +150,9 @@ def all_to_alls_of_26_tables_with_26_limits():
     from tf_fusedrec._tf_compat import tf
 
     adagrad = fr.optimizers.Adagrad(0.1)
-    tables = [fr.TableConfig(f"t{n}", 4, adagrad, max_rows=50 + n, eviction="lru", ttl=n) for n in range(26)]
+    tables = [
+        fr.TableConfig(f"t{n}", 4, adagrad, limits=fr.Limits(max_rows=50 + n, eviction="lru", ttl=n)) for n in range(26)
+    ]
     emb = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name, table.name) for table in tables])
     inputs = {table.name: tf.range(5) for table in tables}
     return _count_all_to_alls(emb, inputs)

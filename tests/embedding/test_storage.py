@@ -67,11 +67,14 @@ def assert_rows_are(got, want, storage, exact):
 
 
 STORAGES = [
-    pytest.param({"storage_dtype": "float16"}, id="float16"),
-    pytest.param({"storage_dtype": "bfloat16"}, id="bfloat16"),
+    pytest.param({"storage": fr.Storage(dtype="float16")}, id="float16"),
+    pytest.param({"storage": fr.Storage(dtype="bfloat16")}, id="bfloat16"),
     pytest.param({"dtype": "bfloat16"}, id="bfloat16_to_the_model"),
-    pytest.param({"storage_dtype": "mixed", "hot_after": 4}, id="mixed"),
-    pytest.param({"storage_dtype": "mixed", "hot_after": 3, "frequency_decay_steps": 9}, id="mixed_with_decay"),
+    pytest.param({"storage": fr.Storage(dtype="mixed", hot_after=4)}, id="mixed"),
+    pytest.param(
+        {"storage": fr.Storage(dtype="mixed", hot_after=3), "limits": fr.Limits(frequency_decay_steps=9)},
+        id="mixed_with_decay",
+    ),
 ]
 
 
@@ -80,15 +83,16 @@ STORAGES = [
 @pytest.mark.parametrize("options", STORAGES)
 def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
     """Compares lookups, rows, slots, and the set of hot rows, after each of 40 steps."""
-    cold = {"mixed": "float16"}.get(options.get("storage_dtype"), options.get("storage_dtype", "bfloat16"))
     emb = layer(rule, **options)
+    storage = options.get("storage", fr.Storage("bfloat16"))
+    cold = "float16" if storage.dtype == "mixed" else storage.dtype
     oracle = StorageOracle(
         initial,
         rule,
         0.125,
         cold,
-        options.get("hot_after", 0),
-        options.get("frequency_decay_steps", 0),
+        storage.hot_after,
+        options.get("limits", fr.Limits()).frequency_decay_steps,
     )
     # SGD is exact in float32 before it is rounded. A quotient may differ in its last float32 bit, which decides a
     # rounding to 16 bits once in some thousand times, and is then carried on.
@@ -115,7 +119,7 @@ def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_keeps_its_value_when_it_becomes_hot(rule):
     """The lookup that moves a row returns the result of the previous update, bit for bit, and keeps its slots."""
-    emb = layer(rule, storage_dtype="mixed", hot_after=3)
+    emb = layer(rule, storage=fr.Storage(dtype="mixed", hot_after=3))
     grads = np.array([[0.3, -0.7, 0.11, 0.5, -0.05], [1, 1, 1, 1, 1]])
     for _ in range(2):
         train(emb, [7, 8], grads)
@@ -142,8 +146,8 @@ def test_stochastic_rounding_keeps_small_updates_on_average(storage):
     ids, dim, count = list(range(40)), 64, 64
     rows = {}
     for stochastic in (False, True):
-        emb = layer("sgd", 1.0, dim, storage_dtype=storage, stochastic_rounding=stochastic,
-                    initializer=fr.Uniform(minval=1.25, maxval=1.75))  # fmt: skip
+        initializer = fr.Uniform(minval=1.25, maxval=1.75)
+        emb = layer("sgd", 1.0, dim, storage=fr.Storage(storage, stochastic), initializer=initializer)
         before = emb({"f": tf.constant(ids)})["f"].numpy()
         for _ in range(count):
             train(emb, ids, np.full((len(ids), dim), -step / 16))
@@ -158,13 +162,17 @@ def test_stochastic_rounding_keeps_small_updates_on_average(storage):
 
 def test_initial_rows_are_rounded_alike_whenever_they_come():
     """Stochastic rounding draws from the number, its column and the time. Initial rows ignore the time."""
-    emb = layer("sgd", storage_dtype="bfloat16", stochastic_rounding=True, max_rows=4, eviction="lru")
+    emb = layer(
+        "sgd",
+        storage=fr.Storage(dtype="bfloat16", stochastic_rounding=True),
+        limits=fr.Limits(max_rows=4, eviction="lru"),
+    )
     first = emb({"f": tf.constant([1, 2, 3])})["f"].numpy()
     for n in range(10, 20):
         emb({"f": tf.constant([n, n + 1])})
     assert not {1, 2, 3} & set(emb.export_table("t")[0].tolist())
     np.testing.assert_array_equal(emb({"f": tf.constant([1, 2, 3])})["f"], first)
-    other = layer("sgd", storage_dtype="bfloat16", stochastic_rounding=True)
+    other = layer("sgd", storage=fr.Storage(dtype="bfloat16", stochastic_rounding=True))
     other({"f": tf.constant([9])})
     np.testing.assert_array_equal(other({"f": tf.constant([3, 2, 1])})["f"][::-1], first)
 
@@ -174,7 +182,7 @@ def test_an_all_cold_table_takes_at_most_55_percent(rule):
     """Counts the mapped bytes of 131,072 more rows at D = 64: header and payload, rounded up to the row's alignment."""
     dim, rows = 64, 1 << 17
     per_row = {}
-    for name, options in (("wide", {}), ("cold", {"storage_dtype": "mixed", "hot_after": 1 << 30})):
+    for name, options in (("wide", {}), ("cold", {"storage": fr.Storage(dtype="mixed", hot_after=1 << 30)})):
         emb = layer(rule, dim=dim, initializer=fr.Zeros(), **options)
         mapped = []
         for n in (1, 2):

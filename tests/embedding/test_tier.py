@@ -16,7 +16,7 @@ ROWS = 512  # of each of two tables
 def layer(rule, folder=None, *, budget_rows=0, accumulate_steps=1, name="emb", **table):
     """Returns tables "a" and "b" of one group. Together, budget_rows of their rows stay in memory."""
     if budget_rows:
-        table = {"memory_budget": budget_rows * ROW_BYTES[rule] // 2, "tier_folder": str(folder), **table}
+        table = {"tier": fr.Tier(memory_budget=budget_rows * ROW_BYTES[rule] // 2, folder=str(folder)), **table}
     tables = [fr.TableConfig(name=t, dim=DIM, optimizer=RULES[rule], **table) for t in "ab"]
     features = [fr.FeatureConfig(name=t, table=t) for t in "ab"]
     return fr.FusedEmbedding(tables, features, accumulate_steps=accumulate_steps, name=name)
@@ -82,8 +82,10 @@ def test_a_table_four_times_its_memory_trains_bit_equal_to_one_in_memory(rule, a
 
 
 def test_with_eviction_the_same_rows_leave(tmp_path):
-    tiered = layer("adam", tmp_path, budget_rows=300, max_rows=400, eviction="lru", record_tombstones=True)
-    plain = layer("adam", max_rows=400, eviction="lru", record_tombstones=True)
+    tiered = layer(
+        "adam", tmp_path, budget_rows=300, limits=fr.Limits(max_rows=400, eviction="lru"), record_tombstones=True
+    )
+    plain = layer("adam", limits=fr.Limits(max_rows=400, eviction="lru"), record_tombstones=True)
     for inputs in batches(3, 60):
         for emb in (tiered, plain):
             train(emb, inputs)

@@ -27,7 +27,9 @@ TABLES = {
 def trained_rows() -> dict[str, np.ndarray]:
     """Rows of all tables after three steps, and the last pooled rows."""
     tables = [
-        fr.TableConfig(name, DIM, rule, fr.Normal(0.1), storage_dtype=storage, stochastic_rounding=storage is not None)
+        fr.TableConfig(
+            name, DIM, rule, fr.Normal(0.1), storage=fr.Storage(dtype=storage, stochastic_rounding=storage is not None)
+        )
         for name, (rule, storage) in TABLES.items()
     ]
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name, "mean") for name in TABLES])

@@ -3,24 +3,26 @@
 Gradients are small multiples of 1/8 and are added without rounding, so every float must be equal bit for bit.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests.exchange import linear
 from tests.oracles.rank_partition import owner_oracle
 from tests.support.ranks import run_ranks
-from tf_fusedrec import Topology, optimizers
+from tf_fusedrec import Limits, Storage, Topology, optimizers
 
 SHARES, STEPS, DIM = 4, 9, linear.DIM  # of the SHARES parts of a batch, ranks have equally many, or one more
 GROUPS = Topology(2)
 TABLES = {
     "plain": {},
     "zeros": {"unknown": "zeros"},
-    "ttl": {"ttl": 3},
-    "admission": {"admission_count": 2, "ttl": 4},
-    "hot": {"storage_dtype": "mixed", "hot_after": 3},
-    "cooling": {"storage_dtype": "mixed", "hot_after": 2, "frequency_decay_steps": 5},
-    "evicting": {"max_rows": 60, "eviction": "lfu"},  # over all shards
+    "ttl": {"limits": Limits(ttl=3)},
+    "admission": {"limits": Limits(admission_count=2, ttl=4)},
+    "hot": {"storage": Storage(dtype="mixed", hot_after=3)},
+    "cooling": {"storage": Storage(dtype="mixed", hot_after=2), "limits": Limits(frequency_decay_steps=5)},
+    "evicting": {"limits": Limits(max_rows=60, eviction="lfu")},  # over all shards
 }
 # A table evicts when its shard is full, so the times of evictions depend on the number of shards.
 OF_ONE_SHARD = {"evicting"}
@@ -55,8 +57,9 @@ def _train(mode, table, topology):
 
     rank, size = fr.rank(), fr.size()
     options = dict(TABLES[table])
-    if "max_rows" in options:
-        options["max_rows"] //= size // topology.groups
+    if table == "evicting":
+        limits = options["limits"]
+        options["limits"] = dataclasses.replace(limits, max_rows=limits.max_rows // (size // topology.groups))
     embedding = linear.make(
         f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
     )
@@ -157,7 +160,7 @@ def test_the_tables_are_not_too_easy(one_process):
             assert one_process[mode, table][2]["evictions"] > 5
         assert set(one_process[mode, "hot"][1][1]["pool"]) == {0, 1}
         cooling = one_process[mode, "cooling"][1][1]
-        has_cooled = (cooling["pool"] == 1) & (cooling["count"] >= TABLES["cooling"]["hot_after"])
+        has_cooled = (cooling["pool"] == 1) & (cooling["count"] >= TABLES["cooling"]["storage"].hot_after)
         # Where two lookups hold rows, one may have been held when it got hot, and has never been float32.
         assert 0 in cooling["pool"] and (has_cooled.sum() > 3 or MODES[mode] > 1)
 

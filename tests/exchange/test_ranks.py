@@ -3,6 +3,7 @@
 One launch for each number of processes serves all tests. Two processes are groups of one rank, four have shards.
 """
 
+import dataclasses
 import functools
 import pathlib
 
@@ -15,7 +16,7 @@ from tests.oracles import weight_sync
 from tests.support import small_log
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
-from tf_fusedrec import Topology, optimizers
+from tf_fusedrec import Limits, Storage, Tier, Topology, optimizers
 
 SHARED = Topology(2, replicas_together=True)
 # Names to ranks, rule of the optimizer, its numbers, and the topology.
@@ -33,16 +34,17 @@ AVERAGED = {
 ACCUMULATED = {"accumulated_late": 2}  # steps that make one update, of the layers that have several
 RATE = 0.05
 # Rows of these tables leave, in each replica alone until the synchronisation after every second step.
-LEAVING = {"max_rows": 150, "eviction": "lru"}
+LEAVING = {"limits": Limits(max_rows=150, eviction="lru")}
 EVICTING = {
     "averaged_lru": (4, LEAVING, Topology(2, "weight_sync", sync_every=2)),
-    "averaged_lfu": (2, {**LEAVING, "eviction": "lfu", "storage_dtype": "bfloat16", "stochastic_rounding": True},
+    "averaged_lfu": (2, {"limits": Limits(150, "lfu"), "storage": Storage(dtype="bfloat16", stochastic_rounding=True)},
                      Topology(2, "weight_sync", sync_every=2)),
     "late_lru": (2, LEAVING, Topology(2, "weight_sync", sync_every=2, average_late=True)),
-    "late_ttl": (4, {"ttl": 5, "storage_dtype": "bfloat16", "stochastic_rounding": True},
+    "late_ttl": (4, {"limits": Limits(ttl=5), "storage": Storage(dtype="bfloat16", stochastic_rounding=True)},
                  Topology(2, "weight_sync", average_late=True)),
-    "averaged_ttl": (2, {"ttl": 5, "memory_budget": 200 * 80}, Topology(2, "weight_sync", sync_every=2)),
-    "shared_lru": (2, {**LEAVING, "admission_count": 2}, SHARED),
+    "averaged_ttl": (2, {"limits": Limits(ttl=5), "tier": Tier(200 * 80)},
+                     Topology(2, "weight_sync", sync_every=2)),
+    "shared_lru": (2, {"limits": Limits(150, "lru", admission_count=2)}, SHARED),
 }  # fmt: skip
 
 
@@ -114,8 +116,9 @@ def _run_all(folder, checkpoint):
     for name, (ranks, table, topology) in EVICTING.items():
         if ranks != size:
             continue
-        if "memory_budget" in table:
-            table = {**table, "tier_folder": str(pathlib.Path(checkpoint).parent)}
+        if "tier" in table:
+            tier = dataclasses.replace(table["tier"], folder=str(pathlib.Path(checkpoint).parent))
+            table = {**table, "tier": tier}
         embedding = linear.train(ids, name, optimizers.Adam(RATE), topology, table=table)
         if topology.average_late:
             embedding.synchronize()
@@ -265,7 +268,7 @@ def test_a_row_that_leaves_one_replica_leaves_all(results_of, name):
         replicas = [results[rank][name] for rank in ranks]
         assert_equal_replicas([(ids, _without_pool(records)) for (ids, records), _ in replicas])
         for (ids, _), statistics in replicas:
-            assert 0 < len(ids) <= table.get("max_rows", len(ids))
+            assert 0 < len(ids) <= (table["limits"].max_rows or len(ids))
             assert statistics["evictions"] > 10
 
 

@@ -55,7 +55,7 @@ def placement(device: str) -> None:
     for place, of_lookup, of_ids in (("device", {"TableLookup"}, kind), ("host_rows", {"TableRefresh"}, "CPU")):
         with standard_error() as texts:
             tf.debugging.set_log_device_placement(True)
-            embedding = layer(device, f"placed_{place}", {"host_rows": place == "host_rows"})
+            embedding = layer(device, f"placed_{place}", {"tier": fr.Tier(host_rows=place == "host_rows")})
             step_of(embedding, device)(*list(batches(0))[1])
         placed = set(re.findall(r"\(Fusedrec>(\w+)\): \S*device:(\w+):", texts[0]))
         placed |= set(re.findall(r"Executing op Fusedrec>(\w+) in device \S*device:(\w+):", texts[0]))
@@ -114,11 +114,11 @@ def bits(device: str) -> None:
     """Rows, and tables behind every step, have the bits of the CPU: plain, evicting, 16-bit, mixed, in host memory."""
     for number, table in enumerate((
         {},
-        {"max_rows": 180, "eviction": "lru", "record_tombstones": True},
-        {"ttl": 4, "storage_dtype": "bfloat16", "stochastic_rounding": True},
-        {"storage_dtype": "mixed", "hot_after": 2, "admission_count": 2},
-        {"host_rows": True},
-        {"host_rows": True, "hot_rows": 40, "max_rows": 180, "eviction": "lru", "record_tombstones": True},
+        {"limits": fr.Limits(max_rows=180, eviction="lru"), "record_tombstones": True},
+        {"limits": fr.Limits(ttl=4), "storage": fr.Storage(dtype="bfloat16", stochastic_rounding=True)},
+        {"storage": fr.Storage(dtype="mixed", hot_after=2), "limits": fr.Limits(admission_count=2)},
+        {"tier": fr.Tier(host_rows=True)},
+        {"tier": fr.Tier(host_rows=True, hot_rows=40), "limits": fr.Limits(180, "lru"), "record_tombstones": True},
     )):  # fmt: skip
         sides = [layer(where, f"bits{number}{side}", table) for side, where in enumerate((CPU, device))]
         steps = [step_of(embedding, where) for embedding, where in zip(sides, (CPU, device))]
@@ -170,7 +170,7 @@ def model(device: str) -> None:
     from tests.models.batches import of_any_size, ranking_batch
 
     def run(host_rows: bool) -> Any:
-        tables = f"embedding.all_tables={{host_rows: {str(host_rows).lower()}}}"
+        tables = f"embedding.all_tables={{tier: {{host_rows: {str(host_rows).lower()}}}}}"
         return load(ROOT / "configs/grm_tiny.yaml", ["model.contextual=[user_budget]", "model.num_blocks=1", tables])
 
     random = np.random.default_rng(0)

@@ -13,7 +13,7 @@ ASKED = np.concatenate([KNOWN, NEW, UNKNOWN])
 FORMS = (("stock", "int8"), ("ours", "bfloat16"), ("stock", "bfloat16"))
 TABLES = {
     "wide": {"initializer": fr.Uniform(-1.0, 1.0)},
-    "half": {"initializer": fr.Normal(0.0, 1.0), "storage_dtype": "float16"},
+    "half": {"initializer": fr.Normal(0.0, 1.0), "storage": fr.Storage(dtype="float16")},
     "short": {"dtype": "bfloat16", "unknown": "zeros"},
 }
 

@@ -13,10 +13,10 @@ ASKED = np.concatenate([KNOWN, UNKNOWN, UNKNOWN[::-1]])
 # Tables that store new rows in fewer bits than the model's dtype, and one with admission.
 TABLES = {
     "plain": {"initializer": fr.Uniform(-1.0, 1.0)},
-    "half": {"initializer": fr.Normal(0.0, 1.0), "storage_dtype": "float16"},
-    "mixed": {"initializer": fr.TruncatedNormal(0.3, 1.0), "storage_dtype": "mixed", "hot_after": 2},
-    "counted": {"initializer": fr.Normal(0.0, 1.0), "dtype": "bfloat16", "admission_count": 2},
-    "constant": {"initializer": fr.Constant(0.1), "dtype": "float16", "storage_dtype": "float32"},
+    "half": {"initializer": fr.Normal(0.0, 1.0), "storage": fr.Storage(dtype="float16")},
+    "mixed": {"initializer": fr.TruncatedNormal(0.3, 1.0), "storage": fr.Storage(dtype="mixed", hot_after=2)},
+    "counted": {"initializer": fr.Normal(0.0, 1.0), "dtype": "bfloat16", "limits": fr.Limits(admission_count=2)},
+    "constant": {"initializer": fr.Constant(0.1), "dtype": "float16", "storage": fr.Storage(dtype="float32")},
 }
 NAMES = [f"{name}_{rule}" for name in TABLES for rule in ("initial", "zeros")]
 
@@ -88,7 +88,7 @@ def test_tables_of_tfra_have_the_rules(tmp_path):
 
 
 def test_other_rules_are_refused():
-    with pytest.raises(ValueError, match=r"TableConfig.unknown must be one of \('initial', 'zeros'\), got 'random'"):
+    with pytest.raises(ValueError, match=r"TableConfig.unknown must be one of 'initial', 'zeros', got 'random'"):
         fr.TableConfig("t", 2, fr.optimizers.SGD(0.1), unknown="random")
     with pytest.raises(ValueError, match="is external.* its config sets \\['unknown'\\]"):
-        fr.TableConfig("t", 2, external="folder", unknown="zeros")
+        fr.TableConfig("t", 2, external=fr.External("folder"), unknown="zeros")

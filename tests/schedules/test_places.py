@@ -12,6 +12,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import optimizers
+from tf_fusedrec.config import RECORDS
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.schedules import DualBuffer, PipelinedModel, SemiAsync
 from tf_fusedrec.tables import external, places
@@ -19,10 +20,11 @@ from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, option_w
 
 VALUES = {
     "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
-    "unknown": "zeros", "storage_dtype": "bfloat16", "stochastic_rounding": True, "hot_after": 2, "max_rows": 50,
-    "eviction": "lfu", "ttl": 9, "admission_count": 2, "max_candidates": 9, "frequency_decay_steps": 20,
-    "record_tombstones": True, "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint",
-    "external_table": "other", "hot_rows": 40, "trainable": False,
+    "unknown": "zeros", "storage.dtype": "bfloat16", "storage.stochastic_rounding": True, "storage.hot_after": 2,
+    "limits.max_rows": 50, "limits.eviction": "lfu", "limits.ttl": 9, "limits.admission_count": 2,
+    "limits.max_candidates": 9, "limits.frequency_decay_steps": 20, "record_tombstones": True,
+    "tier.memory_budget": 1 << 20, "tier.folder": "", "tier.hot_rows": 40, "external.folder": "a checkpoint",
+    "external.table": "other", "trainable": False,
 }  # fmt: skip
 
 
@@ -50,24 +52,29 @@ def placed(monkeypatch):
             layout.averages, layout.shares_gradients = topology == "weight_sync", topology == "gradient_sync"
 
         monkeypatch.setattr(RankLayout, "__init__", init)
-        return {} if place is places.CPU else {"host_rows": place is places.HOST_ROWS}
+        return {} if place is places.CPU else {"tier.host_rows": place is places.HOST_ROWS}
 
     return place_at
 
 
 def config_of(option, folder):
-    values = {**VALUES, "tier_folder": str(folder), "host_rows": True}
+    values = {**VALUES, "tier.folder": str(folder), "tier.host_rows": True}
     fields = {name: values[name] for name in (option, *TOGETHER.get(option, ()))}
-    if "hot_after" in fields:
-        fields["storage_dtype"] = "mixed"
-    if "external" not in fields:
+    if "storage.hot_after" in fields:
+        fields["storage.dtype"] = "mixed"
+    if "external.folder" not in fields:
         fields = {"optimizer": optimizers.Adagrad(0.1), **fields}
     return {"name": "table", "dim": 4, **fields}
 
 
 def make_layer(fields, lookups=1):
-    tables = [fr.TableConfig(**fields)]
-    if "external" in fields:  # a model trains tables of its own, too
+    records = {
+        name: record(**{path.split(".")[1]: value for path, value in fields.items() if path.startswith(f"{name}.")})
+        for name, record in RECORDS.items()
+        if any(path.startswith(f"{name}.") for path in fields)
+    }
+    tables = [fr.TableConfig(**{path: value for path, value in fields.items() if "." not in path}, **records)]
+    if "external" in records:  # a model trains tables of its own, too
         tables.append(fr.TableConfig("own", 2, optimizers.SGD(0.1)))
     features = [fr.FeatureConfig(table.name, table.name) for table in tables]
     return fr.FusedEmbedding(tables, features, lookups_per_update=lookups)
@@ -121,10 +128,10 @@ def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_ref
 
 
 def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):
-    wanted = r"tables \['item', 'user'\] on a GPU got TableConfig.memory_budget=4096, and must have 0. Use a layer"
+    wanted = r"tables \['item', 'user'\] on a GPU got TableConfig.tier.memory_budget=4096, .* Use a layer"
     placed(places.DEVICE)
     with pytest.raises(ValueError, match=wanted):
-        clicks.make_embedding(table={"memory_budget": 4096, "tier_folder": "tier"})
+        clicks.make_embedding(table={"tier": fr.Tier(4096, "folder")})
 
 
 def test_statistics_tell_the_traffic_of_tables_with_rows_in_host_memory(placed):
@@ -137,5 +144,5 @@ def test_statistics_tell_the_traffic_of_tables_with_rows_in_host_memory(placed):
 
 
 def test_tables_lie_in_host_memory_without_a_gpu():
-    layer = clicks.make_embedding(table={"host_rows": True})
+    layer = clicks.make_embedding(table={"tier": fr.Tier(host_rows=True)})
     assert [group.table.place for group in layer.internals.groups] == [places.CPU]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.schedules import clicks
 from tests.schedules.feed.ahead import RouteAhead
-from tf_fusedrec import keras
+from tf_fusedrec import Limits, keras
 from tf_fusedrec.schedules import (
     DualBuffer,
     FrozenWindow,
@@ -127,6 +127,6 @@ def test_tables_of_tfra_are_refused(schedule):
 
 @pytest.mark.parametrize("schedule", STALE)
 def test_tables_that_move_rows_between_lookup_and_update_are_refused(schedule):
-    moving = clicks.make_embedding(table={"max_rows": 64, "eviction": "lru"})
+    moving = clicks.make_embedding(table={"limits": Limits(max_rows=64, eviction="lru")})
     with pytest.raises(ValueError, match=r"Use .*FusedEmbedding\(lookups_per_update=2\)"):
         clicks.make_model(moving, schedule)

@@ -5,16 +5,22 @@ import pytest
 
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
-from tf_fusedrec import keras, tf
+from tf_fusedrec import Limits, Storage, keras, tf
 from tf_fusedrec.schedules import FrozenWindow, Nested
 
 # By number of ranks.
 TABLES = {
     1: {
-        "lfu": {"max_rows": 17, "eviction": "lfu"},
-        "hot, lru": {"max_rows": 17, "eviction": "lru", "storage_dtype": "mixed", "hot_after": 4},
+        "lfu": {"limits": Limits(max_rows=17, eviction="lfu")},
+        "hot, lru": {
+            "limits": Limits(max_rows=17, eviction="lru"),
+            "storage": Storage(dtype="mixed", hot_after=4),
+        },
     },
-    2: {"lru": {"max_rows": 13, "eviction": "lru"}, "ttl, admission": {"ttl": 2, "admission_count": 2}},
+    2: {
+        "lru": {"limits": Limits(max_rows=13, eviction="lru")},
+        "ttl, admission": {"limits": Limits(ttl=2, admission_count=2)},
+    },
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -61,9 +62,11 @@ def slot_of(row: Any) -> np.ndarray:
 def table_config(name: str, momentum: float, tier_folder: str, **policies: Any) -> fr.TableConfig:
     """Returns the table's configuration. With a folder, few rows stay in memory. Limits are lists, by table."""
     own = {field: value[TABLES.index(name)] if field in NO_LIMITS else value for field, value in policies.items()}
-    own["eviction"] = None if own.get("eviction", "none") == "none" else own["eviction"]
-    tier = {"memory_budget": TIER_BYTES, "tier_folder": tier_folder} if tier_folder else {}
-    return fr.TableConfig(name, DIM, fr.optimizers.SGD(RATE, momentum=momentum), fr.Uniform(0.0, 1.0), **own, **tier)
+    limits = fr.Limits(**{field: own.pop(field) for field in NO_LIMITS if field in own})
+    limits = dataclasses.replace(limits, eviction=None if limits.eviction == "none" else limits.eviction)
+    tier = fr.Tier(TIER_BYTES, tier_folder) if tier_folder else fr.Tier()
+    rule = fr.optimizers.SGD(RATE, momentum=momentum)
+    return fr.TableConfig(name, DIM, rule, fr.Uniform(0.0, 1.0), limits=limits, tier=tier, **own)
 
 
 class Ranks:

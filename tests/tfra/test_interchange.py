@@ -143,7 +143,7 @@ def test_rows_alone_renamed_layers_and_other_dtypes(tmp_path):
     np.testing.assert_array_equal(ids, [-5, 2, 4])
     np.testing.assert_allclose(rows, ids[:, None] + np.arange(4) / 10, rtol=1e-6)
     assert len(embedding.export_table("item")[0]) == 0
-    halves = native(optimizers.Adam(0.1), storage_dtype="bfloat16")
+    halves = native(optimizers.Adam(0.1), storage=fr.Storage(dtype="bfloat16"))
     other = both(tmp_path / "i32", [[1], [3]], dtype="<f8", keys_dtype="<i4")
     import_checkpoint(other, halves, value_dtype="float64", key_dtype="int32", slots=False)
     np.testing.assert_allclose(halves.export_table("item")[1], [[1, 1.1, 1.2, 1.3], [3, 3.1, 3.2, 3.3]], rtol=2**-8)

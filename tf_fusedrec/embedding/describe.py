@@ -55,11 +55,11 @@ def _group(group: TableGroup) -> str:
 
 
 def _table(group: TableGroup, config: TableConfig, rows: int) -> tuple[str, ...]:
-    options = [f"{name}={getattr(config, name)!r}" for name in config.stores_natively]
+    options = [f"{path}={value!r}" for path, value in config.options.items()]
     if not config.trainable:
         options.append("trainable=False")
     if config.external is not None:
-        options = [f"external={config.external!r}"]
+        options = [f"external={config.external.folder!r}"]
     read_by = [_feature(feature) for feature in group.config.features if feature.table == config.name]
     return config.name, f"{rows:,}", f"{rows * group.table.row_bytes:,}", ", ".join(read_by), ", ".join(options)
 

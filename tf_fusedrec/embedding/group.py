@@ -2,7 +2,7 @@
 
     spec = (dim, dtype, optimizer, initializer)
 
-Limits (config.LIMIT_FIELDS) belong to a table, not to the spec: each table of a group keeps its own. K groups make
+Limits belong to a table, not to the spec: each table of a group keeps its own. K groups make
 2K + 1 all-to-alls in a training step, however many tables they have. A layer makes its groups once.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Sequence
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import LIMIT_FIELDS, SUMMED_FIELDS, FeatureConfig, TableConfig
+from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
 from tf_fusedrec.embedding.replicas import Replica
@@ -64,8 +64,8 @@ class LayerOptions:
     def check_tables(self, tables: Sequence[TableConfig]) -> None:
         """Raises ValueError if the backend lacks an option of a table, and ImportError if it is not installed."""
         for table in tables if self.backend != "native" else ():
-            if table.stores_natively:
-                raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
+            if table.options:
+                raise ValueError(f"table {table.name!r} has {[*table.options]}, which need backend='native'.")
             if isinstance(table.optimizer, Rule):
                 raise ValueError(
                     f"table {table.name!r} has optimizers.{type(table.optimizer).__name__} of tf_fusedrec, which needs "
@@ -355,15 +355,14 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
-    described = ("name", "dim", "dtype", "initializer", "optimizer", "trainable", *SUMMED_FIELDS, *LIMIT_FIELDS)
-    values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
-    values["unknown"] = table.unknown != "initial"
-    values["frozen"] = not table.trainable
+    # Of an amount, which a group sums over its tables, the spec has the presence only.
+    amounts = ("tier.memory_budget", "tier.hot_rows")
+    options = {p: v for p, v in table.options.items() if p not in amounts and not p.startswith("limits.")}
+    values = {"unknown": table.unknown != "initial", **options, "frozen": not table.trainable}
     if shared:
-        values["tier_folder"] = bool(table.tier_folder)
-    # The group has the sum over its tables, so only its presence belongs to the spec.
-    hot = ["hot_rows"] if table.hot_rows else []
-    others = (*[(name, value) for name, value in values.items() if value], table.memory_budget > 0, *hot)
+        values["tier.folder"] = bool(table.tier.folder)
+    hot = ["tier.hot_rows"] if table.tier.hot_rows else []
+    others = (*[(name, value) for name, value in values.items() if value], table.tier.memory_budget > 0, *hot)
     return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer, shared), others)
 
 

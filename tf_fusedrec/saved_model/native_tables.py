@@ -25,9 +25,9 @@ _RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a
 
 def served_dtype(config: TableConfig) -> str:
     """dtype in which a server keeps the rows of a table: as training stores them, so initial rows are rounded alike."""
-    if config.storage_dtype in (None, "float32"):
+    if config.storage.dtype in (None, "float32"):
         return config.dtype
-    return "float32" if config.storage_dtype == "mixed" else config.storage_dtype
+    return "float32" if config.storage.dtype == "mixed" else config.storage.dtype
 
 
 class NativeTables(tf.Module):
@@ -72,7 +72,7 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         super().__init__()
         self._name, self._dim = config.name, config.dim
         # float32 rows of a table with mixed storage stay mixed.
-        self._stored, self._hot_after = stored, config.hot_after if stored == tf.float32 else 0
+        self._stored, self._hot_after = stored, config.storage.hot_after if stored == tf.float32 else 0
         self._unknown, self._file = unknown, file
         # The name is unique, because one process may serve two versions of a model.
         self._shared_name = f"fusedrec/served/{self._name}/{uuid.uuid4().hex}"

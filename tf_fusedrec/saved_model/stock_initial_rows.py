@@ -116,7 +116,7 @@ def unknown_rows(config: TableConfig, seed: int, rows: str | None) -> InitialRow
     if config.unknown == "zeros" or config.external is not None:
         return None
     initializer = config.initializer
-    stored = "float16" if config.storage_dtype == "mixed" else config.storage_dtype or config.dtype
+    stored = "float16" if config.storage.dtype == "mixed" else config.storage.dtype or config.dtype
     stored = rows if rows == "bfloat16" else stored
     return InitialRows(
         table_seed(seed, config.name), initializer.distribution, initializer.a, initializer.b, config.dim, stored

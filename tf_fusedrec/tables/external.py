@@ -1,6 +1,6 @@
 """Step 5 of 7 (docs/concepts.md): rows of other models, which are never trained (FusedRec, section 2).
 
-    TableConfig(name="author", dim=16, external="runs/authors/checkpoint", external_table="user")
+    TableConfig(name="author", dim=16, external=External("runs/authors/checkpoint", table="user"))
 
 The owner looks rows up by (table, id), as in the model's own tables. Deferred hashing makes this possible, because the
 owner receives the id itself. Any number of ranks, with either backend, may have written the checkpoint.
@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tf_fusedrec import optimizers
-from tf_fusedrec.config import TableConfig, Zeros
+from tf_fusedrec.config import External, TableConfig, Zeros
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import TableReader
 from tf_fusedrec.tables.native import NativeTable
@@ -35,20 +35,20 @@ def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards:
         name, [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables], seed=0
     )
     for config in tables:
-        for ids, saved in _reader(config, shard, shards).chunks():
+        for ids, saved in _reader(config, config.external, shard, shards).chunks():
             records = filled.new_records(config.name, len(ids))
             put_numbers(records, "row", numbers(saved["row"]))
             filled.restore(config.name, "rows", ids, records)
     return filled
 
 
-def _reader(config: TableConfig, shard: int, shards: int) -> TableReader:
-    directory, name = pathlib.Path(config.external or ""), config.external_table or config.name
+def _reader(config: TableConfig, external: External, shard: int, shards: int) -> TableReader:
+    directory, name = pathlib.Path(external.folder), external.table or config.name
     tables = read_manifest(directory)["tables"]
     if name not in tables:
         raise ValueError(
             f"Checkpoint {directory} holds no table {name!r} for the external table {config.name!r}. It holds "
-            f"{sorted(tables)}. Name one of them in TableConfig.external_table."
+            f"{sorted(tables)}. Name one of them in External.table."
         )
     dim = tables[name]["spec"]["dim"]
     if dim != config.dim:

@@ -6,6 +6,7 @@ returns them in the order received. Its handles save the update a second search.
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, SUMMED_FIELDS, TableConfig
+from tf_fusedrec.config import Limits, TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
 from tf_fusedrec.tables import places
 from tf_fusedrec.tables.records import numbers, pack_clock, put_numbers, unpack_clock
@@ -73,28 +74,25 @@ class NativeTable(Table):
         self.left_out = {}
         self.clears = 0
         self.records_tombstones = spec.record_tombstones
-        self.prefetches = spec.memory_budget > 0
+        self.prefetches = spec.tier.memory_budget > 0
         self.ids_on_host = self.place.ids_on_host
         self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = optimizers.Trainer(self._rule, name=name)
         self._dim, self._dtype = spec.dim, tf.as_dtype(spec.dtype)
-        self._storage = spec.storage_dtype or spec.dtype
+        self._storage = spec.storage.dtype or spec.dtype
         self._initializer = spec.initializer
-        self._with_admission = {table.name for table in tables if table.admission_count > 1}
+        self._with_admission = {table.name for table in tables if table.limits.admission_count > 1}
         # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        leave = any(table.eviction or table.ttl for table in tables)
-        self._moves_rows = bool(leave or spec.hot_after or spec.memory_budget)
+        leave = any(table.limits.eviction or table.limits.ttl for table in tables)
+        self._moves_rows = bool(leave or spec.storage.hot_after or spec.tier.memory_budget)
         self._lookups_per_update = lookups_per_update
         self._accumulate_steps, self._average = accumulate_steps, average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
-        # The other native fields of a TableConfig have the names and values of the op's attributes.
-        options = {name: getattr(spec, name) for name in NATIVE_FIELDS if name not in ("storage_dtype", *LIMIT_FIELDS)}
-        options["storage"] = self._stored_dtype
-        for name in LIMIT_FIELDS:
-            values = [getattr(table, name) for table in tables]
-            options[f"segment_{name}"] = [value or "none" for value in values] if name == "eviction" else values
-        for name in SUMMED_FIELDS:
-            options[name] = sum(getattr(table, name) for table in tables)
+        limits = [dataclasses.asdict(table.limits) for table in tables]
+        options = {
+            f"segment_{f.name}": [of[f.name] or "none" if f.name == "eviction" else of[f.name] for of in limits]
+            for f in dataclasses.fields(Limits)
+        }
         self._seeds = [table_seed(seed, table.name) for table in tables]
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
@@ -109,6 +107,14 @@ class NativeTable(Table):
             unknown=spec.unknown,
             window=lookups_per_update,
             averaged=averaged,
+            storage=self._stored_dtype,
+            stochastic_rounding=spec.storage.stochastic_rounding,
+            hot_after=spec.storage.hot_after,
+            memory_budget=sum(table.tier.memory_budget for table in tables),
+            tier_folder=spec.tier.folder,
+            host_rows=spec.tier.host_rows,
+            hot_rows=sum(table.tier.hot_rows for table in tables),
+            record_tombstones=spec.record_tombstones,
             **options,
         )
         weakref.finalize(self, ops.table_destroy, self._handle)

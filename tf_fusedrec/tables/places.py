@@ -22,7 +22,7 @@ class Place:
 
     Attributes:
       name: "CPU", "device" or "host_rows".
-      lacks: Fields of TableConfig that must have their default value.
+      lacks: Paths of options that must have their default value.
       accumulates_steps: True if the gradients of several steps can make one update.
       averages: True if replicas can train apart and be averaged, under the topology rule "weight_sync".
       lookups_per_update: Largest number of steps with lookups before the update of the first; None: any.
@@ -38,19 +38,19 @@ class Place:
 
 
 CPU = Place("CPU")
-DEVICE = Place("device", lacks=("memory_budget", "tier_folder", "hot_rows"))
+DEVICE = Place("device", lacks=("tier.memory_budget", "tier.folder", "tier.hot_rows"))
 # The buffers have room for the rows of one lookup; its update precedes the next lookup.
 HOST_ROWS = Place(
     "host_rows",
-    lacks=("admission_count", "hot_after", "external", "external_table"),
+    lacks=("limits.admission_count", "storage.hot_after", "external.folder", "external.table"),
     accumulates_steps=False,
     averages=False,
     lookups_per_update=1,
     ids_on_host=True,
 )
 PLACES = (CPU, DEVICE, HOST_ROWS)
-# Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees only its own.
-AVERAGED_LACK = ("admission_count", "hot_after", "frequency_decay_steps")
+# Options that averaged tables lack everywhere: they count lookups of all ranks, and each group sees only its own.
+AVERAGED_LACK = ("limits.admission_count", "storage.hot_after", "limits.frequency_decay_steps")
 
 
 def on_gpu() -> bool:
@@ -65,7 +65,7 @@ def place_of(spec: TableConfig) -> Place:
     """The place of a table of this config that is made here, under the current tf.device."""
     if not on_gpu():
         return CPU
-    return HOST_ROWS if spec.host_rows else DEVICE
+    return HOST_ROWS if spec.tier.host_rows else DEVICE
 
 
 def check(
@@ -79,13 +79,12 @@ def check(
       accumulate_steps, lookups_per_update, averaged: As for NativeTable.
     """
     names = f"tables {[table.name for table in tables]}"
-    defaults = {field.name: field.default for field in dataclasses.fields(TableConfig)}
-    given = {name: getattr(table, name) for table in tables for name in table.stores_natively}
-    for name in given:
-        if name in place.lacks:
+    given = {path: value for table in tables for path, value in table.options.items()}
+    for path, value in given.items():
+        if path in place.lacks:
             raise ValueError(
-                f"{names} on a GPU got TableConfig.{name}={given[name]!r}, and must have {defaults[name]!r}. Use "
-                f"{_TO_HOST}; or leave this option out."
+                f"{names} on a GPU got TableConfig.{path}={value!r}, and must have its default. Use {_TO_HOST}; or "
+                "leave this option out."
             )
     if averaged and not place.averages:
         raise ValueError(

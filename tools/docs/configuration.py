@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 # Title, purpose, module, records.
 SECTIONS = (
-    ("Tables and features", "The arguments of `FusedEmbedding`.", "tf_fusedrec.config", "TableConfig FeatureConfig"),
+    ("Tables and features", "The arguments of `FusedEmbedding`.", "tf_fusedrec.config",
+     "TableConfig Storage Limits Tier External FeatureConfig"),
     (
         "Experiments",
         "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
@@ -95,7 +96,8 @@ def _default(field: dataclasses.Field) -> str:
     if field.default not in (None, (), dataclasses.MISSING):
         return f"`{field.default!r}`"
     name = field.type.__name__ if isinstance(field.type, type) else field.type
-    name = name.replace("'", "").replace(" | ", " or ")
+    name = re.sub(r"Literal\[([^]]*)\]", r"\1", name)
+    name = name.replace(" | ", " or ")
     return f"`{name}`, required" if field.default is dataclasses.MISSING else f"`{name}`"
 
 

@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_fusedrec.config import TableConfig
+from tf_fusedrec.config import RECORDS, TableConfig
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, Schedule, SemiAsync, Sync
 from tf_fusedrec.tables.places import AVERAGED_LACK, PLACES, Place
 
-# Fields that a TableConfig needs beside the first one. A file tier is one option of two fields.
+# Options that a TableConfig needs in addition to the first one. A file tier is one option of two fields.
 TOGETHER = {
-    "stochastic_rounding": ("storage_dtype",),
-    "hot_after": ("storage_dtype",),
-    "eviction": ("max_rows",),
-    "max_candidates": ("admission_count",),
-    "frequency_decay_steps": ("eviction", "max_rows"),
-    "memory_budget": ("tier_folder",),
-    "tier_folder": ("memory_budget",),
-    "external_table": ("external",),
-    "hot_rows": ("host_rows",),
+    "storage.stochastic_rounding": ("storage.dtype",),
+    "storage.hot_after": ("storage.dtype",),
+    "limits.eviction": ("limits.max_rows",),
+    "limits.max_candidates": ("limits.admission_count",),
+    "limits.frequency_decay_steps": ("limits.eviction", "limits.max_rows"),
+    "tier.memory_budget": ("tier.folder",),
+    "tier.folder": ("tier.memory_budget",),
+    "external.table": ("external.folder",),
+    "tier.hot_rows": ("tier.host_rows",),
 }
-OPTIONS = [field.name for field in dataclasses.fields(TableConfig) if field.name != "host_rows"]
+OPTIONS = [
+    path
+    for field in dataclasses.fields(TableConfig)
+    for path in (
+        [f"{field.name}.{inner.name}" for inner in dataclasses.fields(RECORDS[field.name])]
+        if field.name in RECORDS
+        else [field.name]
+    )
+    if path != "tier.host_rows"
+]
 TOPOLOGIES = ("one group", "gradient_sync", "weight_sync")
 SCHEDULES = {
     "sync": Sync(),

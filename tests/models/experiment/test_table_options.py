@@ -1,6 +1,7 @@
 """Options of tables in experiments: every field of TableConfig is documented and within reach, others are refused."""
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
@@ -16,32 +17,33 @@ from tests.models.experiment.test_experiment import fields
 from tf_fusedrec import config, keras, optimizers, tf
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs/configuration.md"
-# A value other than the default for every field of TableConfig, in the words of a YAML file, and the options it needs.
+# By path of a field of TableConfig or of its records: a value other than the default, in the words of a YAML file, and
+# the options it needs.
 VALUES = {
     "dim": (16, {}),
     "optimizer": ({"name": "rowwise_adagrad", "learning_rate": 0.5, "variant": "torchrec"}, {}),
     "initializer": ({"name": "uniform", "minval": -0.25, "maxval": 0.5}, {}),
     "dtype": ("bfloat16", {}),
     "unknown": ("zeros", {}),
-    "storage_dtype": ("float16", {}),
-    "stochastic_rounding": (True, {"storage_dtype": "bfloat16"}),
-    "hot_after": (3, {"storage_dtype": "mixed"}),
-    "max_rows": (1000, {}),
-    "eviction": ("lfu", {"max_rows": 1000}),
-    "ttl": (50, {}),
-    "admission_count": (2, {}),
-    "max_candidates": (300, {"admission_count": 2}),
-    "frequency_decay_steps": (500, {"storage_dtype": "mixed", "hot_after": 3}),
-    "record_tombstones": (True, {}),
-    "memory_budget": (1 << 20, {"tier_folder": "rows"}),
-    "tier_folder": ("rows", {"memory_budget": 1 << 20}),
     "trainable": (False, {}),
-    "host_rows": (True, {}),
-    "hot_rows": (4096, {"host_rows": True}),
-    "external": ("runs/other/checkpoint", {}),
-    "external_table": ("items", {"external": "runs/other/checkpoint"}),
+    "storage.dtype": ("float16", {}),
+    "storage.stochastic_rounding": (True, {"storage.dtype": "bfloat16"}),
+    "storage.hot_after": (3, {"storage.dtype": "mixed"}),
+    "limits.max_rows": (1000, {}),
+    "limits.eviction": ("lfu", {"limits.max_rows": 1000}),
+    "limits.ttl": (50, {}),
+    "limits.admission_count": (2, {}),
+    "limits.max_candidates": (300, {"limits.admission_count": 2}),
+    "limits.frequency_decay_steps": (500, {"storage.dtype": "mixed", "storage.hot_after": 3}),
+    "record_tombstones": (True, {}),
+    "tier.memory_budget": (1 << 20, {"tier.folder": "rows"}),
+    "tier.folder": ("rows", {"tier.memory_budget": 1 << 20}),
+    "tier.host_rows": (True, {}),
+    "tier.hot_rows": (4096, {"tier.host_rows": True}),
+    "external.folder": ("runs/other/checkpoint", {}),
+    "external.table": ("items", {"external.folder": "runs/other/checkpoint"}),
 }
-RECORDS = {
+EXPECTED = {
     "optimizer": optimizers.RowWiseAdagrad(0.5, variant="torchrec"),
     "initializer": config.Uniform(-0.25, 0.5),
 }
@@ -51,30 +53,33 @@ def tables(**embedding):
     return {table.name: table for table in experiment.from_dict(fields(embedding=embedding)).tables}
 
 
+def at(table, path):
+    """Returns the value at a path of a TableConfig; None where a record on the way is None."""
+    return functools.reduce(lambda value, name: value and getattr(value, name), path.split("."), table)
+
+
 def test_every_field_of_a_table_is_in_the_configuration_reference():
     page = PAGE.read_text(encoding="utf-8")
-    begin = page.index("### TableConfig")
-    section = page[begin : page.index("### FeatureConfig")]
-    for field in dataclasses.fields(fr.TableConfig):
-        assert f"| `{field.name}` |" in section
-    assert {"name", *VALUES} == {field.name for field in dataclasses.fields(fr.TableConfig)}
+    for record, prefix in ((fr.TableConfig, ""), *((kind, f"{name}.") for name, kind in config.RECORDS.items())):
+        section = page.split(f"### {record.__name__}\n")[1].split("\n##")[0]
+        for field in dataclasses.fields(record):
+            assert f"| `{field.name}` |" in section
+            assert prefix + field.name in {"name", *VALUES, *config.RECORDS}
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(name, tmp_path):
-    value, others = VALUES[name]
-    wanted = RECORDS.get(name, value)
-    written = fields(embedding={"tables": {"item": {name: value, **others}}})
-    loaded = experiment.from_dict(yaml.safe_load(yaml.safe_dump(written)))
-    assert experiment.from_dict(loaded.to_dict()) == loaded
-    path = tmp_path / "x.yaml"
-    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
-    texts = {key: yaml.safe_dump(v, default_flow_style=True) for key, v in {name: value, **others}.items()}
-    overridden = experiment.load(path, [f"embedding.tables.item.{key}={text}" for key, text in texts.items()])
-    for one in (loaded, overridden):
-        found = {table.name: getattr(table, name) for table in one.tables}
-        assert found.pop("item") == wanted
-        assert found and wanted not in found.values(), "other tables have the option too"
+@pytest.mark.parametrize("path", VALUES)
+def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(path, tmp_path):
+    value, others = VALUES[path]
+    wanted = EXPECTED.get(path, value)
+    overrides = {key: yaml.safe_dump(v, default_flow_style=True) for key, v in {path: value, **others}.items()}
+    file = tmp_path / "x.yaml"
+    file.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
+    overridden = experiment.load(file, [f"embedding.tables.item.{key}={text}" for key, text in overrides.items()])
+    loaded = experiment.from_dict(yaml.safe_load(yaml.safe_dump(overridden.to_dict())))
+    assert loaded == overridden
+    found = {table.name: at(table, path) for table in loaded.tables}
+    assert found.pop("item") == wanted
+    assert found and wanted not in found.values(), "other tables have the option too"
 
 
 @pytest.mark.parametrize("kind", table_options.TABLE_OPTIMIZERS)
@@ -89,10 +94,11 @@ def test_a_table_has_a_rule_of_its_own_with_all_its_fields(kind):
 
 def test_options_of_all_tables_and_of_one():
     found = tables(
-        optimizer="adam", learning_rate=0.5, arguments={"beta_2": 0.5}, stddev=0.25, all_tables={"ttl": 9, "dim": 4},
-        tables={"item": {"ttl": 3, "optimizer": {"beta_1": 0.25}}, "action": {"optimizer": "sgd"}},
+        optimizer="adam", learning_rate=0.5, arguments={"beta_2": 0.5}, stddev=0.25,
+        all_tables={"limits": {"ttl": 9, "max_rows": 8}, "dim": 4},
+        tables={"item": {"limits": {"ttl": 3}, "optimizer": {"beta_1": 0.25}}, "action": {"optimizer": "sgd"}},
     )  # fmt: skip
-    assert (found["item"].ttl, found["action"].ttl) == (3, 9)
+    assert (found["item"].limits, found["action"].limits) == (fr.Limits(8, ttl=3), fr.Limits(8, ttl=9))
     assert (found["item"].dim, found["action"].dim) == (4, 4)
     assert found["item"].optimizer == optimizers.Adam(0.5, beta_1=0.25, beta_2=0.5)
     assert found["action"].optimizer == optimizers.SGD(0.5)
@@ -100,15 +106,15 @@ def test_options_of_all_tables_and_of_one():
 
 
 def test_options_of_all_tables_leave_external_tables_alone():
-    found = tables(all_tables={"ttl": 9}, tables={"item": {"external": "runs/a/checkpoint"}})
-    assert (found["item"].ttl, found["item"].optimizer, found["action"].ttl) == (0, None, 9)
+    found = tables(all_tables={"limits": {"ttl": 9}}, tables={"item": {"external": {"folder": "runs/a"}}})
+    assert (found["item"].limits.ttl, found["item"].optimizer, found["action"].limits.ttl) == (0, None, 9)
 
 
 @pytest.mark.parametrize(
     ("embedding", "message"),
     [
         ({"tables": {"itm": {}}}, r"embedding.tables names \['itm'\], and the model has the tables \['action', '"),
-        ({"tables": {"item": {"rows": 5}}}, r"embedding.tables.item names \['rows'\], and a table takes \['admis"),
+        ({"tables": {"item": {"rows": 5}}}, r"embedding.tables.item names \['rows'\], and a table takes \['dim"),
         ({"tables": {"item": {"name": "x"}}}, r"embedding.tables.item names \['name'\], and a table takes"),
         ({"tables": {"item": 5}}, "embedding.tables.item must hold options of a table, got 5"),
         ({"tables": ["item"]}, "embedding.tables must hold names and their values"),
@@ -118,16 +124,17 @@ def test_options_of_all_tables_leave_external_tables_alone():
             "embedding.all_tables.optimizer is not taken: for all tables, set embedding.optimizer, learning_rate",
         ),
         ({"all_tables": {"initializer": "zeros"}}, "for all tables, set embedding.stddev; for one table, embed"),
-        ({"tables": {"item": {"ttl": "long"}}}, r"embedding.tables.item.ttl must be int, got 'long' \(str\)"),
-        ({"tables": {"item": {"ttl": None}}}, "embedding.tables.item.ttl must be int, got None"),
-        ({"tables": {"item": {"host_rows": 1}}}, "embedding.tables.item.host_rows must be bool, got 1"),
-        ({"tables": {"item": {"eviction": 3}}}, "embedding.tables.item.eviction must be str, got 3"),
-        ({"tables": {"item": {"dim": 0}}}, "embedding.tables.item: TableConfig.dim must be an int > 0, got 0"),
+        ({"tables": {"item": {"limits": 3}}}, "embedding.tables.item.limits must hold options of a table, got 3"),
+        ({"tables": {"item": {"tier": {"ttl": 3}}}}, r"item.tier names \['ttl'\], and a table takes \['fol"),
+        ({"tables": {"item": {"limits": {"ttl": "long"}}}}, "item: TableConfig.limits.ttl must be an int >= 0, got 'l"),
+        ({"tables": {"item": {"limits": {"ttl": None}}}}, "item: TableConfig.limits.ttl must be an int >= 0, got None"),
+        ({"tables": {"item": {"tier": {"host_rows": 1}}}}, "item: TableConfig.tier.host_rows must be a bool, got 1"),
+        ({"tables": {"item": {"dim": 0}}}, "embedding.tables.item: TableConfig.dim must be an int >= 1, got 0"),
         (
-            {"tables": {"item": {"eviction": "lru"}}},
-            r"embedding.tables.item: TableConfig.eviction 'lru' needs max_rows > 0 \(table 'item'\)",
+            {"tables": {"item": {"limits": {"eviction": "lru"}}}},
+            r"embedding.tables.item: TableConfig.limits.eviction 'lru' needs max_rows > 0 \(table 'item'\)",
         ),
-        ({"tables": {"item": {"eviction": "random"}}}, r"TableConfig.eviction must be one of \(None, 'lru'"),
+        ({"tables": {"item": {"limits": {"eviction": 3}}}}, "limits.eviction must be one of 'lru', 'lfu', None, got 3"),
         ({"tables": {"item": {"optimizer": "lion"}}}, r"item.optimizer.name must be one of \['adagrad'"),
         ({"tables": {"item": {"optimizer": 3}}}, r"item.optimizer must be a name, or hold a name and arguments, got 3"),
         (
@@ -152,7 +159,7 @@ def test_options_of_all_tables_leave_external_tables_alone():
             r"embedding.tables.item.initializer names \['stddev'\], and 'uniform' takes \['maxval', 'minval'\]",
         ),
         (
-            {"tables": {"item": {"external": "a", "optimizer": "sgd"}}},
+            {"tables": {"item": {"external": {"folder": "a"}, "optimizer": "sgd"}}},
             r"embedding.tables.item: Table 'item' is external, .* its config sets \['optimizer'\]",
         ),
     ],
@@ -169,7 +176,9 @@ def test_a_retrieval_model_refuses_rows_of_another_size():
 
 
 def test_a_schedule_keeps_rows_that_wait_for_their_update():
-    loaded = experiment.from_dict(fields(embedding={"all_tables": {"ttl": 9}}, train={"schedule": "semi_async"}))
+    loaded = experiment.from_dict(
+        fields(embedding={"all_tables": {"limits": {"ttl": 9}}}, train={"schedule": "semi_async"})
+    )
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1), np.ones(1, np.int64))
     model.compile(keras.optimizers.legacy.SGD(0.1))  # refuses a table whose rows may move
 

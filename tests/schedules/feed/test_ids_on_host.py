@@ -31,7 +31,7 @@ def _facts():
 
     def embedding(host_rows):
         tables = [
-            fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), host_rows=on_host)
+            fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), tier=fr.Tier(host_rows=on_host))
             for name, on_host in zip(("item", "user"), host_rows)
         ]
         features = [
@@ -109,7 +109,10 @@ def test_ids_of_both_places_travel_apart(facts, schedule):
 def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are(monkeypatch):
     """Without a schedule that plans lookups, the call's own operations are all that touch the ids."""
     monkeypatch.setattr(places, "on_gpu", lambda: True)
-    tables = [fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), host_rows=name == "host") for name in ("host", "gpu")]
+    tables = [
+        fr.TableConfig(name, 4, fr.optimizers.Adagrad(0.1), tier=fr.Tier(host_rows=name == "host"))
+        for name in ("host", "gpu")
+    ]
     features = [fr.FeatureConfig(table.name, table.name, combiner="sum", padding_id=0) for table in tables]
     layer, seen = fr.FusedEmbedding(tables, features), {}
 

@@ -129,7 +129,7 @@ def test_only_what_is_tolerated_is_considered(model):
 
 @pytest.mark.slow
 def test_schedules_that_the_tables_refuse_are_left_out():
-    evicts, _ = make_model(max_rows=1000, eviction="lru")
+    evicts, _ = make_model(limits=fr.Limits(max_rows=1000, eviction="lru"))
     found = fr.plan(evicts, make_batch(), fr.Cluster(4, GIGABYTE), tolerate=["stale_rows"])
     assert {one.schedule for one in found.forecasts} >= {Sync(), DualBuffer(), Nested(2)}
     assert not any(isinstance(one.schedule, SemiAsync) for one in found.forecasts)

@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def memory_budget(self) -> int:
-        """For TableConfig.memory_budget, summed over tables; 0: all rows fit in memory."""
+        """For Tier.memory_budget, summed over tables; 0: all rows fit in memory."""
         return self.best.memory_budget
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def plan(
       sample: A batch of one rank, as `data` of train_step: x, (x, y) or (x, y, sample_weight). Its ids and its size
         decide the choice, so take a typical one.
       cluster: The machines.
-      rows: Expected rows of each table over all ranks, by name. A table that is not named has TableConfig.max_rows on
+      rows: Expected rows of each table over all ranks, by name. A table that is not named has Limits.max_rows on
         each rank, or else the rows that it has now.
       micro_batches: Numbers M of micro-batches to choose from, each from 2 to the samples of the batch; None: 2, 4, 8
         and 16, as far as they do not exceed it.
@@ -200,7 +200,7 @@ def _takes(model: PipelinedModel, schedule: Schedule) -> bool:
 
 def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]) -> Iterator[Topology]:
     specs = [table for embedding in required_embeddings(model) for table in embedding.tables]
-    averages = all(set(table.stores_natively).isdisjoint(AVERAGED_LACK) for table in specs)
+    averages = all(table.options.keys().isdisjoint(AVERAGED_LACK) for table in specs)
     for topology in cluster.topologies():
         yield topology
         if topology.groups > 1 and averages and "weight_sync" in tolerate:
@@ -214,7 +214,7 @@ def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluste
     for embedding in required_embeddings(model):
         for group in embedding.internals.groups:
             for config in group.config.tables:
-                count = rows.get(config.name, config.max_rows * cluster.ranks or group.table.size(config.name))
+                count = rows.get(config.name, config.limits.max_rows * cluster.ranks or group.table.size(config.name))
                 known[config.name] = count * (group.table.row_bytes + KEY_BYTES)
     strangers = sorted(set(rows) - set(known))
     if strangers:

@@ -22,7 +22,7 @@ class Cluster:
       between_bytes_per_s: > 0, bandwidth of one host to all other hosts, in one direction. Its ranks share it.
       latency_s: >= 0, seconds that one message of a collective takes beside its bytes. An all-to-all among n ranks
         sends n - 1 messages one after another.
-      file_bytes: >= 0, disk of one rank for rows beyond memory_bytes (TableConfig.memory_budget); 0: no second tier.
+      file_bytes: >= 0, disk of one rank for rows beyond memory_bytes (Tier.memory_budget); 0: no second tier.
       file_bytes_per_s: > 0, rate of reads of rows from that disk.
       compute_on_device: whether dense compute leaves the cores of the host free, as a GPU does. False: lookups and
         dense compute take turns on the same cores.

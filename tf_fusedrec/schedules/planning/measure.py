@@ -157,7 +157,8 @@ def _row_shape(lookup: StepLookup) -> tuple[list[int], tf.DType]:
 def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
     """A layer of empty tables with the configs of another one's, in memory and in one group of ranks."""
     config = embedding.get_config()
-    tables = [{**table, "memory_budget": 0, "tier_folder": ""} for table in config["tables"]]
+    in_memory = {"memory_budget": 0, "folder": ""}
+    tables = [{**table, "tier": {**table["tier"], **in_memory}} for table in config["tables"]]
     fields = {"tables": tables, "topology": Topology().to_dict(), "name": f"{embedding.name}_scratch"}
     on_cpu = all(getattr(group.table, "place", places.CPU) is places.CPU for group in embedding.internals.groups)
     with tf.device("/CPU:0" if on_cpu else None):

@@ -23,7 +23,7 @@ from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.harness.synthetic import ZipfIds
 from tf_fusedrec import Topology, ops, tf
 from tf_fusedrec.exchange import routing
-from tf_fusedrec.exchange.gradient_sync import by_ranges
+from tf_fusedrec.exchange.routing import by_ranges
 from tf_fusedrec.files.hash_order import hash_range_owner
 from tf_fusedrec.tables import NativeTable
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import KERAS_3, keras_3_caller, of_keras_3, tf
+from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.tables import Table
 
@@ -50,13 +50,8 @@ def flatten_inputs(
       tables: The table of each feature. Operations on ids run where its ids travel.
 
     Raises:
-      ValueError: no dict, an unknown feature, a feature that `flatten` refuses, or a call inside Keras 3.
+      ValueError: no dict, an unknown feature, or a feature that `flatten` refuses.
     """
-    if keras_3_caller() is not None:
-        raise ValueError(
-            f"{layer_name!r} is called inside a layer or model of Keras 3, which would not train its rows. Use a "
-            "model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 model."
-        )
     if not isinstance(ids, Mapping) or not ids:
         raise ValueError(f"inputs of {layer_name!r} must be a dict from feature names to ids, got {ids!r}.")
     for argument, names in (("inputs", ids), ("weights", weights), ("mask", mask)):

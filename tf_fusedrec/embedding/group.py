@@ -115,7 +115,11 @@ class TableGroup:
         # The output dtypes of the group's features, the table's own dtype first.
         dtypes = set(self.output_dtype.values())
         self.output_dtypes = sorted(dtypes, key=lambda dtype: (dtype != self.dtype.name, dtype))
+        self.wire = None if options.wire_dtype is None else tf.as_dtype(options.wire_dtype)
         self.table = self._make_table(f"{layer_name}/{config.name}", options)
+        # True if ids that nothing pools stay on this rank with their rows and gradients, duplicates included: the table
+        # removes them. To remove them first would save bytes on no network, and cost two more passes over the rows.
+        self.keeps_duplicates = not self.shares_rows and self.table.takes_duplicates
         # The context of ops on ids, which run in host memory if the ids of this group travel there.
         on_host = functools.partial(tf.device, "/CPU:0")
         self.id_device: Callable[[], contextlib.AbstractContextManager] = (
@@ -128,9 +132,8 @@ class TableGroup:
         self.traffic = tf.Variable(
             [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/traffic"
         )
-        self._layer_name, self._partition = layer_name, self.table.partition
+        self._layer_name, self.partition = layer_name, self.table.partition
         self._segment_of = {f.name: segment for f, segment in zip(config.features, config.segments)}
-        self._wire = None if options.wire_dtype is None else tf.as_dtype(options.wire_dtype)
         self._gradient_scale = 1.0 / layout.loss_ranks.size if options.gradient_op == "average" else 1.0
         self._replica = None
         if layout.averages and isinstance(self.table, NativeTable) and not config.external:
@@ -181,27 +184,6 @@ class TableGroup:
                 bag_sizes=[feature.bag_size for feature in features],
                 combiners=[feature.config.combiner or "sum" for feature in features],
             )
-
-    def ids_stay(self, is_pooled: bool) -> bool:
-        """True if ids, rows and gradients stay on this rank, duplicates included: the table removes them.
-
-        Removing them first would save bytes on no network, and cost two more passes over the rows.
-        """
-        return not self.shares_rows and not is_pooled and self.table.takes_duplicates
-
-    def outgoing(self, fused: ops.FusedIds, name: str, window: str = "") -> Outgoing:
-        unique = ops.segment_unique(fused.ids, fused.segment_splits)
-        return Outgoing(name, unique, self._partition, len(self.config.tables), window)
-
-    def count_traffic(self, fused: ops.FusedIds, route: Route, output_dtype: str) -> None:
-        dtypes = [self.dtype, tf.as_dtype(output_dtype), *([] if self._wire is None else [self._wire])]
-        segments = len(self.config.tables)
-        row_bytes = self.config.tables[0].dim * min(dtype.size for dtype in dtypes)
-        total = routing.bytes_sent(route, self.layout, segments, row_bytes)
-        if route.shared is not None:
-            total += gradient_sync.bytes_sent(route.shared, self.layout, segments, row_bytes)
-        sent = tf.reduce_sum(tf.cast(route.unique_splits, tf.int64))
-        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), sent, total]))
 
     # At the owner.
 
@@ -258,7 +240,7 @@ class TableGroup:
                 for (route, _, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
                     noted = [*route.trained, inverse, grads, numbers, left_out.update]
                     # An update without such rows costs no work.
-                    tf.cond(tf.size(numbers) > 0, lambda: self._left_out.note(*noted), lambda: tf.constant(False))  # noqa: B023
+                    tf.cond(tf.size(numbers) > 0, lambda: self._left_out.note(*noted), tf.no_op)  # noqa: B023
             self.updates.assign_add(1)
             if self._replica is not None:
                 self._replica.note_update([route.request for route, _, _ in parts], begun)
@@ -276,31 +258,14 @@ class TableGroup:
         )
         return [once] if once is not None else []
 
-    # Between ranks.
-
-    def return_rows(self, route: Route, rows: tf.Tensor, output_dtype: str) -> tf.Tensor:
-        """<output dtype>[U, D], see routing.return_rows. Rows of a narrow output dtype are cast before they leave."""
-        sent = tf.cast(rows, output_dtype) if self._narrows(output_dtype) else rows
-        return tf.cast(routing.return_rows(route, sent, self.layout, self._wire), output_dtype)
-
-    def send_gradients(self, route: Route, sums: Sequence[tf.Tensor], output_dtype: str) -> tf.Tensor:
-        """[>= V, D] in the order of Route.trained, see routing.send_gradients."""
-        # bfloat16: the gradients of a mean over many samples are below float16's range.
-        wire = tf.bfloat16 if self._narrows(output_dtype) else self._wire
-        received = routing.send_gradients(route, sums, self.layout, wire)
-        if route.shared is None:
-            return received
-        return gradient_sync.sum_over_groups(route.shared, received, name=route.name, layout=self.layout, wire=wire)
-
-    def _narrows(self, output_dtype: str) -> bool:
-        return tf.as_dtype(output_dtype).size < self.dtype.size
-
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
         """Tells the owners of ids which rows a coming lookup will request. Collective where rows may be on disk."""
         if not self.table.prefetches:
             return
         with self.id_device():
-            outgoing = [self.outgoing(self.fuse(features), f"{self.prefix}.{call}.prefetch")]
+            fused, name, segments = self.fuse(features), f"{self.prefix}.{call}.prefetch", len(self.config.tables)
+            unique = ops.segment_unique(fused.ids, fused.segment_splits)
+            outgoing = [Outgoing(name, unique, self.partition, segments)]
             routes = routing.send_ids(outgoing, self.layout)
             if self.layout.shares_gradients:
                 routes = gradient_sync.share_ids(outgoing, routes, self.layout)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, outside_clusters, tf
+from tf_fusedrec._tf_compat import keras, keras_3_caller, outside_clusters, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import describe
 from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
 from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
-from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, checked_anchor, lookups_of
+from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, lookups_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
@@ -67,13 +67,20 @@ class CallHooks:
 class _DefaultHooks(CallHooks):
     def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
         with outside_clusters(f"Layer {layer.name!r}"):
+            if keras_3_caller() is not None:
+                raise ValueError(
+                    f"{layer.name!r} is called inside a layer or model of Keras 3, which would not train its rows. Use "
+                    "a model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 "
+                    "model."
+                )
             return layer._look_up(inputs, weights, mask, training)
 
     def rows(
         self, layer: FusedEmbedding, features: Mapping[str, FlatFeature], *, training: bool
     ) -> tuple[Step, Sequence[tf.Tensor]]:
         lookups = layer.internals.lookups_of(features, training=training)
-        layer._check_calls(lookups)
+        if training:
+            layer.internals.steps[tf.compat.v1.get_default_graph()].check(lookups)
         step = Step(tuple(lookups)).send_ids().look_up()
         return step, step.return_rows()
 
@@ -392,20 +399,11 @@ class FusedEmbedding(keras.layers.Layer):
         graph = tf.compat.v1.get_default_graph()
         calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
+            world, hooks = self.internals.all_groups[0].layout.world, self.internals.hooks
+            calls = TrainingCalls(self._anchor.read_value(), self.name, world, hooks)
             self._refuse_tables_of_two_layers(graph)
-            world = self.layout.world
-            calls = TrainingCalls(
-                checked_anchor(self._anchor.read_value(), self.name, world), world, self.internals.hooks
-            )
             self.internals.steps[graph] = calls
         return calls
-
-    def _check_calls(self, lookups: Sequence[Lookup]) -> None:
-        """Raises ValueError unless the tables of these lookups can be looked up by one more call of a training step."""
-        for group in {lookup.group.prefix: lookup.group for lookup in lookups if lookup.training}.values():
-            calls = self.internals.steps[tf.compat.v1.get_default_graph()].count[group.prefix] + 1
-            if calls > 1:
-                group.table.check_calls(calls)
 
     def _refuse_tables_of_two_layers(self, graph: tf.Graph) -> None:
         """Raises ValueError if another layer of one model trains a table of the same name in this step.

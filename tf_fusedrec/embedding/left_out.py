@@ -38,8 +38,8 @@ class LeftOut:
         grads: tf.Tensor,
         left_out: tf.Tensor,
         update: tf.Tensor,
-    ) -> tf.Tensor:
-        """Adds the left out rows of one update. Returns True. Not collective.
+    ) -> tf.Operation | None:
+        """Adds the left out rows of one update. Not collective.
 
         Args:
           message: <int64>[V + R * S] of the lookup, see ops.table_lookup.
@@ -50,8 +50,7 @@ class LeftOut:
           update: <int64>[], number of the update.
         """
         arguments = [message, splits, inverse, grads, left_out, update]
-        with tf.control_dependencies([tf.numpy_function(self._tell, arguments, [], stateful=True)]):
-            return tf.constant(True)
+        return tf.numpy_function(self._tell, arguments, [], stateful=True)
 
     def _tell(
         self,

@@ -57,6 +57,18 @@ class Lookup(NamedTuple):
         suffix = "" if self.output_dtype == self.group.dtype.name else f".{self.output_dtype}"
         return f"{self.group.prefix}.{self.call}{suffix}"
 
+    @property
+    def narrow_dtype(self) -> tf.DType | None:
+        """The output dtype if it is narrower than the table's. Rows are then cast before they leave their owner."""
+        output = tf.as_dtype(self.output_dtype)
+        return output if output.size < self.group.dtype.size else None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, or of its gradient, on the network."""
+        dtypes = (self.group.dtype, self.narrow_dtype, self.group.wire)
+        return self.group.config.tables[0].dim * min(dtype.size for dtype in dtypes if dtype is not None)
+
 
 def lookups_of(
     group: TableGroup, features: Sequence[FlatFeature], *, call: int, training: bool, micro_batch: int = 0
@@ -104,12 +116,13 @@ class Step(NamedTuple):
         routes: dict[int, Route] = {}
         outgoing: dict[int, Outgoing] = {}
         for i, (lookup, window) in enumerate(zip(self.lookups, self._windows())):
-            fused = lookup.fused
-            with lookup.group.id_device():
-                if lookup.group.ids_stay(lookup.is_pooled):
+            fused, group = lookup.fused, lookup.group
+            with group.id_device():
+                if group.keeps_duplicates and not lookup.is_pooled:
                     routes[i] = routing.local_route(fused.ids, fused.segment_splits, lookup.name)
-                else:
-                    outgoing[i] = lookup.group.outgoing(fused, lookup.name, window)
+                    continue
+                unique, segments = ops.segment_unique(fused.ids, fused.segment_splits), len(group.config.tables)
+                outgoing[i] = Outgoing(lookup.name, unique, group.partition, segments, window, lookup.row_bytes)
         for positions in _positions_by(outgoing, lambda i: _destination(self.lookups[i])):
             first, sent = self.lookups[positions[0]], [outgoing[i] for i in positions]
             with first.group.id_device():
@@ -117,11 +130,11 @@ class Step(NamedTuple):
                 if first.training and first.group.layout.shares_gradients:
                     arrived = gradient_sync.share_ids(sent, arrived, first.group.layout)
             routes.update(zip(positions, arrived))
-        for i in outgoing:
-            lookup = self.lookups[i]
-            if lookup.training:
-                with lookup.group.id_device():
-                    lookup.group.count_traffic(lookup.fused, routes[i], lookup.output_dtype)
+        for i, ids in outgoing.items():
+            group = self.lookups[i].group
+            if self.lookups[i].training:
+                with group.id_device():
+                    group.traffic.assign_add(routing.traffic(ids, routes[i], group.layout))
         return self._replace(routes=tuple(routes[i] for i in range(len(self.lookups))))
 
     @_outside_clusters
@@ -163,13 +176,9 @@ class Step(NamedTuple):
         windows: dict[str, list[tf.Tensor]] = {}
         for positions in _positions_by(range(len(self.lookups)), lambda i: self.lookups[i].micro_batch):
             with tf.control_dependencies(arrived):
-                arrived = [
-                    lookup.group.return_rows(self.routes[i], self.answers[i].rows, lookup.output_dtype)
-                    for i in positions
-                    for lookup in [self.lookups[i]]
-                ]
+                arrived = [self._returned(i) for i in positions]
             for i, part in zip(positions, arrived):
-                parts = self._window_so_far(i, part, windows)
+                parts = [part] if self.routes[i].piece is None else self._window_so_far(i, part, windows)
                 rows[i] = routing.recover_rows(self.lookups[i].fused, self.routes[i], parts)
         return [rows[i] for i in range(len(self.lookups))]
 
@@ -189,10 +198,16 @@ class Step(NamedTuple):
         windows: dict[str, list[tf.Tensor]] = {}
         received = {}
         for i, gradient in gradients.items():
-            lookup, route = self.lookups[i], self.routes[i]
+            lookup, route, layout = self.lookups[i], self.routes[i], self.lookups[i].group.layout
+            # bfloat16: the gradients of a mean over many samples are below float16's range.
+            wire = lookup.group.wire if lookup.narrow_dtype is None else tf.bfloat16
             sums = routing.sum_gradients(lookup.fused, route, tf.cast(gradient, lookup.group.dtype))
-            parts = self._window_so_far(i, sums, windows)
-            received[i] = lookup.group.send_gradients(route, parts, lookup.output_dtype)
+            parts = [sums] if route.piece is None else self._window_so_far(i, sums, windows)
+            received[i] = routing.send_gradients(route, parts, layout, wire)
+            if route.shared is not None:
+                received[i] = gradient_sync.sum_over_groups(
+                    route.shared, received[i], name=route.name, layout=layout, wire=wire
+                )
         for i in gradients:
             piece = self.routes[i].piece
             if piece is not None and len(windows[piece.window]) < piece.pieces:
@@ -249,11 +264,15 @@ class Step(NamedTuple):
             keys.append((lookup.group.prefix, place, lookup.output_dtype) if shares else None)
         return [f"{key[0]}.window.{key[1]}" if key is not None and keys.count(key) > 1 else "" for key in keys]
 
+    def _returned(self, i: int) -> tf.Tensor:
+        lookup, rows = self.lookups[i], self.answers[i].rows
+        sent = rows if lookup.narrow_dtype is None else tf.cast(rows, lookup.narrow_dtype)
+        arrived = routing.return_rows(self.routes[i], sent, lookup.group.layout, lookup.group.wire)
+        return tf.cast(arrived, lookup.output_dtype)
+
     def _window_so_far(self, i: int, tensor: tf.Tensor, windows: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
         """Appends a lookup's rows or gradients to the earlier ones of its window. Returns all of them."""
-        piece = self.routes[i].piece
-        if piece is None:
-            return [tensor]
+        piece: Any = self.routes[i].piece
         earlier = windows.setdefault(piece.window, [])
         if len(earlier) != piece.number:
             raise ValueError(
@@ -285,16 +304,18 @@ class TrainingCalls:
 
     Args:
       anchor: <float32>[], the layer's anchor.
+      layer_name: Name of the layer.
       world: All ranks.
       hooks: The CallHooks in force at the first call.
 
     Attributes:
-      anchor: As above.
+      anchor: The anchor, after a check.
       count: Number of calls so far that have looked up a group, by prefix of the group.
     """
 
-    def __init__(self, anchor: tf.Tensor, world: Ranks, hooks: Any):
-        self._hooks, self.anchor, self.count = hooks, anchor, collections.Counter[str]()
+    def __init__(self, anchor: tf.Tensor, layer_name: str, world: Ranks, hooks: Any):
+        self.anchor = anchor = _checked_anchor(anchor, layer_name, world)
+        self._hooks, self.count = hooks, collections.Counter[str]()
         self._number = itertools.count()
         self._joined: tf.Tensor | None  # None: the gradients have arrived
         # The step of each call and the gradients of its rows, by graph, because TensorFlow may trace the gradients of
@@ -327,6 +348,12 @@ class TrainingCalls:
             return tf.identity(anchor), update
 
         self._joined = join(anchor)
+
+    def check(self, lookups: Sequence[Lookup]) -> None:
+        """Raises ValueError unless the tables of these lookups can be looked up by one more call."""
+        for prefix, group in {lookup.group.prefix: lookup.group for lookup in lookups if lookup.training}.items():
+            if self.count[prefix]:
+                group.table.check_calls(self.count[prefix] + 1)
 
     def takes_calls(self) -> bool:
         """Returns whether a call made now and this step get their gradients from the same tape."""
@@ -381,7 +408,7 @@ def _anchor_gradient(anchor: tf.Tensor, world: Ranks) -> tf.Tensor:
     return tf.constant({0: ANCHOR_GRADIENT, 1: -ANCHOR_GRADIENT}.get(world.index, 0.0), anchor.dtype)
 
 
-def checked_anchor(anchor: tf.Tensor, layer_name: str, world: Ranks) -> tf.Tensor:
+def _checked_anchor(anchor: tf.Tensor, layer_name: str, world: Ranks) -> tf.Tensor:
     """The anchor's value <float32>[] in a training call; at run time InvalidArgumentError when it has been trained."""
     if world.size == 1:
         return anchor

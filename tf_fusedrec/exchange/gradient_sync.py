@@ -43,35 +43,13 @@ from tf_fusedrec.exchange.routing import (
     Route,
     SharedIds,
     all_to_each,
+    by_ranges,
     join_messages,
     narrowed,
     own_message,
     split_messages,
 )
 from tf_fusedrec.exchange.topology import RankLayout
-
-
-def by_ranges(replicas: int) -> bool:
-    """Returns whether each of C replicas sums a range of the ids, and sends the sums to the others."""
-    return replicas > 2
-
-
-def bytes_sent(shared: SharedIds, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
-    """<int64>[]: the bytes that this rank sends to other replicas for one lookup: ids, headers and sums of gradients.
-
-    Args:
-      shared: The shared ids of the lookup.
-      layout: The position of this process among the ranks.
-      segments: S.
-      row_bytes: Bytes of a sum of gradients on the network.
-    """
-    replicas = layout.replicas
-    rows = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[replicas.index], tf.int64)
-    exchanges = 1
-    if by_ranges(replicas.size):
-        rows += (replicas.size - 1) * shared.num_summed
-        exchanges = 2
-    return rows * (8 + row_bytes) + exchanges * (replicas.size - 1) * 8 * segments
 
 
 class _Distinct(NamedTuple):

@@ -45,6 +45,7 @@ class Outgoing(NamedTuple):
     partition: Partition
     num_segments: int  # S
     window: str = ""  # lookups of one window share rows; "": the lookup shares none
+    row_bytes: int = 0  # of a row, or of its gradient, on the network
 
 
 class Piece(NamedTuple):
@@ -203,7 +204,9 @@ def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DTyp
       The rows of this lookup: [U, D], in a window of its new ids.
     """
     sent = narrowed(rows, wire if layout.group.size > 1 else None)
-    received, _ = collectives.all_to_all(sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group)
+    received, _ = collectives.all_to_all(
+        sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group, received_splits=route.unique_splits
+    )
     return tf.cast(received, rows.dtype)
 
 
@@ -246,8 +249,10 @@ def send_gradients(route: Route, sums: Sequence[tf.Tensor], layout: RankLayout, 
         ones = tf.ones_like(piece.term_splits[1:], tf.float32)
         grads = ops.pooled_recover_parts(sums, piece.term_index, piece.term_splits, ones, pad=True)
     sent = narrowed(grads, wire if layout.group.size > 1 else None)
-    name = f"{route.name}.gradients"
-    received, _ = collectives.all_to_all(sent, route.gradient_splits, name=name, ranks=layout.group)
+    received, _ = collectives.all_to_all(
+        sent, route.gradient_splits, name=f"{route.name}.gradients", ranks=layout.group,
+        received_splits=route.row_splits if piece is None else None,
+    )  # fmt: skip
     return tf.cast(received, grads.dtype)
 
 
@@ -258,23 +263,34 @@ def narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
     return tf.saturate_cast(tensor, wire)  # not infinite beyond float16's largest number
 
 
-def bytes_sent(route: Route, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
-    """<int64>[]: bytes of ids, headers, rows and gradients of one lookup that this rank sends to others of its group.
+def by_ranges(replicas: int) -> bool:
+    """Returns whether each of C replicas sums a range of the ids, and sends the sums to the others."""
+    return replicas > 2
+
+
+def traffic(sent: Outgoing, route: Route, layout: RankLayout) -> tf.Tensor:
+    """<int64>[3] of one lookup: requested ids, sent ids, bytes of ids, headers, rows and gradients to other ranks.
 
     Args:
-      route: The route of the ids.
+      sent, route: An argument of send_ids and its result, or that of share_ids.
       layout: The position of this process among the ranks.
-      segments: S, tables in a message.
-      row_bytes: Bytes of a row, or of its gradient, on the network.
     """
 
-    def away(splits: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.reduce_sum(splits) - splits[layout.group.index], tf.int64)
+    def away(splits: tf.Tensor, ranks: collectives.Ranks) -> tf.Tensor:
+        return tf.cast(tf.reduce_sum(splits) - splits[ranks.index], tf.int64)
 
-    total = 8 * (away(route.unique_splits) + (layout.group.size - 1) * segments)
+    group, replicas, shared, row_bytes = layout.group, layout.replicas, route.shared, sent.row_bytes
+    total = 8 * (away(route.unique_splits, group) + (group.size - 1) * sent.num_segments)
     if route.piece is not None and route.piece.marks_splits is not None:
-        total += 8 * away(route.piece.marks_splits)
-    return total + (away(route.row_splits) + away(route.gradient_splits)) * row_bytes
+        total += 8 * away(route.piece.marks_splits, group)
+    total += (away(route.row_splits, group) + away(route.gradient_splits, group)) * row_bytes
+    if shared is not None:
+        rows, exchanges = away(shared.sent_splits, replicas), 1
+        if by_ranges(replicas.size):
+            rows, exchanges = rows + (replicas.size - 1) * shared.num_summed, 2
+        total += rows * (8 + row_bytes) + exchanges * (replicas.size - 1) * 8 * sent.num_segments
+    sent_ids = tf.reduce_sum(tf.cast(route.unique_splits, tf.int64))
+    return tf.stack([tf.size(sent.unique.inverse, tf.int64), sent_ids, total])
 
 
 def join_sources(parts: Sequence[Message]) -> Message:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec.exchange.gradient_sync import by_ranges
+from tf_fusedrec.exchange.routing import by_ranges
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.measure import Lookup, Measured

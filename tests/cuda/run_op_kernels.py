@@ -11,6 +11,7 @@ import sys
 
 from tests.cuda import (
     op_kernels_attention,
+    op_kernels_golden,
     op_kernels_memory,
     op_kernels_model,
     op_kernels_ranks,
@@ -31,7 +32,15 @@ def main(arguments: list[str]) -> int:
     library = ctypes.CDLL(arguments[0])
     op_kernels_memory.run(library.emulation_allocations_left)
     waits.run(library)
-    of_tables = (op_kernels_table, op_kernels_sums, programs, hot, failed_lookups, op_kernels_replicas)
+    of_tables = (
+        op_kernels_golden,
+        op_kernels_table,
+        op_kernels_sums,
+        programs,
+        hot,
+        failed_lookups,
+        op_kernels_replicas,
+    )
     for module in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
         module.run()
         print(f"{module.__name__} agrees", flush=True)

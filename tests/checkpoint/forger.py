@@ -11,7 +11,7 @@ import xxhash
 from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import checkpoint, keras
 
-IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 900).tolist()
+IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 3000).tolist()
 
 
 def model(value, units=2):
@@ -49,12 +49,16 @@ def refused(directory, words):
         assert all((w == 5.0).all() for w in dense.get_weights())
 
 
+def sign(path, manifest):
+    data = json.dumps(manifest, sort_keys=True).encode()
+    path.write_text(json.dumps({**manifest, "checksum": xxhash.xxh3_64_hexdigest(data)}), encoding="utf-8")
+
+
 def forge_manifest(path, change):
     manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest.pop("checksum")
     change(manifest)
-    data = json.dumps(manifest, sort_keys=True).encode()
-    path.write_text(json.dumps({**manifest, "checksum": xxhash.xxh3_64_hexdigest(data)}), encoding="utf-8")
+    sign(path, manifest)
 
 
 def forge_shard(path, change=lambda header, ids, records: None, index=lambda index: None):

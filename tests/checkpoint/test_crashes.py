@@ -3,9 +3,7 @@
 import os
 import pathlib
 import shutil
-import subprocess
 
-import numpy as np
 import pytest
 
 from tests.checkpoint.job import Job, Nth, save
@@ -131,32 +129,3 @@ def test_the_folder_may_be_renamed_once_the_last_shard_is_reported(tmp_path, mon
     monkeypatch.setattr(os, "replace", replaced_and_committed)
     disk.write_durably(tmp_path / "save.partial" / "shard-1.json", "{}")
     assert (tmp_path / "save" / "shard-1.json").read_text(encoding="utf-8") == "{}"
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Returns a file system of 300 KB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_file_system_that_is_full_keeps_the_last_checkpoint_and_recovers(small_disk, background):
-    job = Job(small_disk / "c", background=background)
-    save(job, "old")
-    old = job.state()
-    (small_disk / "other").write_bytes(bytes(250_000))
-    job.table.train("item", range(1000), np.random.default_rng(0))
-    with pytest.raises(OSError, match=f"No space left on device .*: '{job.directory}/save-2-"):
-        save(job, "new")
-    assert job.loaded() == ("old", old) and not list(job.directory.rglob("*.partial"))
-    (small_disk / "other").unlink()
-    save(job, "new")
-    assert job.loaded() == ("new", job.state())

@@ -6,6 +6,7 @@ from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import embedding_of
 from tests.checkpoint.test_callback import fit, model, table
 from tf_fusedrec import callbacks, checkpoint
+from tf_fusedrec.files import manifest
 
 
 def load(job, which=None):
@@ -17,9 +18,8 @@ def load(job, which=None):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-@pytest.mark.parametrize("full_every", [1, 3])
-def test_the_last_saves_stay_and_each_is_what_it_was(full_every, tmp_path):
+@pytest.mark.parametrize(("full_every", "parts"), [(1, [1] * 8), (3, [1, 2, 2, 1, 2, 2, 1, 2])])
+def test_the_last_saves_stay_and_each_is_what_it_was(full_every, parts, tmp_path):
     job, states = Job(tmp_path / "c", full_every=full_every, keep=3), []
     for step in range(8):
         job.train()
@@ -27,26 +27,16 @@ def test_the_last_saves_stay_and_each_is_what_it_was(full_every, tmp_path):
         save(job, step)
         states.append(job.state())
         there = checkpoint.saves(job.directory)
+        assert len(checkpoint.read_manifest(job.directory)["tables"]["item"]["parts"]) == parts[step]
         # A full save stays as long as a kept delta needs it.
-        assert len(there) <= min(step + 1, 3 + (full_every > 1))
+        kept = [checkpoint.read_manifest(job.directory, save) for save in there[-3:]]
+        assert set(there) == set().union(*map(manifest.saves_of, kept)) and len(kept) == min(step + 1, 3)
         for n, name in enumerate(there[-3:], len(states) - len(there[-3:])):
             assert load(job, name) == load(job, n + 1) == (n, states[n])
             assert checkpoint.read_manifest(job.directory, name)["extra"] == n
             assert len(checkpoint.read_tables(job.directory, n + 1)["item"][0]) == len(states[n][0]["rows", "item"])
     assert load(job) == (7, states[7])
     assert checkpoint.dense_prefix(job.directory, there[-2]) == str(job.directory / there[-2] / "dense")
-
-
-def test_two_saves_stay_by_default(tmp_path):
-    job = Job(tmp_path / "c")
-    for step in range(4):
-        save(job, step)
-    assert [checkpoint.read_manifest(job.directory, name)["extra"] for name in checkpoint.saves(job.directory)] == [
-        2,
-        3,
-    ]
-    with pytest.raises(ValueError, match="keep must be >= 1, got 0: the last save is always kept"):
-        Job(tmp_path / "c", keep=0)
 
 
 def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):

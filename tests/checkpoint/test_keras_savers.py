@@ -254,8 +254,8 @@ def test_legacy_hdf5_files_are_refused_by_name(name, writer, options, trained, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saver", ["save", "export", "saved_model", "without_tables"])
-def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, tmp_path):
-    model, _ = compiled("native")
+def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, trained, tmp_path):
+    model = trained[0]
     words = (
         r"^FusedEmbedding 'fused_embedding': a SavedModel of .* cannot hold its tables \['item', 'tag'\]. "
         r"Use tf_fusedrec.export\(model, folder\) .* tf_fusedrec.checkpoint.save,? .*$"

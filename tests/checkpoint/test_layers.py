@@ -114,16 +114,3 @@ def test_a_model_without_layers_is_refused_with_the_remedy(tmp_path):
         checkpoint.save(tmp_path, "model")
     with pytest.raises(TypeError, match="layers must be a list of FusedEmbedding layers, got "):
         checkpoint.save(tmp_path, model, layers=embedding_of(DictTable("a")))
-
-
-def test_a_layer_as_an_argument_of_its_own_is_refused_with_the_remedy(tmp_path):
-    model, layer = keras.Sequential(), embedding_of(DictTable("a"), name="mine")
-    calls = {
-        "save": lambda: checkpoint.save(tmp_path, model, layer, None, extra=1),
-        "load": lambda: checkpoint.load(tmp_path, model, embedding=layer),
-        "Checkpointer": lambda: checkpoint.Checkpointer(tmp_path, model, layer),
-        "Checkpoint": lambda: callbacks.Checkpoint(tmp_path, layer, 5, {}),
-    }
-    for name, call in calls.items():
-        with pytest.raises(TypeError, match=rf"^{name} got the unexpected layer 'mine'.*Pass layers .* layers="):
-            call()

@@ -7,7 +7,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
 from tests.checkpoint.tables import DictTable, contents, ranks_of
 from tf_fusedrec.checkpoint import read_manifest
-from tf_fusedrec.files import hash_order, table_reader
+from tf_fusedrec.files import hash_order
 from tf_fusedrec.files.hash_order import tfra_owner
 
 IDS = [*EDGE_IDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 300).tolist()]
@@ -163,11 +163,3 @@ def test_a_delta_is_as_small_as_its_rows_and_needs_the_full_save(tmp_path):
     (tmp_path / full / "item.rows-1.shard").unlink()
     with pytest.raises(ValueError, match=f"{full}/item.rows-1.shard is missing"):
         simulated.load(tmp_path, ranks_of(lambda: DictTable("item", dim=64), 1))
-
-
-def test_one_process_reads_all_rows_of_all_ranks(tmp_path):
-    tables = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
-    simulated.save(tmp_path, tables)
-    described = read_manifest(tmp_path)["tables"]["item"]
-    ids = np.concatenate([ids for ids, _ in table_reader.TableReader(tmp_path, "item", described).chunks()])
-    assert sorted(ids.tolist()) == sorted(IDS)

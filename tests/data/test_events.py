@@ -86,20 +86,29 @@ def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
     user = np.sort(rng.integers(0, 5, 200))
     time = np.concatenate([np.sort(rng.integers(0, 400_000, int(n))) // 9000 * 9000 for n in np.bincount(user)])
     item, click = rng.integers(0, 6, 200), rng.integers(0, 2, 200).astype(np.float32)
-    crossed = rng.integers(0, 3, 200)
-    events = events_of(user, time, item=item, labels={"click": click}, features={"kind": crossed}, crossed=("kind",))
-    write(tmp_path / "d", events)
+    crossed, tags = rng.integers(0, 3, 200), [np.unique(rng.integers(0, 4, rng.integers(0, 4))) for _ in range(200)]
+    tag = Ragged(np.concatenate(tags), splits_of(np.array([len(row) for row in tags])))
+    features = {"kind": crossed, "tag": tag}
+    write(
+        tmp_path / "d",
+        events_of(user, time, item=item, labels={"click": click}, features=features, crossed=("kind", "tag")),
+    )
     keys = {"user": 0 * item, "item": item, "hour": time // 3600 % 24, "kind": crossed}
     seen = 0
     for part in ("train", "test"):
         for role in ("history", "exposed"):
-            names = [f"{role}_past_{key}_{what}" for key in keys for what in ("count", "click_rate")]
-            kept = [Column("user_id"), *map(ids, (f"{role}_time", f"{role}_item", f"{role}_kind"))]
-            for row in lists(tmp_path / "d" / part, *kept, *map(numbers, names)):
+            names = [f"{role}_past_{key}_{what}" for key in (*keys, "tag") for what in ("count", "click_rate")]
+            columns = [ids(f"{role}_{name}") for name in ("time", "item", "kind", "tag_count", "tag")]
+            for row in lists(tmp_path / "d" / part, Column("user_id"), *columns, *map(numbers, names)):
+                of_place = np.split(row[5], np.cumsum(row[4])[:-1])
                 for place, (at, of_item, kind) in enumerate(zip(*row[1:4])):
                     own = {"user": 0, "item": of_item, "hour": at // 3600 % 24, "kind": kind}
-                    for key, (count, rate) in zip(keys, zip(row[4::2], row[5::2])):
-                        past = click[(user == row[0]) & (time < at) & (keys[key] == own[key])]
+                    earlier = (user == row[0]) & (time < at)
+                    for key, (count, rate) in zip((*keys, "tag"), zip(row[6::2], row[7::2])):
+                        if key == "tag":  # an event counts once for each tag that both have
+                            past = np.repeat(click, [np.isin(of, of_place[place]).sum() for of in tags] * earlier)
+                        else:
+                            past = click[earlier & (keys[key] == own[key])]
                         assert count[place] == len(past)
                         wanted = np.float32(past.mean()) if len(past) else np.nan
                         np.testing.assert_array_equal(np.float32(rate[place]), wanted)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.data.shards import to_lists
-from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, splits_of
+from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, splits_of
 
 
 def _ragged(lists):
@@ -15,10 +14,6 @@ LISTS = [[1, 2, 3], [], [4], [5, 6], [], [7, 8, 9, 10]]
 ROWS = Rows({"user": np.arange(6), "item": _ragged(LISTS)}, 6)
 
 
-def _items(rows):
-    return [list(row) for row in to_lists(rows.columns["item"])]
-
-
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [5, 1, 1, 0], [4], []])
 def test_take(order):
     taken = ROWS.take(np.array(order, np.int64))
@@ -26,21 +21,6 @@ def test_take(order):
     assert taken.columns["user"].tolist() == order
     assert taken.columns["item"].lengths().tolist() == [len(LISTS[row]) for row in order]
     assert taken.columns["item"].values.tolist() == sum([LISTS[row] for row in order], [])
-
-
-def test_slices_concatenate_to_the_whole():
-    for size in (1, 2, 4, 6, 9):
-        parts = [ROWS.slice(begin, min(begin + size, 6)) for begin in range(0, 6, size)]
-        assert all(part.num_rows <= size for part in parts)
-        whole = concat(parts)
-        assert whole.num_rows == 6
-        assert _items(whole) == LISTS
-        assert whole.columns["user"].tolist() == list(range(6))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_keep_last(count):
-    assert to_lists(_ragged(LISTS).keep_last(count)) == [tuple(row[-count:]) for row in LISTS]
 
 
 @pytest.mark.parametrize("longer", [1, 100])  # long lists are not joined before they are taken

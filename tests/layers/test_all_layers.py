@@ -150,7 +150,7 @@ REFUSALS = [
     (layers.SASRec, {"ffn_units": 0}, "ffn_units must be >= 1, got 0"),
     (layers.PositionEmbedding, {"max_sequence_length": 0}, "max_sequence_length must be >= 1, got 0"),
     (layers.PositionTimeEmbedding, {"num_positions": 0}, "num_positions must be >= 1, got 0"),
-    (layers.PositionTimeEmbedding, {"num_positions": 3, "time_bucket_function": "exp"}, "must be 'sqrt' or 'log', got"),
+    (layers.PositionTimeEmbedding, {"num_positions": 3, "time_bucket_function": "exp"}, "must be one of .*'log'.* got"),
     (layers.GatedOutput, {"norm": "other"}, "norm must be one of .* got 'other'"),
     (layers.GatedOutput, {"gate_activation": "other"}, "gate_activation must be one of .* got 'other'"),
     (layers.GatedOutput, {"concat": "other"}, "concat must be one of .* got 'other'"),

@@ -153,13 +153,12 @@ def test_refusals(click, tmp_path):
 
 
 def exported(folder):
-    """Body: trains on this rank's batches, exports and saves. Returns the models' answers."""
+    """Body: trains on this rank's batches and exports. Returns the models' answers."""
     rank = fr.collectives.rank()
     model = click_model.make_model()
     fr.collectives.broadcast_variables(model.variables)
     click_model.train(model, [2 * step + rank for step in range(4)])
     fr.export(model, f"{folder}/native")
-    fr.checkpoint.save(f"{folder}/checkpoint", model)
     answers = {name: output.numpy() for name, output in model(click_model.batch(3), training=False).items()}
     table = fr.TableConfig("item", 2, keras.optimizers.legacy.SGD(0.1), fr.Uniform(-1.0, 1.0))
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
@@ -194,59 +193,6 @@ def test_rows_of_all_ranks(of_two_ranks):
         for name, value in answers.items():
             np.testing.assert_allclose(got[name], value, **CLOSE)
         np.testing.assert_allclose(of_tfra, outputs, **CLOSE)
-
-
-def changes(delta):
-    return {path.name: np.load(path) for path in (delta / "changes").iterdir()}
-
-
-def test_base_and_delta_are_the_full_export(of_two_ranks, tmp_path):
-    """Two ranks make the base. One rank resumes from their checkpoint, evicts rows and exports the changes.
-
-    test_updates.py compares deltas with full exports, for both kinds of operations.
-    """
-    folder, _ = of_two_ranks
-    base = folder / "native"
-    model = click_model.make_model()
-    embedding = model.get_layer("fused_embedding")
-    fr.checkpoint.load(folder / "checkpoint", model)
-    fr.export(model, tmp_path / "nothing", base=base)
-    assert all(len(array) == 0 for array in changes(tmp_path / "nothing").values())
-
-    click_model.train(model, [9])
-    gone = {"item": [-1, click_model.LIMITS.min], "user": [click_model.LIMITS.max]}
-    for group in embedding.internals.groups:
-        for name in group.table.names:
-            group.table.remove(name, np.array(gone[name]))
-    own = {
-        "rows": fr.Signature(lambda inputs: rows_of(embedding, inputs["ids"]), {"ids": tf.TensorSpec([None], tf.int64)})
-    }
-    signatures = {**default_signatures(model), **own}
-    fr.export(model, tmp_path / "delta", base=base, signatures=signatures)
-    fr.apply_delta(base, tmp_path / "delta", tmp_path / "applied")
-    loaded = tf.saved_model.load(str(tmp_path / "applied"))
-    inputs = click_model.batch(9)  # ids without a row are among them
-    answer = loaded.signatures["serving_default"](**click_model.served(inputs))
-    for name, value in model(inputs, training=False).items():
-        np.testing.assert_allclose(answer[name], value, **CLOSE)
-
-    before, written = fr.checkpoint.read_tables(folder / "checkpoint"), changes(tmp_path / "delta")
-    for table in ("item", "user"):
-        old = {i: row.tobytes() for i, row in zip(before[table][0].tolist(), before[table][1])}
-        now = dict(zip(embedding.export_table(table)[0].tolist(), embedding.export_table(table)[1]))
-        changed = [i for i, row in now.items() if old.get(i) != row.tobytes()]
-        assert len(changed) > 0 and set(gone[table]) <= set(old)
-        assert written[f"{table}.ids.npy"].tolist() == sorted(changed)
-        assert written[f"{table}.removed.npy"].tolist() == sorted(gone[table])
-        asked = sorted({*now, *old, 12345})
-        asked = tf.constant(asked, tf.int64)
-        got, expected = loaded.signatures["rows"](ids=asked), rows_of(embedding, asked)
-        np.testing.assert_array_equal(got[table], expected[table])
-
-
-def rows_of(embedding, ids):
-    rows = embedding({"shown": ids, "user": ids}, training=False)
-    return {"item": rows["shown"], "user": rows["user"]}
 
 
 def test_refusals_of_a_delta(click, tmp_path):

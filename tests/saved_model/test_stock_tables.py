@@ -51,18 +51,7 @@ def test_tables_of_one_form_are_joined(count):
             np.testing.assert_array_equal(again[1], tables[name][1])
 
 
-@pytest.mark.parametrize(
-    ("ids", "rows", "message"),
-    [
-        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Use sorted"),
-        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Use sorted"),
-        (
-            [1],
-            np.ones([2, 3]),
-            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), want ids \[n\] and rows \[n, D\]. Use one row",
-        ),
-    ],
-)
-def test_bad_tables_are_refused(ids, rows, message):
-    with pytest.raises(ValueError, match=message):
-        make({"item": (np.array(ids), rows)})
+@pytest.mark.parametrize("ids", [[2, 1], [1, 1]])
+def test_ids_that_do_not_ascend_are_refused(ids):
+    with pytest.raises(ValueError, match="table 'item' of an export has ids that repeat or do not ascend. Use sorted"):
+        make({"item": (np.array(ids), np.ones([2, 3]))})

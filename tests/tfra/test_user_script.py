@@ -3,6 +3,7 @@
 import pathlib
 
 import numpy as np
+import pytest
 
 from tests.support import small_log
 from tests.support.ranks import run_ranks
@@ -25,7 +26,9 @@ def run_script(data, folder, swapped, fused):
     return program["main"](data, folder, STEPS, **finish)
 
 
+@pytest.mark.nightly
 def test_losses_and_files_are_those_of_tfra(tmp_path):
+    """test_swap_ranks.py compares losses, keys and rows of each kind of layer."""
     data = str(small_log.write_movielens(tmp_path / "data"))
     runs = {"tfra": (False, False), "swapped": (True, False), "fused": (True, True)}
     losses = {

@@ -1,8 +1,4 @@
-"""Keras callbacks that add metrics of tables and exchanges to the logs.
-
-All ranks must fit with the same list, so that they log the same values. A working order is Throughput,
-ModelFlopsUtilization, EmbeddingMetrics, Keras' TensorBoard on rank 0, EarlyStopping.
-"""
+"""A Keras callback that adds metrics of tables and exchanges to the logs, before Keras' TensorBoard on rank 0."""
 
 from __future__ import annotations
 
@@ -107,12 +103,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
 
 
 def _metrics(rows: int, counts: np.ndarray) -> dict[str, float]:
-    """Metrics of one table or of all tables, by name.
-
-    Args:
-      rows: Rows at the end of the epoch.
-      counts: <int64>[1 + len(_COUNTS)], the epoch's growth and counts.
-    """
+    """Metrics by name, of rows at the end of an epoch, and its growth and counts <int64>[1 + len(_COUNTS)]."""
     growth, hits, inserts, refused, evictions, left_out = counts
     metrics = {"rows": float(rows), "growth": float(growth)}
     if looked_up := hits + inserts + refused:

@@ -11,7 +11,6 @@ from typing import Any
 from tf_fusedrec import checkpoint
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.callbacks.stopping import higher_is_better, mean_over_ranks
-from tf_fusedrec.checkpoint.layers import finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import agree
@@ -64,7 +63,6 @@ class Checkpoint(keras.callbacks.Callback):
       ValueError: an argument is out of range; mode "auto" does not know the metric; in fit, no rank logs `monitor`.
     """
 
-    @finds_layers(2)
     def __init__(
         self,
         directory: str | os.PathLike,

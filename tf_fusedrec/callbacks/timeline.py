@@ -152,9 +152,6 @@ def _chrome_trace(events: list[Event], bounds: list[tuple[int, float, float]]) -
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
-_MARGIN_S = 0.1  # Horovod's thread starts and stops a timeline between two of its cycles.
-
-
 def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: float, end: float) -> None:
     """Writes a PNG of the step that ran from `begin` to `end`, in seconds."""
     shown = timeline_events.inside(events, begin, end)

@@ -100,15 +100,7 @@ _NO_WORK = re.compile(
 
 
 def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
-    """Exchanges in a stopped timeline, and their waits for other ranks.
-
-    Args:
-      path: Path of the timeline.
-      timeout_s: Seconds to wait for the file, which Horovod writes in the background.
-
-    Raises:
-      TimeoutError: Horovod did not finish the file in time.
-    """
+    """Exchanges in a stopped timeline, and their waits for other ranks. Horovod writes the file in the background."""
     give_up = time.monotonic() + timeout_s
     while True:
         try:
@@ -138,12 +130,7 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
 
 
 def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
-    """Ops of the newest profile in a folder.
-
-    Args:
-      folder: Folder of the profiler.
-      clock_s: Time of the event CLOCK, in seconds since the Unix epoch.
-    """
+    """Ops of the newest profile in a folder, whose event CLOCK was at `clock_s` seconds since the Unix epoch."""
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     space = XSpace()
     space.ParseFromString(newest.read_bytes())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, saving
-from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
+from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import agree, on_rank_0
@@ -60,10 +60,9 @@ class Checkpointer:
     Raises:
       ValueError: an argument is out of range; the model has no FusedEmbedding layer; two layers have a table of the
         same name; full_every > 1 for tables that do not track changed rows (backend "tfra") or removed ids.
-      TypeError: a layer is passed in addition to the model, not in `layers`.
+      TypeError: `model` or one of `layers` has another type.
     """
 
-    @finds_layers(3)
     def __init__(
         self,
         directory: str | os.PathLike,
@@ -233,7 +232,6 @@ class Checkpointer:
         self._unfinished = None
 
 
-@finds_layers(2)
 def save(
     directory: str | os.PathLike,
     model: keras.Model | FusedEmbedding,

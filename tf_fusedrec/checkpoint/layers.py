@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
 
 from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 
-Call = TypeVar("Call", bound=Callable[..., Any])
-
 
 def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
-    """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks.
-
-    Args:
-      model: Keras model, or one FusedEmbedding.
-      layers: FusedEmbedding layers outside the model.
-
-    Raises:
-      TypeError: `model` or one of `layers` has another type.
-      ValueError: the model has no layer, or two layers have tables of the same name.
-    """
+    """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks."""
     if not isinstance(model, tf.Module):
         raise TypeError(
             f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}"
@@ -49,23 +36,3 @@ def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) ->
                     )
                 owners[table] = layer
     return embeddings
-
-
-def finds_layers(arguments: int) -> Callable[[Call], Call]:
-    """Decorates a function that finds the layers of its model: only its first `arguments` arguments may be a layer."""
-
-    def decorated(call: Call) -> Call:
-        @functools.wraps(call)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            surplus = [*args[arguments:], kwargs.get("embedding")]
-            for value in surplus:
-                if isinstance(value, FusedEmbedding):
-                    raise TypeError(
-                        f"{call.__qualname__.replace('.__init__', '')} got the unexpected layer {value.name!r}, but it "
-                        "finds all FusedEmbedding layers of the model. Pass layers outside the model in layers=[...]."
-                    )
-            return call(*args, **kwargs)
-
-        return cast(Call, checked)
-
-    return decorated

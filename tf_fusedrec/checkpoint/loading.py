@@ -12,7 +12,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense
-from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
+from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import dense_gradients
 from tf_fusedrec.exchange.collectives import agree
@@ -29,7 +29,6 @@ class TableToLoad(NamedTuple):
     reader: TableReader
 
 
-@finds_layers(2)
 def load(
     directory: str | os.PathLike,
     model: keras.Model | FusedEmbedding,

@@ -60,15 +60,7 @@ def keeps_changes(table: Any, section: str = "rows") -> bool:
 def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapping[str, int]) -> Plan:
     """Begins a save: removes the remains of interrupted saves and makes a new folder. Only rank 0 calls it.
 
-    Args:
-      directory: Folder of the checkpoint.
-      ranks: Number of ranks, R.
-      full: Name of the full save of a delta; None begins a full save.
-      since: Clock of each table at that full save.
-
-    Raises:
-      ValueError: `directory` has a checkpoint of another format, or lacks the full save.
-      NotADirectoryError: `directory` is a file.
+    A delta has the name of its full save, and the clock of each table at that save.
     """
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"directory {os.fspath(directory)} is a file, want a folder. Name another path.")
@@ -89,11 +81,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
 def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: int = 1) -> Iterator[TableCopy]:
     """Yields copies of this rank's tables, of all rows or, for a delta, of changed rows.
 
-    Args:
-      tables: Backends of one layer.
-      plan: Plan of the save.
-      hash_range: Number of the hash range that this rank writes, in [0, plan.ranks).
-      replicas: Number of ranks with the same rows. With several, only rows in `hash_range` are copied.
+    With several replicas, ranks with the same rows, only rows of hash range `hash_range` of plan.ranks are copied.
     """
 
     def in_range(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -124,10 +112,7 @@ def write_shard(
     rank: int,
     weights: dense.Weights = dense.NO_WEIGHTS,
 ) -> None:
-    """Writes the files of one rank, then its report, shard-<rank>.json, with digests of weights that must be equal.
-
-    Raises OSError if a write failed, for example on a full disk.
-    """
+    """Writes the files of one rank, then its report, shard-<rank>.json, with digests of weights that must be equal."""
     folder = directory / (plan.save + saves.PARTIAL)
     described, faults = {}, [non_finite_weight([*weights.equal, *weights.rest])]
     with disk.synced_folder(folder):
@@ -168,19 +153,7 @@ def commit(
 ) -> None:
     """Waits for all shards, makes them the checkpoint, and removes old saves. Only rank 0 calls it.
 
-    Args:
-      dense_files: Contents of the dense files, by name.
-      extra: JSON-serializable value that load returns.
-      timeout_s: Seconds to wait for the other ranks.
-      keep: Number of saves to keep, including this one.
-      finite: True to refuse a save with a NaN or infinite number.
-      best: True to keep this save until another one is the best.
-
-    Raises:
-      RuntimeError: a rank gave up, or wrote no report within timeout_s seconds.
-      OSError: a write failed, for example on a full disk.
-      ValueError: dense weights differ between ranks.
-      NotFinite: a number is not finite.
+    `keep` counts this save. `finite` refuses a NaN or infinite number. `best` keeps it until another save is the best.
     """
     folder = directory / (plan.save + saves.PARTIAL)
     dense_entries = dense.write(folder, dense_files)

@@ -69,11 +69,7 @@ def known_num_samples(data: Any) -> int | None:
 
 
 def no_samples(element_spec: Any) -> Any:
-    """A batch of no samples for a data set with this element_spec.
-
-    Raises:
-      ValueError: a tensor has no first dimension, or an unknown rank.
-    """
+    """A batch of no samples for a data set with this element_spec."""
 
     def empty(spec: Any) -> Any:
         rank = spec.shape.rank
@@ -96,19 +92,9 @@ def no_samples(element_spec: Any) -> Any:
 
 
 def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
-    """Bounds of the pieces of a batch: piece i is samples [bounds[i], bounds[i + 1]).
+    """M + 1 bounds of the pieces of a batch of B samples, an int or <int64>[]; piece_bounds(12, 4) = 0 2 6 10 12.
 
     Every piece has a sample before one has two, so that none is empty unless there are fewer samples than pieces.
-
-    Args:
-      samples: B, an int or <int64>[].
-      micro_batches: M >= 1.
-
-    Returns:
-      M + 1 of the type of `samples`, the first 0 and the last B.
-
-    Example:
-      piece_bounds(12, 4)  ->  [0, 2, 6, 10, 12]
     """
     shares = _shares(micro_batches)
     each = tf.minimum(samples, micro_batches) if tf.is_tensor(samples) else min(samples, micro_batches)
@@ -118,20 +104,10 @@ def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
 
 
 def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
-    """Bounds of the pieces of a batch of samples with different numbers of tokens.
+    """M + 1 bounds <int64>[] of the pieces of a batch with these tokens <int64>[B], each >= 1, as piece_bounds.
 
-    The tokens before a bound are as close as possible to the share of the pieces before it. A bound is off by at most
-    half of a sample. Every piece has a sample before one has two, as in `piece_bounds`.
-
-    Args:
-      tokens: <int64>[B], tokens of each sample, >= 1.
-      micro_batches: M >= 1.
-
-    Returns:
-      M + 1 bounds <int64>[], the first 0 and the last B.
-
-    Example:
-      token_bounds([1, 1, 4, 2, 2, 2], 3)  ->  [0, 2, 4, 6], pieces of 2, 6 and 4 tokens for shares of 3, 6 and 3
+    The tokens before a bound are as close as possible to the share of the pieces before it.
+    Example: tokens 1 1 4 2 2 2 and M = 3 give 0 2 4 6, pieces of 2, 6 and 4 tokens for shares of 3, 6 and 3.
     """
     shares = _shares(micro_batches)
     # Twice the token count at which the closest bound moves from before a sample to after it.

@@ -167,10 +167,7 @@ _LOG = logging.getLogger("tf_fusedrec.data")
 
 
 class BadInput:
-    """Handles bad input by a policy.
-
-    "error" raises for the first bad input. "skip" skips it, and the log names and counts it.
-    """
+    """Handles bad input: "error" raises for the first one, "skip" skips it, and the log names and counts it."""
 
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
@@ -185,13 +182,7 @@ class BadInput:
         return sum(len(rows) for rows in self._rows.values())
 
     def handle(self, place: str, fault: str, rows: Iterable[int] = ()) -> None:
-        """Raises ValueError("place: fault"), or under "skip" logs a fault once.
-
-        Args:
-          place: File, and row group in it.
-          fault: Words that name the column, the fault and the remedy.
-          rows: Numbers of the bad rows in the row group; none if all of the place is bad.
-        """
+        """Raises ValueError("place: fault"), or under "skip" logs the fault of these rows of a row group once."""
         if not self.skips:
             raise ValueError(f"{place}: {fault}")
         with self._lock:

@@ -165,10 +165,7 @@ class EpochPlan:
     Args:
       weights: <int64>[rows of the epoch], weight of each position; 0 for a skipped row.
       target: Target weight of a batch of one rank.
-      streams: Remaining intervals of all ranks, ascending in every stream. Another number of streams is divided
-        equally, up to one row.
-      ranks: Number of ranks.
-      scope: One of SCOPES.
+      streams: Remaining intervals, ascending in every stream. Another number of streams is divided equally.
     """
 
     def __init__(self, weights: np.ndarray, target: int, streams: Streams, ranks: int, scope: str) -> None:

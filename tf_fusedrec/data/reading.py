@@ -132,10 +132,7 @@ def read_groups(
 
 
 class PositionReader:
-    """Reads rows of one epoch by position. Each position may be requested once, block after block.
-
-    `intervals`, ascending, contain all requested positions. Blocks outside them are not read.
-    """
+    """Reads rows of one epoch by position, each once, block after block. `intervals` contain all positions."""
 
     def __init__(
         self,

@@ -213,15 +213,9 @@ def rows_from_arrow(
     first_row: int,
     partitions: Mapping[str, str],
 ) -> Rows:
-    """Converts a record batch. A skipped row has no values, and False in the column GOOD.
+    """Converts a record batch, which has all columns but those of `partitions`, the values of the file's folders.
 
-    Args:
-      batch: Record batch with the columns, except the columns of `partitions`.
-      columns: Columns to convert.
-      where: File and row group, for messages.
-      bad: Handler of nulls, and of aligned columns with rows that differ in length.
-      first_row: Number of the batch's first row in the row group.
-      partitions: Column values of the file's folders.
+    A skipped row has no values, and False in the column GOOD. Messages count rows from `first_row`.
     """
     stored = [column for column in columns if batch.schema.get_field_index(column.name) >= 0]
     good = _good_rows(batch, stored, where, bad, first_row)

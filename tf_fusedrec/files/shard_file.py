@@ -67,12 +67,7 @@ def _checksum(data: Any) -> bytes:
 
 
 def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray) -> int:
-    """Writes and syncs a new file. Returns its size in bytes.
-
-    Args:
-      ids: <int64>[n], distinct, in any order. Repeated ids raise ValueError.
-      records: <record>[n], structured and packed.
-    """
+    """Writes and syncs ids <int64>[n], distinct and in any order, and their packed records. Returns the bytes."""
     hashes = mix64(ids)
     order = np.argsort(hashes)
     hashes, ids = hashes[order], np.ascontiguousarray(ids[order], "<i8")
@@ -107,19 +102,9 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
 
 
 class ShardFile:
-    """Reader of a file made by `write`. The constructor reads and checks header and index; `chunks` reads rows.
+    """Reads a file of `write`. The constructor reads and checks header and index; `chunks` reads rows.
 
-    Args:
-      path: Path of the file.
-      label: Expected origin of the rows.
-
-    Attributes:
-      record: dtype of the records.
-      rows: Number of rows.
-      bytes_read: Bytes read from the disk so far.
-
-    Raises:
-      ValueError: the file is missing, truncated, damaged, forged or foreign.
+    `label` is the expected origin of the rows. `bytes_read` counts the bytes read from the disk so far.
     """
 
     def __init__(self, path: pathlib.Path, label: Label):

@@ -34,19 +34,10 @@ class TableReader:
     """Reads one rank's rows of one table. The constructor opens the files and checks headers and indices.
 
     Args:
-      directory: Folder of the checkpoint.
-      name: Name of the table in the checkpoint.
-      described: Entry of the table in the manifest.
-      rank, ranks: Number of the reading rank, and of all reading ranks.
-      owner: Rule that assigns ids to the reading ranks, "hash_range" or "tfra".
+      name, described: Name of the table in the checkpoint, and its entry in the manifest.
+      rank, ranks, owner: The reading rank, all reading ranks, and the rule that assigns ids to them.
       records: dtype of a record by section, to read these sections only; None reads all sections as they are.
       id_bits: Ids must be in [0, 2^id_bits); 64 admits every int64.
-
-    Attributes:
-      sections: Files by section.
-
-    Raises:
-      ValueError: a file is missing, damaged, foreign or forged, or has other records.
     """
 
     def __init__(

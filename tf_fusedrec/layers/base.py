@@ -1,5 +1,4 @@
 """The bases of the layers, and the state of attention: keys and values of earlier tokens, which a server keeps.
-ones.
 
 A layer that is extended by the pieces of a row returns the outputs of the whole row. Where an output depends on later
 tokens, `extend` raises ValueError.
@@ -7,6 +6,7 @@ tokens, `extend` raises ValueError.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,11 +26,12 @@ class AttentionState(NamedTuple):
 class ConfiguredLayer(keras.layers.Layer):
     """A layer with the arguments of its constructor as attributes and as its config."""
 
-    def _configure(self, **options: Any) -> None:
-        """Keeps arguments of the constructor. A Dropout layer may be in the place of its rate."""
-        self._option_names = tuple(options)
-        for name, value in options.items():
-            setattr(self, name, value)
+    def _configure(self, arguments: dict[str, Any], **instead: Any) -> None:
+        """Keeps the constructor's arguments, its locals(). A Dropout layer may be in the place of its rate."""
+        parameters = list(inspect.signature(arguments["__class__"].__init__).parameters.values())[1:]
+        self._option_names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        for name in self._option_names:
+            setattr(self, name, instead.get(name, arguments[name]))
 
     def get_config(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in self._option_names}
@@ -53,6 +54,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
 class SequenceBlock(ConfiguredLayer):
     """Base of HSTU, FuXi and SASRec: attention over ragged sequences that can be computed piece by piece."""
 
+    num_heads: int
     max_sequence_length: int
 
     def extend(
@@ -126,6 +128,10 @@ class SequenceBlock(ConfiguredLayer):
             times = SequenceTimes(times.asks, rows.answers.values)
         return new, rows, times
 
+    def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
+        """Returns tokens <float>[T, H * columns] by head."""
+        return tf.reshape(tokens, [-1, self.num_heads, columns])
+
     def _flops(self, row_splits: tf.Tensor, per_token: int, per_pair: int, **masks: Any) -> tf.Tensor:
         """Counts operations <float64>[] of all tokens and of all visible pairs."""
         keys = jagged.visible_keys(row_splits, **masks)
@@ -140,12 +146,7 @@ def only_targets(
     contextual_length: int | tf.Tensor,
     layer: str,
 ) -> tf.RaggedTensor:
-    """Returns x after a check that it has no events in rows with context tokens in the state.
-
-    Raises:
-      ValueError: There is a context, and num_targets is None.
-      InvalidArgumentError: A row with context has new events.
-    """
+    """Returns x after a check that it has no events in rows with context tokens in the state."""
     context = contextual_lengths(contextual_length, x.row_splits)
     if context is None:
         return x

@@ -74,11 +74,7 @@ class FuXi(SequenceBlock):
                 'time_encoding must not be "none", because every FuXi block has a time channel. Use "buckets", '
                 '"power", "exponential" or "stretched".'
             )
-        self._configure(
-            num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim, form=form, ffn_multiple=ffn_multiple,
-            max_sequence_length=max_sequence_length, time_encoding=time_encoding, time_buckets=time_buckets,
-            dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy),
-        )  # fmt: skip
+        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
@@ -162,9 +158,6 @@ class FuXi(SequenceBlock):
         """Returns the column counts of u, v and, in "alpha", q and k."""
         inner, qk = self.num_heads * self.value_dim, self.num_heads * self.qk_dim
         return [self._channels() * inner, inner, *([qk, qk] if self.form == "alpha" else [])]
-
-    def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
-        return tf.reshape(tokens, [-1, self.num_heads, columns])
 
     def _dense(self, units, activation, name, initializer="glorot_uniform", use_bias=False) -> keras.layers.Dense:
         return keras.layers.Dense(

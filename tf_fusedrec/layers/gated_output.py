@@ -51,10 +51,7 @@ class GatedOutput(ConfiguredLayer):
         check_choice("norm", norm, ("plain", "affine", "per_head"))
         check_choice("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS))
         check_choice("concat", concat, ("none", "normalized", "raw"))
-        self._configure(
-            num_heads=num_heads, norm=norm, gate_before_norm=gate_before_norm, gate_activation=gate_activation,
-            concat=concat, use_bias=use_bias, dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy),
-        )  # fmt: skip
+        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns, inner = input_shape[0][-1], input_shape[2][-1]

@@ -106,13 +106,7 @@ class HSTU(SequenceBlock):
             raise ValueError(f'group_norm and gate_activation belong to form "production", got form {form!r}.')
         if form == "mtgrboost" and concat:
             raise ValueError('concat belongs to the forms "research" and "production", got form "mtgrboost".')
-        self._configure(
-            num_heads=num_heads, qk_dim=qk_dim, value_dim=value_dim, form=form,
-            max_sequence_length=max_sequence_length, dropout=dropout, position_bias=position_bias,
-            time_encoding=time_encoding, time_buckets=time_buckets, divisor=divisor, attention_window=attention_window,
-            min_full_length=min_full_length, global_window=global_window, target_group_size=target_group_size,
-            concat=concat, group_norm=group_norm, gate_activation=gate_activation, attention_dropout=attention_dropout,
-        )  # fmt: skip
+        self._configure(locals())
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
@@ -230,8 +224,7 @@ class HSTU(SequenceBlock):
         else:
             gate, value, query, key = tf.split(projected, [inner, inner, qk, qk], axis=-1)
         gate = tf.nn.silu(gate) if self.form == "production" else gate
-        by_head = ((query, self.qk_dim), (key, self.qk_dim), (value, self.value_dim))
-        return [gate, *(tf.reshape(tokens, [-1, self.num_heads, columns]) for tokens, columns in by_head)]
+        return [gate, *(self._heads(x, self.qk_dim) for x in (query, key)), self._heads(value, self.value_dim)]
 
     def _masks(self, num_targets: tf.Tensor | None, contextual_length: int | tf.Tensor) -> dict:
         return {

@@ -46,6 +46,11 @@ def to_dense(ragged: tf.RaggedTensor) -> tf.Tensor:
     return _pad(ragged.values, ragged.row_splits)
 
 
+def padded(tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
+    """Pads tokens [T, ...] with zeros to [B, n, ...], in float32 or wider."""
+    return _pad(_wide(tokens), row_splits)
+
+
 def from_dense(dense: tf.Tensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
     """Keeps the first L_b entries of row b and drops the padding. The inverse of `to_dense`.
 

@@ -36,7 +36,7 @@ class MMoE(ConfiguredLayer):
         check_positive(num_experts=num_experts, expert_units=expert_units, num_tasks=num_tasks)
         if not 1 <= top_k <= num_experts:
             raise ValueError(f"top_k must be 1 .. num_experts = {num_experts}, got {top_k}.")
-        self._configure(num_experts=num_experts, expert_units=expert_units, num_tasks=num_tasks, top_k=top_k)
+        self._configure(locals())
 
     def build(self, input_shape):
         columns = input_shape[-1]

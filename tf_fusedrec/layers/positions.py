@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.base import ConfiguredLayer, check_positive
+from tf_fusedrec.layers.base import ConfiguredLayer, check_choice, check_positive
 from tf_fusedrec.ops import contextual_lengths
 
 _SECONDS = 60  # Seconds in one unit of age.
@@ -48,11 +48,8 @@ class PositionTimeEmbedding(ConfiguredLayer):
     ):
         super().__init__(**layer_arguments)
         check_positive(num_positions=num_positions, time_buckets=time_buckets)
-        if time_bucket_function not in ("sqrt", "log"):
-            raise ValueError(f"time_bucket_function must be 'sqrt' or 'log', got {time_bucket_function!r}.")
-        self._configure(
-            num_positions=num_positions, time_buckets=time_buckets, time_bucket_function=time_bucket_function
-        )
+        check_choice("time_bucket_function", time_bucket_function, ("sqrt", "log"))
+        self._configure(locals())
 
     def build(self, input_shape):
         columns = input_shape[-1]
@@ -122,8 +119,7 @@ class PositionEmbedding(ConfiguredLayer):
     def __init__(self, max_sequence_length: int, dropout: float = 0.0, **layer_arguments):
         super().__init__(**layer_arguments)
         check_positive(max_sequence_length=max_sequence_length)
-        dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
-        self._configure(max_sequence_length=max_sequence_length, dropout=dropout_layer)
+        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns = input_shape[-1]

@@ -62,10 +62,7 @@ class BiasWeights(ConfiguredLayer):
     ):
         super().__init__(**{**layer_arguments, "dtype": "float32"})
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
-        self._configure(
-            max_sequence_length=max_sequence_length, position=position, time_encoding=time_encoding,
-            time_buckets=time_buckets,
-        )  # fmt: skip
+        self._configure(locals())
 
     def build(self, input_shape=None):
         if self.position:

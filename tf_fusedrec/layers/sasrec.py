@@ -46,9 +46,8 @@ class SASRec(SequenceBlock):
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        sizes = {"num_heads": num_heads, "ffn_units": ffn_units, "max_sequence_length": max_sequence_length}
-        check_positive(**sizes)
-        self._configure(**sizes, dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
+        check_positive(num_heads=num_heads, ffn_units=ffn_units, max_sequence_length=max_sequence_length)
+        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns = input_shape[-1]
@@ -93,7 +92,8 @@ class SASRec(SequenceBlock):
 
     def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the normalized tokens <float>[T, D], and keys and values by head."""
-        key, value = (self._heads(part) for part in tf.split(self.key_value(tokens), 2, axis=-1))
+        width = tokens.shape[-1] // self.num_heads
+        key, value = (self._heads(part, width) for part in tf.split(self.key_value(tokens), 2, axis=-1))
         return jagged.layer_norm(tokens, _EPSILON), key, value
 
     def _finish(
@@ -113,8 +113,8 @@ class SASRec(SequenceBlock):
 
         It pads inside and computes in float32. query: <float>[Tq, D]; key, value: <float>[T, H, D / H].
         """
-        queries = self._padded(self._heads(query), query_splits)
-        keys, values = (self._padded(tokens, row_splits) for tokens in (key, value))
+        queries = jagged.padded(self._heads(query, key.shape[-1]), query_splits)
+        keys, values = (jagged.padded(tokens, row_splits) for tokens in (key, value))
         scores = tf.einsum("bihd,bjhd->bhij", queries, keys) * queries.shape[-1] ** -0.5
         # Tokens before the queries of a row, <int32>[B]. Padding after a row asks, too, and is dropped.
         before = tf.cast((row_splits - query_splits)[1:] - (row_splits - query_splits)[:-1], tf.int32)
@@ -123,10 +123,3 @@ class SASRec(SequenceBlock):
         weights = self.dropout(tf.nn.softmax(tf.where(seen, scores, scores.dtype.min)), training=training)
         out = jagged.from_dense(tf.einsum("bhij,bjhd->bihd", tf.cast(weights, values.dtype), values), query_splits)
         return tf.cast(tf.reshape(out.values, [-1, query.shape[-1]]), query.dtype)
-
-    def _heads(self, tokens: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tokens, [-1, self.num_heads, tokens.shape[-1] // self.num_heads])
-
-    def _padded(self, heads: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
-        wide = tf.cast(heads, tf.float32) if heads.dtype.size < 4 else heads
-        return jagged.to_dense(tf.RaggedTensor.from_row_splits(wide, row_splits, validate=False))

@@ -45,8 +45,8 @@ def jagged_attention(
 ) -> tf.Tensor:
     """Returns [Tq, H, Dv]: out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j by row."""
     rows = _rows(row_splits, num_targets, query_splits)
-    queries = _padded(query, rows.query_splits)
-    keys, values = (_padded(tokens, rows.row_splits) for tokens in (key, value))
+    queries = jagged.padded(query, rows.query_splits)
+    keys, values = (jagged.padded(tokens, rows.row_splits) for tokens in (key, value))
     scores = alpha * tf.einsum("bihd,bjhd->bhij", queries, keys)
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
@@ -76,7 +76,7 @@ def bias_attention(
     A bias with one of the two maps gives [Tq, H, Dv].
     """
     rows = _rows(row_splits, num_targets, query_splits)
-    values = _padded(value, rows.row_splits)
+    values = jagged.padded(value, rows.row_splits)
     visible = _visible(rows, contextual_length, attention_window, min_full_length, global_window, target_group_size)
     visible = tf.cast(visible, values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
@@ -97,12 +97,6 @@ def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None, query_splits: tf
     # Padding after a row asks from its last position, which every table has.
     asking = tf.minimum(asking, tf.maximum(lengths - 1, 0)[:, tf.newaxis])
     return _Rows(row_splits, query_splits, lengths, positions, asking, targets)
-
-
-def _padded(tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
-    """Pads [T, ...] to [B, n, ...], in float32 or wider."""
-    tokens = tf.cast(tokens, tf.float32) if tokens.dtype.size < 4 else tokens
-    return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, row_splits, validate=False))
 
 
 def _visible(
@@ -158,8 +152,7 @@ def _time_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
     if bias.time is None or bias.times is None:
         return None
     query_times, key_times = (
-        jagged.to_dense(tf.RaggedTensor.from_row_splits(times, splits, validate=False))
-        for times, splits in zip(bias.times, (rows.query_splits, rows.row_splits))
+        jagged.padded(times, splits) for times, splits in zip(bias.times, (rows.query_splits, rows.row_splits))
     )
     difference = query_times[:, :, tf.newaxis] - key_times[:, tf.newaxis, :]
     if isinstance(bias.time, BucketTable):

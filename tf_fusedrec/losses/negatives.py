@@ -39,19 +39,11 @@ def chosen_products(query: tf.Tensor, items: tf.Tensor, chosen: tf.Tensor):
 
 
 def segmented_products(query: tf.Tensor, items: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
-    """Returns query[p] . r, where r is items[chosen[p, c]].
+    """Returns query[p] . r with r = items[chosen[p, c]]; with `normalize`, r is divided by max(its length, 1e-6).
 
-    Beside the arguments, peak memory is one segment, [P, C] numbers and, backward, the gradient [U, D] itself.
-
-    Args:
-      query: <float>[P, D], float32 or float64.
-      items: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
-        gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
-      chosen: <int>[P, C], rows of `items`.
-      normalize: True to divide r by max(its length, 1e-6).
-
-    Returns:
-      <float>[P, C] in the dtype of `query`.
+    query <float32 or float64>[P, D], items <float>[U, D], chosen <int>[P, C] -> <dtype of query>[P, C]. Beside these,
+    peak memory is one segment and, backward, the gradient [U, D]. 16-bit rows are widened a segment at a time. Their
+    gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
     """
     dtype, width = query.dtype, query.shape[1]
     positions, rows = tf.shape(query)[0], tf.shape(items)[0]

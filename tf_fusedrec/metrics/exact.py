@@ -147,13 +147,13 @@ def rank_of_target(
 
 def hit_rate(ranks: np.ndarray, k: int) -> float:
     """HR@K: share of the ranks <int64>[B], counted from 1, that are <= k; nan without users."""
-    return _mean(_checked_ranks(ranks) <= _checked_k(k))
+    return _mean(_checked_ranks(ranks) <= checked_k(k))
 
 
 def ndcg(ranks: np.ndarray, k: int) -> float:
     """NDCG@K with one relevant item: mean of 1 / log2(rank + 1) where rank <= k, else 0; nan without users."""
     ranks = _checked_ranks(ranks)
-    return _mean(np.where(ranks <= _checked_k(k), 1.0 / np.log2(ranks + 1.0), 0.0))
+    return _mean(np.where(ranks <= checked_k(k), 1.0 / np.log2(ranks + 1.0), 0.0))
 
 
 def mrr(ranks: np.ndarray) -> float:
@@ -201,7 +201,7 @@ def _mean(values: np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 
-def _checked_k(k: int) -> int:
+def checked_k(k: int) -> int:
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}.")
     return k

@@ -19,6 +19,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.metrics.exact import checked_k
 
 AUC_BINS = 1 << 14
 _LARGEST_LOGIT = 16.0  # Probabilities above 1 - 1e-7 fall into the last bin.
@@ -281,31 +282,34 @@ class _MeanOfRanks(SummedMetric):
         return gain / users
 
 
-@keras.saving.register_keras_serializable("tf_fusedrec")
-class HitRate(_MeanOfRanks):
-    """HR@K; see metrics.hit_rate."""
+class _MeanOfFirstRanks(_MeanOfRanks):
+    """Ranks above K have no gain."""
+
+    _prefix: str
 
     def __init__(self, k: int, name: str | None = None):
-        super().__init__(name or f"hr@{_checked(k)}")
+        super().__init__(name or f"{self._prefix}@{checked_k(k)}")
         self._k = k
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "k": self._k}
+
+
+@keras.saving.register_keras_serializable("tf_fusedrec")
+class HitRate(_MeanOfFirstRanks):
+    """HR@K; see metrics.hit_rate."""
+
+    _prefix = "hr"
 
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
         return tf.cast(ranks <= self._k, tf.float64)
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class NDCG(_MeanOfRanks):
+class NDCG(_MeanOfFirstRanks):
     """NDCG@K, one relevant item; see metrics.ndcg."""
 
-    def __init__(self, k: int, name: str | None = None):
-        super().__init__(name or f"ndcg@{_checked(k)}")
-        self._k = k
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "k": self._k}
+    _prefix = "ndcg"
 
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
         return tf.where(ranks <= self._k, np.log(2.0) / tf.math.log(ranks + 1), 0)
@@ -343,9 +347,3 @@ def _flat(labels: Any, logits: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor,
 def _runs(begins: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns the run index <int32>[n] of each value; begins <bool>[n-1] marks which later values begin a run."""
     return tf.cumsum(tf.concat([tf.zeros_like(values[:1], tf.int32), tf.cast(begins, tf.int32)], axis=0))
-
-
-def _checked(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be >= 1, got {k}.")
-    return k

@@ -246,10 +246,8 @@ def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
 def joined(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Joins tables of a group, each with ids <int64>[n], ascending, and rows [n, C], into m entries, by (id, table).
 
-    Returns:
-      ids: <int64>[m+1], then the largest int64.
-      masks: <unsigned>[m+1], at the first entry of an id: bit t is set if table t has the id. 0 elsewhere.
-      rows: [m+1, C], then zeros.
+    Returns ids <int64>[m+1], the last the largest int64; masks <unsigned>[m+1], at the first entry of an id bit t if
+    table t has the id, 0 elsewhere; rows [m+1, C], the last zeros.
     """
     count = sum(len(ids) for ids, _ in tables)
     mask = next(np.dtype(bits) for bits in ("u1", "u2", "u4", "u8") if len(tables) <= 8 * np.dtype(bits).itemsize)
@@ -436,13 +434,14 @@ def write_bundle(export: pathlib.Path, tensors: dict) -> None:
     """Replaces the checkpoint of a SavedModel."""
     shutil.rmtree(export / _BUNDLE.parent)
     (export / _BUNDLE.parent).mkdir()
+    save_tensors(export / _BUNDLE, tensors)
+
+
+def save_tensors(prefix: pathlib.Path, tensors: dict) -> None:
+    """Writes a checkpoint of tensors by name."""
     names = sorted(tensors)
-    tf.raw_ops.SaveV2(
-        prefix=str(export / _BUNDLE),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[tf.constant(tensors[name]) for name in names],
-    )
+    values = [tf.constant(tensors[name]) for name in names]
+    tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,7 @@ def check_base(base: pathlib.Path, described: dict) -> None:
 def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, weights: Sequence[np.ndarray]) -> None:
     """Writes the changes from `base` to `export` into the new folder `delta`. The files of `export` move there.
 
-    Args:
-      base, export: Folders of full exports with the same ops and tables.
-      weights: All dense weights of `export`.
+    Both are full exports with the same ops and tables. `weights` are all dense weights of `export`.
     """
     description = {**applying.describe(export), "base": {}, "result": {}, "files": {}}
     changes = {}
@@ -99,11 +97,7 @@ def write_server_changes(
 ) -> None:
     """Writes the folder `server` of a delta.
 
-    Args:
-      versions: Version of the base, version of the result, layout; 32 letters each.
-      groups: All tables, by group.
-      changes: By table, "ids" and "rows" <uint8>[k, bytes] of changed rows and "removed" ids.
-      weights: All dense weights.
+    `versions` are those of base and result, and the layout. `changes` have "ids", "rows" and "removed", by table.
     """
     folder.mkdir(parents=True)
     tensors = {f"weights/{at}": weight for at, weight in enumerate(weights)}
@@ -115,13 +109,7 @@ def write_server_changes(
         tensors[f"{number}/ids"] = np.concatenate([ids for ids, _ in entries])
         tensors[f"{number}/tables"] = np.concatenate([np.full(len(ids), table, np.int64) for ids, table in entries])
         tensors[f"{number}/rows"] = np.concatenate(rows)
-    names = sorted(tensors)
-    tf.raw_ops.SaveV2(
-        prefix=str(folder / "changes"),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[tf.constant(tensors[name]) for name in names],
-    )
+    applying.save_tensors(folder / "changes", tensors)
     sums = [_checksum(tf.io.read_file(str(folder / f"changes.{name}"))).numpy().tobytes() for name in _FILES]
     header = b"".join([_MAGIC, *(version.encode() for version in versions), *sums])
     (folder / "header").write_bytes(header + _checksum(tf.constant(header)).numpy().tobytes())

@@ -31,13 +31,9 @@ def served_dtype(config: TableConfig) -> str:
 
 
 class NativeTables(tf.Module):
-    """Constant tables of a SavedModel.
+    """Constant tables of a SavedModel, by name. Their rows [n, D] have the dtype in which the server keeps them.
 
-    Args:
-      tables: By table name, ids <int64>[n], ascending, and rows [n, D] in the dtype in which the server keeps them.
-      unknown: By table name, the initial rows of ids that the table lacks; None: zeros.
-      configs: By table name, the config of the training table.
-      folder: Folder for the files of rows, which are copied into the SavedModel.
+    folder: Folder for the files of rows, which are copied into the SavedModel.
     """
 
     def __init__(
@@ -59,10 +55,7 @@ class NativeTables(tf.Module):
     def find(
         self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [n, D] of `requests`, names of tables with ids <int64>[k], and True <bool>[n]: a table has initial rows.
-
-        Other arguments as for StockTables.find.
-        """
+        """As StockTables.find, with True <bool>[n]: a table has the initial rows of its missing ids."""
         rows = [self._tables[table].rows(table_ids) for table, table_ids in requests]
         return tf.concat(rows, 0), tf.ones_like(ids, tf.bool)
 

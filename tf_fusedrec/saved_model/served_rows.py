@@ -28,13 +28,9 @@ _STEPS = 127  # in the largest number of a row
 
 
 class Lookup:
-    """Reads rows of a served model.
+    """Reads rows of a served model: the loaded `tables`, then by table the `unknown` rows, None for zeros.
 
-    Args:
-      tables: The loaded rows.
-      unknown: By table name, the initial rows of ids without a row; None: zeros.
-      groups: All tables, by group.
-      dtypes: By table name, dtype of the rows that the model gets.
+    The model gets rows in the dtypes of `dtypes`, by table.
     """
 
     def __init__(
@@ -138,16 +134,9 @@ def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[Group]:
 def find_entries(
     entries: tf.Tensor, masks: tf.Tensor, ids: tf.Tensor, tables: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Searches sorted entries of a group; applying.joined describes them.
+    """Searches the entries and masks [m+1] of a group (applying.joined) for ids and their tables, <int64>[n].
 
-    Args:
-      entries: <int64>[m+1].
-      masks: <int>[m+1].
-      ids, tables: <int64>[n].
-
-    Returns:
-      exists: <bool>[n], whether (id, table) has an entry.
-      at: <int64>[n], the entry's position, any in [0, m] where it has none.
+    Returns whether (id, table) has an entry, <bool>[n], and its position <int64>[n], any in [0, m] where it has none.
     """
     first = tf.searchsorted(entries, ids, out_type=tf.int64)
     masks = tf.where(tf.gather(entries, first) == ids, tf.gather(masks, first), 0)
@@ -201,22 +190,12 @@ def _differs_from_previous(values: tf.Tensor) -> tf.Tensor:
 class StockTables(tf.Module):
     """Constant tables of a SavedModel, by stock ops: sorted entries of each group, found by one binary search.
 
-    Args:
-      tables: By table name, ids <int64>[n], ascending, and rows [n, D].
-      groups: All tables, by group.
-
-    Raises:
-      ValueError: ids do not ascend, or the number of rows differs from the number of ids.
+    tables: By table name, ids <int64>[n], ascending, and rows [n, D].
     """
 
     def __init__(self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]], groups: Sequence[Group]):
         super().__init__(name="tables")
-        for name, (ids, rows) in tables.items():
-            if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
-                raise ValueError(
-                    f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows "
-                    "[n, D]. Use one row for each id."
-                )
+        for name, (ids, _) in tables.items():
             if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
                 raise ValueError(
                     f"table {name!r} of an export has ids that repeat or do not ascend. Use sorted, distinct ids."
@@ -232,15 +211,9 @@ class StockTables(tf.Module):
     def find(
         self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Looks up ids of the tables of one group.
+        """Rows [n, D] of ids <int64>[n] in `tables`, positions in a group, and whether the table has each, <bool>[n].
 
-        Args:
-          group: Number of the group.
-          requests: Not read. NativeTables.find reads it.
-          ids, tables: <int64>[n], ids and the positions of their tables in the group.
-
-        Returns:
-          Rows [n, D], zeros where the table lacks the id, and whether the table has it, <bool>[n].
+        The row of a missing id is zero. NativeTables.find reads `requests`, the same ids by the name of their table.
         """
         entries, masks, rows = self._tables[group]
         exists, at = find_entries(entries, masks, ids, tables)

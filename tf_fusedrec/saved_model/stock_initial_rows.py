@@ -44,28 +44,20 @@ _TAIL_BOTTOM = (
 
 
 class InitialRows(NamedTuple):
-    """Generator of the initial rows of one table.
+    """Generator of the initial rows of one table."""
 
-    seed: Seed of the table, signed 64 bits.
-    distribution, a, b: Distribution and its parameters; see ops.initial_rows.
-    dim: Columns of a row, D.
-    stored: dtype of a new row in the training table.
-    """
-
-    seed: int
-    distribution: str
+    seed: int  # of the table, signed 64 bits
+    distribution: str  # with its parameters a and b, see ops.initial_rows
     a: float
     b: float
     dim: int
-    stored: str
+    stored: str  # dtype of a new row in the training table
 
 
 def drawn_rows(generators: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
-    """<float32>[n, D] initial rows of several tables with equal dim, rounded to the dtype `stored`.
+    """<float32>[n, D] initial rows of ids of several tables with equal dim, rounded to the dtype `stored`.
 
-    Args:
-      generators: By table; None for a table without requests.
-      ids, tables: <int64>[n], ids and the positions of their tables.
+    `tables` <int64>[n] are positions in `generators`, which has None for a table without requests.
     """
     forms: dict[tuple[str, str], list[int]] = {}
     for position, initial in enumerate(generators):

@@ -28,13 +28,7 @@ _HEX_BYTES = delta.VERSION_BYTES // 2
 
 
 def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced: Mapping[str, Any]) -> str:
-    """Digest of what a delta cannot change.
-
-    Args:
-      tables: {name: {"dim", "dtype"}}.
-      weights: Variables of all dense weights, for their shapes and dtypes.
-      traced: Traced signatures by name, for the constants that they capture.
-    """
+    """Digest of what a delta cannot change: forms of tables and dense weights, constants that signatures capture."""
     shapes = [[weight.shape.as_list(), weight.dtype.name] for weight in weights]
     hashed = hashlib.blake2b(json.dumps([tables, shapes], sort_keys=True).encode(), digest_size=_HEX_BYTES)
     for name in sorted(traced):
@@ -72,12 +66,7 @@ class _Version(NamedTuple):
 
 
 class Versions(tf.Module):
-    """The current version of a served model.
-
-    Args:
-      weights: Variables of all dense weights.
-      groups: All tables, by group.
-    """
+    """The current version of a served model, of all dense weights and tables."""
 
     def __init__(self, weights: Sequence[tf.Variable], groups: Sequence[Group]):
         super().__init__(name="versions")
@@ -215,10 +204,7 @@ class Snapshot(tf.saved_model.experimental.TrackableResource):
     copies weights or rows. A version's tensors live until the last request that read them ends. No other resource of
     stock TensorFlow can store lists and dies with the last function that uses it.
 
-    Args:
-      specs: Shapes and dtypes of the tensors.
-      initial: Function that gives the tensors of the version that is loaded. TensorFlow runs it after it has restored
-        variables.
+    TensorFlow calls `initial`, which gives the tensors of the loaded version, after it has restored variables.
     """
 
     def __init__(self, specs: Sequence[tf.TensorSpec], initial: Callable[[], Sequence[tf.Tensor]]):

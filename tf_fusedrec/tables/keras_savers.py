@@ -48,11 +48,7 @@ def without_tables() -> Iterator[None]:
 class TableState(tf.train.experimental.PythonState):
     """The tables of one FusedEmbedding, for TensorFlow's and Keras' savers. The layer tracks it as an attribute.
 
-    Args:
-      layer: Name of the layer, for messages.
-      tables: Backends of the layer.
-      ranks: Number of processes.
-      anchor: Weight of the layer in whose place Keras' lists of weights have the rows.
+    Keras' lists of weights have the rows in the place of `anchor`, a weight of the layer.
     """
 
     def __init__(self, layer: str, tables: Sequence[Any], ranks: int, anchor: tf.Variable | None = None):
@@ -120,20 +116,14 @@ class TableState(tf.train.experimental.PythonState):
         return None
 
     def in_weights(self) -> np.ndarray:
-        """The anchor's number for a list of get_weights: 0, or -0 if there are rows, with a copy of the rows.
-
-        The sign survives a file, a pickle and an average of lists, which lose the copy.
-        """
+        """The anchor's number for get_weights: 0, or -0 if there are rows, with a copy of them. Files keep the sign."""
         value = np.array(-0.0 if self._has_rows() else 0.0, np.float32).view(_WithRows)
         if self._ranks == 1 and not _excluded.get():
             value.rows = self.copied()
         return value
 
     def rows_in(self, value: Any) -> dict[str, dict[str, Any]] | None:
-        """The copy of rows that a list for set_weights has in the anchor's place; None: the tables stay.
-
-        Raises ValueError if the list or this layer has rows, but the list has no copy of them, or of other tables.
-        """
+        """The copy of rows that a list for set_weights has in the anchor's place; None: the tables stay."""
         if _excluded.get():
             return None
         rows = getattr(value, "rows", None) if self._ranks == 1 else None
@@ -155,10 +145,7 @@ class TableState(tf.train.experimental.PythonState):
         )
 
     def refuse_fit(self, callbacks: Sequence[Any], optimizer: Any) -> None:
-        """Raises ValueError if a callback of a fit, or an optimizer, would keep dense weights without their rows.
-
-        optimizer: Optimizer of the dense weights; None if this layer is frozen.
-        """
+        """Raises ValueError if a callback, or the dense weights' optimizer, would keep these without their rows."""
         if _excluded.get() or not self._tables:
             return
         refuse_average(self._layer, optimizer)
@@ -257,10 +244,7 @@ class TableState(tf.train.experimental.PythonState):
 
 
 class _WithRows(np.ndarray):
-    """<float32>[] of a layer in a list of weights, with a copy of its rows.
-
-    Copies of the object keep the rows. Computed and pickled values are plain numbers.
-    """
+    """<float32>[] of a layer in a list of weights. Copies of it keep the rows; computed and pickled values do not."""
 
     rows: dict[str, dict[str, Any]] | None = None
 
@@ -313,14 +297,7 @@ def _guard(
     refuse: Callable[[TableState], None],
     applies: Callable[..., bool] = lambda *arguments, **options: True,
 ) -> None:
-    """Makes a writer or reader of Keras raise ValueError for models with tables.
-
-    Args:
-      module, name: Place of the function.
-      model_at: Position of the model among its arguments.
-      refuse: Raises the error for the tables of a layer.
-      applies: Predicate of the function's arguments; where it is False, tables are accepted.
-    """
+    """Makes a writer or reader of Keras, whose argument `model_at` is the model, refuse tables where `applies`."""
     write = getattr(module, name)
 
     @functools.wraps(write)

@@ -223,9 +223,6 @@ def discover_ids(
 
     The ids belong to the graph being traced. They are None where they depend on another layer's rows or on random
     numbers, because the first trace does not compute these.
-
-    Raises:
-      ValueError: A layer is called in a graph nested inside the model's.
     """
     scratch = scratch_graph("which_ids")
     for layer in layers:

@@ -44,13 +44,8 @@ def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
 class RowLookup(de.shadow_ops.HvdVariable):
     """Looks up and trains a TFRA variable. It is also upstream's handle for de.safe_embedding_lookup_sparse.
 
-    Args:
-      name: Name of the layer or group.
-      shadow: Shadow variable of the layer or group.
-      dim: Row size D.
-      layers: Names of the layers with rows in the variable. Layer s is segment s.
-      with_unique: True to remove duplicates before ids travel. The owner always removes them.
-      mpi_size: Number of processes that share the rows, or None for all.
+    Layer s of `layers`, names of the layers with rows in the variable, is segment s. with_unique=True removes
+    duplicates before ids travel; the owner always removes them. mpi_size=None shares the rows among all processes.
     """
 
     def __init__(
@@ -211,10 +206,7 @@ def partition_by(
 ) -> Partition:
     """Returns ops.rank_partition with the user's owners, and a message without padding.
 
-    Args:
-      partitioner: Function (keys <key dtype>[U], number of ranks R) -> owner ranks <integer>[U] in [0, R).
-      key_dtype: dtype of the keys.
-      layer_name: Name of the layer, for messages. Another rank fails the lookup with InvalidArgumentError.
+    partitioner: Function (keys <key dtype>[U], number of ranks R) -> owner ranks <integer>[U] in [0, R).
     """
 
     def partition(ids: tf.Tensor, splits: tf.Tensor, /, *, num_ranks: int) -> ops.RankedIds:
@@ -238,10 +230,8 @@ def partition_by(
 class SharedShadow:
     """The shadow variable of a group, filled by several lookups of one step.
 
-    Args:
-      name: Name of the layer or group, for messages.
-      variable: Upstream's ShadowVariable. Its `ids` are the step's keys, its value their rows. The optimizer changes
-        the value, and `update_op` writes it into the table.
+    The `ids` of upstream's ShadowVariable are the step's keys, its value their rows. The optimizer changes the value,
+    and `update_op` writes it into the table.
     """
 
     def __init__(self, name: str, variable: Any):
@@ -265,15 +255,10 @@ class SharedShadow:
         variable.update_op, variable._track_optimizer_slots = update_op, track_own_slots
 
     def rows(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Callable[[], list[tf.Operation]]]:
-        """Looks up distinct keys as rows that the optimizer trains.
+        """Looks up distinct keys [W] as rows that the optimizer trains.
 
-        Args:
-          keys: <key dtype>[W], distinct.
-
-        Returns:
-          rows: [W', D], all rows of the step so far, W' >= W.
-          position: <int32>[W], index of each key's row in `rows`.
-          still_held: Function that returns checks that the shadow still has these keys. A gradient waits for them.
+        Returns all rows [W', D] of the step so far, the index <int32>[W] of each key's row, and a function that returns
+        checks that the shadow still has these keys. A gradient waits for them.
         """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = None if graph is None else self._keys.get(graph)

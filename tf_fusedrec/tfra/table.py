@@ -88,7 +88,9 @@ class TfraTable(Table):
         self._initializer = spec.initializer
         self._unknown = spec.unknown
         self._seeds = [table_seed(seed, table.name) for table in tables]
-        self._encoding = make_encoding(key_encoding, self.names)
+        if key_encoding not in KEY_ENCODINGS:
+            raise ValueError(f"key_encoding must be one of {tuple(KEY_ENCODINGS)}, got {key_encoding!r}.")
+        self._encoding: MergedBits | NameHash = KEY_ENCODINGS[key_encoding](self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         _names_in_use[name] += 1  # In TFRA, variables of one name silently share a table.
         name = name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
@@ -271,14 +273,9 @@ class RowOptimizer:
         return np.concatenate(self._starts) if self._starts else np.zeros([0], self._dtype.as_numpy_dtype)
 
     def train(self, rows: tf.Tensor, slots: tf.Tensor, grads: tf.Tensor) -> tf.Tensor:
-        """One step of the optimizer.
+        """One step on rows and grads [W, D] and slots [W, k * D]. Returns rows and slots after it, [W, (1 + k) * D].
 
-        Args:
-          rows, grads: [W, D]. Each row occurs once, so dense gradients save the search for duplicates.
-          slots: [W, k * D].
-
-        Returns:
-          [W, (1 + k) * D], rows and slots after the step.
+        Each row occurs once, so dense gradients save the search for duplicates.
         """
         variables = [self._rows, *self._slots.values()]
         parts = [rows, *(tf.split(slots, len(self._slots), axis=1) if self._slots else [])]
@@ -361,9 +358,6 @@ class RowOptimizer:
         return tf.Variable(tf.zeros([1, self._dim], self._dtype), trainable=False)
 
 
-KEY_ENCODINGS = ("bits", "hash")
-
-
 class MergedBits:
     """Keys of MTGRBoost eq. 8."""
 
@@ -407,11 +401,5 @@ def tensor_mix64(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift))
 
 
-def make_encoding(name: str, tables: Sequence[str]) -> MergedBits | NameHash:
-    """The key encoding "bits" or "hash" of the tables with these names."""
-    if name not in KEY_ENCODINGS:
-        raise ValueError(f"key_encoding must be one of {KEY_ENCODINGS}, got {name!r}.")
-    return MergedBits(tables) if name == "bits" else NameHash(tables)
-
-
+KEY_ENCODINGS = {"bits": MergedBits, "hash": NameHash}
 register_backend("tfra", TfraTable)

@@ -200,8 +200,6 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if arguments.np < 1:
-            raise ValueError(f"NP must be a number of processes >= 1, got {arguments.np}.")
         config = choose_config(arguments.data, arguments.config)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,8 +3,6 @@
 It compiles the sources of custom_ops, except the GPU kernels, that no clone of this machine has compiled
 (object_cache.py). That takes minutes, so `make soak` does it, and not the tests.
 
-    python -m tools.sanitized_ops        # compiles, and prints the path of the library
-
 A process that was started with `environment` and calls `use` imports a copy of the package with that library.
 """
 
@@ -67,16 +65,3 @@ def environment() -> dict[str, str]:
 def use() -> None:
     """Makes this process import the copy of the package. Call it before the first import of the package."""
     sys.path.insert(0, str(sanitizers.ROOT / PACKAGES))
-
-
-def main() -> int:
-    try:
-        print(build())
-    except sanitizers.Failed as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,12 +44,6 @@ def test_bad_paths_are_named(tmp_path, data, config, words):
         launch_training.choose_config(data.format(folder=tmp_path), config)
 
 
-def test_no_process_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["make train", "--np", "0", "--data", "", "--config", ""])
-    assert launch_training.main() == 2
-    assert "error: NP must be a number of processes >= 1, got 0." in capsys.readouterr().err
-
-
 def test_one_process_needs_no_horovodrun_and_several_do():
     alone = launch_training.training_command(1, "-rf", "a.yaml")
     assert alone == [sys.executable, "-m", "models.train", "--config=a.yaml", "--data=-rf"]

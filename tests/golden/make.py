@@ -4,7 +4,8 @@
 
     checkpoint/       a full save and a delta: evicted, removed and waiting ids, momentum, bfloat16, dense weights
     export-stock/     a SavedModel of TensorFlow's operations alone, and export-ours/ with those of this package
-    delta-stock/ the changes of a further step to export-stock/, and delta-ours/
+    delta-stock/ the changes of a further step to export-stock/, and delta-ours/, both without the program in them
+    apply_delta.py    this program, which is the same in both
     expected.json     rows, slots and answers, as numbers
 
 Each version makes its golden files once. A failing test means that this version cannot read files of an earlier one.
@@ -103,6 +104,7 @@ def make(folder: pathlib.Path) -> None:
         fr.apply_delta(folder / f"export-{ops}", folder / f"delta-{ops}", folder / "applied")
         expected[f"delta-{ops}"] = answers(folder / "applied")
         shutil.rmtree(folder / "applied")
+        (folder / f"delta-{ops}/apply_delta.py").replace(folder / "apply_delta.py")
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 
 

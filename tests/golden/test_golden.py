@@ -42,6 +42,8 @@ def test_checkpoints_of_earlier_versions(version):
 def test_exports_and_deltas_of_earlier_versions(version, ops, tmp_path):
     want = expected(version)
     base = shutil.copytree(version / f"export-{ops}", tmp_path / "base")
+    delta = shutil.copytree(version / f"delta-{ops}", tmp_path / "delta")
+    shutil.copy(version / "apply_delta.py", delta)
     np.testing.assert_allclose(answers(base), want[f"export-{ops}"], **SAME)
-    fr.apply_delta(base, version / f"delta-{ops}", tmp_path / "applied")
+    fr.apply_delta(base, delta, tmp_path / "applied")
     np.testing.assert_allclose(answers(tmp_path / "applied"), want[f"delta-{ops}"], **SAME)

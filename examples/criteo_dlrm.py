@@ -21,7 +21,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
-from tf_fusedrec.metrics import streaming
+from tf_fusedrec.metrics import AUC
 
 INTEGERS = [f"I{number}" for number in range(1, 14)]
 STRINGS = [f"C{number}" for number in range(1, 27)]
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     model.compile(
         fr.collectives.distributed_optimizer(keras.optimizers.Adam(options.learning_rate / 10)),
         keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[streaming.AUC()],
+        metrics=[AUC()],
     )
     verbose = 2 if fr.rank() == 0 else 0
     history = model.fit(training, validation_data=validation, epochs=options.epochs, verbose=verbose).history

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec import keras, losses, tf
+from tf_fusedrec.losses.objectives import total_weight
 from tf_fusedrec.schedules import PipelinedModel
 
 Batch = Mapping[str, Any]
@@ -103,4 +104,4 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return self._positions_of_all(tf.stack([self.num_positions(piece) for piece in pieces]), name="weights")
 
     def _positions_of_all(self, positions: tf.Tensor, name: str) -> tf.Tensor:
-        return losses.total_weight(tf.cast(positions, tf.float32), name=f"{self.name}.{name}", layout=self._layout)
+        return total_weight(tf.cast(positions, tf.float32), name=f"{self.name}.{name}", layout=self._layout)

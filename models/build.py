@@ -103,7 +103,7 @@ def make_model(
             catalogue,
             popularity,
             seed=experiment.seed,
-            rank=fr.collectives.rank(),
+            rank=fr.rank(),
         )
     model.schedule = experiment.train.schedule
     return model

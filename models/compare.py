@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from models import baselines
-from tf_fusedrec import metrics
+from tf_fusedrec.metrics import exact
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
@@ -132,7 +132,7 @@ def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[s
     areas = np.full(user.max(initial=-1) + 1, np.nan)
     for number in range(len(areas)):
         mine = user == number
-        areas[number] = metrics.auc(label[mine], logit[mine])
+        areas[number] = exact.auc(label[mine], logit[mine])
     defined = ~np.isnan(areas)
     entropy = np.logaddexp(0.0, logit) - label * logit
     # The scores are sorted once, because a draw changes their weights only.

@@ -29,9 +29,10 @@ from models.export import saved_experiment, trained_model
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
-from tf_fusedrec import metrics, tf
+from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.metrics import exact
 
 _ITEMS_AT_ONCE = 1 << 16
 _SCORES_AT_ONCE = 1 << 20  # logits in memory at a time; 4 MiB stay in the cache from the product to the sum
@@ -64,8 +65,8 @@ def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict
     data = ParquetFolder(
         folder / "test",
         columns(experiment.model, "test"),
-        rank=fr.collectives.rank(),
-        world_size=fr.collectives.size(),
+        rank=fr.rank(),
+        world_size=fr.size(),
         bad_rows=experiment.data.bad_rows,
     )
     batches = TokenBatches(
@@ -112,17 +113,17 @@ def _evaluate_ranking(
         entropy = np.logaddexp(0.0, logit) - label * logit
         results["loss"] += float(np.mean(entropy)) if len(label) else np.nan
         results |= {f"{task}_{name}": value for name, value in _of_task(samples["user"], label, logit).items()}
-        results[f"baseline_{task}_auc"] = metrics.auc(label, rates[task])
-        results[f"baseline_{task}_gauc"] = metrics.gauc(samples["user"], label, rates[task])
+        results[f"baseline_{task}_auc"] = exact.auc(label, rates[task])
+        results[f"baseline_{task}_gauc"] = exact.gauc(samples["user"], label, rates[task])
     return Evaluation(results, samples)
 
 
 def _of_task(user: np.ndarray, label: np.ndarray, logit: np.ndarray) -> dict[str, float]:
     return {
-        "auc": metrics.auc(label, logit),
-        "gauc": metrics.gauc(user, label, logit),
-        "ne": metrics.normalized_entropy(label, logit),
-        "calibration": metrics.calibration(label, logit),
+        "auc": exact.auc(label, logit),
+        "gauc": exact.gauc(user, label, logit),
+        "ne": exact.normalized_entropy(label, logit),
+        "calibration": exact.calibration(label, logit),
     }
 
 
@@ -161,13 +162,13 @@ def _evaluate_retrieval(
             everyone, scores = np.ones([len(users), 1]), popularity[:, np.newaxis] * 1.0
             of_popularity.append(
                 {
-                    "baseline_rank": metrics.rank_of_target(everyone, scores, item_ids, target_ids=targets, **seen),
+                    "baseline_rank": exact.rank_of_target(everyone, scores, item_ids, target_ids=targets, **seen),
                     "baseline_entropy": baselines.popularity_entropy(popularity, item_ids, targets),
                 }
             )
         found = {
             "user": batch["user_id"].numpy(),
-            "rank": metrics.rank_of_target(users, item_vectors, item_ids, target_ids=targets, **seen),
+            "rank": exact.rank_of_target(users, item_vectors, item_ids, target_ids=targets, **seen),
             "entropy": entropy_of_target(users, item_vectors, item_ids, targets, model.config.temperature),
             **of_popularity[number],
         }
@@ -180,9 +181,9 @@ def _evaluate_retrieval(
     for prefix in ("", "baseline_"):
         ranks = samples[f"{prefix}rank"]
         for cutoff in experiment.evaluate.cutoffs:
-            results[f"{prefix}hr@{cutoff}"] = metrics.hit_rate(ranks, cutoff)
-            results[f"{prefix}ndcg@{cutoff}"] = metrics.ndcg(ranks, cutoff)
-        results[f"{prefix}mrr"] = metrics.mrr(ranks)
+            results[f"{prefix}hr@{cutoff}"] = exact.hit_rate(ranks, cutoff)
+            results[f"{prefix}ndcg@{cutoff}"] = exact.ndcg(ranks, cutoff)
+        results[f"{prefix}mrr"] = exact.mrr(ranks)
     results["ne"] = baselines.normalized(samples["entropy"], samples["baseline_entropy"])
     del samples["baseline_rank"]
     return Evaluation(results, samples)
@@ -267,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = evaluate_run(arguments.run, arguments.data).results
     except ValueError as error:
         sys.exit(f"error: {error}")
-    if fr.collectives.rank() == 0:
+    if fr.rank() == 0:
         print(table(results), flush=True)
         if arguments.json is not None:
             facts = {"run": str(arguments.run), "data": arguments.data, "test": results}

@@ -57,6 +57,8 @@ from models.retrieval import HSTURetrieval
 from models.retrieval_server import RetrievalServer
 from models.user_state import GRMStates
 from tf_fusedrec import tf
+from tf_fusedrec.checkpoint.loading import dense_prefix
+from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.layers import jagged
 
 Model = RankingModel | HSTURetrieval
@@ -110,7 +112,7 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
     Raises:
       ValueError: The folder has no checkpoint, another program wrote it, or this version does not know the experiment.
     """
-    extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
+    extra = read_manifest(checkpoint)["extra"]
     if not extra or "experiment" not in extra:
         raise ValueError(
             f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Pass a "
@@ -135,14 +137,14 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
       ValueError: The folder has no checkpoint of models.train, or the checkpoint lacks weights of the model.
     """
     experiment = saved_experiment(checkpoint)
-    extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
+    extra = read_manifest(checkpoint)["extra"]
     # The checkpoint holds the true ids and serving draws no negatives, so any distinct ids of this number will do.
     items = max(extra["items"], 1)
     model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64), {})
     model(no_rows(columns(experiment.model, "train")))  # Creates the weights.
     save = "best" if "best" in extra else None
     fr.checkpoint.load(checkpoint, model, save=save)
-    _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint, save))
+    _check_all_restored(model, dense_prefix(checkpoint, save))
     return model
 
 

@@ -16,16 +16,9 @@ from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
 from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec import tf
-from tf_fusedrec.data import (
-    Cost,
-    GrowingFolder,
-    ParquetFolder,
-    Partition,
-    StochasticLength,
-    TokenBatches,
-    check_same_files,
-    cluster_samples,
-)
+from tf_fusedrec.data import GrowingFolder, ParquetFolder, StochasticLength, TokenBatches, cluster_samples
+from tf_fusedrec.data.growing import Partition, check_same_files
+from tf_fusedrec.data.plan import Cost
 from tf_fusedrec.schedules import schedule
 
 
@@ -116,8 +109,8 @@ def _folder(experiment: Experiment, path: pathlib.Path) -> ParquetFolder:
     return ParquetFolder(
         path,
         columns(experiment.model, "train"),
-        rank=fr.collectives.rank(),
-        world_size=fr.collectives.size(),
+        rank=fr.rank(),
+        world_size=fr.size(),
         shuffle_seed=experiment.seed,
         bad_rows=experiment.data.bad_rows,
     )

@@ -32,7 +32,8 @@ from models.parts.group_norm import GroupLayerNorm
 from models.parts.pooled_history import EventProfiles
 from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
+from tf_fusedrec.layers import MMoE, PositionEmbedding, jagged, sequence_times
+from tf_fusedrec.ops import SequenceTimes
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 

@@ -16,8 +16,10 @@ from typing import NamedTuple
 from models.experiment.model_config import GRMConfig, RetrievalConfig
 from models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec import ops, tf
-from tf_fusedrec.layers import AttentionState, jagged
-from tf_fusedrec.saved_model import Signature, StateCache
+from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.base import AttentionState
+from tf_fusedrec.saved_model import StateCache
+from tf_fusedrec.saved_model.signatures import Signature
 
 # A signature's function of its inputs and the version of the model.
 Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]

@@ -36,7 +36,7 @@ def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Pat
       RuntimeError: Rank 0 could not prepare the data; raised on the other ranks with its message.
     """
     folder, error = None, None
-    if fr.collectives.rank() == 0:
+    if fr.rank() == 0:
         try:
             folder = _prepare(experiment, pathlib.Path(root))
         except Exception as caught:  # The other ranks get the message below, so that none waits forever.

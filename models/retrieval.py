@@ -18,6 +18,7 @@ from models.parts.encoders import attends_by_time, encoder_blocks
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
 from tf_fusedrec.losses.negatives import NORM_FLOOR, Sampler, other_positions, reuse
+from tf_fusedrec.losses.objectives import sampled_softmax_of_catalogue
 
 
 class Predictions(NamedTuple):
@@ -169,7 +170,7 @@ class HSTURetrieval(SequenceModel):
         """Returns -log softmax of the next item, <float>[P]."""
         temperature, log_q, reused_from = self.config.temperature, outputs.log_q, outputs.reused_from
         if isinstance(outputs, CataloguePredictions):
-            return losses.sampled_softmax_of_catalogue(*outputs[:4], temperature, log_q=log_q, reused_from=reused_from)
+            return sampled_softmax_of_catalogue(*outputs[:4], temperature, log_q=log_q, reused_from=reused_from)
         return losses.sampled_softmax(
             *outputs[:5], temperature, chosen=outputs.chosen, log_q=log_q, reused_from=reused_from
         )

@@ -33,7 +33,7 @@ class RetrievalServer:
         catalogue = self._model.catalogue
         index = ItemIndex(catalogue.shape[0], self._model.config.dim, options)
         vectors = self._model.embed_items(tf.convert_to_tensor(catalogue))  # Every rank sends its rows.
-        if fr.collectives.rank() == 0:  # Rank 0 writes the export.
+        if fr.rank() == 0:  # Rank 0 writes the export.
             index.build(vectors.numpy())
         inputs = self.signatures()["top_k"].inputs
         search = functools.partial(self.top_k, index=index)

@@ -24,7 +24,7 @@ def claim(output: pathlib.Path) -> IO[str] | None:
       ValueError: another job writes there, or rank 0 cannot write there; raised on all ranks.
     """
     file, message = None, None
-    if fr.collectives.rank() == 0:
+    if fr.rank() == 0:
         try:
             output.mkdir(parents=True, exist_ok=True)
             file = (output / LOCK).open("w", encoding="utf-8")

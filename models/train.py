@@ -53,7 +53,8 @@ from models.utilization import ModelFlopsUtilization
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
-from tf_fusedrec.data import check_features
+from tf_fusedrec.data.columns import check_features
+from tf_fusedrec.files.saves import read_manifest
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -88,7 +89,7 @@ class HeldOut(keras.callbacks.Callback):
 def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
     """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
-    keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
+    keras.utils.set_random_seed(experiment.seed + fr.rank())
     checkpoint, train = output / "checkpoint", experiment.train
     with _without_traceback():
         embedding = make_embedding(experiment)
@@ -227,7 +228,7 @@ def _replace(new: pathlib.Path, path: pathlib.Path) -> None:
 
 def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any]:
     """Returns the checkpoint's input position, or raises ValueError for a checkpoint of another model or other ids."""
-    saved = fr.checkpoint.read_manifest(checkpoint)["extra"]
+    saved = read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
         if saved["experiment"][section] != now[section]:
@@ -245,7 +246,7 @@ def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathl
 
 
 def _is_chief() -> bool:
-    return fr.collectives.rank() == 0
+    return fr.rank() == 0
 
 
 def _say(line: str) -> None:
@@ -256,7 +257,7 @@ def _say(line: str) -> None:
 def _resuming_command() -> str:
     """Returns the command of this job with --resume, for a shell in this folder."""
     flags_given = [word for word in sys.argv[1:] if word.strip("-") != "resume"]
-    size = fr.collectives.size()
+    size = fr.size()
     gloo = ["--gloo"] if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ else []
     launcher = [_program("horovodrun"), "-np", str(size), *gloo] if size > 1 else []
     return shlex.join([*launcher, _program(sys.executable), "-m", "models.train", *flags_given, "--resume"])

@@ -17,8 +17,9 @@ from models.grm import GRM
 from models.parts.encoders import attends_by_time
 from models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec import tf
-from tf_fusedrec.layers import HSTU, AttentionState, SequenceTimes, jagged, sequence_times
-from tf_fusedrec.layers.base import appended, first_tokens
+from tf_fusedrec.layers import HSTU, jagged, sequence_times
+from tf_fusedrec.layers.base import AttentionState, appended, first_tokens
+from tf_fusedrec.ops import SequenceTimes
 
 
 class UserState(NamedTuple):

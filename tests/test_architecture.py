@@ -3,8 +3,6 @@
 import ast
 import pathlib
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tf_fusedrec"
 
@@ -93,12 +91,3 @@ def test_tensorflow_keras_horovod_and_tfra_have_one_door():
 def test_algorithms_know_no_tensorflow():
     assert len(ALGORITHMS) > 20
     assert [path for path in ALGORITHMS if '#include "tensorflow/' in path.read_text(encoding="utf-8")] == []
-
-
-def test_public_names_are_there():
-    import tf_fusedrec as fr
-
-    assert {"callbacks", "data", "metrics", "rank", "size"} <= set(fr.__all__)
-    assert all(hasattr(fr, name) for name in fr.__all__)
-    with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
-        _ = fr.nothing

@@ -48,17 +48,19 @@ from tf_fusedrec.config import (
     Uniform,
     Zeros,
 )
-from tf_fusedrec.data import hash_strings
+from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.exchange.collectives import rank, size
+from tf_fusedrec.exchange.collectives import all_reduce_sum, rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.layers import sync_batch_normalization
-from tf_fusedrec.saved_model import Signature, apply_delta, export
+from tf_fusedrec.saved_model.applying import apply_delta
+from tf_fusedrec.saved_model.export import export
+from tf_fusedrec.saved_model.signatures import Signature
 from tf_fusedrec.schedules.planning import Cluster, plan
 
 __version__ = "0.1.0"
 
-sync_batch_normalization.reduce_by(collectives.all_reduce_sum)  # layers know no collectives
+sync_batch_normalization.reduce_by(all_reduce_sum)  # layers know no collectives
 
 __all__ = [
     "Cluster",
@@ -91,13 +93,14 @@ __all__ = [
     "optimizers",
     "plan",
     "rank",
+    "saved_model",
     "schedules",
     "size",
     "tf",
 ]
 
 # Rooms that not every program needs. tfra is not in __all__, because it needs TFRA.
-_ON_DEMAND = ("callbacks", "data", "doctor", "losses", "metrics", "tfra")
+_ON_DEMAND = ("callbacks", "data", "losses", "metrics", "saved_model", "tfra")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from tf_fusedrec import optimizers
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.optimizers import Rule
+from tf_fusedrec.optimizers.rules import Rule, from_dict
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
@@ -354,7 +353,7 @@ class TableConfig:
         """Rebuilds the config from the result of to_dict."""
         fields = dict(fields)
         if isinstance(fields["optimizer"], Mapping) and "legacy" not in fields["optimizer"]:
-            fields["optimizer"] = optimizers.from_dict(fields["optimizer"])
+            fields["optimizer"] = from_dict(fields["optimizer"])
         elif isinstance(fields["optimizer"], Mapping):
             described = dict(fields["optimizer"])
             legacy = described.pop("legacy")

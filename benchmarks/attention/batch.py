@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec import ops, tf
-from tf_fusedrec.layers import bucket_thresholds
+from tf_fusedrec.layers.relative_bias import bucket_thresholds
 
 
 class Weights(NamedTuple):

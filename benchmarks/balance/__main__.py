@@ -27,8 +27,7 @@ import numpy as np
 from benchmarks.balance import reader, steps
 from benchmarks.balance.lengths import COST, MEAN, lengths
 from benchmarks.harness import harness, processes
-from tf_fusedrec.data import Cost
-from tf_fusedrec.data.plan import EpochPlan, all_positions
+from tf_fusedrec.data.plan import Cost, EpochPlan, all_positions
 
 RANKS, STEPS = 8, 200
 CASES = {"": 128, "_8_rows": 8}  # rows of the mean length in a rank's batch

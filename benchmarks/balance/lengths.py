@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tf_fusedrec.data import Cost
+from tf_fusedrec.data.plan import Cost
 
 MEAN, LONGEST, SIGMA = 600, 3000, 1.0
 COST = Cost(1.0, 1.0 / MEAN)

@@ -20,7 +20,8 @@ from benchmarks.harness import harness
 from models.build import make_embedding, make_model
 from models.experiment import from_dict
 from tf_fusedrec import keras, tf
-from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches
+from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
+from tf_fusedrec.data.plan import Cost
 
 RANKS, ROWS = 2, 8
 COLUMNS = (Column("item_id", ragged=True), Column("timestamp", ragged=True, aligned_with="item_id"))
@@ -79,7 +80,7 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
     """Returns the fields of the JSON file. Collective."""
     with tempfile.TemporaryDirectory() as temporary:
         tokens = write(pathlib.Path(temporary), rows, seed=2, row_group_size=64)  # each rank its own copy
-        folder = ParquetFolder(temporary, COLUMNS, rank=fr.collectives.rank(), world_size=RANKS)
+        folder = ParquetFolder(temporary, COLUMNS, rank=fr.rank(), world_size=RANKS)
         batches = {name: _batches(folder, name) for name in ("fixed", *VARIANTS)}
     for name, of_variant in batches.items():
         local = np.concatenate([batch["timestamp"].values.numpy() for batch in of_variant])

@@ -40,8 +40,10 @@ from models.experiment import Experiment, from_dict
 from models.fit_calls import FitCall, fit_calls
 from models.parts.dense_inputs import read_statistics
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches
+from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
+from tf_fusedrec.data.plan import Cost
 from tf_fusedrec.data.rows import concat
+from tf_fusedrec.files.manifest import exists
 
 EPOCHS, RESULT, LOG = "epochs.json", "result.json", "log.txt"
 RESAMPLES, LEVEL = 1000, 0.95  # of a bootstrap
@@ -95,7 +97,7 @@ class Progress(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         layers = [layer for layer in self.model.submodules if isinstance(layer, keras.layers.Dropout)]
         for number, layer in enumerate(layers):
-            words = [self._config.seed, epoch, fr.collectives.rank(), number]
+            words = [self._config.seed, epoch, fr.rank(), number]
             seed = int(np.random.SeedSequence(words).generate_state(1)[0])
             layer._random_generator._generator.reset_from_seed(seed)  # Keras has no public way to it
         self._begin = time.perf_counter(), time.process_time()
@@ -112,7 +114,7 @@ class Progress(keras.callbacks.Callback):
         self.entries.append(entry)
         if (epoch + 1) % self._every == 0 or epoch + 1 == self._config.train.epochs:
             self._measure(entry)
-        if fr.collectives.rank() == 0:
+        if fr.rank() == 0:
             replace(self._place / EPOCHS, "[\n" + ",\n".join(map(json.dumps, self.entries)) + "\n]\n")
             print(json.dumps({name: x for name, x in entry.items() if not isinstance(x, dict)}), flush=True)
         self.model.stop_training = self.ended
@@ -124,7 +126,7 @@ class Progress(keras.callbacks.Callback):
             entry[split], samples = self._evaluate(pathlib.Path(folder))
             if "score" not in entry:
                 entry["score"] = float(np.mean([entry[split][name] for name in self._deciding]))
-            if split == "test" and fr.collectives.rank() == 0:
+            if split == "test" and fr.rank() == 0:
                 small = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in samples.items()}
                 np.savez_compressed(self._place / "partial.npz", **small)
                 (self._place / "partial.npz").replace(self._place / SAMPLES)
@@ -156,7 +158,7 @@ def compiled(
     tf.get_logger().setLevel("ERROR")
     fr.init(config.embedding.topology)
     keras.backend.experimental.enable_tf_random_generator()  # dropout's state is a variable, see Progress
-    keras.utils.set_random_seed(config.seed + fr.collectives.rank())
+    keras.utils.set_random_seed(config.seed + fr.rank())
     model = make_model(config, embedding_of(config), *read_items(data), read_statistics(config.model, data))
     adam = config.train
     optimizer = keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon)
@@ -180,7 +182,7 @@ def on_rank(
     checkpoint = place / "checkpoint"
     model = compiled(config, source)
     done, saved = 0, None
-    if fr.checkpoint.exists(checkpoint):
+    if exists(checkpoint):
         extra = fr.checkpoint.load(checkpoint, model, model.optimizer)
         done, saved = extra["epoch"], extra["input"]
     progress = Progress(place, config, evaluator(config, model), done=done, **options)
@@ -188,7 +190,7 @@ def on_rank(
         saving = callbacks.Checkpoint(checkpoint, call.steps, input_position=call.position)
         fit(model, call, [progress, saving])
     fr.collectives.barrier()  # another rank may still read the checkpoint
-    if fr.collectives.rank() == 0:
+    if fr.rank() == 0:
         (place / EPOCHS).replace(place / RESULT)
         shutil.rmtree(checkpoint)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves

@@ -22,6 +22,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
 from tf_fusedrec import losses, tf
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.losses.objectives import COLLISION_LOGIT
 
 RANKS, WIRE_POSITIONS, WIRE_ITEMS = 2, 256, 20_000
 NEGATIVES = (32, 64, 128)
@@ -54,7 +55,7 @@ class Case:
         query, positive, rows = (tf.math.l2_normalize(vectors, axis=-1) for vectors in gathered)
         own = tf.reduce_sum(query * positive, axis=-1, keepdims=True) / TEMPERATURE
         others = tf.einsum("pd,pnd->pn", query, rows) / TEMPERATURE
-        others = tf.where(self.negatives == self.positives[:, tf.newaxis], losses.COLLISION_LOGIT, others)
+        others = tf.where(self.negatives == self.positives[:, tf.newaxis], COLLISION_LOGIT, others)
         first = tf.zeros_like(self.positives)  # the positive
         logits = tf.concat([own, others], axis=1)
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(first, logits))
@@ -103,7 +104,7 @@ def bytes_of_rows(output_dtype: str) -> int:
     table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(1e-3))
     features = [fr.FeatureConfig("item_id", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
     layer = fr.FusedEmbedding([table], features, seed=1, name=f"wire_{output_dtype}")
-    generator = np.random.default_rng(fr.collectives.rank())
+    generator = np.random.default_rng(fr.rank())
     items = tf.constant(generator.integers(0, WIRE_ITEMS, WIRE_POSITIONS))
     drawn, chosen = np.unique(generator.integers(0, WIRE_ITEMS, (WIRE_POSITIONS, 128)), return_inverse=True)
     drawn, chosen = tf.constant(drawn), tf.constant(chosen.reshape(WIRE_POSITIONS, 128), tf.int32)

@@ -250,7 +250,7 @@ class DeviceModel(SequenceModel):
 
 def make_batch(size: DeviceSize, seed: int) -> dict[str, tf.RaggedTensor]:
     """Returns a batch of users with equally long sequences, a pure function of the seed and the rank."""
-    random = np.random.default_rng([seed, fr.collectives.rank()])
+    random = np.random.default_rng([seed, fr.rank()])
     items = ZipfIds(size.vocabulary, 0.3).draw(random, (size.users, size.tokens_per_user))
     topics = random.integers(0, size.topics, [size.users, 1])
     of_topic = size.vocabulary + topics * size.ids_of_topic + random.integers(0, size.ids_of_topic, items.shape)

@@ -58,7 +58,7 @@ def config(size: Size) -> GRMConfig:
 
 def make_batch(size: Size, seed: int) -> dict[str, Any]:
     """Returns a batch of users with equally long sequences, a pure function of the seed and the rank."""
-    random = np.random.default_rng([seed, fr.collectives.rank()])
+    random = np.random.default_rng([seed, fr.rank()])
     items = ZipfIds(size.vocabulary, size.zipf_alpha)
 
     def ragged(length: int, values: np.ndarray) -> tf.RaggedTensor:

@@ -27,10 +27,9 @@ from models.data_sets.interactions import by_user_and_time
 from models.data_sets.text_log import ID, INTEGER, read_log
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data import cluster_samples
-from tf_fusedrec.data.batches import piece_bounds
+from tf_fusedrec.data.batches import cut, piece_bounds
 from tf_fusedrec.data.plan import closest_cuts
 from tf_fusedrec.data.rows import Ragged, splits_of
-from tf_fusedrec.schedules import cut
 
 DATA = harness.ROOT.parent / "shared" / "data"
 MICRO_BATCHES, DIM, LAST = 8, 64, 200

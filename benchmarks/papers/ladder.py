@@ -175,7 +175,7 @@ LOSS_TOLERANCE = 1e-4
 
 def measure(count: int, rounds: int) -> dict[str, Any]:
     """Returns the fields of the JSON file. All ranks call it."""
-    rank, tokens = collectives.rank(), lengths(count * RANKS * ROWS, seed=3)
+    rank, tokens = fr.rank(), lengths(count * RANKS * ROWS, seed=3)
     rows = make_rows(tokens)
     batches, steps = {}, {}
     for name, variant in VARIANTS.items():

@@ -135,7 +135,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
 def on_rank(steps: int, ids_per_rank: int) -> dict[str, Any]:
     """Returns the answers of `train` on each rank for every number of groups."""
     fr.init(*(Topology(groups, "weight_sync") for groups in REAL_GROUPS))
-    rank, ranks = fr.collectives.rank(), fr.collectives.size()
+    rank, ranks = fr.rank(), fr.size()
     mine = [of_step[rank] for of_step in batches(ranks, steps, ids_per_rank)]
     found = {}
     for groups in REAL_GROUPS:

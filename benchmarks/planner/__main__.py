@@ -32,6 +32,7 @@ from benchmarks.overlap.ranks import device_factor, limit_cable, memory_pace, st
 from benchmarks.overlap.real_model import Step
 from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules import Sync
 
 RANKS, RANKS_PER_HOST = 4, 2
@@ -76,12 +77,12 @@ FAR = 1.3
 
 def message_s() -> float:
     """Returns the seconds of one message of an all-to-all among all ranks. Collective."""
-    world = fr.collectives.world()
+    world = collectives.world()
 
     @tf.function(autograph=False)
     def exchange() -> tf.Tensor:
         sent, splits = tf.zeros([256, 1]), tf.fill([world.size], 1)
-        return fr.collectives.all_to_all(sent, splits, name="planner.probe", ranks=world)[0]
+        return collectives.all_to_all(sent, splits, name="planner.probe", ranks=world)[0]
 
     ms = ranks.turns({"probe": lambda: exchange().numpy()}, warmup=1, repeats=20).ms["probe"]
     return 1e-3 * ms / max(world.size - 1, 1)

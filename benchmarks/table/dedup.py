@@ -26,6 +26,7 @@ from benchmarks.table.work import ZIPF_ALPHA
 from tf_fusedrec import ops, optimizers, tf
 from tf_fusedrec.exchange import collectives, routing
 from tf_fusedrec.exchange.topology import RankLayout, Topology
+from tf_fusedrec.optimizers.rules import Rule
 from tf_fusedrec.tables import NativeTable
 
 RANKS = 2
@@ -97,7 +98,7 @@ def _make_rows(table: NativeTable, name: str, batches: Sequence[tf.Tensor], dim:
     return int(numbers[-1])
 
 
-def _table(name: str, dim: int, rule: optimizers.Rule) -> NativeTable:
+def _table(name: str, dim: int, rule: Rule) -> NativeTable:
     return NativeTable(name, [fr.TableConfig(name="rows", dim=dim, optimizer=rule, initializer=fr.Zeros())], seed=0)
 
 

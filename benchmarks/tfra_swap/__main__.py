@@ -24,7 +24,8 @@ from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.ranks import AS_LAUNCHED
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
+from tf_fusedrec.tfra import fuse
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.tfra_library import de
 
 RANKS = 2
@@ -82,7 +83,7 @@ def measure(steps: dict[str, Any], batches: Batches, warmup: int, repeats: int) 
     """Returns the fields."""
 
     def batch(number: int) -> tuple[tf.Tensor, ...]:
-        return tuple(map(tf.constant, batches.batch(number, fr.collectives.rank())))
+        return tuple(map(tf.constant, batches.batch(number, fr.rank())))
 
     fields = ranks.compare_steps(steps, batch, warmup=warmup, repeats=repeats)
     all_to_alls = {f"alltoalls_{name}": count for name, count in fields.pop("alltoalls_per_step").items()}

@@ -42,7 +42,7 @@ def record(size: dict[str, Any], names: list[str], folder: str) -> list[str] | N
         with tempfile.TemporaryDirectory() as recorded:
             timeline = Timeline(recorded, first_step=FIRST, steps=STEPS - FIRST)
             model.fit(batches, steps_per_epoch=STEPS, verbose=0, callbacks=[timeline])
-            if fr.collectives.rank() == 0:
+            if fr.rank() == 0:
                 pictures.append(f"timeline_{name}.png")
                 shutil.copy(pathlib.Path(recorded) / "step.png", pathlib.Path(folder) / pictures[-1])
                 print(f"{pictures[-1]}: steps of {[round(step.step_ms) for step in timeline.steps]} ms", flush=True)

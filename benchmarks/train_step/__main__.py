@@ -69,7 +69,7 @@ def on_rank(quick: bool) -> dict[str, Any]:
     batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
 
     def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        drawn = batches.batch(number, fr.collectives.rank())
+        drawn = batches.batch(number, fr.rank())
         return {name: tf.constant(ids) for name, ids in zip(names, drawn.ids)}, tf.constant(drawn.labels)
 
     variants: list[Variant] = [variant(names) for variant in VARIANTS]

@@ -11,6 +11,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange.collectives import all_to_all
 from tf_fusedrec.tfra.tfra_library import de
 
 DIM = 16
@@ -84,7 +85,7 @@ class _Tfra(Variant):
 
     def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
         variables = [*self.tower.trainable_variables, *[v for layer in self.layers for v in layer.trainable_variables]]
-        share = tf.constant(1.0 / fr.collectives.size())
+        share = tf.constant(1.0 / fr.size())
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables, output_gradients=share), variables))
 
 
@@ -131,13 +132,13 @@ class TfraFused(_Tfra):
 
     def _send_categories(self, keys: tf.Tensor, index: tf.Tensor) -> None:
         """Sends each owner its counts [F]. `keys` are in the order of first occurrence, hence grouped by category."""
-        ranks, categories = fr.collectives.size(), index.shape[0]
+        ranks, categories = fr.size(), index.shape[0]
         ends = tf.reduce_max(index, axis=1) + 1
         category = tf.repeat(tf.range(categories), ends - tf.concat([[0], ends[:-1]], axis=0))
         owner = self._layer.params.partition_fn(keys, ranks)
         counts = tf.math.bincount(owner * categories + category, minlength=ranks * categories, dtype=tf.int64)
         splits = tf.fill([ranks], categories)
-        received, _ = fr.collectives.all_to_all(counts, splits, name=f"{self.name}/categories")
+        received, _ = all_to_all(counts, splits, name=f"{self.name}/categories")
         self.category_counts.assign_add(tf.reduce_sum(tf.reshape(received, [ranks, categories]), axis=0))
 
 

@@ -10,7 +10,7 @@ from models.data_sets.events import HELD_OUT
 from models.data_sets.kuairand import SPLITS
 from models.data_sets.table import ColumnMap, column_map
 from models.experiment.yaml_records import check_at_least, check_choice, check_positive
-from tf_fusedrec.data import POLICIES
+from tf_fusedrec.data.columns import POLICIES
 
 SOURCES = {
     "synthetic-ranking": "ranking",

@@ -31,10 +31,11 @@ from models.experiment.yaml_records import (
     plain,
     read_yaml,
 )
-from tf_fusedrec import TableConfig, optimizers
+from tf_fusedrec import TableConfig
 from tf_fusedrec.config import check_file_name
-from tf_fusedrec.data import SCOPES
+from tf_fusedrec.data.plan import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
+from tf_fusedrec.optimizers.rules import Rule
 from tf_fusedrec.schedules import schedule
 
 TASKS = ("ranking", "retrieval")
@@ -71,7 +72,7 @@ class EmbeddingConfig:
     wire_dtype: str = "float32"  # dtype of rows and gradients in the all-to-alls: float32, bfloat16 or float16
 
     @property
-    def rule_of_tables(self) -> optimizers.Rule:
+    def rule_of_tables(self) -> Rule:
         """The record of the optimizer. Raises ValueError: an argument is unknown or out of its range."""
         return make_rule("embedding.arguments", self.optimizer, self.learning_rate, self.arguments)
 

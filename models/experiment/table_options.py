@@ -22,6 +22,7 @@ from typing import Any
 import tf_fusedrec as fr
 from models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec import config, optimizers
+from tf_fusedrec.optimizers.rules import Rule
 
 TABLE_OPTIMIZERS = {
     "adagrad": optimizers.Adagrad,
@@ -81,9 +82,9 @@ def make_tables(
     return [_make_table(name, defaults, tables.get(name, {})) for name in names]
 
 
-def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[str, Any]) -> optimizers.Rule:
+def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[str, Any]) -> Rule:
     """Returns the record of an update rule. Raises ValueError: an argument is unknown or out of its range."""
-    kind = typing.cast("type[optimizers.Rule]", TABLE_OPTIMIZERS[name])
+    kind = typing.cast("type[Rule]", TABLE_OPTIMIZERS[name])
     return _make(where, name, kind, {"learning_rate": learning_rate}, arguments)
 
 
@@ -117,7 +118,7 @@ def _checked(where: str, values: Any, record: type) -> dict[str, Any]:
     return {n: _checked(f"{where}.{n}", v, records[n]) if n in records else v for n, v in values.items()}
 
 
-def _rule_of(where: str, defaults: Defaults, given: Any) -> optimizers.Rule:
+def _rule_of(where: str, defaults: Defaults, given: Any) -> Rule:
     """Returns the rule that a name, or a mapping with a name and arguments, describes."""
     values = _named(where, given, defaults.optimizer, tuple(TABLE_OPTIMIZERS))
     name = values.pop("name")

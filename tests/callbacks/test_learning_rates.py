@@ -45,7 +45,7 @@ IDS = np.array([[3, -1, 7], [-1, -1, -1], [7, 7, -1], [8, -1, -1]])
 
 def trained():
     """Body of the ranks."""
-    rank = fr.collectives.rank()
+    rank = fr.rank()
     model, emb = make_model()
     data = tf.data.Dataset.from_tensors(({"item": IDS, "user": IDS}, np.zeros([4, 1])))
     measured = Measured(emb, LOSSES[rank])

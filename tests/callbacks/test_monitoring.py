@@ -78,7 +78,7 @@ LOSSES = ([9.0, 8.0, 0.5, 0.4, 0.3], [1.0, 3.0, 20.0, 20.0, 20.0])
 
 def watched(folder):
     """Body: trains under every callback. Returns the final state of the rank."""
-    rank, ranks = fr.collectives.rank(), fr.collectives.size()
+    rank, ranks = fr.rank(), fr.size()
     keras.utils.set_random_seed(1)
     model = Counted(fr.optimizers.Adagrad(0.1))
     parts = list(batches(rank, ranks, STEPS))

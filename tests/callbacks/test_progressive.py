@@ -7,12 +7,14 @@ import time
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.data.shards import COLUMNS, write_folder
 from tests.oracles.metrics import auc_oracle
 from tests.support.ranks import run_ranks
 from tf_fusedrec import collectives, keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
-from tf_fusedrec.data import GrowingFolder, ParquetFolder, TokenBatches, check_same_files
+from tf_fusedrec.data import GrowingFolder, ParquetFolder, TokenBatches
+from tf_fusedrec.data.growing import check_same_files
 
 PARTITIONS, ROWS = 3, 14
 
@@ -59,9 +61,9 @@ def trained(path, directory, every, grows):
             time.sleep(0.05)
 
     writer = threading.Thread(target=write)
-    if grows and collectives.rank() == 0:
+    if grows and fr.rank() == 0:
         writer.start()
-    rank, size = collectives.rank(), collectives.size()
+    rank, size = fr.rank(), fr.size()
     logs = []
     for partition in GrowingFolder(path, poll_seconds=0.02, max_partitions=PARTITIONS):
         folder = ParquetFolder(partition.path, COLUMNS, rank=rank, world_size=size, shuffle_seed=1)

@@ -5,6 +5,7 @@ import pytest
 
 from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import callbacks, checkpoint, keras, tf
+from tf_fusedrec.files.saves import read_manifest
 
 
 def model(steps_per_execution=1):
@@ -57,7 +58,7 @@ def test_every_epoch_is_saved_and_on_the_disk_when_training_ends(tmp_path, posit
     )
     fit(model(), [saves], 3, 5)
     assert positions == [(1, 0), (2, 0), (3, 0)]
-    extra = checkpoint.read_manifest(tmp_path / "c")["extra"]
+    extra = read_manifest(tmp_path / "c")["extra"]
     assert extra == {"name": "a", "epoch": 3, "step": 0, "input": ["row", 3, 0]}
 
 
@@ -152,7 +153,7 @@ def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every,
     saves, first = callbacks.Checkpoint(tmp_path / "c", **options), model()
     fit(first, [scores, saves], 6, 2)
     assert scores.state() == scores.states[1] != scores.states[5]
-    extra = checkpoint.read_manifest(tmp_path / "c")["extra"]
+    extra = read_manifest(tmp_path / "c")["extra"]
     assert extra == {"epoch": 6, "step": 0, "best": {"monitor": "score", "value": sign * 0.9, "epoch": 1}}
     assert len(checkpoint.saves(tmp_path / "c")) <= 2 + 2 * (full_every > 1)  # and the full saves of two deltas
     again = callbacks.Checkpoint(tmp_path / "c", **options)

@@ -11,8 +11,10 @@ import xxhash
 from tests.checkpoint import simulated
 from tests.checkpoint.forger import IDS, forge_manifest, forge_shard, model, refused, save_two, sign
 from tests.checkpoint.tables import DictTable
-from tf_fusedrec import checkpoint, tf
+from tf_fusedrec import tf
+from tf_fusedrec.checkpoint.loading import read_tables
 from tf_fusedrec.files.hash_order import OWNERS
+from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.shard_file import Label, ShardFile
 
 FULL, DELTA = ("save-1-*/", "save-2-*/")
@@ -178,7 +180,7 @@ def test_a_bad_file_is_refused_by_file_and_field(kind, whole):
     refused(whole, words)
     if "weights" not in kind:
         with pytest.raises(ValueError, match=f"{re.escape(str(whole))}.*{words}|{words}.*"):
-            checkpoint.read_tables(whole)
+            read_tables(whole)
 
 
 def test_the_forger_writes_what_a_save_writes(whole):
@@ -250,7 +252,7 @@ def test_any_value_of_any_field_of_a_manifest_is_accepted_or_refused(whole):
             whole["tables"] = {**tables, "user": kept["user"]}
         sign(path, whole)
 
-    taken = accepted(path, fields, write, lambda: checkpoint.read_manifest(whole))
+    taken = accepted(path, fields, write, lambda: read_manifest(whole))
     texts, spec = ["", "x", "../x"], ("tables", "item", "spec")
     want = [(*spec, "storage", text) for text in texts] + [(*spec, "slots", n, text) for n in (0, 1) for text in texts]
     want += [(*spec, "optimizer", "rule", value) for value in (*STRANGE, "GONE")]
@@ -318,4 +320,4 @@ def test_one_id_of_another_rank_is_refused_at_either_end(rank, owner, tmp_path):
         table.train("item", ids + foreign, np.random.default_rng(0))
     simulated.save(tmp_path / "c", tables)
     with pytest.raises(ValueError, match=rf"id -?\d+ does not belong to rank {rank} of 2"):
-        checkpoint.read_tables(tmp_path / "c")
+        read_tables(tmp_path / "c")

@@ -6,7 +6,9 @@ from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import embedding_of
 from tests.checkpoint.test_callback import fit, model, table
 from tf_fusedrec import callbacks, checkpoint
+from tf_fusedrec.checkpoint.loading import dense_prefix, read_tables
 from tf_fusedrec.files import manifest
+from tf_fusedrec.files.saves import read_manifest
 
 
 def load(job, which=None):
@@ -27,16 +29,16 @@ def test_the_last_saves_stay_and_each_is_what_it_was(full_every, parts, tmp_path
         save(job, step)
         states.append(job.state())
         there = checkpoint.saves(job.directory)
-        assert len(checkpoint.read_manifest(job.directory)["tables"]["item"]["parts"]) == parts[step]
+        assert len(read_manifest(job.directory)["tables"]["item"]["parts"]) == parts[step]
         # A full save stays as long as a kept delta needs it.
-        kept = [checkpoint.read_manifest(job.directory, save) for save in there[-3:]]
+        kept = [read_manifest(job.directory, save) for save in there[-3:]]
         assert set(there) == set().union(*map(manifest.saves_of, kept)) and len(kept) == min(step + 1, 3)
         for n, name in enumerate(there[-3:], len(states) - len(there[-3:])):
             assert load(job, name) == load(job, n + 1) == (n, states[n])
-            assert checkpoint.read_manifest(job.directory, name)["extra"] == n
-            assert len(checkpoint.read_tables(job.directory, n + 1)["item"][0]) == len(states[n][0]["rows", "item"])
+            assert read_manifest(job.directory, name)["extra"] == n
+            assert len(read_tables(job.directory, n + 1)["item"][0]) == len(states[n][0]["rows", "item"])
     assert load(job) == (7, states[7])
-    assert checkpoint.dense_prefix(job.directory, there[-2]) == str(job.directory / there[-2] / "dense")
+    assert dense_prefix(job.directory, there[-2]) == str(job.directory / there[-2] / "dense")
 
 
 def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):

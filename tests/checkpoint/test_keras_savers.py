@@ -9,6 +9,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.checkpoint.tables import DictTable, contents
 from tf_fusedrec import keras, tf
+from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.tables.keras_savers import TableState
 
 INPUTS = {"a": np.array([1, -2, 3, 1]), "b": np.array([5, 6, 7, 7])}
@@ -292,7 +293,7 @@ def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
 def test_checkpoints_of_this_package_keep_tables_out_of_their_dense_part(trained, tmp_path):
     model, emb, other, loaded = trained
     fr.checkpoint.save(tmp_path / "c", model, model.optimizer)
-    prefix = fr.checkpoint.dense_prefix(tmp_path / "c")
+    prefix = dense_prefix(tmp_path / "c")
     kept = [name for name, _ in tf.train.list_variables(prefix) if "table_state" in name]
     assert [tf.train.load_variable(prefix, name) for name in kept] == [b""]
     fr.checkpoint.load(tmp_path / "c", other, other.optimizer)

@@ -8,6 +8,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
 from tf_fusedrec import callbacks, checkpoint, keras, tf
 from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.checkpoint.loading import read_tables
 
 
 def trained(name):
@@ -40,7 +41,7 @@ def test_all_layers_of_a_model_are_saved_and_loaded(wrapped, tmp_path):
     saved, loaded = [trained(name) for name in NAMES], [DictTable(name) for name in NAMES]
     checkpoint.save(tmp_path, held(saved))
     checkpoint.load(tmp_path, held(loaded))
-    assert sorted(checkpoint.read_tables(tmp_path)) == NAMES
+    assert sorted(read_tables(tmp_path)) == NAMES
     assert contents(loaded) == contents(saved) and all(table.size(table.names[0]) == 9 for table in loaded)
 
 
@@ -89,7 +90,7 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
     saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=5)
     for table in (whole, grouped):
         (name,) = table.names
-        assert checkpoint.read_tables(tmp_path)[name][0].tolist() == sorted(table.rows["rows"][name])
+        assert read_tables(tmp_path)[name][0].tolist() == sorted(table.rows["rows"][name])
 
 
 def test_two_layers_with_a_table_of_one_name_are_refused_by_name(tmp_path):

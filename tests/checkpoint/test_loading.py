@@ -11,6 +11,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.forger import model
 from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import checkpoint, keras
+from tf_fusedrec.checkpoint.loading import read_tables
 
 IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 3000).tolist()
 
@@ -73,7 +74,7 @@ def test_records_that_do_not_suit_the_table_are_refused(tmp_path):
 
 def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
     directory, table = saved
-    tables = checkpoint.read_tables(directory)
+    tables = read_tables(directory)
     assert sorted(tables) == ["item", "user"]
     for name, (ids, rows) in tables.items():
         want = table.rows["rows"][name]
@@ -115,14 +116,14 @@ def test_read_tables_knows_bfloat16(tmp_path):
             return np.array([0, 1]), np.array([([0x3F80, 0xC000],), ([0, 0x4040],)], self.record_dtype(section))
 
     simulated.save(tmp_path, [Bfloat16Table("item")])
-    ids, rows = checkpoint.read_tables(tmp_path)["item"]
+    ids, rows = read_tables(tmp_path)["item"]
     assert ids.tolist() == [0, 1] and rows.dtype.name == "bfloat16"
     np.testing.assert_array_equal(rows.astype(np.float32), [[1.0, -2.0], [0.0, 3.0]])
 
 
 def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
     checkpoint.save(tmp_path / "c", model(0), layers=[embedding_of(DictTable("item", dim=3))])
-    ids, rows = checkpoint.read_tables(tmp_path / "c")["item"]
+    ids, rows = read_tables(tmp_path / "c")["item"]
     assert ids.shape == (0,) and rows.shape == (0, 3)
 
 

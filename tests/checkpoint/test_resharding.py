@@ -6,9 +6,9 @@ import pytest
 from tests.checkpoint import simulated
 from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
 from tests.checkpoint.tables import DictTable, contents, ranks_of
-from tf_fusedrec.checkpoint import read_manifest
 from tf_fusedrec.files import hash_order
 from tf_fusedrec.files.hash_order import tfra_owner
+from tf_fusedrec.files.saves import read_manifest
 
 IDS = [*EDGE_IDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 300).tolist()]
 

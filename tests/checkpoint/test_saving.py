@@ -12,6 +12,8 @@ from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
 from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import saving
 from tf_fusedrec.files import disk
+from tf_fusedrec.files.manifest import exists
+from tf_fusedrec.files.saves import read_manifest
 
 
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])
@@ -36,7 +38,7 @@ def test_a_rank_that_has_failed_is_named_at_once(tmp_path):
         RuntimeError, match=f"Rank 1 could not write its part of {plan.save}. OSError: .* No space left"
     ):
         saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=60)
-    assert not checkpoint.exists(tmp_path)
+    assert not exists(tmp_path)
 
 
 def test_a_rank_that_tells_nothing_is_named_in_time(tmp_path):
@@ -89,7 +91,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, gate):
     for _ in range(3):
         job.train()
     job.table.remove("item", list(job.table.rows["rows"]["item"])[:5])
-    assert not checkpoint.exists(job.directory)
+    assert not exists(job.directory)
     gate.set()
     job.checkpointer.wait()
     assert job.loaded() == ({"step": [1]}, at_save)
@@ -101,7 +103,7 @@ def test_one_save_is_written_at_a_time(tmp_path, gate):
     job.train()
     threading.Timer(0.2, gate.set).start()
     job.checkpointer.save(2)  # returns once the first save is complete and the second is copied
-    assert gate.is_set() and checkpoint.read_manifest(job.directory)["extra"] in (1, 2)
+    assert gate.is_set() and read_manifest(job.directory)["extra"] in (1, 2)
     job.checkpointer.wait()
     assert job.loaded() == (2, job.state())
 
@@ -119,7 +121,7 @@ def test_a_background_failure_surfaces_once_at_the_next_save_or_wait(tmp_path, m
             call()
         job.checkpointer.wait()  # and not again
         save(job, 4)
-        assert len(checkpoint.read_manifest(job.directory)["tables"]["item"]["parts"]) == 1, "the next save is full"
+        assert len(read_manifest(job.directory)["tables"]["item"]["parts"]) == 1, "the next save is full"
         assert job.loaded() == (4, job.state())
 
 

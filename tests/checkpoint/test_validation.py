@@ -11,7 +11,10 @@ from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.checkpoint import dense, saving
+from tf_fusedrec.checkpoint.saving import NotFinite
 from tf_fusedrec.exchange import model_state
+from tf_fusedrec.files.manifest import exists
+from tf_fusedrec.files.saves import read_manifest
 
 
 def spoil_weight(job, value):
@@ -49,7 +52,7 @@ def test_a_number_that_is_not_finite_refuses_the_save_by_name(kind, value, tmp_p
     good = job.state()
     words = spoiled(job, value) or words
     job.checkpointer.save("bad")  # written and validated in the background
-    with pytest.raises(checkpoint.NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stay"):
+    with pytest.raises(NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stay"):
         job.checkpointer.wait()
     assert job.loaded() == ("good", good)
     assert len(list(job.directory.iterdir())) == 2  # the refused save leaves no file
@@ -70,7 +73,7 @@ def test_training_goes_on_when_asked_and_the_refusal_is_logged(tmp_path, caplog)
     assert job.loaded() == ("good", good) and len(list(job.directory.iterdir())) == 2
     job.table.rows["rows"]["item"].clear()
     save(job, "later")
-    parts = checkpoint.read_manifest(job.directory)["tables"]["item"]["parts"]
+    parts = read_manifest(job.directory)["tables"]["item"]["parts"]
     assert len(parts) == 1 and job.loaded() == ("later", job.state()), "the next save is full"
 
 
@@ -95,7 +98,7 @@ def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
     model.embedding = fr.FusedEmbedding(
         [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "item")]
     )
-    with pytest.raises(checkpoint.NotFinite, match="dense weight '.*top/kernel/v:0'"):
+    with pytest.raises(NotFinite, match="dense weight '.*top/kernel/v:0'"):
         checkpoint.save(tmp_path, model, model.optimizer)
     checkpoint.save(tmp_path, model)
     # A metric is no dense weight, so its NaN refuses no save.
@@ -118,11 +121,11 @@ def test_rows_of_every_storage_are_looked_at(storage, tmp_path):
         bad = records.copy()
         bad[field][1, 1] = 0x7FC0 if bad[field].dtype == "<u2" else np.nan
         table.restore("item", "rows", ids, bad)
-        with pytest.raises(checkpoint.NotFinite, match=f"'{field}' of id {ids[1]} of table 'item'"):
+        with pytest.raises(NotFinite, match=f"'{field}' of id {ids[1]} of table 'item'"):
             checkpoint.save(tmp_path, layer)
-        with pytest.raises(checkpoint.NotFinite):
+        with pytest.raises(NotFinite):
             checkpoint.save(tmp_path / "first", layer)
-        assert not checkpoint.exists(tmp_path / "first")
+        assert not exists(tmp_path / "first")
         table.restore("item", "rows", ids, records)
 
 

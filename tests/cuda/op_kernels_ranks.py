@@ -51,7 +51,7 @@ def make_embedding(name=None, host_rows=False):
 def run_stages(host_rows):
     """Calls the stages of Nested in its order, outside a graph. Returns the rows of all steps, and the tables."""
     embedding, results, waiting = make_embedding("embedding", host_rows), {}, None
-    rank = fr.collectives.rank()
+    rank = fr.rank()
     for step in range(STEPS):
         lookups = []
         for piece in range(M):
@@ -69,7 +69,7 @@ def run_stages(host_rows):
 
 
 def update(step, rows, seed):
-    random = np.random.default_rng([seed, fr.collectives.rank()])
+    random = np.random.default_rng([seed, fr.rank()])
     grads = {i: tf.constant(random.normal(size=part.shape), tf.float32) for i, part in enumerate(rows)}
     step.update(step.send_gradients(grads))
 
@@ -79,7 +79,7 @@ def fit_model(schedule):
     embedding = make_embedding()
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
     model = clicks.make_model(embedding, schedule, optimizer)
-    samples = clicks.batch(16, seed=fr.collectives.rank())
+    samples = clicks.batch(16, seed=fr.rank())
     model.fit(tf.data.Dataset.from_tensor_slices(samples).batch(4), verbose=0)
     return clicks.state(model, embedding)
 

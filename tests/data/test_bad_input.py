@@ -11,7 +11,8 @@ from models.data_sets.layouts import write_dataset
 from tests.data.shards import COLUMNS, read_lists, user_table, write_folder
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig
-from tf_fusedrec.data import Column, ParquetFolder, TokenBatches, check_features
+from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
+from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
 ITEM = Column("item", ragged=True)

@@ -6,7 +6,7 @@ import pytest
 from tests.support.ids import communities
 from tf_fusedrec import tf
 from tf_fusedrec.data import cluster_samples
-from tf_fusedrec.schedules import cut
+from tf_fusedrec.data.batches import cut
 
 
 def _batch(rng):

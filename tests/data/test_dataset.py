@@ -8,7 +8,8 @@ import pytest
 from tests.data.shards import COLUMNS, expected_rows, read_lists, write_folder
 from tests.oracles.batching import batch_sizes_oracle
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.data import Column, Cost, ParquetFolder, StochasticLength, TokenBatches
+from tf_fusedrec.data import Column, ParquetFolder, StochasticLength, TokenBatches
+from tf_fusedrec.data.plan import Cost
 
 OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 12}
 

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from tests.data.shards import COLUMNS, read_lists, write_folder
-from tf_fusedrec.data import GrowingFolder, ParquetFolder, Partition, check_same_files
+from tf_fusedrec.data import GrowingFolder, ParquetFolder
+from tf_fusedrec.data.growing import Partition, check_same_files
 from tf_fusedrec.exchange import collectives
 
 

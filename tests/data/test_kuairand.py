@@ -13,7 +13,8 @@ from models.data_sets.layouts import read_info, read_items
 from tests.data.shards import read_lists
 from tests.support import small_log
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings
+from tf_fusedrec.data import Column, ParquetFolder
+from tf_fusedrec.data.fingerprint import hash_strings
 
 COLUMNS = (
     Column("user_id"),

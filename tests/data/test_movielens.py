@@ -14,7 +14,8 @@ from tests.data.shards import read_lists
 from tests.support import small_log
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings
+from tf_fusedrec.data import Column, ParquetFolder
+from tf_fusedrec.data.fingerprint import hash_strings
 
 TRAIN = (
     Column("user_id"),

@@ -10,7 +10,8 @@ from models.data_sets.layouts import read_items
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings
+from tf_fusedrec.data import Column, ParquetFolder
+from tf_fusedrec.data.fingerprint import hash_strings
 
 TEST = (
     Column("user_id"), Column("item_id", ragged=True), Column("timestamp", ragged=True), Column("target_item"),

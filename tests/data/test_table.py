@@ -15,8 +15,9 @@ from models.data_sets.table import column_map, convert_table
 from models.data_sets.table_files import TableFiles
 from tests.data.shards import read_lists
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings
+from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.columns import BadInput
+from tf_fusedrec.data.fingerprint import hash_strings
 
 MAP = {
     "user": "customer", "item": "sku", "time": "seen_at", "labels": {"click": "clicked"}, "context": {"city": "town"},

@@ -6,7 +6,10 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint.loading import read_tables
+from tf_fusedrec.exchange.collectives import all_reduce_sum
 from tf_fusedrec.files import disk
+from tf_fusedrec.files.saves import read_manifest
 
 INPUTS = {"a": [1, 2, 5, 9, 1], "b": [2, 2, 7, 11, 40]}
 
@@ -32,14 +35,14 @@ def _model(backend="native", **options):
 
 def _train(model, optimizer, steps, inputs=None):
     """Trains on this rank's part of INPUTS. Losses are sums over ranks, so any number of ranks makes equal steps."""
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     inputs = {name: tf.constant(ids[rank::size], tf.int64) for name, ids in (inputs or INPUTS).items()}
     for _ in range(steps):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(inputs) ** 2) * size
         gradients = tape.gradient(loss, model.trainable_variables)
         if size > 1:
-            gradients = [fr.collectives.all_reduce_sum(g, name=f"g{i}") / size for i, g in enumerate(gradients)]
+            gradients = [all_reduce_sum(g, name=f"g{i}") / size for i, g in enumerate(gradients)]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
 
@@ -124,7 +127,7 @@ def save_in_the_background(folder):
         job.save(len(held))
     _train(model, optimizer, 3)
     job.wait()
-    parts = fr.checkpoint.read_manifest(folder)["tables"]["item"]["parts"]
+    parts = read_manifest(folder)["tables"]["item"]["parts"]
     return held, [part["ranks"] for part in parts]
 
 
@@ -180,7 +183,7 @@ def full_disk_on_rank_1(folder):
     job.wait()
     _train(model, optimizer, 1)
     write, failure = disk.write, None
-    if fr.collectives.rank() == 1:
+    if fr.rank() == 1:
 
         def full(file, data):
             raise OSError(28, "No space left on device")
@@ -193,16 +196,16 @@ def full_disk_on_rank_1(folder):
         failure = f"{type(error).__name__}: {error}"
     disk.write = write
     fr.collectives.barrier()
-    between = fr.checkpoint.read_manifest(folder)["extra"]
+    between = read_manifest(folder)["extra"]
     fr.collectives.barrier()
     job.save("new")
     job.wait()
-    return failure, between, fr.checkpoint.read_manifest(folder)["extra"], refused_between_ranks(model, emb, job)
+    return failure, between, read_manifest(folder)["extra"], refused_between_ranks(model, emb, job)
 
 
 def refused_between_ranks(model, emb, job):
     """Body: saves with a dense weight that differs on rank 1, and with a NaN in its row. Returns the errors."""
-    rank, said = fr.collectives.rank(), []
+    rank, said = fr.rank(), []
     kernel = model.trainable_variables[-2]
     kept = kernel.numpy()
     table = emb.internals.groups[0].table
@@ -235,7 +238,7 @@ def test_a_full_disk_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp
     assert weight.startswith(differs), weight
     assert row.startswith(f"NotFinite: {bad_row} is not finite"), row
     assert weight_1.startswith("RuntimeError: It failed on rank 0") and kernel in weight_1 and bad_row in row_1
-    assert fr.checkpoint.read_manifest(tmp_path / "c")["extra"] == "new"
+    assert read_manifest(tmp_path / "c")["extra"] == "new"
     assert not list((tmp_path / "c").glob("*.partial")) and len(fr.checkpoint.saves(tmp_path / "c")) == 2
 
 
@@ -255,7 +258,7 @@ def save_and_load_two_topologies(folder):
 
     saved, loaded = model(), model()
     for name in ("flat", "grouped"):
-        getattr(saved, name)({name: tf.range(20 * fr.collectives.rank(), 20 * fr.collectives.rank() + 30)})
+        getattr(saved, name)({name: tf.range(20 * fr.rank(), 20 * fr.rank() + 30)})
     fr.checkpoint.save(folder, saved)
     fr.checkpoint.load(folder, loaded)
     return [[_held(getattr(m, name)) for name in ("flat", "grouped")] for m in (saved, loaded)]
@@ -267,7 +270,7 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
         assert saved == loaded
     assert len(_together([saved[0] for saved, _ in results])) == 50  # one table of both ranks
     assert all(len(saved[1]) == 50 for saved, _ in results)  # a replica each
-    tables = fr.checkpoint.read_tables(tmp_path / "c")
+    tables = read_tables(tmp_path / "c")
     assert [tables[name][0].tolist() for name in ("flat", "grouped")] == [list(range(50))] * 2
 
 
@@ -281,7 +284,7 @@ def saved(request, tmp_path):
 
 def test_read_tables_gives_all_rows(saved):
     folder, _, emb, _, backend = saved
-    tables = fr.checkpoint.read_tables(folder)
+    tables = read_tables(folder)
     assert sorted(tables) == ["item", "tag"]
     for name, (ids, rows) in tables.items():
         np.testing.assert_array_equal(ids, emb.export_table(name)[0])

@@ -86,7 +86,7 @@ def test_summary_shows_shapes_and_the_numbers_in_rows():
 
 def described():
     emb = make_layer()
-    look_up(emb, 600 * fr.collectives.rank())
+    look_up(emb, 600 * fr.rank())
     return emb.describe(), emb.describe(all_ranks=True)
 
 

@@ -6,6 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.files.saves import read_manifest
 
 IDS = [INT64_MIN, -1, 0, 3, 5, INT64_MAX]
 
@@ -113,7 +114,7 @@ def test_they_are_not_in_checkpoints_of_this_model(tmp_path):
     for _ in range(2):
         saver.save()
     saver.wait()
-    assert list(fr.checkpoint.read_manifest(tmp_path / "mine")["tables"]) == ["own"]
+    assert list(read_manifest(tmp_path / "mine")["tables"]) == ["own"]
     again = fr.FusedEmbedding.from_config(emb.get_config())
     fr.checkpoint.load(tmp_path / "mine", again)
     assert again.export_table("own")[0].tolist() == [1, 2]

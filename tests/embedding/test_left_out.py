@@ -40,8 +40,8 @@ def _run(rule, bad_label, **layer):
     """Returns rows by table, statistics and messages after some steps. The label on rank 1, or on the one process, is
     given.
     """
-    embedding, rank = _layer(rule, **layer), fr.collectives.rank()
-    is_bad_rank = rank == fr.collectives.size() - 1
+    embedding, rank = _layer(rule, **layer), fr.rank()
+    is_bad_rank = rank == fr.size() - 1
 
     @tf.function(reduce_retracing=True)
     def train(ids, labels):

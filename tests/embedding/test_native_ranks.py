@@ -66,7 +66,7 @@ def _train(scenario, folder):
     from tf_fusedrec import optimizers, tf
 
     options = SCENARIOS[scenario]
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     table = {"dim": DIM, "optimizer": getattr(optimizers, options["rule"])(0.125), **options.get("table", {})}
     if "tier" in table:
         table["tier"] = dataclasses.replace(table["tier"], folder=folder)
@@ -120,7 +120,7 @@ def _read_external(checkpoint):
         [fr.TableConfig(name="author", dim=DIM, external=fr.External(checkpoint, table="user"))],
         [fr.FeatureConfig(name="author", table="author")], name="external",
     )  # fmt: skip
-    ids = np.arange(-3, 60)[fr.collectives.rank() :: fr.collectives.size()]
+    ids = np.arange(-3, 60)[fr.rank() :: fr.size()]
     rows = emb({"author": tf.constant(ids)})["author"]
     return dict(zip(ids.tolist(), rows.numpy())), emb.export_table("author")[0]
 

@@ -76,7 +76,7 @@ def _on_rank(output_dtype, scale):
 
     collectives.all_to_all = counted
     # Uneven on purpose: rank 1 has nothing in two of the steps.
-    mine = BATCHES if fr.collectives.rank() == 0 else [([1, 4], [4, 8, 2]), ([], []), ([7], [3]), ([], []), ([2], [2])]
+    mine = BATCHES if fr.rank() == 0 else [([1, 4], [4, 8, 2]), ([], []), ([7], [3]), ([], []), ([2], [2])]
     rows, _ = trained(output_dtype, mine, scale)
     return rows, sent
 

@@ -57,7 +57,7 @@ def _train(scenario, gradient_op, backend, calls=1):
     import tf_fusedrec as fr
     from tf_fusedrec._tf_compat import keras, tf
 
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     adagrad, adam = keras.optimizers.legacy.Adagrad(0.5), keras.optimizers.legacy.Adam(0.1)
     emb = fr.FusedEmbedding(
         tables=[
@@ -168,7 +168,7 @@ def remove_rows():
     emb({"f": tf.range(20)})
     with pytest.raises(ValueError, match="ids to remove from table 'item' are <U1, and must be integers"):
         emb.remove("item", ["7"])
-    return emb.remove("item", [3 * fr.collectives.rank(), 7, 99]), emb.export_table("item")[0]
+    return emb.remove("item", [3 * fr.rank(), 7, 99]), emb.export_table("item")[0]
 
 
 def several_bodies():
@@ -184,7 +184,7 @@ def fail_on_rank_1():
         tables=[fr.TableConfig(name="t", dim=4, optimizer=keras.optimizers.legacy.SGD(0.1))],
         features=[fr.FeatureConfig(name="f", table="t")],
     )
-    emb({"f": tf.constant([1.5] if fr.collectives.rank() == 1 else [1])})
+    emb({"f": tf.constant([1.5] if fr.rank() == 1 else [1])})
 
 
 def merged(results, scenario, table):

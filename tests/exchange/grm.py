@@ -24,7 +24,7 @@ def batches(folder, steps=STEPS):
     from models.build import columns, length_columns
     from tf_fusedrec.data import ParquetFolder, TokenBatches
 
-    model, rank, size = experiment().model, fr.collectives.rank(), fr.collectives.size()
+    model, rank, size = experiment().model, fr.rank(), fr.size()
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=size, shuffle_seed=0)
     batches = TokenBatches(data, length_columns=length_columns(model), target_tokens=48)
     return list(batches.dataset().repeat().take(steps))

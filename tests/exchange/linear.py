@@ -16,7 +16,7 @@ def ids_of(batches):
     import tf_fusedrec as fr
 
     ids = [np.concatenate([batch[f"{role}_item"].values for role in ("history", "exposed")]) for batch in batches]
-    for step in (7, 9) if fr.collectives.rank() == 1 else (7,):
+    for step in (7, 9) if fr.rank() == 1 else (7,):
         ids[step] = ids[step][:0]
     return ids
 

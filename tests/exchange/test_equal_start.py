@@ -94,7 +94,7 @@ def trained(folder):
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
 
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     keras.utils.set_random_seed(7 + rank)  # as for dropout
     ids, labels = (of[:, rank::size] for of in batches())
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
@@ -129,7 +129,7 @@ def trained(folder):
 
 def refusals(fr, keras, tf, data):
     """Body: returns the refusals of models that differ in the middle of training."""
-    rank, said = fr.collectives.rank(), {}
+    rank, said = fr.rank(), {}
     plain = functional(fr, keras, keras.Model)
     plain.compile(keras.optimizers.Adam(0.05), "mse")
     model = functional(fr, keras, fr.schedules.PipelinedModel)

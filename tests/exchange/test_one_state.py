@@ -183,6 +183,7 @@ def normalized(part):
     """Body: returns outputs, gradients of inputs and of all ranks' weights, and weights after 2 steps."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
+    from tf_fusedrec.exchange import collectives
 
     layer = fr.layers.SyncBatchNormalization(momentum=MOMENTUM, name="sync")
     if part is None:
@@ -198,7 +199,7 @@ def normalized(part):
             out = layer(layer(x, training=True), training=True, mask=mask)
             loss = tf.reduce_sum((out - y) ** 2)
         gradients = tape.gradient(loss, [x, *layer.trainable_variables])
-        summed = [fr.collectives.all_reduce_sum(one, name=f"g{i}") for i, one in enumerate(gradients[1:])]
+        summed = [collectives.all_reduce_sum(one, name=f"g{i}") for i, one in enumerate(gradients[1:])]
         return out, gradients[0], summed
 
     answers = []

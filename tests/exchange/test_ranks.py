@@ -17,6 +17,7 @@ from tests.support import small_log
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Limits, Storage, Tier, Topology, optimizers
+from tf_fusedrec.checkpoint.loading import read_tables
 
 SHARED = Topology(2, replicas_together=True)
 # Names to ranks, rule of the optimizer, its numbers, and the topology.
@@ -82,7 +83,7 @@ def _over_wire(wire, topology, name):
     embedding = linear.make(name, optimizers.SGD(1.0), topology, gradient_op="sum", wire_dtype=wire)
     with tf.GradientTape() as tape:
         rows = embedding({"item": tf.constant(WIRE_IDS, tf.int64)})["item"]
-        loss = tf.reduce_sum(rows * _wire_gradients(fr.collectives.rank()))
+        loss = tf.reduce_sum(rows * _wire_gradients(fr.rank()))
     tape.gradient(loss, embedding.trainable_variables)
     return rows.numpy(), linear.records(embedding)
 
@@ -278,7 +279,6 @@ def _without_pool(records):
 
 
 def test_a_checkpoint_has_each_shard_once_and_goes_into_any_topology(results_of, checkpoint):
-    import tf_fusedrec as fr
 
     world_size, *_, topology = AVERAGED["rowwise"]
     found = [result["checkpoint"] for result in results_of(world_size)]
@@ -289,7 +289,7 @@ def test_a_checkpoint_has_each_shard_once_and_goes_into_any_topology(results_of,
     for ranks, name in [(range(world_size), "one"), *((ranks, "shared") for ranks in SHARED.sets(world_size)[0])]:
         assert_equal_replicas([saved, _put_together([found[rank][name] for rank in ranks])])
     for folder in (checkpoint, f"{checkpoint}.again"):
-        ids, rows = fr.checkpoint.read_tables(folder)["item"]
+        ids, rows = read_tables(folder)["item"]
         assert len(np.unique(ids)) == len(ids)
         np.testing.assert_array_equal(ids, saved[0])
         np.testing.assert_array_equal(rows, saved[1]["row"])

@@ -29,7 +29,7 @@ def train():
         clicks.make_embedding(),
         optimizer=fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)),
     )
-    batches = [clicks.batch(9, 10 * step + fr.collectives.rank()) for step in range(STEPS)]
+    batches = [clicks.batch(9, 10 * step + fr.rank()) for step in range(STEPS)]
     dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.SIGNATURE)
     model.fit(dataset, steps_per_epoch=STEPS, verbose=0)
     cards = [line.split() for line in pathlib.Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()]

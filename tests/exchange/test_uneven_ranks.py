@@ -16,7 +16,7 @@ def fit_uneven(rank_without_data):
     import tf_fusedrec as fr
     from tf_fusedrec import keras, losses, tf
 
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     legacy = keras.optimizers.legacy
     shares = np.arange(1, size + 1)
     if rank_without_data and size > 1:
@@ -78,7 +78,7 @@ def gradients_of_shares(shares, weights=(1.0,) * 10):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
             return losses.weighted_binary_cross_entropy(y[:, 0], y_pred[:, 0], name="loss")
 
-    rank, random = fr.collectives.rank(), np.random.default_rng(3)
+    rank, random = fr.rank(), np.random.default_rng(3)
     begin = sum(shares[:rank])
     mine = slice(begin, begin + shares[rank])
     x, label = random.normal(size=[10, 4]).astype(np.float32), (random.random([10, 1]) < 0.5).astype(np.float32)

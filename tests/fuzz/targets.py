@@ -19,7 +19,9 @@ from tests.fuzz.files import Target, plain_json, write_plain_json
 from tests.soak.exports import served_model
 from tests.soak.ranks import DIM, TABLES
 from tf_fusedrec import checkpoint
+from tf_fusedrec.checkpoint.loading import read_tables
 from tf_fusedrec.data import ParquetFolder
+from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.saved_model import applying
 
 RANKS = 2
@@ -49,8 +51,8 @@ def load_checkpoint(folder: pathlib.Path) -> Any:
     """Returns the results of a load on two ranks and the rows that one process reads."""
     tables = _tables()
     simulated.load(folder, tables)
-    rows = {name: (ids.tolist(), rows.tobytes()) for name, (ids, rows) in checkpoint.read_tables(folder).items()}
-    return contents(tables), [table.clock for table in tables], checkpoint.read_manifest(folder)["extra"], rows
+    rows = {name: (ids.tolist(), rows.tobytes()) for name, (ids, rows) in read_tables(folder).items()}
+    return contents(tables), [table.clock for table in tables], read_manifest(folder)["extra"], rows
 
 
 def _read_sealed(data: bytes) -> Any:

@@ -6,6 +6,8 @@ import pytest
 from tests.layers.cases import ROW_LENGTHS, splits_of, times, tokens
 from tf_fusedrec import layers
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers.gated_output import GatedOutput
+from tf_fusedrec.layers.relative_bias import BiasWeights
 
 N = 30
 HSTU_SIZES = {"num_heads": 2, "qk_dim": 4, "value_dim": 6, "max_sequence_length": N}
@@ -122,8 +124,8 @@ def test_a_time_bias_needs_timestamps(name):
 
 def test_parts_of_layers_round_trip():
     for layer in (
-        layers.BiasWeights(9, False, "stretched", 3, name="bias"),
-        layers.GatedOutput(2, "per_head", True, "sigmoid", "raw", False, 0.4, name="output"),
+        BiasWeights(9, False, "stretched", 3, name="bias"),
+        GatedOutput(2, "per_head", True, "sigmoid", "raw", False, 0.4, name="output"),
         layers.MMoE(4, 5, 2, 3, name="head"),
     ):
         again = type(layer).from_config(layer.get_config())
@@ -151,9 +153,9 @@ REFUSALS = [
     (layers.PositionEmbedding, {"max_sequence_length": 0}, "max_sequence_length must be >= 1, got 0"),
     (layers.PositionTimeEmbedding, {"num_positions": 0}, "num_positions must be >= 1, got 0"),
     (layers.PositionTimeEmbedding, {"num_positions": 3, "time_bucket_function": "exp"}, "must be one of .*'log'.* got"),
-    (layers.GatedOutput, {"norm": "other"}, "norm must be one of .* got 'other'"),
-    (layers.GatedOutput, {"gate_activation": "other"}, "gate_activation must be one of .* got 'other'"),
-    (layers.GatedOutput, {"concat": "other"}, "concat must be one of .* got 'other'"),
+    (GatedOutput, {"norm": "other"}, "norm must be one of .* got 'other'"),
+    (GatedOutput, {"gate_activation": "other"}, "gate_activation must be one of .* got 'other'"),
+    (GatedOutput, {"concat": "other"}, "concat must be one of .* got 'other'"),
     (layers.MMoE, {"num_experts": 0}, "num_experts must be >= 1, got 0"),
     (layers.MMoE, {"expert_units": 0}, "expert_units must be >= 1, got 0"),
     (layers.MMoE, {"num_tasks": 0}, "num_tasks must be >= 1, got 0"),
@@ -170,7 +172,7 @@ def test_wrong_arguments_are_named(layer, arguments, words):
 
 
 def test_bias_weights_are_float32_under_any_policy():
-    layer = layers.BiasWeights(9, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
+    layer = BiasWeights(9, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
     layer.build(None)
     assert {weight.dtype for weight in layer.weights} == {tf.float32}
     assert layer.compute_dtype == "float32"

@@ -7,7 +7,9 @@ import pytest
 
 from tests.layers.cases import splits_of, times
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.layers import HSTU, STOCK, FuXi, PositionEmbedding, SASRec, SequenceTimes, jagged
+from tf_fusedrec.layers import HSTU, FuXi, PositionEmbedding, SASRec, jagged
+from tf_fusedrec.layers.stock_attention import STOCK
+from tf_fusedrec.ops import SequenceTimes
 
 LENGTHS, TARGETS, COLUMNS = [9, 70, 1, 0, 30], [2, 5, 1, 0, 0], 8
 HEADS = {"num_heads": 2, "qk_dim": 4, "value_dim": 4, "max_sequence_length": 80}

@@ -6,7 +6,8 @@ import pytest
 from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, rows_of, splits_of, times, tokens
 from tests.oracles.fuxi import fuxi_block_oracle
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.layers import FuXi, bucket_thresholds, sequence_times
+from tf_fusedrec.layers import FuXi, sequence_times
+from tf_fusedrec.layers.relative_bias import bucket_thresholds
 
 SIZES = {"num_heads": 2, "qk_dim": 3, "value_dim": 4, "max_sequence_length": 30}
 

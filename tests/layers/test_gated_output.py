@@ -6,7 +6,7 @@ import pytest
 from tests.layers.cases import assert_within_noise, oracle_file
 from tests.oracles.hstu import layer_norm, sigmoid, silu
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.layers import GatedOutput
+from tf_fusedrec.layers.gated_output import GatedOutput
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pytest
 from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, splits_of, times, tokens
 from tests.oracles.jagged_attention import attention_oracle, bias_attention_oracle
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.layers import BucketTable, RelativeBias, TimeFunction, bucket_thresholds, sequence_times
+from tf_fusedrec.layers import sequence_times
+from tf_fusedrec.layers.relative_bias import bucket_thresholds
 from tf_fusedrec.layers.stock_attention import bias_attention, jagged_attention
+from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction
 
 MASKS = {
     "causal": {},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.layers.cases import ROW_LENGTHS, splits_of
 from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.layers import visible_keys
+from tf_fusedrec.layers.jagged import visible_keys
 
 
 def counted(lengths, targets, contexts, *masks):

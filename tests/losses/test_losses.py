@@ -8,6 +8,7 @@ from tf_fusedrec import losses
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.losses import negatives
+from tf_fusedrec.losses.objectives import sampled_softmax_of_catalogue
 
 
 def sampled_softmax_oracle(
@@ -115,7 +116,7 @@ def test_softmax_over_a_catalogue_equals_the_one_over_chosen_rows(positions):
 
     def of_catalogue(query, items):
         parts = query, items, tf.constant(positives), tf.constant(chosen)
-        return losses.sampled_softmax_of_catalogue(*parts, 0.3, log_q=log_q, reused_from=source)
+        return sampled_softmax_of_catalogue(*parts, 0.3, log_q=log_q, reused_from=source)
 
     results = []
     for loss in (of_rows, of_catalogue):
@@ -242,7 +243,7 @@ def test_refusals():
     x, ids = tf.ones([2, 3]), tf.constant([1, 2])
     with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
         losses.sampled_softmax(x, x, x, ids, ids, 0)
-        losses.sampled_softmax_of_catalogue(x, x, ids, ids[:, tf.newaxis], 0)
+        sampled_softmax_of_catalogue(x, x, ids, ids[:, tf.newaxis], 0)
     for rows, names in ((x[0], ids), (x, ids[:, tf.newaxis])):
         with pytest.raises(ValueError, match=r"negatives must be \[U, D\] and negative_ids \[U\], got "):
             losses.sampled_softmax(x, x, rows, ids, names, 1.0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.oracles.metrics import auc_oracle, gauc_oracle, rank_oracle
-from tf_fusedrec import metrics
 from tf_fusedrec.metrics import exact
 
 
@@ -24,25 +23,25 @@ def equal_or_both_nan(ours, expected):
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
 def test_auc_and_gauc_against_pairs(count, seed):
     groups, labels, scores = predictions(count, seed)
-    equal_or_both_nan(metrics.auc(labels, scores), auc_oracle(labels, scores))
+    equal_or_both_nan(exact.auc(labels, scores), auc_oracle(labels, scores))
     for weight in exact.WEIGHTS:
-        ours = metrics.gauc(groups, labels, scores, weight)
+        ours = exact.gauc(groups, labels, scores, weight)
         np.testing.assert_allclose(ours, gauc_oracle(groups, labels, scores, weight), rtol=1e-14)
 
 
 def test_auc_of_the_docstring_and_of_the_extremes():
-    assert metrics.auc([1, 0, 1, 0], [0.9, 0.9, 0.8, 0.1]) == 0.625
-    assert metrics.auc([0, 0, 1], [0.1, 0.2, 0.3]) == 1.0
-    assert metrics.auc([True, False], np.float32([-1, 1])) == 0.0
-    assert metrics.auc([1.0, 0.0], [5, 5]) == 0.5
+    assert exact.auc([1, 0, 1, 0], [0.9, 0.9, 0.8, 0.1]) == 0.625
+    assert exact.auc([0, 0, 1], [0.1, 0.2, 0.3]) == 1.0
+    assert exact.auc([True, False], np.float32([-1, 1])) == 0.0
+    assert exact.auc([1.0, 0.0], [5, 5]) == 0.5
 
 
 def test_undefined_metrics_are_nan():
-    assert np.isnan(metrics.auc([], []))
-    assert np.isnan(metrics.auc([1, 1], [0.1, 0.2]))
-    assert np.isnan(metrics.gauc([1, 1, 2], [1, 1, 0], [0.1, 0.2, 0.3]))
+    assert np.isnan(exact.auc([], []))
+    assert np.isnan(exact.auc([1, 1], [0.1, 0.2]))
+    assert np.isnan(exact.gauc([1, 1, 2], [1, 1, 0], [0.1, 0.2, 0.3]))
     none = np.empty(0, np.int64)
-    for value in (metrics.hit_rate(none, 10), metrics.ndcg(none, 10), metrics.mrr(none)):
+    for value in (exact.hit_rate(none, 10), exact.ndcg(none, 10), exact.mrr(none)):
         assert np.isnan(value)
 
 
@@ -50,8 +49,8 @@ def test_gauc_weights_and_skips():
     groups = [1, 1, 2, 2, 2, 2, 3]
     labels = [1, 0, 0, 1, 1, 1, 1]
     scores = [0.9, 0.1, 0.9, 0.1, 0.1, 0.1, 0.5]  # AUC 1, 0, undefined
-    assert metrics.gauc(groups, labels, scores) == 0.5
-    assert metrics.gauc(groups, labels, scores, weight="impressions") == pytest.approx(2 / 6)
+    assert exact.gauc(groups, labels, scores) == 0.5
+    assert exact.gauc(groups, labels, scores, weight="impressions") == pytest.approx(2 / 6)
 
 
 def test_large_counts_stay_exact_in_integers():
@@ -59,7 +58,7 @@ def test_large_counts_stay_exact_in_integers():
     labels = np.arange(count) % 2
     scores = np.arange(count)
     half = count // 2
-    assert metrics.auc(labels, scores) == (half * (half + 1) // 2) / half**2
+    assert exact.auc(labels, scores) == (half * (half + 1) // 2) / half**2
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 10**6])
@@ -77,8 +76,8 @@ def test_rank_against_sorted_lists(seed, rows_at_once, monkeypatch):
     seen = generator.integers(0, 50, lengths.sum())
     seen = np.where(generator.random(len(seen)) < 0.5, generator.choice(item_ids, len(seen)), seen)
     splits = np.concatenate([[0], np.cumsum(lengths)])
-    ours = metrics.rank_of_target(queries, items, item_ids, targets, seen, splits)
-    unfiltered = metrics.rank_of_target(queries, items, item_ids, targets)
+    ours = exact.rank_of_target(queries, items, item_ids, targets, seen, splits)
+    unfiltered = exact.rank_of_target(queries, items, item_ids, targets)
     for user in range(users):
         scores = items @ queries[user]
         mine = set(seen[splits[user] : splits[user + 1]].tolist())
@@ -89,39 +88,39 @@ def test_rank_against_sorted_lists(seed, rows_at_once, monkeypatch):
 
 def test_rank_without_users_or_candidates():
     ids, none = np.array([4, 2]), np.empty(0, np.int64)
-    assert metrics.rank_of_target(np.ones((0, 1)), np.ones((2, 1)), ids, none).shape == (0,)
-    assert metrics.rank_of_target(np.ones((1, 1)), np.ones((0, 1)), none, [3]).tolist() == [1]
+    assert exact.rank_of_target(np.ones((0, 1)), np.ones((2, 1)), ids, none).shape == (0,)
+    assert exact.rank_of_target(np.ones((1, 1)), np.ones((0, 1)), none, [3]).tolist() == [1]
 
 
 def test_equal_scores_do_not_flatter_a_collapsed_model():
     ids = np.arange(100)
-    ranks = metrics.rank_of_target(np.zeros((100, 2)), np.ones((100, 2)), ids, ids)
-    assert metrics.hit_rate(ranks, 10) == 0.1
+    ranks = exact.rank_of_target(np.zeros((100, 2)), np.ones((100, 2)), ids, ids)
+    assert exact.hit_rate(ranks, 10) == 0.1
 
 
 def test_hit_rate_ndcg_mrr():
     ranks = np.array([1, 3, 11, 1000])
-    assert metrics.hit_rate(ranks, 10) == 0.5
-    assert metrics.hit_rate(ranks, 3) == 0.5 and metrics.hit_rate(ranks, 2) == 0.25
-    assert metrics.ndcg(ranks, 10) == pytest.approx((1 + 0.5) / 4)
-    assert metrics.mrr(ranks) == pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 1000) / 4)
+    assert exact.hit_rate(ranks, 10) == 0.5
+    assert exact.hit_rate(ranks, 3) == 0.5 and exact.hit_rate(ranks, 2) == 0.25
+    assert exact.ndcg(ranks, 10) == pytest.approx((1 + 0.5) / 4)
+    assert exact.mrr(ranks) == pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 1000) / 4)
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="1-D and of one length"):
-        metrics.auc([1, 0], [0.5])
+        exact.auc([1, 0], [0.5])
     with pytest.raises(ValueError, match="labels must be 0 or 1, got 2"):
-        metrics.auc([1, 2], [0.5, 0.1])
+        exact.auc([1, 2], [0.5, 0.1])
     with pytest.raises(ValueError, match="scores must be finite, got nan"):
-        metrics.auc([1, 0], [0.5, np.nan])
+        exact.auc([1, 0], [0.5, np.nan])
     with pytest.raises(ValueError, match="weight must be one of .*got 'size'"):
-        metrics.gauc([1], [1], [1.0], weight="size")
+        exact.gauc([1], [1], [1.0], weight="size")
     with pytest.raises(ValueError, match="k must be >= 1, got 0"):
-        metrics.hit_rate(np.array([1]), 0)
+        exact.hit_rate(np.array([1]), 0)
     with pytest.raises(ValueError, match="ranks count from 1, got 0"):
-        metrics.ndcg(np.array([0, 3]), 10)
+        exact.ndcg(np.array([0, 3]), 10)
     users, items, ids = np.ones((2, 3)), np.ones((4, 3)), np.arange(4)
-    rank = metrics.rank_of_target
+    rank = exact.rank_of_target
     with pytest.raises(ValueError, match=r"must share D, got \(2, 3\) and \(4, 2\)"):
         rank(users, items[:, :2], ids, [0, 1])
     with pytest.raises(ValueError, match="item_ids must name each of the 4 items"):

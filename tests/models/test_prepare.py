@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-import tf_fusedrec as fr
 from models import train
 from models.data_sets.layouts import read_info
 from models.experiment import from_dict
@@ -59,7 +58,7 @@ def test_a_run_goes_on_with_its_kinds_of_ids_alone(tmp_path, monkeypatch):
     first, other = (prepare_data(table(**kinds), tmp_path / "data") for kinds in ({"sku": "string"}, {}))
     assert [read_info(folder).id_kinds for folder in (first, other)] == [{"item": "string"}, {}]
     saved = {"experiment": table().to_dict(), "input": {"step": 3}, "id_kinds": {"item": "string"}}
-    monkeypatch.setattr(fr.checkpoint, "read_manifest", lambda checkpoint: {"extra": saved})
+    monkeypatch.setattr("models.train.read_manifest", lambda checkpoint: {"extra": saved})
     assert train._saved_input(table(), first, tmp_path / "checkpoint") == {"step": 3}
     with pytest.raises(ValueError, match="was trained with the kinds of ids {'item': 'string'}, but .* has {}"):
         train._saved_input(table(), other, tmp_path / "checkpoint")

@@ -15,7 +15,8 @@ from tests.models import experiments
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import STOCK, jagged
+from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.stock_attention import STOCK
 
 CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), causal_context=True, max_history=30, max_exposures=9, dim=8, qk_dim=4,

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.optimizers.keras_counterparts import from_keras, resolve
+from tf_fusedrec.optimizers.rules import from_dict
+from tf_fusedrec.optimizers.trainer import Trainer
 
 legacy, new, schedules = keras.optimizers.legacy, keras.optimizers, keras.optimizers.schedules
 RECORDS = {
@@ -47,7 +50,7 @@ def test_a_record_gives_rule_hyperparameters_and_slots(rule):
 def test_a_record_survives_json(rule, rate):
     record = dataclasses.replace(RECORDS[rule], learning_rate=rate)
     described = record.to_dict()
-    again = optimizers.from_dict(json.loads(json.dumps(described)))
+    again = from_dict(json.loads(json.dumps(described)))
     assert type(again) is type(record) and again.to_dict() == described
     if isinstance(rate, schedules.LearningRateSchedule):
         assert again.learning_rate.get_config() == rate.get_config()
@@ -58,7 +61,7 @@ def test_a_record_survives_json(rule, rate):
 
 def test_a_description_of_nothing_is_refused():
     with pytest.raises(ValueError, match="class_name must be one of .*'SGD'.*, got 'Lion'"):
-        optimizers.from_dict({"class_name": "Lion", "learning_rate": 0.1})
+        from_dict({"class_name": "Lion", "learning_rate": 0.1})
 
 
 def test_slots_pass_only_between_rules_that_read_them_alike():
@@ -134,8 +137,8 @@ COUNTERPARTS = {
 @pytest.mark.parametrize("name", COUNTERPARTS)
 def test_keras_optimizers_become_their_counterparts(name):
     make, record = COUNTERPARTS[name]
-    assert optimizers.from_keras(make()) == optimizers.resolve(make()) == record
-    assert optimizers.resolve(record) is record
+    assert from_keras(make()) == resolve(make()) == record
+    assert resolve(record) is record
 
 
 @pytest.mark.parametrize("make", [new.Adam, legacy.Adam])
@@ -148,7 +151,7 @@ def test_a_schedule_stays_the_same_object(make):
             return {}
 
     schedule = Own()
-    assert optimizers.from_keras(make(schedule)).learning_rate is schedule
+    assert from_keras(make(schedule)).learning_rate is schedule
 
 
 def test_a_keras_optimizer_in_use_converts_as_it_is_now():
@@ -156,7 +159,7 @@ def test_a_keras_optimizer_in_use_converts_as_it_is_now():
         optimizer, variable = make(0.5, beta_1=0.75), tf.Variable([1.0])
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
         optimizer.learning_rate = 0.25
-        record = optimizers.from_keras(optimizer)
+        record = from_keras(optimizer)
         assert (record.learning_rate, record.beta_1) == (0.25, 0.75)
 
 
@@ -199,12 +202,12 @@ class OwnAdam(legacy.Adam):
 )
 def test_optimizers_without_a_record_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=f"Native tables have no counterpart of {words}") as error:
-        optimizers.resolve(make())
+        resolve(make())
     assert "FusedEmbedding(backend='tfra')" in str(error.value)
 
 
 def test_the_state_of_a_number():
-    trainer = optimizers.Trainer(optimizers.SGD(0.5), name="group")
+    trainer = Trainer(optimizers.SGD(0.5), name="group")
     seen = []
 
     @tf.function
@@ -223,7 +226,7 @@ def test_the_state_of_a_number():
 def test_the_state_of_a_schedule():
     """A schedule gets the number of past updates, 0 for the first one, as in Keras."""
     schedule = schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])
-    trainer = optimizers.Trainer(optimizers.SGD(schedule), name="group")
+    trainer = Trainer(optimizers.SGD(schedule), name="group")
     seen = []
     for _ in range(3):
         seen.append([value.numpy() for value in trainer.current()])

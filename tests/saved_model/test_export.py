@@ -154,7 +154,7 @@ def test_refusals(click, tmp_path):
 
 def exported(folder):
     """Body: trains on this rank's batches and exports. Returns the models' answers."""
-    rank = fr.collectives.rank()
+    rank = fr.rank()
     model = click_model.make_model()
     fr.collectives.broadcast_variables(model.variables)
     click_model.train(model, [2 * step + rank for step in range(4)])

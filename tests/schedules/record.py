@@ -34,7 +34,7 @@ def _record(ranks):
     import tf_fusedrec as fr
 
     without_fusions()
-    rank, records = fr.collectives.rank(), {}
+    rank, records = fr.rank(), {}
     batches = [clicks.batch(SAMPLES, 10 * step + rank) for step in range(STEPS)]
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.SIGNATURE)
     for topology in TOPOLOGIES[ranks]:

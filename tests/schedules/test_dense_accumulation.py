@@ -6,6 +6,7 @@ With every schedule that equals sync; weights, slots and rows of both.
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import collectives, keras, schedules, tf
@@ -37,7 +38,7 @@ def large_batches(rank, size):
 
 def fit(kinds, steps, batches, optimizer="legacy"):
     """Body: the state of each kind of model after UPDATES updates: dense weights, slots, updates, this rank's rows."""
-    rank, size, found = collectives.rank(), collectives.size(), {}
+    rank, size, found = fr.rank(), fr.size(), {}
     for kind in kinds:
         embedding = clicks.make_embedding("Adam", name=f"embedding_{kind}", accumulate_steps=steps)
         dense = collectives.distributed_optimizer(OPTIMIZERS[optimizer]())

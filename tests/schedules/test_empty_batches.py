@@ -122,9 +122,7 @@ def step_data(step, samples=None):
 
 def fit(kinds):
     """Body: by kind, what a fit over SAMPLES leaves on this rank."""
-    from tf_fusedrec import collectives
-
-    rank, size, results = collectives.rank(), collectives.size(), {}
+    rank, size, results = fr.rank(), fr.size(), {}
 
     def batches():
         for step in range(len(SAMPLES)):

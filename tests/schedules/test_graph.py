@@ -96,7 +96,7 @@ def _trained():
     """Body: by schedule, the waits and counts of ops in the step, and the state and steps of two epochs."""
     import tf_fusedrec as fr
 
-    rank, found = fr.collectives.rank(), {}
+    rank, found = fr.rank(), {}
     for schedule in (Sync(), *WINDOW, *AHEAD, *IN_FLIGHT):
         embedding = clicks.make_embedding("Adagrad")
         optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))

@@ -43,7 +43,7 @@ def logs_of_all():
     from tf_fusedrec import keras, tf
     from tf_fusedrec.metrics import streaming
 
-    rank, size = fr.collectives.rank(), fr.collectives.size()
+    rank, size = fr.rank(), fr.size()
     random = np.random.default_rng(2)
     ids, labels = random.integers(0, 9, SAMPLES), (random.random([SAMPLES, 1]) < 0.4).astype(np.float32)
     weights = random.uniform(0.5, 2, SAMPLES).astype(np.float32)
@@ -108,7 +108,7 @@ def own_step(fr, keras, tf, data):
 
         def test_step(self, batch):
             step = tf.cast(self._test_counter, tf.float32)
-            return {"rank": tf.constant(float(fr.collectives.rank())), "step": step}
+            return {"rank": tf.constant(float(fr.rank())), "step": step}
 
     model = OwnStep()
     model.compile(steps_per_execution=5)

@@ -107,7 +107,7 @@ def _train(ranks):
     for name, row in ROWS.items():
         if row.ranks != ranks:
             continue
-        batches = _batches(row, fr.collectives.rank())
+        batches = _batches(row, fr.rank())
         signature = of_any_size(batches[0]) if row.grm else clicks.signature(FEATURES)
         data = tf.data.Dataset.from_generator(lambda b=batches: iter(b), output_signature=signature)
         for schedule in row.schedules:

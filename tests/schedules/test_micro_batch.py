@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
-from tf_fusedrec.data.batches import num_samples, piece_bounds, token_bounds
-from tf_fusedrec.schedules import cut
+from tf_fusedrec.data.batches import cut, num_samples, piece_bounds, token_bounds
 
 
 def make(samples):

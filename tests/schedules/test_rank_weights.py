@@ -20,7 +20,7 @@ def fit(kinds):
     import tf_fusedrec as fr
     from tf_fusedrec import collectives, schedules, tf
 
-    rank, size, found = collectives.rank(), collectives.size(), {}
+    rank, size, found = fr.rank(), fr.size(), {}
     layouts = {"semi_async": schedules.SemiAsync(), "nested": schedules.Nested(2)}
 
     def batches():

@@ -28,12 +28,12 @@ def _trained():
     """Returns the trained state, the counters and the ticks of the table's clock, by policy and schedule."""
     import tf_fusedrec as fr
 
-    rank, found = fr.collectives.rank(), {}
+    rank, found = fr.rank(), {}
     batches = [clicks.batch(8, seed=100 * rank + step) for step in range(10)]
     data = tf.data.Dataset.from_tensor_slices(
         tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *batches)
     ).batch(8)
-    for policy, table in TABLES[fr.collectives.size()].items():
+    for policy, table in TABLES[fr.size()].items():
         # test_dual_buffer.py has Nested and DualBuffer, which are others bit for bit.
         for schedule in ("sync", Nested(3) if policy == "lru" else FrozenWindow(3)):
             embedding = clicks.make_embedding("SGD", table)

@@ -17,6 +17,7 @@ from tests.soak.machine import IDS, Machine, segments
 from tests.soak.power_loss import Crashed
 from tests.soak.ranks import SEED, TABLES, initial, table_config
 from tf_fusedrec import checkpoint, keras, tf
+from tf_fusedrec.checkpoint.loading import read_tables
 
 Rows = dict[str, dict[int, np.ndarray]]  # by table and id
 
@@ -50,7 +51,7 @@ class ExportMachine(Machine):
         _, embedding = served_model()
         for group in embedding.internals.groups:
             group.table.clear()
-        for table, (ids, rows) in checkpoint.read_tables(self.directory).items():
+        for table, (ids, rows) in read_tables(self.directory).items():
             checkpoint.warm_start(embedding, table, ids, rows)
         number, oracles = self.saved
         return {

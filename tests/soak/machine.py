@@ -16,6 +16,8 @@ from tests.soak.power_loss import Crashed, PowerLoss
 from tests.soak.ranks import KEEP, MOMENTUM, NO_LIMITS, Ranks
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import checkpoint
+from tf_fusedrec.files.manifest import exists
+from tf_fusedrec.files.saves import read_manifest
 
 IDS = [*range(16), -1, INT64_MIN, INT64_MAX, 1 << 40]
 # A memory file system suffices, because power_loss.py simulates the disk.
@@ -157,8 +159,8 @@ class Machine(RuleBasedStateMachine):
             disk.crash(random.Random(seed))
             self.job = Ranks(ranks, self.policies)
         found = None
-        if checkpoint.exists(self.directory):
-            found = checkpoint.read_manifest(self.directory)["extra"]
+        if exists(self.directory):
+            found = read_manifest(self.directory)["extra"]
         allowed = {state[0] if state else None: state for state in ([now] if done else [before, now])}
         assert found in allowed, f"save {found} was found, want one of {list(allowed)}"
         self.saved = allowed[found]
@@ -172,7 +174,7 @@ class Machine(RuleBasedStateMachine):
         self.count("load anew")
         kept = checkpoint.saves(self.directory)
         save = kept[which % len(kept)]
-        state = self.states[checkpoint.read_manifest(self.directory, save)["extra"]]
+        state = self.states[read_manifest(self.directory, save)["extra"]]
         self.job = Ranks(ranks, self.policies)
         self.job.load(self.directory, state, save)
 

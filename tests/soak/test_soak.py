@@ -16,6 +16,7 @@ from tests.soak.parts import run_machine
 from tests.soak.power_loss import Crashed, PowerLoss
 from tests.soak.ranks import Ranks
 from tf_fusedrec import checkpoint
+from tf_fusedrec.checkpoint.loading import read_tables
 from tf_fusedrec.files import disk
 
 POLICIES = {"momentum": 0.5, "tier_folder": "", "record_tombstones": True}
@@ -90,7 +91,7 @@ def test_a_save_that_is_being_removed_never_passes_for_a_whole_one(tmp_path):
             job.save(root / "c", 3, delta=False)  # The first full save and its delta are no longer kept.
         loss.crash(random.Random(chance))
         for save in checkpoint.saves(root / "c"):
-            tables = checkpoint.read_tables(root / "c", save)
+            tables = read_tables(root / "c", save)
             assert all(len(ids) == len(rows) for ids, rows in tables.values())
 
 

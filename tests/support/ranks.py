@@ -63,7 +63,7 @@ def do_job(job: pathlib.Path) -> None:
 
     module, name, topologies, timeline, kwargs = pickle.loads(job.read_bytes())
     tf_fusedrec.init(*topologies, timeline=timeline)
-    rank = tf_fusedrec.collectives.rank()  # a body may leave Horovod
+    rank = tf_fusedrec.rank()  # a body may leave Horovod
     result = getattr(importlib.import_module(module), name)(**kwargs)
     (job.parent / f"result-{rank}.pkl").write_bytes(pickle.dumps(result))
 

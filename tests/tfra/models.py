@@ -4,7 +4,7 @@ import numpy as np
 
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tfra import FusedTfraEmbedding
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.tfra_library import de
 
 UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding

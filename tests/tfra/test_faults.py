@@ -5,9 +5,10 @@ import pytest
 
 from tests.tfra import models
 from tf_fusedrec import keras, tf
-from tf_fusedrec.data import hash_strings
-from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
+from tf_fusedrec.data.fingerprint import hash_strings
+from tf_fusedrec.tfra import fuse
 from tf_fusedrec.tfra.dynamic_embedding import save_model
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
 from tf_fusedrec.tfra.tfra_library import de
 

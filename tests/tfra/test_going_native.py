@@ -80,7 +80,7 @@ def continued(folder, factor):
     taken = tfra.import_checkpoint(folder, model.embedding)
     checkpoint = tf.train.Checkpoint(head=model.head, optimizer=model.optimizer)
     checkpoint.read(f"{folder}/variables/variables").assert_existing_objects_matched().expect_partial()
-    losses = [model.train_on_batch(ids, labels) for ids, labels in batches(fr.collectives.rank(), BEFORE, AFTER)]
+    losses = [model.train_on_batch(ids, labels) for ids, labels in batches(fr.rank(), BEFORE, AFTER)]
     new = [model.embedding({"user": [[NEW_IDS + 2 * n], [NEW_IDS + 2 * n + 1]]})["user"].numpy() for n in range(3)]
     return np.divide(losses, factor), taken["user"], new
 

@@ -288,7 +288,7 @@ def uneven_steps(name):
 
 
 def stopped_at_shortest(dataset):
-    from tf_fusedrec.tfra import stop_at_shortest
+    from tf_fusedrec.tfra.uneven_data import stop_at_shortest
 
     return stop_at_shortest(dataset)
 

@@ -75,13 +75,11 @@ def fit(make, clustering):
     tf.config.optimizer.set_jit("autoclustering" if clustering else False)
     model = make()
     if make is fused_model:
-        optimizer = de.DynamicEmbeddingOptimizer(
-            keras.optimizers.legacy.Adam(0.05), synchronous=fr.collectives.size() > 1
-        )
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adam(0.05), synchronous=fr.size() > 1)
     else:
         optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.05))
     model.compile(optimizer, loss="mse")
-    return [model.train_on_batch(*batch) for batch in batches(fr.collectives.rank())]
+    return [model.train_on_batch(*batch) for batch in batches(fr.rank())]
 
 
 def train_with_and_without_clusters():

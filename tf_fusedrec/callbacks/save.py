@@ -14,6 +14,8 @@ from tf_fusedrec.callbacks.stopping import higher_is_better, mean_over_ranks
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import agree
+from tf_fusedrec.files.manifest import exists
+from tf_fusedrec.files.saves import read_manifest
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -123,9 +125,9 @@ class Checkpoint(keras.callbacks.Callback):
           ValueError, RuntimeError: checkpoint.load refuses the checkpoint, or this callback did not write it.
         """
         # Rank 0 decides for all, because the file may appear between the checks of two ranks.
-        if save is None and not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
+        if save is None and not collectives.all_gather_object(exists(self.directory))[0]:
             return 0, 0
-        extra = agree(lambda: checkpoint.read_manifest(self.directory, save)["extra"])
+        extra = agree(lambda: read_manifest(self.directory, save)["extra"])
         if not isinstance(extra, dict) or not all(isinstance(extra.get(name), int) for name in ("epoch", "step")):
             raise ValueError(
                 f"extra of checkpoint {os.fspath(self.directory)} is {extra!r}, want the epoch and step to resume "

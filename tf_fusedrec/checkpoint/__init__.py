@@ -14,24 +14,9 @@ dense.py writes dense weights. The formats of all other files are in files/.
 """
 
 from tf_fusedrec.checkpoint.checkpointer import Checkpointer, save
-from tf_fusedrec.checkpoint.loading import dense_prefix, load, read_tables
-from tf_fusedrec.checkpoint.saving import NotFinite
+from tf_fusedrec.checkpoint.loading import load
 from tf_fusedrec.checkpoint.warm_start import warm_start, warm_start_parquet
-from tf_fusedrec.files.manifest import exists
-from tf_fusedrec.files.saves import read_manifest, saves
+from tf_fusedrec.files.saves import saves
 from tf_fusedrec.tables.keras_savers import without_tables
 
-__all__ = [
-    "Checkpointer",
-    "NotFinite",
-    "dense_prefix",
-    "exists",
-    "load",
-    "read_manifest",
-    "read_tables",
-    "save",
-    "saves",
-    "warm_start",
-    "warm_start_parquet",
-    "without_tables",
-]
+__all__ = ["Checkpointer", "load", "save", "saves", "warm_start", "warm_start_parquet", "without_tables"]

@@ -7,35 +7,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_fusedrec.data.columns import POLICIES as POLICIES
     from tf_fusedrec.data.columns import Column as Column
-    from tf_fusedrec.data.columns import check_features as check_features
     from tf_fusedrec.data.dataset import TokenBatches as TokenBatches
-    from tf_fusedrec.data.fingerprint import hash_strings as hash_strings
     from tf_fusedrec.data.growing import GrowingFolder as GrowingFolder
-    from tf_fusedrec.data.growing import Partition as Partition
-    from tf_fusedrec.data.growing import check_same_files as check_same_files
     from tf_fusedrec.data.parquet import ParquetFolder as ParquetFolder
-    from tf_fusedrec.data.plan import SCOPES as SCOPES
-    from tf_fusedrec.data.plan import Cost as Cost
     from tf_fusedrec.data.plan import StochasticLength as StochasticLength
     from tf_fusedrec.data.transforms import cluster_samples as cluster_samples
     from tf_fusedrec.data.transforms import lookahead as lookahead
 
 _MODULES = {
-    "columns": ("POLICIES", "Column", "check_features"),
-    "dataset": ("TokenBatches",),
-    "fingerprint": ("hash_strings",),
-    "growing": ("GrowingFolder", "Partition", "check_same_files"),
-    "parquet": ("ParquetFolder",),
-    "plan": ("SCOPES", "Cost", "StochasticLength"),
-    "transforms": ("cluster_samples", "lookahead"),
+    "Column": "columns",
+    "GrowingFolder": "growing",
+    "ParquetFolder": "parquet",
+    "StochasticLength": "plan",
+    "TokenBatches": "dataset",
+    "cluster_samples": "transforms",
+    "lookahead": "transforms",
 }
-__all__ = sorted(name for names in _MODULES.values() for name in names)
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange import gradient_sync, routing
 from tf_fusedrec.exchange.routing import Outgoing, Route
 from tf_fusedrec.exchange.topology import RankLayout, Topology
-from tf_fusedrec.optimizers import Rule
+from tf_fusedrec.optimizers.rules import Rule
 from tf_fusedrec.tables import NativeTable, Table, external_table
 from tf_fusedrec.tables.table import backend_table
 

@@ -114,13 +114,7 @@ def init(
 
     Args:
       sets: Sets of ranks that will run collectives among themselves; the same on all ranks.
-      timeline: True if a timeline may be recorded later (horovod.start_timeline). It slows every step of the job,
-        because Horovod's writer on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same
-        effect.
-      report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
-        environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
-      give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
-        variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
+      timeline, report_after_s, give_up_after_s: As for topology.init.
 
     Raises:
       ImportError: there are several processes, but Horovod is not installed.

@@ -26,8 +26,8 @@ def distributed_optimizer(
 
     Rank 0 broadcasts its weights while the first step is traced, before the step runs. An eager loop has no trace, so
     its first gradients belong to each rank's initial weights. Frozen weights and constants that the trace of the first
-    step does not read before `apply_gradients` need broadcast_variables. Trained weights are compared instead, see
-    collectives.equal_start.
+    step does not read before `apply_gradients` need broadcast_variables. Trained weights are compared instead, and
+    RuntimeError names the first that differs.
 
     Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
 

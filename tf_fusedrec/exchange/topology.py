@@ -151,8 +151,12 @@ def init(
 
     Args:
       topologies: Topologies of all layers; none for tables over all ranks.
-      timeline: True if callbacks.Timeline will record steps of this job, which slows every step. See collectives.init.
-      report_after_s, give_up_after_s: see collectives.init.
+      timeline: True if callbacks.Timeline will record steps of this job. It slows every step, because Horovod's writer
+        on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same effect.
+      report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
+        environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
+      give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
+        variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: there are several processes, but Horovod is not installed.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import KERAS_3, keras, of_keras_3, tf
 from tf_fusedrec.config import check_input_name
-from tf_fusedrec.data import hash_strings
+from tf_fusedrec.data.fingerprint import hash_strings
 
 _ATTRIBUTES = ("dense_weights", "resources", "served_tables", "versions")
 

@@ -4,7 +4,6 @@ schedule.py has the records, staged_step.py and micro_batches.py the steps that 
 lookups of coming batches. planning/ chooses a schedule for a cluster.
 """
 
-from tf_fusedrec.data.batches import cut
 from tf_fusedrec.exchange.model_state import average_state
 from tf_fusedrec.schedules.model import PipelinedModel
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall
@@ -19,14 +18,12 @@ from tf_fusedrec.schedules.schedule import (
     register,
 )
 from tf_fusedrec.schedules.staged_step import Stages
-from tf_fusedrec.schedules.uneven_batches import MeanOverSamples, MicroBatch, weigh_by_samples
+from tf_fusedrec.schedules.uneven_batches import weigh_by_samples
 
 __all__ = [
     "DualBuffer",
     "EmbeddingCall",
     "FrozenWindow",
-    "MeanOverSamples",
-    "MicroBatch",
     "Nested",
     "Pipelined",
     "PipelinedModel",
@@ -35,7 +32,6 @@ __all__ = [
     "Stages",
     "Sync",
     "average_state",
-    "cut",
     "register",
     "weigh_by_samples",
 ]

@@ -131,7 +131,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
         Raises:
           ValueError: steps_per_execution "auto" on several ranks.
-          RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
+          RuntimeError: ranks have trained, or have loaded, different weights.
         """
         check_names(self)
         self._accumulate_gradients()  # of layers that were made after compile

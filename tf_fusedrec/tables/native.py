@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import ops, optimizers
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import Limits, TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
+from tf_fusedrec.optimizers.keras_counterparts import resolve
+from tf_fusedrec.optimizers.trainer import Trainer
 from tf_fusedrec.tables import places
 from tf_fusedrec.tables.records import numbers, pack_clock, put_numbers, unpack_clock
 from tf_fusedrec.tables.table import LeftOutRows, Message, Table
@@ -76,8 +78,8 @@ class NativeTable(Table):
         self.records_tombstones = spec.record_tombstones
         self.prefetches = spec.tier.memory_budget > 0
         self.ids_on_host = self.place.ids_on_host
-        self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
-        self.optimizer = optimizers.Trainer(self._rule, name=name)
+        self._rule = resolve(spec.optimizer).with_moment_scale(moment_scale)
+        self.optimizer = Trainer(self._rule, name=name)
         self._dim, self._dtype = spec.dim, tf.as_dtype(spec.dtype)
         self._storage = spec.storage.dtype or spec.dtype
         self._initializer = spec.initializer

@@ -14,18 +14,7 @@ Imports go down this list:
 
 from tf_fusedrec.tfra import dynamic_embedding
 from tf_fusedrec.tfra.checkpoints import export_checkpoint, import_checkpoint
-from tf_fusedrec.tfra.dynamic_embedding import ModelCheckpoint
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.fusing import FusedGroup, fuse
-from tf_fusedrec.tfra.uneven_data import stop_at_shortest
+from tf_fusedrec.tfra.fusing import fuse
 
-__all__ = [
-    "FusedTfraEmbedding",
-    "FusedGroup",
-    "ModelCheckpoint",
-    "dynamic_embedding",
-    "export_checkpoint",
-    "fuse",
-    "import_checkpoint",
-    "stop_at_shortest",
-]
+__all__ = ["FusedTfraEmbedding", "dynamic_embedding", "export_checkpoint", "fuse", "import_checkpoint"]

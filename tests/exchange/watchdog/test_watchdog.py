@@ -88,7 +88,7 @@ from tests.exchange.watchdog.test_watchdog import stop_this_process
 from tf_fusedrec import keras, tf
 
 fr.init(report_after_s=1 if sys.argv[1] == "stops" else 30)
-rank = fr.collectives.rank()
+rank = fr.rank()
 embedding = fr.FusedEmbedding(
     tables=[fr.TableConfig(name="t", dim=4, optimizer=keras.optimizers.legacy.Adagrad(0.1))],
     features=[fr.FeatureConfig(name="f", table="t", combiner="sum")],

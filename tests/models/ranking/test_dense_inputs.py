@@ -14,7 +14,7 @@ from models.export import _RankingServer, trained_model
 from models.parts.dense_inputs import Normalize, Statistics, read_statistics
 from tests.models.batches import START, ragged
 from tf_fusedrec import keras, tf
-from tf_fusedrec.data import check_features
+from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 from tf_fusedrec.layers import jagged
 

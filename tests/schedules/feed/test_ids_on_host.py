@@ -65,7 +65,7 @@ def _facts():
         }
 
     schedules = {"dual_buffer": DualBuffer(), "lead": DualBuffer(lead=3), "nested": Nested(M)}
-    if fr.collectives.size() == 1:
+    if fr.size() == 1:
         return {("dual_buffer", "host_rows"): facts(DualBuffer(), PLACES["host_rows"])}
     return {(name, place): facts(schedules[name], PLACES[place]) for name, place in CELLS}
 

@@ -93,7 +93,7 @@ def _cases():
     from tests.schedules.feed.ahead import RouteAhead
     from tf_fusedrec.schedules import FrozenWindow, Nested, PipelinedModel
 
-    rank = fr.collectives.rank()
+    rank = fr.rank()
     mine = [3, 1][rank % 2]
     data, unknown = _data(mine, rank), _data(mine, rank).filter(lambda *_: True)
     empty = _data(1, rank).map(lambda *data: tf.nest.map_structure(lambda leaf: leaf[:0], data))

@@ -59,7 +59,7 @@ class RankSums:
 
         import tf_fusedrec as fr
 
-        ranks, rank = fr.collectives.size(), fr.collectives.rank()
+        ranks, rank = fr.size(), fr.rank()
         mine, self._calls = self._calls, []
         everyone = hvd.allgather_object(mine) if ranks > 1 else [mine]
         for number, group in enumerate(self._embedding.internals.groups):

@@ -47,7 +47,7 @@ def _frozen(micro_batches, rule, gradient_op):
     embedding = clicks.make_embedding(rule, gradient_op=gradient_op, name=f"frozen_{micro_batches}_{rule}")
     model = clicks.make_model(embedding, FrozenWindow(micro_batches), _optimizer(distributed=True))
     step, states = clicks.train_function(model), []
-    for data in _batches(fr.collectives.rank()):
+    for data in _batches(fr.rank()):
         step(*data)
         states.append(clicks.state(model, embedding))
     return states
@@ -64,18 +64,18 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
     model = clicks.make_model(embedding, "sync")
     model.optimizer = _optimizer(distributed=False)  # compile would let its own wait as long as the tables
     undo = micro_batches if by_table and gradient_op == "average" else 1
-    sums_of_rows = RankSums(embedding, 1 / fr.collectives.size() if gradient_op == "average" else 1)
+    sums_of_rows = RankSums(embedding, 1 / fr.size() if gradient_op == "average" else 1)
 
     @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([2]), tf.TensorSpec([])])
     def gradients(x, y, sample_weight, samples, weight):
         mine, of_all = samples[0], samples[1]
-        of_rank = tf.where(of_all > 0, fr.collectives.size() * tf.math.divide_no_nan(mine, of_all), 1.0)
+        of_rank = tf.where(of_all > 0, fr.size() * tf.math.divide_no_nan(mine, of_all), 1.0)
         with contextlib.nullcontext() if by_table else sums_of_rows.collecting(), tf.GradientTape() as tape:
             loss = model.compiled_loss(y, model(x, training=True), sample_weight) * of_rank * weight
             return tape.gradient(loss, model.trainable_variables)
 
     states = []
-    for x, y, sample_weight in _batches(fr.collectives.rank()):
+    for x, y, sample_weight in _batches(fr.rank()):
         sums, n = None, len(y)
         samples = np.array([n, fr.collectives.all_gather(np.array([n])).sum()], np.float32)
         bounds = [int(bound) for bound in token_bounds(1 + x["past"].row_lengths(), micro_batches)]
@@ -85,7 +85,7 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
             piece = {name: tensor[part] for name, tensor in x.items()}
             of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], samples, weight)]
             sums = of_piece if sums is None else [total + g for total, g in zip(sums, of_piece)]
-        if fr.collectives.size() > 1:
+        if fr.size() > 1:
             import horovod.tensorflow as hvd
 
             sums = [hvd.allreduce(g, op=hvd.Average, name=f"{embedding.name}.{i}") for i, g in enumerate(sums)]
@@ -99,7 +99,7 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
 def _all():
     import tf_fusedrec as fr
 
-    alone = fr.collectives.size() == 1
+    alone = fr.size() == 1
     return {
         name: (
             _frozen(*options),

@@ -80,7 +80,7 @@ def accumulated(fields, batches, ranks, optimizer):
     model, embedding = _make(fields, gradient_op="sum")
     sums_of_rows = RankSums(embedding, 1 / ranks)
     model.compile(optimizer)
-    rank = fr.collectives.rank()
+    rank = fr.rank()
     model(batches[rank][0], training=False)
 
     def gradients(batch, weight):

@@ -1,0 +1,79 @@
+"""docs/api is the list of public names: each is on one page, and programs of pages use no others."""
+
+import ast
+import importlib
+import json
+import re
+
+import pytest
+
+import tf_fusedrec as fr
+from tests.docs.commands import PAGES, ROOT, diffs, programs
+
+ROOMS = (
+    "callbacks", "checkpoint", "collectives", "data", "layers", "losses", "metrics", "optimizers", "saved_model",
+    "schedules", "tfra",
+)  # fmt: skip
+OTHERS = {"keras", "tf", *ROOMS}  # names of fr that are modules
+DOCUMENTED = [
+    name
+    for page in sorted((ROOT / "docs/api").glob("*.md"))
+    for name in re.findall(r"^::: tf_fusedrec\.(\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+def names_of(room):
+    names = importlib.import_module(f"tf_fusedrec.{room}").__all__
+    return {f"{room}.{name}" for name in names} - {"tfra.dynamic_embedding"}  # a module with TFRA's names
+
+
+def test_each_public_name_is_on_one_page():
+    in_rooms = {name for room in ROOMS for name in names_of(room)}
+    assert sorted(DOCUMENTED) == sorted({*fr.__all__} - OTHERS | in_rooms)
+    assert {"keras", "tf", *ROOMS} - {"tfra"} <= {*fr.__all__}  # TFRA is an extra
+
+
+def test_public_names_are_few_and_have_one_path():
+    assert len(DOCUMENTED) <= 100  # a new name needs a reason, and perhaps an old one can go
+    assert len({name.split(".")[-1] for name in DOCUMENTED}) == len(DOCUMENTED)
+    with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
+        _ = fr.nothing
+
+
+def used(code):
+    """Yields the dotted names of this package in a program, as users write them after tf_fusedrec."""
+    tree, names = ast.parse(code), {"fr": ""}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "tf_fusedrec":
+            room = node.module.removeprefix("tf_fusedrec").lstrip(".")
+            names |= {alias.asname or alias.name: f"{room}.{alias.name}".lstrip(".") for alias in node.names}
+    yield from names.values()
+    for node in ast.walk(tree):
+        path = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else [""]
+        if path[0] in names and all(part.isidentifier() for part in path):
+            yield ".".join([names[path[0]], *path[1:]]).lstrip(".")
+
+
+def codes(path):
+    """Returns the programs of a page, of an example or of a notebook."""
+    if path.suffix == ".md":
+        return [*(program.code for program in programs(path)), *(after for _, after in diffs(path))]
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return [text]
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return [re.sub("^[%!].*", "", cell, flags=re.MULTILINE) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, *(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.ipynb")],
+    ids=lambda path: path.name,
+)
+def test_programs_use_public_names(path):
+    public = {*DOCUMENTED, "", "__version__"}
+    for code in codes(path):
+        for name in used(code):
+            room, _, rest = name.partition(".")
+            known = room in {"keras", "tf"} or name in OTHERS or name.startswith("tfra.dynamic_embedding")
+            assert known or {room, ".".join(name.split(".")[:2])} & public, name

@@ -274,18 +274,18 @@ def test_early_stopping_where_nobody_has_measured():
     assert not stopping.model.stop_training
 
 
-@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("optimizer", "rank", "warns"),
+    ("optimizer", "rank", "warns", "storage"),
     [
-        (fr.optimizers.Adagrad(0.1), 0, True),
-        (fr.optimizers.Adagrad(0.1), 1, False),  # rank 0 tells for all
-        (fr.optimizers.Adagrad(0.1, 1e-6), 0, False),
-        (fr.optimizers.Ftrl(0.1, initial_accumulator_value=1e-6), 0, False),
-        (fr.optimizers.RowWiseAdagrad(0.1), 0, False),
-        (fr.optimizers.RMSprop(0.001), 0, False),
+        (fr.optimizers.Adagrad(0.1), 0, True, "float32"),
+        (fr.optimizers.Adagrad(0.1), 0, True, "bfloat16"),
+        (fr.optimizers.Adagrad(0.1), 1, False, "float32"),  # rank 0 tells for all
+        (fr.optimizers.Adagrad(0.1, 1e-6), 0, False, "bfloat16"),
+        (fr.optimizers.Ftrl(0.1, initial_accumulator_value=1e-6), 0, False, "float32"),
+        (fr.optimizers.RowWiseAdagrad(0.1), 0, False, "float32"),
+        (fr.optimizers.RMSprop(0.001), 0, False, "float32"),
     ],
-    ids=["default", "rank 1", "adagrad", "ftrl", "rowwise", "rmsprop"],
+    ids=["default", "bfloat16", "rank 1", "adagrad", "ftrl", "rowwise", "rmsprop"],
 )
 def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, warns, storage, monkeypatch, caplog):
     random = np.random.default_rng(1)

@@ -93,25 +93,26 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
         assert read_tables(tmp_path)[name][0].tolist() == sorted(table.rows["rows"][name])
 
 
-def test_two_layers_with_a_table_of_one_name_are_refused_by_name(tmp_path):
-    model = keras.Sequential(name="both")
-    model.two = [embedding_of(DictTable("item"), name="one"), embedding_of(DictTable("x", "item"), name="two")]
-    words = "layers 'one' and 'two' of model 'both' both have a table 'item'.* another TableConfig.name"
-    for call in (
-        lambda: checkpoint.save(tmp_path / "c", model),
-        lambda: checkpoint.load(tmp_path / "c", model),
-        lambda: checkpoint.warm_start(model, "x", np.array([1]), np.ones([1, 4])),
+def test_models_whose_tables_no_checkpoint_can_hold_are_refused(tmp_path):
+    both, plain = keras.Sequential(name="both"), keras.Sequential(name="plain")
+    both.two = [embedding_of(DictTable("item"), name="one"), embedding_of(DictTable("x", "item"), name="two")]
+    twice = "layers 'one' and 'two' of model 'both' both have a table 'item'.* another TableConfig.name"
+    for error, words, call in (
+        (ValueError, twice, lambda: checkpoint.save(tmp_path / "c", both)),
+        (ValueError, twice, lambda: checkpoint.load(tmp_path / "c", both)),
+        (ValueError, twice, lambda: checkpoint.warm_start(both, "x", np.array([1]), np.ones([1, 4]))),
+        (
+            ValueError,
+            r"model 'plain' holds no FusedEmbedding layer.*pass it in layers=\[...\]",
+            lambda: checkpoint.save(tmp_path / "c", plain),
+        ),
+        (TypeError, "model must be a keras.Model or a FusedEmbedding, got str", lambda: checkpoint.save("c", "model")),
+        (
+            TypeError,
+            "layers must be a list of FusedEmbedding layers, got ",
+            lambda: checkpoint.save(tmp_path / "c", plain, layers=embedding_of(DictTable("a"))),
+        ),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(error, match=words):
             call()
     assert not (tmp_path / "c").exists()
-
-
-def test_a_model_without_layers_is_refused_with_the_remedy(tmp_path):
-    model = keras.Sequential(name="plain")
-    with pytest.raises(ValueError, match=r"model 'plain' holds no FusedEmbedding layer.*pass it in layers=\[...\]"):
-        checkpoint.save(tmp_path, model)
-    with pytest.raises(TypeError, match="model must be a keras.Model or a FusedEmbedding, got str"):
-        checkpoint.save(tmp_path, "model")
-    with pytest.raises(TypeError, match="layers must be a list of FusedEmbedding layers, got "):
-        checkpoint.save(tmp_path, model, layers=embedding_of(DictTable("a")))

@@ -258,20 +258,3 @@ def test_real_data_is_the_published_sequence(movielens):
     assert {row[0]: [item for item in (*row[1], row[4]) if item in kept] for row in test} == published
     assert [row[:4] for row in test] == read_lists(ParquetFolder(output / "train", TRAIN))
     assert all(row[2] == tuple(sorted(row[2])) and row[2][-1] <= row[5] for row in test)
-
-
-@pytest.mark.slow
-def test_real_data_popularity(movielens):
-    """items.parquet gives the popularity baseline of the data set's notes: HR@10 0.036, HR@50 0.140."""
-    _, output, _ = movielens
-    ids, counts = read_items(output)
-    assert counts.sum() == 1_000_209 - 6_040
-    hits = {10: 0, 50: 0}
-    rank_order = np.argsort(-counts, kind="stable")
-    for row in read_lists(ParquetFolder(output / "test", (TEST[1], TEST[4]))):
-        unseen = ids[rank_order[: 50 + len(row[0])]]
-        top = unseen[~np.isin(unseen, row[0])][:50]
-        for k in hits:
-            hits[k] += row[1] in top[:k]
-    assert round(hits[10] / 6040, 3) == 0.036
-    assert round(hits[50] / 6040, 3) == 0.140

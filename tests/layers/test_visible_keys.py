@@ -1,11 +1,10 @@
 """visible_keys equals the counts of masks that are built pair by pair."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.layers.cases import ROW_LENGTHS, splits_of
+from tests.layers.cases import splits_of
 from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers.jagged import visible_keys
@@ -17,12 +16,6 @@ def counted(lengths, targets, contexts, *masks):
         for n, t, context in zip(lengths, lengths if targets is None else targets, contexts)
     ]
     return np.concatenate([*rows, np.empty(0, np.int64)])
-
-
-@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
-def test_causal_rows(lengths):
-    expected = np.concatenate([*[np.arange(1, n + 1) for n in lengths], np.empty(0, np.int64)])
-    np.testing.assert_array_equal(visible_keys(tf.constant(splits_of(lengths))), expected)
 
 
 @settings(deadline=None, max_examples=150)

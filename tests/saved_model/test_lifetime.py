@@ -52,19 +52,12 @@ def served(tmp_path_factory):
     return str(folder / "ours"), rows
 
 
-def test_a_signature_keeps_its_tables(served):
-    folder, rows = served
-    answer = tf.saved_model.load(folder).signatures["serving_default"]
-    gc.collect()
-    np.testing.assert_array_equal(answer(x=tf.constant(IDS[:9]))["rows"], rows[:9])
-
-
-def test_each_load_has_tables_of_its_own(served):
+def test_a_signature_keeps_its_tables_and_each_load_has_its_own(served):
     folder, rows = served
     first, second = tf.saved_model.load(folder), tf.saved_model.load(folder)
-    del first
-    gc.collect()
     answer = second.signatures["serving_default"]
+    del first, second
+    gc.collect()
     np.testing.assert_array_equal(answer(x=tf.constant(IDS[:9]))["rows"], rows[:9])
 
 

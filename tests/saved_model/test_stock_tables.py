@@ -16,19 +16,6 @@ def make(tables):
     return groups, StockTables(tables, groups)
 
 
-@pytest.mark.parametrize("ids", [[LIMITS.min, -7, 3, 2**62, LIMITS.max], [5], [LIMITS.min], [LIMITS.max], []])
-def test_rows_by_id(ids):
-    rows = np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2) + 1
-    _, tables = make({"item": (np.array(ids, np.int64), rows)})
-    known = dict(zip(ids, rows))
-    asked = np.array([*ids, *ids[::-1], LIMITS.min, -8, -1, 0, 4, 2**62 + 1, LIMITS.max], np.int64)
-    expected = [known.get(int(id), np.zeros(2, np.float32)) for id in asked]
-    got, exists = tables.find(0, [], tf.constant(asked), tf.zeros_like(asked))
-    np.testing.assert_array_equal(got, np.array(expected))
-    np.testing.assert_array_equal(exists, [int(id) in known for id in asked])
-    assert tables.find(0, [], tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))[0].shape == (0, 2)
-
-
 @pytest.mark.parametrize("count", [1, 8, 9, 17, 33, 64, 67])
 def test_tables_of_one_form_are_joined(count):
     """Every number of bytes of a mask, the last bit of a mask, and tables beyond it; some tables are empty."""

@@ -71,20 +71,13 @@ def test_evaluation_and_exports_agree(tmp_path):
 
 
 @pytest.mark.slow
-def test_tables_of_tfra_have_the_rules(tmp_path):
-    """One table has each rule."""
+def test_tables_of_tfra_have_the_rules():
+    """One table has each rule. An export knows configs and rows, but no backend."""
     model = click_model.make_model("tfra")
     click_model.train(model, [0])
-    inputs = {**click_model.batch(5), **dict.fromkeys(("user", "shown"), tf.constant(np.arange(100, 106)))}
-    unknown = model.get_layer("fused_embedding")({name: inputs[name] for name in ("user", "shown")}, training=False)
+    ids = tf.constant(np.arange(100, 106))
+    unknown = model.get_layer("fused_embedding")({"user": ids, "shown": ids}, training=False)
     assert unknown["shown"].numpy().all() and not unknown["user"].numpy().any()
-    inputs["shown"] = tf.stack([inputs["shown"]] * 2, axis=1)
-    expected = model(inputs, training=False)
-    for ops in ("stock", "ours"):
-        fr.export(model, tmp_path / ops, ops)
-        got = tf.saved_model.load(str(tmp_path / ops)).signatures["serving_default"](**click_model.served(inputs))
-        for name, value in expected.items():
-            np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_other_rules_are_refused():

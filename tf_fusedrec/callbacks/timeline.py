@@ -177,7 +177,9 @@ def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: f
         if lane == EXPOSED:
             spans = [(x(start), x(stop), "") for start, stop in timeline_events.exposed(shown)]
         else:
-            spans = [(x(e.begin), x(e.end), _short(e.name)) for e in shown if e.lane == lane]
+            # A label is the end of a name, such as "0.rows" or "MatMul".
+            labels = [".".join(e.name.rsplit(":", 1)[-1].rsplit(".", 2)[-2:]) for e in shown]
+            spans = [(x(e.begin), x(e.end), label) for e, label in zip(shown, labels) if e.lane == lane]
         for start, stop, _ in spans:
             # White edges separate neighbors. Narrow bars have none, because the edge would hide them.
             edge = _GAP if lane in (WAIT, EXCHANGE) and stop - start > 4 else None
@@ -199,8 +201,3 @@ def ticks(step_ms: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(step_ms / 6))
     every = next(power * factor for factor in (5, 2, 1) if 5 * power * factor <= step_ms)
     return [every * n for n in range(math.floor(step_ms / every) + 1)]
-
-
-def _short(name: str) -> str:
-    """The end of an event's name, such as "0.rows" or "MatMul"."""
-    return ".".join(name.rsplit(":", 1)[-1].rsplit(".", 2)[-2:])

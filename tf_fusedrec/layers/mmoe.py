@@ -62,7 +62,8 @@ class MMoE(ConfiguredLayer):
             rows = tf.nn.relu(tf.matmul(x, self.expert_kernel) + self.expert_bias)
             kept = [tf.reshape(rows, [-1, self.num_experts, self.expert_units])] * self.num_tasks
         else:
-            gates, chosen = _top_gates(logits, self.top_k)
+            largest, chosen = tf.math.top_k(logits, k=self.top_k)
+            gates = tf.nn.softmax(largest)  # of all experts and renormalised: the sum over all cancels
             rows, places = self._chosen_experts(x, chosen)
             kept = [tf.gather(rows, places_of_task) for places_of_task in tf.unstack(places, axis=1)]
         gates = tf.unstack(gates[..., tf.newaxis], axis=1)
@@ -95,9 +96,3 @@ class MMoE(ConfiguredLayer):
         gates = columns * self.num_tasks * self.num_experts
         mixing = self.num_tasks * self.top_k * self.expert_units
         return 2 * (experts + gates + mixing)
-
-
-def _top_gates(logits: tf.Tensor, top_k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Maps logits <float>[T, tasks, E] to the k largest softmax values, renormalised, and their experts [.., k]."""
-    kept, largest = tf.math.top_k(logits, k=top_k)
-    return tf.nn.softmax(kept), largest  # the sum over all experts cancels

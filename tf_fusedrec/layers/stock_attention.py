@@ -7,7 +7,7 @@ longest row and hold every pair of every head in memory. They serve models; trai
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
@@ -35,13 +35,9 @@ def jagged_attention(
     scale: float | tf.Tensor,
     alpha: float = 1.0,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int | tf.Tensor = 0,
-    attention_window: int = 0,
-    min_full_length: int = 0,
-    global_window: int = 0,
-    target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
+    **masks: Any,
 ) -> tf.Tensor:
     """Returns [Tq, H, Dv]: out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j by row."""
     rows = _rows(row_splits, num_targets, query_splits)
@@ -51,8 +47,7 @@ def jagged_attention(
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
             scores = scores if part is None else scores + part[:, tf.newaxis]
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, global_window, target_group_size)
-    visible = tf.cast(visible, scores.dtype)
+    visible = tf.cast(_visible(rows, **masks), scores.dtype)
     out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
     scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
     return tf.cast(jagged.from_dense(out, rows.query_splits).values * scale, value.dtype)
@@ -64,12 +59,8 @@ def bias_attention(
     *,
     bias: RelativeBias,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int | tf.Tensor = 0,
-    attention_window: int = 0,
-    min_full_length: int = 0,
-    global_window: int = 0,
-    target_group_size: int = 1,
     query_splits: tf.Tensor | None = None,
+    **masks: Any,
 ) -> tf.Tensor:
     """Returns per head [sum_j position_ij visible_ij value_j | the same with time_ij], [Tq, H, 2 Dv].
 
@@ -77,8 +68,7 @@ def bias_attention(
     """
     rows = _rows(row_splits, num_targets, query_splits)
     values = jagged.padded(value, rows.row_splits)
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, global_window, target_group_size)
-    visible = tf.cast(visible, values.dtype)
+    visible = tf.cast(_visible(rows, **masks), values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
     channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
     return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.query_splits).values, value.dtype)
@@ -101,11 +91,11 @@ def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None, query_splits: tf
 
 def _visible(
     rows: _Rows,
-    contextual_length: int | tf.Tensor,
-    attention_window: int,
-    min_full_length: int,
-    global_window: int,
-    target_group_size: int,
+    contextual_length: int | tf.Tensor = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+    global_window: int = 0,
+    target_group_size: int = 1,
 ) -> tf.Tensor:
     """Returns <bool>[B, m, n] by (query, key). Numbers as in jagged.visible_keys."""
     context = contextual_lengths(contextual_length, rows.row_splits)

@@ -114,12 +114,12 @@ class Versions(tf.Module):
     def signatures(self, version: str, layout: str) -> dict[str, Signature]:
         """Signatures for operators, of an export with these digests; see docs/serving.md."""
         self._version, self._layout = version, layout
-        functions = self._apply_delta, self._apply_deltas, lambda inputs: self._read().description()
-        return {name: Signature(*of) for name, of in zip(UPDATES, zip(functions, (_PATH, _PATH, {})))}
 
-    def _apply_delta(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        path = inputs["path"]
-        return self._snapshot.exclusively(lambda: self._apply(path, self._read()).description())
+        def apply_delta(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return self._snapshot.exclusively(lambda: self._apply(inputs["path"], self._read()).description())
+
+        functions = apply_delta, self._apply_deltas, lambda inputs: self._read().description()
+        return {name: Signature(*of) for name, of in zip(UPDATES, zip(functions, (_PATH, _PATH, {})))}
 
     def _apply_deltas(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         folder = inputs["path"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import collections
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -401,5 +401,5 @@ def tensor_mix64(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift))
 
 
-KEY_ENCODINGS = {"bits": MergedBits, "hash": NameHash}
+KEY_ENCODINGS: dict[str, Callable[[Sequence[str]], MergedBits | NameHash]] = {"bits": MergedBits, "hash": NameHash}
 register_backend("tfra", TfraTable)

@@ -70,9 +70,9 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 # mypy uses one core, so the C++ tests are compiled beside it.
 	@{ $(LINT); } & lint=$$!; $(BIN)/python -m tools.sanitizers; wait $$lint
 	@echo "test: pytest ..."
-# A worker for each of two cores, which two keep busy. Each begins with half of the list, so that fixtures of a module
-# are made once.
-	@$(BIN)/python -m pytest -q $${TIMES:+-p tests.support.times} --numprocesses 2 --dist worksteal -m "not nightly"
+# Three workers keep two cores busy, because ranks and children wait. Each begins with a third of the list, so that
+# fixtures of a module are made once.
+	@$(BIN)/python -m pytest -q $${TIMES:+-p tests.support.times} --numprocesses 3 --dist worksteal -m "not nightly"
 
 nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of the soak with fresh seeds.
 	@$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal -m nightly

@@ -9,10 +9,8 @@ A test that skips for a reason beyond MAY_SKIP fails.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib.util
-import os
 import pathlib
 import re
 import sys
@@ -20,14 +18,13 @@ import time
 
 import pytest
 
+from tests.support.forked import ForkingWorker, uses_tensorflow
+
 TESTS = pathlib.Path(__file__).parent
 RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
 QUICK_S = 10.0
-# Memory of a process at the end of a module. Less than MAY_GROW_MIB is not worth a collection, which takes a second.
-WORKER_MIB, MAY_GROW_MIB = 6000, 100
-kept_mib = [0.0]  # after the last collection
 DEAREST_FIRST = ("emulation", "ranks", "processes", "benchmarks")
 MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow", "nightly")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
@@ -95,42 +92,12 @@ def pytest_runtest_call(item):
         return (yield)
 
 
-def resident_mib() -> float:
-    pages = int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def free_graphs():
-    """Frees the graphs of a module's models if memory has grown. They refer to themselves, so a collection is needed.
-
-    Raises:
-      pytest.fail.Exception: more than WORKER_MIB stay.
-    """
-    if resident_mib() < kept_mib[0] + MAY_GROW_MIB:
-        return
-    if "tf_keras" in sys.modules:
-        sys.modules["tf_keras"].backend.clear_session()
-    if "tensorflow" in sys.modules:
-        # TensorFlow registers every traced tf.custom_gradient for good, and with it the graph: 6 MiB of a small model.
-        registered = sys.modules["tensorflow.python.framework.ops"].gradient_registry._registry
-        for name in [name for name in registered if name.startswith("CustomGradient-")]:
-            del registered[name]
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    kept_mib[0] = resident_mib()
-    if kept_mib[0] > WORKER_MIB:
-        pytest.fail(
-            f"{kept_mib[0]:.0f} MiB stay in this process after the module, wanted at most {WORKER_MIB}. "
-            "Remedy: fixtures that end with their module, and fewer traced models."
-        )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item, nextitem):
-    result = yield
-    if nextitem is None or nextitem.module is not item.module:
-        free_graphs()
-    return result
+def pytest_collection(session):
+    """Runs the tests of a worker in forks of it."""
+    if hasattr(session.config, "workerinput"):
+        plugins = session.config.pluginmanager
+        (interactor,) = (plugin for plugin in plugins.get_plugins() if hasattr(plugin, "sendevent"))
+        plugins.register(ForkingWorker(interactor))
 
 
 @pytest.fixture(autouse=True)
@@ -179,4 +146,12 @@ def pytest_runtest_makereport(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    return checked((yield), collector.path)
+    used_before = uses_tensorflow()
+    report = checked((yield), collector.path)
+    if uses_tensorflow() and not used_before:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{collector.path} uses TensorFlow when it is imported, so that no fork of a worker can use it "
+            "(tests/support/forked.py). Use NumPy's arrays there, or make the tensors inside functions."
+        )
+    return report

@@ -136,12 +136,12 @@ RECORDS = [
         ),
     ),
     table("schedule", optimizer=optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5))),
-    table("keras", optimizer=keras.optimizers.Adagrad(0.3)),
 ]
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda t: t.name)
+@pytest.mark.parametrize("record", [*RECORDS, None], ids=lambda t: t.name if t else "keras")
 def test_config_round_trip_through_json(record, tmp_path):
+    record = record or table("keras", optimizer=keras.optimizers.Adagrad(0.3))  # has variables
     if record.tier.folder:
         record = dataclasses.replace(record, tier=dataclasses.replace(record.tier, folder=str(tmp_path)))
     emb = layer(record, accumulate_steps=2, gradient_op="sum", seed=5)

@@ -39,7 +39,7 @@ OPTIMIZERS = {
     "v1.Adadelta": lambda: v1.AdadeltaOptimizer(0.1),
     "v1.ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(0.1),
 }
-TARGET = tf.constant([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
+TARGET = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], np.float32)
 
 
 @pytest.mark.slow

@@ -86,17 +86,17 @@ def test_a_layer_of_keras_3_on_rows_of_a_functional_model_is_refused(embedding, 
 @pytest.mark.parametrize(
     "given",
     [
-        {"optimizer": keras_3.optimizers.SGD(0.1)},
-        {"loss": keras_3.losses.MeanSquaredError()},
-        {"metrics": ["mae", keras_3.metrics.MeanSquaredError()]},
+        lambda: {"optimizer": keras_3.optimizers.SGD(0.1)},
+        lambda: {"loss": keras_3.losses.MeanSquaredError()},
+        lambda: {"metrics": ["mae", keras_3.metrics.MeanSquaredError()]},
     ],
 )
 def test_what_compile_gets_of_keras_3_is_refused(embedding, given):
     with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
-        legacy_model(embedding).compile(**{"optimizer": "sgd", "loss": "mse", **given})
+        legacy_model(embedding).compile(**{"optimizer": "sgd", "loss": "mse", **given()})
     plain = legacy_model(embedding)
     with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
-        fr.keras.Model(plain.inputs, plain.outputs).compile(**{"optimizer": "sgd", "loss": "mse", **given})
+        fr.keras.Model(plain.inputs, plain.outputs).compile(**{"optimizer": "sgd", "loss": "mse", **given()})
 
 
 @pytest.mark.parametrize("held", [keras_3.layers.Dense(1), [keras_3.layers.Dense(1)], {"a": [keras_3.layers.Dense(1)]}])

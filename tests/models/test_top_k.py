@@ -21,7 +21,7 @@ def clustered(count, centers):
 
 CENTERS = unit(RANDOM.normal(size=[40, 16]))
 ITEMS, USERS = clustered(4000, CENTERS), clustered(5, CENTERS)
-SEEN = tf.ragged.constant([[3, 3999], [], [7], list(range(0, 4000, 2)), []], dtype=tf.int64)
+SEEN = [[3, 3999], [], [7], list(range(0, 4000, 2)), []]
 
 
 def embed(positions):
@@ -30,7 +30,7 @@ def embed(positions):
 
 def expected(k, allowed=None):
     scores = USERS @ ITEMS.T
-    for row, seen in enumerate(SEEN.to_list()):
+    for row, seen in enumerate(SEEN):
         scores[row, seen] = -4
         if allowed is not None:
             scores[row, ~np.isin(np.arange(len(ITEMS)), allowed[row])] = -5
@@ -40,12 +40,16 @@ def expected(k, allowed=None):
 @pytest.mark.parametrize("block", [64, 4000, 8192])
 def test_all_items_in_blocks(monkeypatch, block):
     monkeypatch.setattr(top_k, "BLOCK", block)
-    positions, scores = top_k.best_of_all(tf.constant(USERS), SEEN, tf.constant(100), len(ITEMS), embed)
+    positions, scores = top_k.best_of_all(
+        tf.constant(USERS), tf.ragged.constant(SEEN, dtype=tf.int64), tf.constant(100), len(ITEMS), embed
+    )
     want, of_want = expected(100)
     np.testing.assert_allclose(scores, of_want, atol=1e-6)  # float32, other order of summation
     assert np.mean(positions == want) > 0.99  # Only near ties change places.
     with pytest.raises(tf.errors.InvalidArgumentError, match="k must be at most the 4000 items"):
-        top_k.best_of_all(tf.constant(USERS), SEEN, tf.constant(4001), len(ITEMS), embed)
+        top_k.best_of_all(
+            tf.constant(USERS), tf.ragged.constant(SEEN, dtype=tf.int64), tf.constant(4001), len(ITEMS), embed
+        )
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +80,21 @@ def test_the_lists_nearest_to_a_user_are_searched(index):
         count = np.searchsorted(np.cumsum([len(lists[at]) for at in ranked]), index.products - index.lists, "right")
         allowed.append(np.concatenate([lists[at] for at in ranked[: max(1, count)]]))
     assert max(map(len, allowed)) <= index.products - index.lists
-    positions, scores = top_k.best_of_lists(tf.constant(USERS), SEEN, tf.constant(400), index, embed)
+    positions, scores = top_k.best_of_lists(
+        tf.constant(USERS), tf.ragged.constant(SEEN, dtype=tf.int64), tf.constant(400), index, embed
+    )
     want, of_want = expected(400, allowed)
     real = of_want > -3
     assert real.any() and not real.all()
     np.testing.assert_allclose(scores.numpy()[real], of_want[real], atol=1e-6)
     assert np.mean(positions.numpy()[real] == want[real]) > 0.99
-    for row, seen in enumerate(SEEN.to_list()):  # Behind the items of the lists come seen ones and -1.
+    for row, seen in enumerate(SEEN):  # Behind the items of the lists come seen ones and -1.
         rest = positions.numpy()[row][~real[row]]
         assert set(rest.tolist()) <= {-1, *seen}
         assert (scores.numpy()[row][~real[row]] == scores.dtype.min).all()
-    best, _ = top_k.best_of_all(tf.constant(USERS), SEEN, tf.constant(20), len(ITEMS), embed)
+    best, _ = top_k.best_of_all(
+        tf.constant(USERS), tf.ragged.constant(SEEN, dtype=tf.int64), tf.constant(20), len(ITEMS), embed
+    )
     found = [len(set(a) & set(b)) for a, b in zip(positions[:, :20].numpy().tolist(), best.numpy().tolist())]
     assert np.mean(found) / 20 > 0.95
 

@@ -14,9 +14,9 @@ from tf_fusedrec.ops._library import library
 
 HUGE = [2**31, 2**32 + 1, 2**62, 2**63 - 1]
 NEGATIVE = [-1, -(2**31), -(2**63)]
-IDS, ROWS = tf.constant([1, 2, 3], tf.int64), tf.zeros([3, 4])
-INDEX = tf.constant([0, 1, 2])
-BAGS = ROWS[:2], INDEX, tf.constant([0, 1, 3], tf.int64), tf.ones([2])  # grads, index, bag_splits, bag_scale
+IDS, ROWS = np.array([1, 2, 3]), np.zeros([3, 4], np.float32)
+INDEX = np.array([0, 1, 2], np.int32)
+BAGS = ROWS[:2], INDEX, np.array([0, 1, 3]), np.ones(2, np.float32)  # grads, index, bag_splits, bag_scale
 
 
 def _size(n):

@@ -1,14 +1,15 @@
 """The ops of jagged attention refuse wrong inputs, and name the argument."""
 
+import numpy as np
 import pytest
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-TOKENS = tf.zeros([3, 2, 4])
-SPLITS = tf.constant([0, 1, 3], tf.int64)
-TIMES = ops.SequenceTimes(tf.zeros(3, tf.int64), tf.zeros(3, tf.int64))
-TABLE = ops.BucketTable(tf.zeros(3), tf.constant([1, 9], tf.int64))
+TOKENS = np.zeros([3, 2, 4], np.float32)
+SPLITS = np.array([0, 1, 3])
+TIMES = ops.SequenceTimes(np.zeros(3, np.int64), np.zeros(3, np.int64))
+TABLE = ops.BucketTable(np.zeros(3, np.float32), np.array([1, 9]))
 
 
 def attend(query=TOKENS, key=TOKENS, value=TOKENS, splits=SPLITS, scale=1.0, **rest):
@@ -84,27 +85,27 @@ def test_contextual_length_of_rows(contexts, words):
 @pytest.mark.parametrize(
     ("bias", "words"),
     [
-        (ops.RelativeBias(tf.zeros(1)), "row 1 has 2 tokens, longer than N = 1 of position_weights"),
-        (ops.RelativeBias(tf.zeros(6)), "position_weights must have 2N - 1 entries .*, got 6"),
-        (ops.RelativeBias(tf.zeros(0)), "position_weights must have 2N - 1 entries .*, got 0"),
+        (ops.RelativeBias(np.zeros(1, np.float32)), "row 1 has 2 tokens, longer than N = 1 of position_weights"),
+        (ops.RelativeBias(np.zeros(6, np.float32)), "position_weights must have 2N - 1 entries .*, got 6"),
+        (ops.RelativeBias(np.zeros(0, np.float32)), "position_weights must have 2N - 1 entries .*, got 0"),
         (
-            ops.RelativeBias(time=TABLE._replace(thresholds=tf.constant([9, 1], tf.int64)), times=TIMES),
+            ops.RelativeBias(time=TABLE._replace(thresholds=np.array([9, 1])), times=TIMES),
             "thresholds must not decrease, got 9 then 1 at entry 1",
         ),
         (
-            ops.RelativeBias(time=TABLE._replace(weights=tf.zeros(2)), times=TIMES),
+            ops.RelativeBias(time=TABLE._replace(weights=np.zeros(2, np.float32)), times=TIMES),
             "time_weights must have one entry more than thresholds, that is 3, got 2",
         ),
         (
-            ops.RelativeBias(time=TABLE, times=TIMES._replace(asks=tf.zeros(2, tf.int64))),
+            ops.RelativeBias(time=TABLE, times=TIMES._replace(asks=np.zeros(2, np.int64))),
             "asks must have one time per token, that is 3, got 2",
         ),
         (
-            ops.RelativeBias(time=TABLE, times=TIMES._replace(answers=tf.zeros(4, tf.int64))),
+            ops.RelativeBias(time=TABLE, times=TIMES._replace(answers=np.zeros(4, np.int64))),
             "answers must have one time per token, that is 3, got 4",
         ),
         (
-            ops.RelativeBias(time=ops.TimeFunction("power", tf.zeros(3)), times=TIMES),
+            ops.RelativeBias(time=ops.TimeFunction("power", np.zeros(3, np.float32)), times=TIMES),
             "time_weights must hold the 2 parameters of this function of time, got 3",
         ),
     ],

@@ -25,7 +25,7 @@ CASES = {
     "one_time": {"targets": 90, "position": True, "time": "buckets", "one_time": True},
     "one_far_time": {"targets": 90, "time": "buckets", "far": True, "one_time": True, "seed": 1},
 }
-SPLITS, QUERY_SPLITS = tf.constant([0, 1, 4], tf.int64), tf.constant([0, 0, 2], tf.int64)
+SPLITS, QUERY_SPLITS = np.array([0, 1, 4]), np.array([0, 0, 2])
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)

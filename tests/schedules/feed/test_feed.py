@@ -46,15 +46,15 @@ def unknown(data):
 @pytest.mark.parametrize(
     "fits",
     [
-        [(dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4})],
-        [(dataset(), {"epochs": 2, "steps_per_epoch": 5})],  # ends early, and ends training as under Sync
-        [(dataset(8), {"epochs": 2}), (dataset(5, 8), {}), (dataset(24, 8, seed=4), {"epochs": 2})],
+        lambda: [(dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4})],
+        lambda: [(dataset(), {"epochs": 2, "steps_per_epoch": 5})],  # ends early, and ends training as under Sync
+        lambda: [(dataset(8), {"epochs": 2}), (dataset(5, 8), {}), (dataset(24, 8, seed=4), {"epochs": 2})],
     ],
     ids=["endless", "early", "fits"],
 )
 def test_fit_trains_every_batch_once_and_in_order(fits):
     """test_dual_buffer.py has more forms: unknown lengths, validation, data longer than its epochs, an early stop."""
-    assert_same(fits)
+    assert_same(fits())
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """SemiAsync and Pipelined in one process: the stated staleness, drains that change nothing."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,15 @@ STEPS, SAMPLES, RATE = 12, 8, 0.1
 STALENESS = {SemiAsync(): 1, **{Pipelined(depth): int(depth >= 4) for depth in range(1, 7)}}
 # Values of size 1 lose 1e-7 in each step, because the simulation has float64.
 TOLERANCE = 5e-5
-BATCHES = [clicks.batch(SAMPLES, 100 * step) for step in range(STEPS)]
+
+
+@functools.cache
+def batches():
+    return [clicks.batch(SAMPLES, 100 * step) for step in range(STEPS)]
 
 
 def _data():
-    joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *BATCHES)
+    joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *batches())
     return tf.data.Dataset.from_tensor_slices(joined).batch(SAMPLES)
 
 
@@ -37,7 +43,7 @@ def _simulated(stalenesses):
     gradients, begin, found = delayed.gradients_of(model, tables), model.get_weights(), {}
     for staleness in stalenesses:
         model.set_weights(begin)
-        rows = delayed.train(model, tables, gradients, [[batch] for batch in BATCHES], staleness, RATE)
+        rows = delayed.train(model, tables, gradients, [[batch] for batch in batches()], staleness, RATE)
         found[staleness] = [weight.numpy() for weight in model.trainable_weights], rows
     return found
 
@@ -100,7 +106,7 @@ class Reload(keras.callbacks.Callback):
 def test_a_load_in_the_middle_forgets_what_is_under_way(schedule, tmp_path):
     """Training goes on as that of a model that was loaded before its first step."""
     saved = clicks.make_model(clicks.make_embedding(), "sync")
-    saved.train_on_batch(*BATCHES[9])
+    saved.train_on_batch(*batches()[9])
     fr.checkpoint.save(tmp_path, saved, saved.optimizer)
 
     def load(model):
@@ -112,7 +118,7 @@ def test_a_load_in_the_middle_forgets_what_is_under_way(schedule, tmp_path):
         embedding = clicks.make_embedding()
         model = clicks.make_model(embedding, schedule)
         if first:
-            model.train_on_batch(*BATCHES[8])  # makes slots of the optimizer
+            model.train_on_batch(*batches()[8])  # makes slots of the optimizer
             load(model)
         model.fit(_data().skip(first).take(8 - first), verbose=0, callbacks=callbacks)
         states.append(clicks.state(model, embedding))

@@ -30,7 +30,7 @@ ROWS = [
     ["ann", "8", "2024-05-01 11:00:00", "0", "Rome", "31", "b1", "", "", "1", "x"],
     ["ann", "9", "2024-05-01 12:00:00", "1", "Rome", "31", "b2", "new", "4", "2", "x"],
     ["bob", "7", "2024-05-01 10:30:00", "0", "Oslo", "20", "b1", "red", "2.5", "3", "x"],
-    ["bob", "8", "2024-05-01 12:30:00", "1", "Oslo", "20", "", "old", "3", "4", "x"],
+    ["bob", "8", "2024-05-01 12:30:00", "0", "Oslo", "20", "", "old", "3", "4", "x"],
 ]
 SIZES = Window(exposures=4, history=4, validation=0.2, test=0.4)
 
@@ -77,7 +77,7 @@ def test_rows_by_hand(tmp_path):
     test = {row[0]: row[3:] for row in read_lists(ParquetFolder(tmp_path / "d/test", columns))}
     nan = pytest.approx((np.nan,), nan_ok=True)
     assert test[ann[0]] == ((7, 8), (9,), (brands[1],), (tags[2],), (1,), (4.0,), (9.0, 1.0), (1.0,), nan)
-    assert test[bob[0]] == ((7,), (8,), (-1,), (tags[1],), (1,), (3.0,), (3.0,), (1.0,), nan)
+    assert test[bob[0]] == ((7,), (8,), (-1,), (tags[1],), (1,), (3.0,), (3.0,), (0.0,), nan)
 
 
 def test_parquet_and_several_files_are_the_same_data(tmp_path):

@@ -68,6 +68,7 @@ def turns_of_two_ranks():
     return seen, found.wall["slow"].tolist()
 
 
+@pytest.mark.nightly
 def test_the_slowest_rank_counts():
     for seen, slow in run_ranks(turns_of_two_ranks, 2):
         assert seen == [-1, 0, 1, 2] and len(slow) == 3
@@ -233,6 +234,7 @@ def test_a_killed_benchmark_takes_its_child_along():
     are_gone(family, 0)
 
 
+@pytest.mark.nightly
 def test_sigterm_ends_ranks():
     code = "from tests.benchmarks.children import processes, wait_for_ever as wait\n"
     code += "processes.program(lambda: processes.ask_ranks(wait, 2))"
@@ -268,6 +270,7 @@ with socket.create_connection(("10.0.0.2", 9999)) as connection:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(WHY_NOT is not None or not network.TAP_DEVICE.exists(), reason=f"{WHY_NOT}, or no TAP devices")
 def test_the_cable_delays_and_loses_nothing(tmp_path):
     with network.two_hosts(tmp_path, tmp_path / "delay") as (on_first, _):

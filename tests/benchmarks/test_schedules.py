@@ -132,6 +132,7 @@ def test_the_compute_is_a_line_and_the_real_model_is_timed():
     assert Compute(fixed=(1, 2), per_token=(0.1, 0.2)).seconds(10, 4) == pytest.approx(4 * 3 + 10 * 0.3)
 
 
+@pytest.mark.nightly
 def test_the_device_layer_equals_plain_ops():
     random = np.random.default_rng(0)
     rows = tf.constant(random.normal(size=[5, 37]), tf.float32)  # 37: two whole vectors and a rest
@@ -150,6 +151,7 @@ def test_the_device_layer_equals_plain_ops():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)  # sums in another order
 
 
+@pytest.mark.nightly
 def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
     @tf.function
     def step(rows):
@@ -215,6 +217,7 @@ def test_the_regret_is_that_of_the_measured_steps(monkeypatch):
     assert [turns.count(name) for name in ms] == [5, 5, 2], "a choice far from the best stops after two rounds"
 
 
+@pytest.mark.nightly
 def test_a_slow_cable_calls_for_less_bytes():
     tiny = DeviceSize(users=16, tokens_per_user=4, dim=8, layers=2, weights=64, vocabulary=50, ids_of_topic=5)
     pace = {"device": 1.0, "memory": 0.0, "message_s": 0.0, "bytes_per_s": 1e3}

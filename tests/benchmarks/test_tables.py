@@ -68,6 +68,7 @@ def test_the_summary_takes_the_worst_case_and_passes_over_what_was_skipped():
     assert list(found.values()) == [6.0, 9.0, 7e6, 9e6, 1.5, 0.4, 70.0, 3.0, 200.0]
 
 
+@pytest.mark.nightly
 def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
     case = cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
     assert case["ratio"] == pytest.approx(case["ms_tfra"] / case["ms_ours"])

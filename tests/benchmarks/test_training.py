@@ -128,6 +128,7 @@ def test_a_training_ends_after_epochs_without_a_better_score(patience, every, sp
     assert progress(done=trained).ended
 
 
+@pytest.mark.nightly
 def test_a_job_trains_evaluates_and_writes_what_a_benchmark_reads(folders, tmp_path):
     data = data_sets.DATA_SETS[0]
     job = data.job("dlrm", {"model.dropout": 0.1}, 2, 3, "test", folders["test"], tmp_path)

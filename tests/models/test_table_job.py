@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 
+import pytest
+
 from tests.docs.commands import ROOT, programs
 from tools.launch_training import training_command
 
@@ -12,6 +14,7 @@ PAGE = ROOT / "docs/input.md"
 LIMIT_S = 300
 
 
+@pytest.mark.nightly
 def test_the_shop_of_the_docs_trains_with_its_own_column_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(SHOP.code, PAGE.name, "exec"), {})

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from tests.support.shared import shared_path
+from tf_fusedrec._tf_compat import tf
 
 ROW_LENGTHS = {
     "mixed": [7, 24, 1, 0, 13],
@@ -28,6 +29,15 @@ def times(lengths, seed=0):
     generator = np.random.default_rng(seed)
     rows = [np.sort(generator.integers(978_300_000, 1_046_454_590, n)) for n in lengths]
     return np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
+
+
+def ragged(lengths, *shape, seed=0):
+    return tf.RaggedTensor.from_row_splits(tokens(lengths, *shape, seed=seed), splits_of(lengths))
+
+
+def batch(lengths):
+    """Returns tokens of 8 columns and their times."""
+    return ragged(lengths, 8), tf.RaggedTensor.from_row_splits(times(lengths), splits_of(lengths))
 
 
 def rows_of(flat, lengths):

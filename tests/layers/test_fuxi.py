@@ -3,19 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, rows_of, splits_of, times, tokens
+from tests.layers.cases import ROW_LENGTHS, assert_within_noise, batch, oracle_file, rows_of, splits_of
 from tests.oracles.fuxi import fuxi_block_oracle
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import FuXi, sequence_times
 from tf_fusedrec.layers.relative_bias import bucket_thresholds
 
 SIZES = {"num_heads": 2, "qk_dim": 3, "value_dim": 4, "max_sequence_length": 30}
-
-
-def batch(lengths, columns=8):
-    splits = splits_of(lengths)
-    x = tf.RaggedTensor.from_row_splits(tokens(lengths, columns), splits)
-    return x, tf.RaggedTensor.from_row_splits(times(lengths), splits)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.cases import (
-    ROW_LENGTHS,
-    assert_within_noise,
-    oracle_file,
-    rows_of,
-    splits_of,
-    times,
-    tokens,
-)
+from tests.layers.cases import ROW_LENGTHS, assert_within_noise, batch, oracle_file, rows_of, splits_of
 from tests.oracles.hstu import mtgrboost_block_oracle, production_block_oracle, research_block_oracle
 from tests.oracles.relative_bias import bucket_oracle
 from tf_fusedrec import ops
@@ -23,12 +15,6 @@ SPECS = [
     tf.RaggedTensorSpec([None, None, 8], tf.float32, ragged_rank=1),
     tf.RaggedTensorSpec([None, None], tf.int64, ragged_rank=1),
 ]
-
-
-def batch(lengths, columns=8):
-    splits = splits_of(lengths)
-    x = tf.RaggedTensor.from_row_splits(tokens(lengths, columns), splits)
-    return x, tf.RaggedTensor.from_row_splits(times(lengths), splits)
 
 
 def test_research_block_equals_the_reference_forward_and_backward():

@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.layers.cases import ROW_LENGTHS, splits_of, tokens
+from tests.layers.cases import ROW_LENGTHS, ragged, tokens
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import jagged
 
 INNER_SHAPES = [(), (3,), (2, 3)]
-
-
-def ragged(lengths, *shape, seed=0):
-    return tf.RaggedTensor.from_row_splits(tokens(lengths, *shape, seed=seed), splits_of(lengths))
 
 
 @pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)

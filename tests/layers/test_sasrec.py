@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.layers.cases import ROW_LENGTHS, oracle_file, splits_of, tokens
+from tests.layers.cases import ROW_LENGTHS, oracle_file, ragged, splits_of
 from tests.oracles.sasrec import sasrec_block_oracle
 from tf_fusedrec import losses
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import PositionEmbedding, SASRec
-
-
-def ragged(lengths, columns=8, seed=0):
-    return tf.RaggedTensor.from_row_splits(tokens(lengths, columns, seed=seed), splits_of(lengths))
 
 
 def set_weights(block, arrays, number):
@@ -71,7 +67,7 @@ def test_a_tiny_model_equals_the_reference_forward_and_backward():
 
 @pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
 def test_against_the_loop_oracle(lengths):
-    layer, x = SASRec(2, 6, 30), ragged(lengths)
+    layer, x = SASRec(2, 6, 30), ragged(lengths, 8)
     out = layer(x)
     key, value = np.split(layer.key_value.kernel.numpy(), 2, axis=1)
     zeros = np.zeros(8)
@@ -94,4 +90,4 @@ def test_flops_by_hand():
 
 def test_heads_that_do_not_divide_the_columns_are_refused():
     with pytest.raises(ValueError, match="num_heads must divide the columns of x, got 3 heads for 8"):
-        SASRec(3)(ragged([2]))
+        SASRec(3)(ragged([2], 8))

@@ -37,11 +37,7 @@ class TrialFailed(Exception):
 
 
 def run(processes: int, time_limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
-    """Returns the answer of ten_steps.train on new processes.
-
-    Raises:
-      TrialFailed: A process failed, time ran out, or the loss did not fall.
-    """
+    """Returns the answer of ten_steps.train on new processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "answer.json"
         command = [sys.executable, "-m", "tf_fusedrec.doctor.ten_steps", str(path)]

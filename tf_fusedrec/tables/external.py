@@ -20,15 +20,9 @@ from tf_fusedrec.tables.records import numbers, put_numbers
 
 
 def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards: int) -> NativeTable:
-    """A table filled with this rank's rows of external tables. Nothing updates it; an unknown id has a row of zeros.
+    """A table filled with part `shard` of `shards` of external tables of equal dim and dtype, each from its checkpoint.
 
-    Args:
-      name: Name of the resource, for messages.
-      tables: Tables of equal dim and dtype, each with its checkpoint.
-      shard, shards: Number of this rank's part of the rows, and of all parts.
-
-    Raises:
-      ValueError: a checkpoint is missing, damaged, or without the table or its dim.
+    Nothing updates it; an unknown id has a row of zeros.
     """
     rule, zeros = optimizers.SGD(0.0), Zeros()
     filled = NativeTable(

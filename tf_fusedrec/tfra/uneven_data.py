@@ -47,11 +47,7 @@ def stop_at_shortest(dataset: tf.data.Dataset, *, name: str = "stop_at_shortest"
 
 
 def stop_fit_at_shortest(model: keras.Model) -> None:
-    """Wraps a model's fit, evaluate and predict: data sets end at the shortest one, arrays are checked.
-
-    Raises (when a wrapped method is called):
-      ValueError: The ranks' arrays give different numbers of batches.
-    """
+    """Wraps a model's fit, evaluate and predict: data sets end at the shortest one, arrays are checked."""
     for method in ("fit", "evaluate", "predict"):
         setattr(model, method, _stopped_at_shortest(getattr(model, method), method))
 

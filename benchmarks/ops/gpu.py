@@ -33,7 +33,6 @@ from tests.oracles.recovery import recover_oracle
 
 SEGMENTS, HEADS = 10, 4
 TOKENS = 1 << 16  # of a batch of attention
-POWER = 1  # number of the power function of time
 # PyTorch rounds both maps and the values to bfloat16, 2^-8 each, and its sums of up to 8192 terms; ours the results.
 MOST_APART = 2.0**-5
 # Published on an H100. dynamicemb, us: segmented_unique of 1.05 M keys in 10 tables by zipf 1.05, in no fixed order;
@@ -156,7 +155,7 @@ def _operations(lengths: Sequence[int], dim: int) -> float:
 
 
 def _ours(kernels: Any, prepared: Prepared, work: Work) -> Call:
-    return Call(lambda: kernels.run(prepared.launcher, prepared.call, prepared.scratch), work)
+    return Call(lambda: kernels.run(prepared.launcher, prepared.call, kernels.allocator), work)
 
 
 def attention(
@@ -165,8 +164,8 @@ def attention(
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = random_case(lengths, HEADS, dim, dim, bias=bias)
-    forward = prepare(kernels, "jagged_attention", 2, case)
-    backward = prepare(kernels, "jagged_attention", 2, case, random.normal(size=case["value"].shape))
+    forward = prepare(kernels, 2, case)
+    backward = prepare(kernels, 2, case, random.normal(size=case["value"].shape))
     operations, tensor_bytes = _operations(lengths, dim), 2 * case["value"].size
     # Forward: query, key, value and out. Backward: these without out, and four gradients.
     work = Work(bytes=4 * tensor_bytes, flops=operations)
@@ -213,7 +212,7 @@ def _dense_forward(case: dict, lengths: list[int]) -> Callable[[], Any]:
     position, time = (
         torch.tensor(case[f"{name}_weights"], dtype=torch.float32, device="cuda") for name in ("position", "time")
     )
-    thresholds = None if "time_function" in case else torch.from_numpy(case["thresholds"]).cuda()
+    thresholds = None if case["time"] == "power" else torch.from_numpy(case["thresholds"]).cuda()
     places = torch.arange(longest, device="cuda")
     index = len(position) // 2 + places[None, :] - places[:, None]
     causal = (places[:, None] >= places[None, :]).bfloat16()
@@ -231,13 +230,13 @@ def _dense_forward(case: dict, lengths: list[int]) -> Callable[[], Any]:
 
 
 def bias_attention(
-    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, longest: int, function: int
+    kernels: Any, rates: Rates, libraries: Mapping[str, Any], dim: int, longest: int, function: str | None
 ) -> list[dict]:
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = jagged_attention_channels.channels(lengths, HEADS, dim, function=function)
     grads = random.normal(size=[sum(lengths), HEADS, 2 * dim])
-    forward, backward = (prepare(kernels, "bias_attention", 2, case, of) for of in (None, grads))
+    forward, backward = (prepare(kernels, 2, case, of) for of in (None, grads))
     dense, operations = _dense_forward(case, lengths), _operations(lengths, dim)
     value_bytes, time_bytes = 2 * case["value"].size, 2 * 8 * sum(lengths)
     # Forward: values, and both channels out. Backward: values, both channels' gradients, and gradients of values.
@@ -252,7 +251,7 @@ def bias_attention(
     theirs = np.concatenate([theirs[b, :length].reshape(length, HEADS, -1) for b, length in enumerate(lengths)])
     apart = float(np.max(np.abs(out - theirs)) / np.max(np.abs(theirs)))
     assert apart <= MOST_APART, f"the result differs from PyTorch's by {apart:.2e} of its largest number"
-    kind = "power" if function else "buckets"
+    kind = function or "buckets"
     lines = timed(calls, rates, columns=HEADS * dim, longest=longest, time=kind, tokens=sum(lengths))
     return [{**line, "tflops": line["flops"] / line["us"] / 1e6, "difference": apart} for line in lines]
 
@@ -279,8 +278,8 @@ CASES = {
         jagged_attention.check_rows_of_all_lengths,
     ),
     "bias_attention": Cases(
-        [bias_attention], [(32, 512, function) for function in (0, POWER)],
-        [*itertools.product((32, 128), (512, 2048, 8192), (0, POWER))], (),
+        [bias_attention], [(32, 512, function) for function in (None, "power")],
+        [*itertools.product((32, 128), (512, 2048, 8192), (None, "power"))], (),
         jagged_attention_channels.check_channels_of_rows_of_all_lengths,
     ),
     "table": Cases(

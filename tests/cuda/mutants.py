@@ -26,7 +26,7 @@ RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
 CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
-PAIRS = "jagged_attention/cuda/attention_pairs.cuh"
+VISIBILITY = "jagged_attention/visibility.inc.h"
 TIME_FUNCTION = "jagged_attention/cuda/attention_time_function.cuh"
 GATE = "jagged_attention/cuda/attention_gate.cuh"
 
@@ -181,16 +181,17 @@ MUTANTS = [
         "more_tokens_than_a_slot", "norm_weight_grads",
     ),
     Mutant(
-        "the first keys are seen within the window only", "jagged_attention", PAIRS,
-        "|| answers < first);", "|| (!FAULT && answers < first));", "check_masks", "out",
+        "the first keys are seen within the window only", "jagged_attention", VISIBILITY,
+        "answers >= mask.first)", "(FAULT || answers >= mask.first))", "check_masks", "out",
     ),
     Mutant(
-        "tiles with the first keys are left out", "jagged_attention", PAIRS,
-        "answers_low < first;", "(!FAULT && answers_low < first);", "check_masks", "out",
+        "tiles with the first keys are left out", "jagged_attention", VISIBILITY,
+        "answers_low < mask.first;", "(!FAULT && answers_low < mask.first);", "check_masks", "out",
     ),
     Mutant(
-        "tiles outside the windows are computed", "jagged_attention", PAIRS,
-        "const bool near = window <= 0", "const bool near = FAULT || window <= 0", "semi_local", "out",
+        "tiles outside the windows are computed", "jagged_attention", VISIBILITY,
+        "const bool near = mask.window <= 0 || asks_low - answers_high",
+        "const bool near = FAULT || mask.window <= 0 || asks_low - answers_high", "semi_local", "out",
     ),
     Mutant(
         "an index shifted: the parameters of a function of time leave out a key", "jagged_attention", TIME_FUNCTION,

@@ -26,12 +26,25 @@ def _splits(lengths):
     return tf.constant(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
-def results(number: int) -> list[np.ndarray]:
+def op_of(number: int) -> str:
+    return ("jagged_attention", "gated_attention", "bias_attention")[number % 3]
+
+
+def _lengths(random):
+    return random.choice(LENGTHS, random.integers(0, 5))
+
+
+def tokens_of(number: int) -> int:
+    """Returns the tokens of a case."""
+    return int(_lengths(np.random.default_rng(number)).sum())
+
+
+def results(number: int) -> list[tf.Tensor]:
     """Returns output and gradients of the case with this number."""
     random = np.random.default_rng(number)
-    op = ("jagged_attention", "gated_attention", "bias_attention")[number % 3]
+    op = op_of(number)
     dtype = (tf.float32, tf.float32, tf.bfloat16, tf.float16)[number // 3 % 4]
-    lengths = random.choice(LENGTHS, random.integers(0, 5))
+    lengths = _lengths(random)
     tokens, heads = int(lengths.sum()), int(random.integers(1, 4))
     qk_dim, value_dim = (int(random.choice([1, 3, 8, 16, 33])) for _ in range(2))
     queries = random.integers(0, lengths + 1) if number % 5 == 4 else lengths
@@ -91,11 +104,11 @@ def results(number: int) -> list[np.ndarray]:
                 more["gate"] = ops.OutputGate(given["gate"], *norm, **form)
             out = getattr(ops, op)(given["query"], given["key"], given["value"], splits, **more)
     gradients = tape.gradient(out, given, normal(*out.shape), unconnected_gradients="zero")
-    return [np.asarray(x) for x in (out, *(gradients[name] for name in sorted(gradients)))]
+    return [out, *(gradients[name] for name in sorted(gradients))]
 
 
 def digests() -> dict[str, str]:
-    return {f"case {number}": hashes.digest(results(number)) for number in range(CASES)}
+    return {f"case {number}": hashes.digest(map(np.asarray, results(number))) for number in range(CASES)}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, splits_of, times, tokens
-from tests.oracles.jagged_attention import attention_oracle, bias_attention_oracle
+from tests.oracles import jagged_attention as oracle
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import sequence_times
 from tf_fusedrec.layers.relative_bias import bucket_thresholds
@@ -30,17 +30,13 @@ def biases(lengths, counts, kind):
     position = tf.constant(generator.normal(size=59).astype(np.float32))
     stamps = tf.RaggedTensor.from_row_splits(times(lengths) % 10**6, splits_of(lengths))
     asked = sequence_times(stamps, num_targets=counts)
-    shared = {"asks": asked.asks, "answers": asked.answers, "position_weights": position}
+    shared = {"asks": asked.asks, "answers": asked.answers, "position_weights": position, "time": kind}
     if kind == "buckets":
         weights, thresholds = tf.constant(generator.normal(size=31).astype(np.float32)), bucket_thresholds(30)
         bias = RelativeBias(position, BucketTable(weights, tf.constant(thresholds)), asked)
-        return bias, {**shared, "kind": kind, "parameters": weights, "thresholds": thresholds}
+        return bias, {**shared, "time_weights": weights, "thresholds": thresholds}
     parameters = tf.constant(FUNCTIONS[kind])
-    return RelativeBias(position, TimeFunction(kind, parameters), asked), {
-        **shared,
-        "kind": kind,
-        "parameters": parameters,
-    }
+    return RelativeBias(position, TimeFunction(kind, parameters), asked), {**shared, "time_weights": parameters}
 
 
 @pytest.mark.slow
@@ -58,11 +54,13 @@ def test_equals_the_definitions(lengths, masks, with_targets):
         bias, arguments = (None, {}) if kind is None else biases(lengths, counts, kind)
         shared = {"num_targets": counts, **masks}
         ours = jagged_attention(q, k, v, splits, scale=scale, alpha=0.7, bias=bias, **shared)
-        expected = attention_oracle(q, k, v, splits, scale=scale, alpha=0.7, **shared, **arguments)
+        case = {"value": v, "row_splits": splits, "num_targets": counts, "masks": masks, **arguments}
+        case = {name: x.numpy() if isinstance(x, tf.Tensor) else x for name, x in case.items()}
+        expected = oracle.attention(query=q.numpy(), key=k.numpy(), scale=scale.numpy(), alpha=0.7, **case)
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)  # float32, other order of summation
         if bias is not None:
             ours = bias_attention(v, splits, bias=bias, **shared)
-            expected = bias_attention_oracle(v, splits, **shared, **arguments)
+            expected = oracle.bias_attention(**case)
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -37,7 +37,7 @@ def test_retrieval(encoder, negatives):
     # A segment's own negatives are [S, n, D]. Their product with the query is a batch of [n, D] x [D].
     allowed = {"BatchMatMulV2"} if negatives == "own" else set()
     assert not (PADDING - allowed) & set(ops)
-    assert ops["Fusedrec>GatedAttention" if encoder == "hstu" else "Fusedrec>JaggedBiasAttention"] == 1
+    assert ops["Fusedrec>JaggedAttention" if encoder == "hstu" else "Fusedrec>JaggedBiasAttention"] == 1
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_ranking():
     model = GRM(config, PlainEmbedding(config.table_of_feature, 8), np.arange(1, 60), np.ones(59))
     ops = ops_of_a_step(model, ranking_batch([5, 0, 12], [3, 2, 6]))
     assert not PADDING & set(ops)
-    assert ops["Fusedrec>GatedAttention"] == ops["Fusedrec>GatedAttentionGrad"] == 1
+    assert ops["Fusedrec>JaggedAttention"] == ops["Fusedrec>JaggedAttentionGrad"] == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Cases of jagged attention: one set of arrays for the op in any dtype and for the oracle in float64."""
+"""Cases of jagged attention: one set of arrays for the op in any dtype and for the oracle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tests.oracles.jagged_attention import attention_oracle, bias_attention_oracle
+from tests.oracles import jagged_attention as oracle
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
@@ -114,10 +114,34 @@ class Arrays:
             return None
         return ops.RelativeBias(weights.get("position"), time, times)
 
-    def _of_oracle(self, weights):
-        bias = {"position_weights": weights.get("position"), "kind": self.case.time, "parameters": weights.get("time")}
-        times = {"thresholds": THRESHOLDS, "asks": self.asks, "answers": self.answers}
-        return {"num_targets": self.num_targets, **bias, **times, **self.case.masks}
+    def definition(self, weights) -> dict[str, np.ndarray]:
+        """Returns the arguments of the oracle, in which every token asks: those that do not, ask with zeros."""
+        case = {"num_targets": self.num_targets, "masks": self.case.masks, "row_splits": self.case.splits}
+        case.update({name: np.asarray(w, np.float64) for name, w in weights.items() if name in ("key", "value")})
+        case.update(asks=self.asks, answers=self.answers, thresholds=THRESHOLDS, time=self.case.time)
+        case.update({f"{name}_weights": weights[name] for name in ("position", "time") if name in weights})
+        if "query" in weights:
+            case["query"] = np.zeros(self.weights["key"].shape)
+            case["query"][self.case.asking] = weights["query"]
+        if self.case.dropout:
+            case.update(oracle.dropout_of(self.case.dropout, SEED))
+        return {**case, "scale": self.scale.astype(np.float64) / (1 - self.case.dropout), "alpha": 0.7}
+
+    def out(self, weights, channels=False) -> np.ndarray:
+        """Returns the oracle's output."""
+        function = oracle.bias_attention if channels else oracle.attention
+        return function(**self.definition(weights))[self.case.asking]
+
+    def exact(self, channels=False) -> dict[str, np.ndarray]:
+        """Returns output and gradients of the oracle."""
+        out, asking = self.out(self.weights, channels), self.case.asking
+        grads = np.zeros([sum(self.case.lengths), *out.shape[1:]])
+        grads[asking] = self.cotangent(out.shape)
+        function = oracle.bias_attention_grad if channels else oracle.attention_grad
+        found = function(grads=grads, **self.definition(self.weights))
+        found["query_grads"] = found["query_grads"][asking] if not channels else None
+        names = [name for name in self.weights if not channels or name not in ("query", "key")]
+        return {"out": out, **{f"d_{name}": found[f"{name}_grads"] for name in names}}
 
     def ours(self, weights, channels=False):
         """Returns the op's output."""
@@ -135,28 +159,16 @@ class Arrays:
             given.update(dropout=self.case.dropout, dropout_seed=tf.constant(SEED, tf.int64))
         return functions.jagged_attention(*tokens, self.case.splits, scale=scale, alpha=0.7, **given)
 
-    def oracle(self, weights, channels=False):
-        """Returns the oracle's output in the dtype of `weights`."""
-        given, asking = self._of_oracle(weights), self.case.asking
-        if channels:
-            return tf.gather(bias_attention_oracle(weights["value"], self.case.splits, **given), asking)
-        # The oracle lets every token ask. The other tokens ask with zeros, and their answers are dropped.
-        query = tf.scatter_nd(asking[:, None], weights["query"], weights["key"].shape)
-        tokens = query, weights["key"], weights["value"]
-        given.update(dropout=self.case.dropout, dropout_seed=SEED)
-        return tf.gather(attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given), asking)
-
     def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:
         """Returns output and gradients as float64 arrays. Bias weights stay float32 beside 16-bit tokens."""
         tokens = ("query", "key", "value")
-        kept = tf.float64 if dtype == tf.float64 else tf.float32
-        weights = {name: tf.cast(w, dtype if name in tokens else kept) for name, w in self.weights.items()}
+        weights = {name: tf.cast(w, dtype if name in tokens else tf.float32) for name, w in self.weights.items()}
         if channels:
             weights = {name: w for name, w in weights.items() if name not in ("query", "key")}
         with tf.GradientTape() as tape:
             tape.watch(weights)
             out = function(weights, channels)
-            total = tf.reduce_sum(tf.cast(out, kept) * tf.cast(self.cotangent(out.shape), kept))
+            total = tf.reduce_sum(tf.cast(out, tf.float32) * self.cotangent(out.shape))
         gradients = tape.gradient(total, weights, unconnected_gradients="zero")
         found = {"out": out, **{f"d_{name}": tf.convert_to_tensor(g) for name, g in gradients.items()}}
         return {name: np.asarray(tf.cast(x, tf.float64)) for name, x in found.items()}
@@ -170,7 +182,7 @@ def assert_close(case: Case, channels: bool = False) -> None:
     """
     arrays = Arrays(case)
     ours = arrays.results(arrays.ours, tf.float32, channels)
-    exact = arrays.results(arrays.oracle, tf.float64, channels)
+    exact = arrays.exact(channels)
     assert set(ours) == set(exact)
     for name, want in exact.items():
         error = np.max(np.abs(ours[name] - want), initial=0.0)

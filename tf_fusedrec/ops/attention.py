@@ -6,7 +6,6 @@ FuXi: the bias itself is the map). Both work tile by tile; nothing of size seque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +157,7 @@ def jagged_attention(
             query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
             contextual_length, attention_window, min_full_length, global_window, target_group_size,
         )
-    )  # fmt: skip
+    ).out  # fmt: skip
 
 
 def gated_attention(
@@ -201,19 +200,14 @@ def gated_attention(
     """
     if (gate.weight is None) != (gate.bias is None):
         raise ValueError("weight and bias of an OutputGate must be given together, got only one of them.")
-    weights = [tf.constant([], tf.float32) if w is None else tf.cast(w, tf.float32) for w in (gate.weight, gate.bias)]
     inputs = _attention_inputs(
         query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
         contextual_length, attention_window, min_full_length, global_window, target_group_size,
     )  # fmt: skip
-    return library.fusedrec_gated_attention(
-        gate=gate.gate,
-        norm_weight=weights[0],
-        norm_bias=weights[1],
-        per_head=gate.per_head,
-        gate_first=gate.gate_first,
-        epsilon=gate.epsilon,
-        **inputs,
+    inputs["gate"] = [gate.gate]
+    inputs["norm"] = [] if gate.weight is None else [tf.cast(w, tf.float32) for w in (gate.weight, gate.bias)]
+    return library.fusedrec_jagged_attention(
+        per_head=gate.per_head, gate_first=gate.gate_first, epsilon=gate.epsilon, **inputs
     ).out
 
 
@@ -342,7 +336,7 @@ def _attention_inputs(
         **_row_inputs(row_splits, bias or RelativeBias(), query_splits, *masks),
         "query": query, "key": key, "value": value, "alpha": alpha,
         "scale": tf.cast(scale, tf.float32) / (1.0 - dropout), "dropout": dropout,
-        "dropout_seed": [] if dropout_seed is None else [tf.cast(dropout_seed, tf.int64)],
+        "dropout_seed": [] if dropout_seed is None else [tf.cast(dropout_seed, tf.int64)], "gate": [], "norm": [],
     }  # fmt: skip
 
 
@@ -384,47 +378,41 @@ def _row_inputs(
     }
 
 
-def _register_gradient(
-    name: str, gradient_op: str, inputs: Sequence[str], trained: Sequence[str], more: Sequence[str] = ()
-) -> None:
-    """Registers the op that returns gradients of the trained inputs, in their order.
+# Inputs of the ops, in their order. Lists have the attributes of their lengths.
+_ROWS = (
+    "row_splits", "num_targets", "contextual_lengths", "position_weights", "time_weights", "thresholds", "asks",
+    "answers", "query_splits",
+)  # fmt: skip
+_ATTENTION = ("query", "key", "value", "scale", *_ROWS, "dropout_seed", "gate", "norm")
+_LISTS = {
+    "query_splits": "num_query_splits", "dropout_seed": "num_dropout_seeds", "gate": "num_gates", "norm": "num_norms",
+}  # fmt: skip
+_OUTPUTS = {"position_weights": "position_grads", "time_weights": "time_grads"}  # others: the input and _grads
 
-    Args:
-      name: The op.
-      gradient_op: Wrapper of its gradient op, of the gradient, the kept outputs, and the inputs and attributes of
-        `name`.
-      inputs: The inputs before the lists query_splits and, with dropout, dropout_seed.
-      trained: The differentiable inputs.
-      more: Attributes in addition to those of masks and bias.
-    """
+
+def _register_gradient(name: str, gradient_op: str, inputs: tuple[str, ...], *more: str) -> None:
+    """Registers the gradient op of `name`. `more`: attributes in addition to those of masks and bias."""
 
     @tf.RegisterGradient(f"Fusedrec>{name}")
     def gradient(op, grads, *_):
         names = (*WINDOWS, "target_group_size", "targets", "position", "time", *more)
         attributes = {attribute: op.get_attr(attribute) for attribute in names}
         attributes["time"] = attributes["time"].decode()
-        count = len(inputs)
-        seed = count + op.get_attr("num_query_splits")
-        lists = [list(op.inputs[count:seed]), *([list(op.inputs[seed:])] if "dropout" in more else [])]
-        results = getattr(library, gradient_op)(grads, *op.outputs[1:], *op.inputs[:count], *lists, **attributes)
-        by_name = dict(zip(trained, results if len(trained) > 1 else [results]))
-        return [*(by_name.get(name) for name in inputs), *(None for _ in op.inputs[count:])]
+        left, given = list(op.inputs), {}
+        for key in inputs:
+            count = op.get_attr(_LISTS[key]) if key in _LISTS else 1
+            given[key], left = left[:count], left[count:]
+        kept = {"attended": op.outputs[1:]} if "gate" in inputs else {}
+        tensors = {key: taken if key in _LISTS else taken[0] for key, taken in given.items()}
+        results = getattr(library, gradient_op)(grads=grads, **kept, **tensors, **attributes)
+        nones = {key: [None] * len(taken) for key, taken in given.items()}
+        return tf.nest.flatten([getattr(results, _OUTPUTS.get(key, f"{key}_grads"), nones[key]) for key in inputs])
 
     tf.no_gradient(f"Fusedrec>{name}Grad")
 
 
-_BIAS = ("position_weights", "time_weights")
-_ROWS = (*_BIAS, "thresholds", "asks", "answers", "contextual_lengths")
-_TOKENS, _GATE = ("query", "key", "value"), ("gate", "norm_weight", "norm_bias")
-_ATTENTION = (*_TOKENS, "row_splits", "num_targets", "scale", *_ROWS)
+_register_gradient("JaggedBiasAttention", "fusedrec_jagged_bias_attention_grad", ("value", *_ROWS))
 _register_gradient(
-    "JaggedAttention", "fusedrec_jagged_attention_grad", _ATTENTION, (*_TOKENS, *_BIAS), ("alpha", "dropout")
-)
-_register_gradient(
-    "JaggedBiasAttention", "fusedrec_jagged_bias_attention_grad", ("value", "row_splits", "num_targets", *_ROWS),
-    ("value", *_BIAS),
-)  # fmt: skip
-_register_gradient(
-    "GatedAttention", "fusedrec_gated_attention_grad", (*_GATE, *_ATTENTION), (*_GATE, *_TOKENS, *_BIAS),
-    ("alpha", "dropout", "per_head", "gate_first", "epsilon"),
+    "JaggedAttention", "fusedrec_jagged_attention_grad", _ATTENTION, "alpha", "dropout", "per_head", "gate_first",
+    "epsilon",
 )  # fmt: skip

@@ -19,6 +19,7 @@ static inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to 
 static inline int64_t Lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t Greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
+#include "jagged_attention/visibility.inc.h"
 #include "jagged_attention/cpu/engine_gemm.inc.h"
 #include "jagged_attention/cpu/engine_math.inc.h"
 #include "jagged_attention/cpu/engine_masks.inc.h"

@@ -28,8 +28,8 @@ struct AttentionScratch {
     grad_rows = memory.Take(heads * kPanel * value_grads_width);
     key_grads = memory.Take(heads * keys * query_grads_width);
     value_grads = memory.Take(heads * keys * value_grads_width);
-    time_sums = memory.Take(TimeSums(p.bias) * kLanes);
-    time_totals = memory.Take(TimeSums(p.bias) * kLanes);
+    time_sums = memory.Take(TimeSums(p.tables) * kLanes);
+    time_totals = memory.Take(TimeSums(p.tables) * kLanes);
   }
 
   Scratch memory;
@@ -147,7 +147,7 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
   const int64_t panels = RoundUp(unit.end - unit.begin, kPanel) / kPanel;
   const AttentionScratch scratch(p, false, panels, kForwardKeys, heads, memory);
   const RowMask row = MaskOf(p, unit.row);
-  const bool biased = HasBias(p.bias);
+  const bool biased = HasBias(p.tables);
   const int64_t query_size = p.qk_dim * kPanel, result_size = p.value_dim * kPanel;
   PanelMask mask;
   PanelBias bias;
@@ -221,15 +221,15 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   const AttentionScratch scratch(p, true, 1, unit_keys, heads, memory);
   const int64_t key_width = scratch.query_grads_width, value_width = scratch.value_grads_width;
   const RowMask row = MaskOf(p, unit.row);
-  const bool biased = HasBias(p.bias), bias_grads = biased && p.bias_grads;
+  const bool biased = HasBias(p.tables);
   PanelMask mask;
   PanelBias bias;
   if (biased) SetBiasRow(p, unit.row, &bias);
   const HeldKeys held = HoldKeys(p, unit, unit.begin, unit.end, row.length - unit.query_begin, unit_keys, scratch);
   Zero(scratch.key_grads, heads * unit_keys * key_width);
   Zero(scratch.value_grads, heads * unit_keys * value_width);
-  Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
-  Zero(scratch.time_totals, TimeSums(p.bias) * kLanes);
+  Zero(scratch.time_sums, TimeSums(p.tables) * kLanes);
+  Zero(scratch.time_totals, TimeSums(p.tables) * kLanes);
   // The gradients of the unit's first query and head.
   const bool shared = unit.query_grads != nullptr;
   const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
@@ -268,20 +268,20 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
         Multiply<false, true>(keys, key_width, lanes, scratch.weight_grads + lane, kPanel,
                               scratch.query_rows + (h * kPanel + lane) * key_width, key_width,
                               scratch.key_grads + at * key_width, key_width);
-        if (bias_grads && heads > 1) AddTile(tile, scratch.weight_grads, h == 0, scratch.bias_grads);
+        if (biased && heads > 1) AddTile(tile, scratch.weight_grads, h == 0, scratch.bias_grads);
       }
-      if (!bias_grads) continue;
+      if (!biased) continue;
       const float* sums = heads > 1 ? scratch.bias_grads : scratch.weight_grads;
-      if (p.bias.position != nullptr) {
+      if (p.tables.position != nullptr) {
         AddPositionGrads(bias, tile, sums, unit.query_begin - unit.end + 1, unit.position_grads);
       }
-      if (p.bias.time != TimeMap::kNone) AddTimeGrads(bias, tile, scratch.buckets, sums, scratch.time_sums);
+      if (p.tables.time != TimeMap::kNone) AddTimeGrads(bias, tile, scratch.buckets, sums, scratch.time_sums);
     }
     for (int64_t h = 0; h < heads; ++h) {
       TransposeBack(scratch.result + h * p.qk_dim * kPanel, count, p.qk_dim, {p.alpha, nullptr, 0},
                     query_grads + (begin - unit.query_begin) * query_grads_stride + h * p.qk_dim, query_grads_stride);
     }
-    if (bias_grads && packed) MoveTimeSums(p.bias, scratch.time_sums, scratch.time_totals);
+    if (biased && packed) MoveTimeSums(p.tables, scratch.time_sums, scratch.time_totals);
   }
   for (int64_t h = 0; h < heads; ++h) {
     const int64_t token = (start + unit.begin) * p.heads + unit.head_begin + h;
@@ -290,7 +290,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
     Unpad(scratch.value_grads + h * unit_keys * value_width, unit_keys, p.value_dim, value_width,
           p.value_grads + token * p.value_dim, p.heads * p.value_dim);
   }
-  if (bias_grads) WriteTimeGrads(p.bias, scratch.time_totals, unit.time_grads);
+  if (biased) WriteTimeGrads(p.tables, scratch.time_totals, unit.time_grads);
 }
 
 static int64_t AttentionScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t heads) {

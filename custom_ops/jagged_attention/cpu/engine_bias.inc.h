@@ -19,7 +19,7 @@ struct PanelBias {
 
 // The row: which of its tokens are targets, and how far apart its times are.
 static inline void SetBiasRow(const AttentionProblem& problem, int64_t row, PanelBias* bias) {
-  const BiasTables& tables = problem.bias;
+  const BiasTables& tables = problem.tables;
   const int64_t begin = problem.row_splits[row], length = problem.row_splits[row + 1] - begin;
   bias->tables = &tables;
   bias->targets_from = length - (problem.num_targets == nullptr ? 0 : problem.num_targets[row]);
@@ -71,7 +71,7 @@ static inline void Repeat(const Tile& tile, int32_t number, int32_t* row) {
 }
 
 static inline void FillPosition(const PanelBias& bias, const Tile& tile, float* map) {
-  const float* centre = bias.tables->position + bias.tables->max_length - 1;
+  const float* centre = bias.tables->position;
   for (int64_t key = tile.key_begin; key < tile.key_end; ++key, map += kPanel) {
     if (PlainPlaces(bias, tile)) {
       const float* weights = centre + bias.mask->begin - key;
@@ -110,23 +110,6 @@ static inline void AddPositionGrads(const PanelBias& bias, const Tile& tile, con
   }
 }
 
-// Bucket of a difference that may need all 64 bits: the number of thresholds <= |ask - answer|.
-static inline int32_t FarBucket(const BiasTables& tables, int64_t ask, int64_t answer) {
-  const uint64_t a = static_cast<uint64_t>(ask), b = static_cast<uint64_t>(answer);
-  const uint64_t difference = ask >= answer ? a - b : b - a;
-  int64_t low = 0, high = tables.num_thresholds;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    const int64_t threshold = tables.thresholds[middle];
-    if (threshold <= 0 || static_cast<uint64_t>(threshold) <= difference) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return static_cast<int32_t>(low);
-}
-
 static inline int32_t NearBucket(const BucketCells& cells, int32_t difference) {
   const float number = static_cast<float>(difference);
   int32_t bits;
@@ -137,7 +120,10 @@ static inline int32_t NearBucket(const BucketCells& cells, int32_t difference) {
 }
 
 static inline int32_t BucketOf(const PanelBias& bias, int64_t lane, int64_t key) {
-  if (!bias.near_times) return FarBucket(*bias.tables, bias.asks[lane], bias.answers[key]);
+  if (!bias.near_times) {
+    const uint64_t difference = TimeBetween(bias.asks[lane], bias.answers[key]);
+    return SearchBucket(bias.tables->thresholds, bias.tables->num_thresholds, difference);
+  }
   const int32_t difference = bias.near_asks[lane] - static_cast<int32_t>(bias.answers[key] - bias.origin);
   return NearBucket(bias.tables->cells, difference < 0 ? -difference : difference);
 }

@@ -6,7 +6,7 @@ constexpr Factor kOne = {1.0f, nullptr, 0};
 
 struct ChannelScratch {
   ChannelScratch(const AttentionProblem& p, int64_t keys, float* base) : memory(base) {
-    channels = (p.bias.position != nullptr) + (p.bias.time != TimeMap::kNone);
+    channels = p.channels;
     columns = p.heads * p.value_dim;
     width = RoundUp(columns, kLanes);
     buckets = memory.TakeInts(kTileKeys * kPanel);
@@ -18,8 +18,8 @@ struct ChannelScratch {
     for (int c = 0; c < kMaxChannels; ++c) grad_rows[c] = memory.Take(kPanel * width);
     map_grads = memory.Take(kTileKeys * kPanel);
     value_grads = memory.Take(keys * width);
-    time_sums = memory.Take(TimeSums(p.bias) * kLanes);
-    time_totals = memory.Take(TimeSums(p.bias) * kLanes);
+    time_sums = memory.Take(TimeSums(p.tables) * kLanes);
+    time_totals = memory.Take(TimeSums(p.tables) * kLanes);
   }
 
   Scratch memory;
@@ -91,8 +91,8 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
   PanelBias bias;
   SetBiasRow(p, unit.row, &bias);
   Zero(scratch.value_grads, unit_keys * width);
-  Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
-  Zero(scratch.time_totals, TimeSums(p.bias) * kLanes);
+  Zero(scratch.time_sums, TimeSums(p.tables) * kLanes);
+  Zero(scratch.time_totals, TimeSums(p.tables) * kLanes);
   for (int64_t begin = unit.query_begin; begin < row.length; begin += kPanel) {
     const int64_t end = Lesser(begin + kPanel, row.length), count = end - begin;
     SetPanel(row, begin, end, &mask);
@@ -118,21 +118,20 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
       for (int c = 0; c < channels; ++c) {
         Multiply<false, true>(keys, width, lanes, scratch.map[c] + lane, kPanel, scratch.grad_rows[c] + lane * width,
                               width, scratch.value_grads + (tile.key_begin - unit.begin) * width, width);
-        if (!p.bias_grads) continue;
         Multiply<false, false>(keys, lanes, columns, p.value + (start + tile.key_begin) * columns, columns,
                         scratch.panel[c] + lane, kPanel, scratch.map_grads + lane, kPanel);
         HideTile(mask, tile, scratch.map_grads);
-        if (c == 0 && p.bias.position != nullptr) {
+        if (c == 0 && p.tables.position != nullptr) {
           AddPositionGrads(bias, tile, scratch.map_grads, unit.query_begin - unit.end + 1, unit.position_grads);
         } else {
           AddTimeGrads(bias, tile, scratch.buckets, scratch.map_grads, scratch.time_sums);
         }
       }
     }
-    if (p.bias_grads && packed) MoveTimeSums(p.bias, scratch.time_sums, scratch.time_totals);
+    if (packed) MoveTimeSums(p.tables, scratch.time_sums, scratch.time_totals);
   }
   Unpad(scratch.value_grads, unit_keys, columns, width, p.value_grads + (start + unit.begin) * columns, columns);
-  if (p.bias_grads) WriteTimeGrads(p.bias, scratch.time_totals, unit.time_grads);
+  WriteTimeGrads(p.tables, scratch.time_totals, unit.time_grads);
 }
 
 static int64_t ChannelScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t) {

@@ -33,13 +33,13 @@ static inline float SumOf(Vec x) {
 
 // A group of columns of one token.
 struct GateGroup {
-  GateGroup(const OutputGate& g, int64_t begin)
-      : gate(g.gate + begin),
-        attended(g.attended + begin),
-        weight(g.weight == nullptr ? nullptr : g.weight + begin % g.columns),
-        bias(g.weight == nullptr ? nullptr : g.bias + begin % g.columns),
-        width(g.columns / g.groups),
-        gate_first(g.gate_first) {
+  GateGroup(const AttentionProblem& p, int64_t begin)
+      : gate(p.gate + begin),
+        attended(p.out + begin),
+        weight(p.norm_weight == nullptr ? nullptr : p.norm_weight + begin % (p.heads * p.value_dim)),
+        bias(p.norm_weight == nullptr ? nullptr : p.norm_bias + begin % (p.heads * p.value_dim)),
+        width(p.per_head ? p.value_dim : p.heads * p.value_dim),
+        gate_first(p.gate_first) {
     Vec sum{};
     for (int64_t c = 0; c < width; c += kLanes) sum += Input(c);
     mean = SumOf(sum) / static_cast<float>(width);
@@ -48,7 +48,7 @@ struct GateGroup {
       const Vec centred = KeepSome(width - c, Input(c) - Splat(mean));
       squares = Fma(centred, centred, squares);
     }
-    inverse = 1.0f / __builtin_sqrtf(SumOf(squares) / static_cast<float>(width) + g.epsilon);
+    inverse = 1.0f / __builtin_sqrtf(SumOf(squares) / static_cast<float>(width) + p.epsilon);
   }
 
   Vec Gate(int64_t c) const { return LoadSome(gate + c, width - c); }
@@ -67,12 +67,15 @@ struct GateGroup {
   float mean, inverse;  // of the deviation
 };
 
-static void GateForward(const OutputGate& g, int64_t begin, int64_t end) {
-  for (int64_t at = begin * g.columns; at < end * g.columns; at += g.columns / g.groups) {
-    const GateGroup group(g, at);
+// Gates tokens [begin, end).
+static void GateForward(const AttentionProblem& p, int64_t begin, int64_t end) {
+  const int64_t columns = p.heads * p.value_dim;
+  for (int64_t at = begin * columns, width; at < end * columns; at += width) {
+    const GateGroup group(p, at);
+    width = group.width;
     for (int64_t c = 0; c < group.width; c += kLanes) {
       const Vec y = group.Weighted(c, group.Normalized(c));
-      StoreSome(g.result + at + c, group.width - c, g.gate_first ? y : y * group.Gate(c));
+      StoreSome(p.gated + at + c, group.width - c, p.gate_first ? y : y * group.Gate(c));
     }
   }
 }
@@ -81,17 +84,19 @@ static void GateForward(const OutputGate& g, int64_t begin, int64_t end) {
 //   y = u (n w + b):             dn = dy u w;  da = dx;    du = dy (n w + b);  dw = sum of dy u n;  db = sum of dy u
 //   y = n w + b, n of x = u a:   dn = dy w;    da = dx u;  du = dx a;          dw = sum of dy n;    db = sum of dy
 //   dx = (dn - mean(dn) - n mean(dn n)) / deviation
-static void GateBackward(const OutputGate& g, int64_t begin, int64_t end, float* weight_sums, float* bias_sums) {
-  for (int64_t at = begin * g.columns; at < end * g.columns; at += g.columns / g.groups) {
-    const GateGroup group(g, at);
-    const int64_t width = group.width, column = at % g.columns;
+static void GateBackward(const AttentionProblem& p, int64_t begin, int64_t end, float* weight_sums, float* bias_sums) {
+  const int64_t columns = p.heads * p.value_dim;
+  for (int64_t at = begin * columns, width; at < end * columns; at += width) {
+    const GateGroup group(p, at);
+    const int64_t column = at % columns;
+    width = group.width;
     // The gradient behind the norm, and the gradient of the normalised numbers.
     const auto grad_of = [&](int64_t c) {
-      const Vec dy = LoadSome(g.grads + at + c, width - c);
-      return g.gate_first ? dy : dy * group.Gate(c);
+      const Vec dy = LoadSome(p.grads + at + c, width - c);
+      return p.gate_first ? dy : dy * group.Gate(c);
     };
     const auto normalized_grad = [&](int64_t c) {
-      return g.weight == nullptr ? grad_of(c) : grad_of(c) * LoadSome(group.weight + c, width - c);
+      return p.norm_weight == nullptr ? grad_of(c) : grad_of(c) * LoadSome(group.weight + c, width - c);
     };
     Vec sum{}, products{};
     for (int64_t c = 0; c < width; c += kLanes) {
@@ -105,15 +110,15 @@ static void GateBackward(const OutputGate& g, int64_t begin, int64_t end, float*
       const int64_t count = width - c;
       const Vec n = group.Normalized(c), behind = grad_of(c);
       const Vec dx = (normalized_grad(c) - mean - n * projection) * Splat(group.inverse);
-      const Vec du = g.gate_first ? dx * group.Attended(c)
-                                  : LoadSome(g.grads + at + c, count) * group.Weighted(c, n);
-      if (g.weight != nullptr) {
+      const Vec du = p.gate_first ? dx * group.Attended(c)
+                                  : LoadSome(p.grads + at + c, count) * group.Weighted(c, n);
+      if (p.norm_weight != nullptr) {
         float *of_weight = weight_sums + column + c, *of_bias = bias_sums + column + c;
         StoreSome(of_weight, count, LoadSome(of_weight, count) + behind * n);
         StoreSome(of_bias, count, LoadSome(of_bias, count) + behind);
       }
-      StoreSome(g.attended_grads + at + c, count, g.gate_first ? dx * group.Gate(c) : dx);
-      StoreSome(g.gate_grads + at + c, count, du);
+      StoreSome(p.attended_grads + at + c, count, p.gate_first ? dx * group.Gate(c) : dx);
+      StoreSome(p.gate_grads + at + c, count, du);
     }
   }
 }

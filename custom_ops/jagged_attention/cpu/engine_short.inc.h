@@ -5,10 +5,8 @@
 // A bias has sums over all heads, and rows that are no multiple of vectors need padding. These take the long way, as do
 // rows with fewer queries than keys.
 static inline bool IsShort(const AttentionProblem& p, const AttentionUnit& unit) {
-  const int64_t keys = p.row_splits[unit.row + 1] - p.row_splits[unit.row];
-  const int64_t queries = p.query_splits[unit.row + 1] - p.query_splits[unit.row];
-  return keys <= kPanel && queries == keys && p.qk_dim % kLanes == 0 &&
-         p.value_dim % kLanes == 0 && !HasBias(p.bias);
+  return RowLength(p, unit.row) <= kPanel && FirstQuery(p, unit.row) == 0 && p.qk_dim % kLanes == 0 &&
+         p.value_dim % kLanes == 0 && !HasBias(p.tables);
 }
 
 struct ShortScratch {

@@ -1,116 +1,100 @@
 #include "jagged_attention/cpu/jagged_attention.h"
 
-#include "jagged_attention/cpu/output_gate.h"
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
 #include "jagged_attention/cpu/prepared_bias.h"
-#include "jagged_attention/cpu/unit_grads.h"
 #include "jagged_attention/cpu/units.h"
 
 namespace fusedrec {
 namespace {
 
-AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
-  AttentionProblem problem{};
-  problem.heads = rows.heads;
-  problem.row_splits = rows.row_splits.data();
-  problem.query_splits = rows.queries().data();
-  problem.num_targets = rows.num_targets.empty() ? nullptr : rows.num_targets.data();
-  problem.contextual_lengths = rows.contextual_lengths.empty() ? nullptr : rows.contextual_lengths.data();
-  problem.target_group_size = rows.target_group_size;
-  problem.attention_window = rows.attention_window;
-  problem.min_full_length = rows.min_full_length;
-  problem.global_window = rows.global_window;
-  problem.dropped = rows.dropped;
-  problem.pair_seed = rows.pair_seed;
-  problem.bias = bias;
-  return problem;
-}
+#include "jagged_attention/visibility.inc.h"
 
-AttentionProblem ProblemOf(const JaggedRows& rows, const AttentionInputs& inputs, const BiasTables& bias) {
-  AttentionProblem problem = ProblemOf(rows, bias);
-  problem.query = inputs.query;
-  problem.key = inputs.key;
-  problem.value = inputs.value;
-  problem.qk_dim = inputs.qk_dim;
-  problem.value_dim = inputs.value_dim;
-  problem.alpha = inputs.alpha;
-  problem.scale = inputs.scale.data();
-  problem.scale_stride = inputs.scale_per_token ? 1 : 0;
-  return problem;
-}
+constexpr int64_t kChunkTokens = 256;  // of the sums for the norm's weights, whatever the number of threads
 
-void RunForward(const AttentionProblem& problem, int64_t num_rows, const TilePasses& passes,
-                const ParallelFor& parallel_for) {
-  RunUnits(problem, Units(problem, num_rows, false), passes, false, parallel_for);
-}
+// Gates the queries of forward units. The last unit of the same queries does it, because a norm needs all heads.
+class GateAfterUnits {
+ public:
+  // Units of the same queries lie together.
+  GateAfterUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const GatePasses& passes)
+      : problem_(problem), units_(units), passes_(passes), block_(units.size()), open_(units.size()) {
+    int32_t block = -1;
+    for (size_t u = 0; u < units.size(); ++u) {
+      if (u == 0 || units[u].row != units[u - 1].row || units[u].begin != units[u - 1].begin) ++block;
+      block_[u] = block;
+      ++open_[block];
+    }
+  }
 
-void RunBackward(AttentionProblem problem, const PreparedBias& bias, int64_t num_rows, const TilePasses& passes,
-                 const ParallelFor& parallel_for, const BiasGrads& bias_grads) {
-  problem.bias_grads = !bias_grads.position_weights.empty() || !bias_grads.time_weights.empty();
-  auto units = Units(problem, num_rows, true);
-  const UnitGrads memory(problem, bias, &units);
-  RunUnits(problem, units, passes, true, parallel_for);
-  if (problem.query_grads != nullptr) AddQueryGrads(problem, units, parallel_for);
-  if (problem.bias_grads) AddBiasGrads(problem, bias, units, bias_grads);
-}
+  // Comes from the thread that has done a unit.
+  void Done(int32_t number) {
+    // Acquires what the other units of the block have released: their columns of the attention.
+    if (open_[block_[number]].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const AttentionUnit& unit = units_[number];
+    const int64_t start = QueryStart(problem_, unit.row);
+    passes_.forward(problem_, start + unit.begin, start + unit.end);
+  }
 
-int64_t NumRows(const JaggedRows& rows) { return static_cast<int64_t>(rows.row_splits.size()) - 1; }
+ private:
+  const AttentionProblem& problem_;
+  const std::vector<AttentionUnit>& units_;
+  const GatePasses& passes_;
+  std::vector<int32_t> block_;              // of each unit
+  std::vector<std::atomic<int32_t>> open_;  // units that a block waits for
+};
+
+// Gradients of the gate, the norm and the attention.
+void GateGrads(const AttentionProblem& problem, const GatePasses& passes, const ParallelFor& parallel_for) {
+  const int64_t columns = problem.heads * problem.value_dim, weights = problem.norm_weight == nullptr ? 0 : columns;
+  const int64_t chunks = (problem.queries + kChunkTokens - 1) / kChunkTokens;
+  std::vector<float> sums(chunks * 2 * weights, 0.0f);
+  parallel_for(chunks, kChunkTokens * columns * 8, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      float* const weight_sums = sums.data() + chunk * 2 * weights;
+      const int64_t begin = chunk * kChunkTokens, end = std::min(begin + kChunkTokens, problem.queries);
+      passes.backward(problem, begin, end, weight_sums, weight_sums + weights);
+    }
+  });
+  for (int64_t c = 0; c < weights; ++c) {
+    double weight = 0.0, bias = 0.0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      weight += sums[chunk * 2 * weights + c];
+      bias += sums[(chunk * 2 + 1) * weights + c];
+    }
+    problem.norm_weight_grads[c] = static_cast<float>(weight);
+    problem.norm_bias_grads[c] = static_cast<float>(bias);
+  }
+}
 
 }  // namespace
 
-void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
-                     const TileEngine& engine, const ParallelFor& parallel_for, float* out) {
-  const PreparedBias prepared(bias);
-  AttentionProblem problem = ProblemOf(rows, inputs, prepared.tables());
-  problem.out = out;
-  RunForward(problem, NumRows(rows), engine.attention, parallel_for);
+void AttentionForward(const AttentionCall<float>& call, const TileEngine& engine, const ParallelFor& parallel_for) {
+  const PreparedBias bias(call.bias);
+  const AttentionProblem problem{call, bias.tables(), nullptr};
+  const std::vector<AttentionUnit> units = Units(problem, false);
+  const TilePasses& passes = call.channels > 0 ? engine.channels : engine.attention;
+  if (call.gate == nullptr) return RunUnits(problem, units, passes, false, parallel_for);
+  GateAfterUnits gate(problem, units, engine.gate);
+  RunUnits(problem, units, passes, false, parallel_for, [&](int32_t unit) { gate.Done(unit); });
 }
 
-void GatedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const GateInputs& gate,
-                    const RelativeBias& bias, const TileEngine& engine, const ParallelFor& parallel_for,
-                    float* attended, float* out) {
-  const PreparedBias prepared(bias);
-  AttentionProblem problem = ProblemOf(rows, inputs, prepared.tables());
-  problem.out = attended;
-  OutputGate output = OutputGateOf(rows.heads, inputs.value_dim, gate);
-  output.attended = attended;
-  output.result = out;
-  const std::vector<AttentionUnit> units = Units(problem, NumRows(rows), false);
-  GateAfterUnits after(problem, units, output, engine.gate);
-  RunUnits(problem, units, engine.attention, false, parallel_for, [&](int32_t unit) { after.Done(unit); });
-}
-
-void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
-                         const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
-                         float* query_grads, float* key_grads, float* value_grads, const BiasGrads& bias_grads) {
-  const PreparedBias prepared(bias);
-  AttentionProblem problem = ProblemOf(rows, inputs, prepared.tables());
-  problem.grads = grads;
-  problem.query_grads = query_grads;
-  problem.key_grads = key_grads;
-  problem.value_grads = value_grads;
-  RunBackward(problem, prepared, NumRows(rows), engine.attention, parallel_for, bias_grads);
-}
-
-void JaggedBiasAttention(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
-                         const TileEngine& engine, const ParallelFor& parallel_for, float* out) {
-  const PreparedBias prepared(bias);
-  AttentionProblem problem = ProblemOf(rows, prepared.tables());
-  problem.value = value;
-  problem.value_dim = value_dim;
-  problem.out = out;
-  RunForward(problem, NumRows(rows), engine.channels, parallel_for);
-}
-
-void JaggedBiasAttentionGrad(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
-                             const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
-                             float* value_grads, const BiasGrads& bias_grads) {
-  const PreparedBias prepared(bias);
-  AttentionProblem problem = ProblemOf(rows, prepared.tables());
-  problem.value = value;
-  problem.value_dim = value_dim;
-  problem.grads = grads;
-  problem.value_grads = value_grads;
-  RunBackward(problem, prepared, NumRows(rows), engine.channels, parallel_for, bias_grads);
+void AttentionBackward(const AttentionCall<float>& call, const TileEngine& engine, const ParallelFor& parallel_for) {
+  const PreparedBias bias(call.bias);
+  AttentionProblem problem{call, bias.tables(), nullptr};
+  std::unique_ptr<float[]> attended_grads;
+  if (call.gate != nullptr) {
+    attended_grads.reset(new float[call.queries * call.heads * call.value_dim]);
+    problem.attended_grads = attended_grads.get();
+    GateGrads(problem, engine.gate, parallel_for);
+    problem.grads = attended_grads.get();
+  }
+  std::vector<AttentionUnit> units = Units(problem, true);
+  const UnitGrads memory(problem, bias, &units);
+  RunUnits(problem, units, call.channels > 0 ? engine.channels : engine.attention, true, parallel_for);
+  if (call.channels == 0) AddQueryGrads(problem, units, parallel_for);
+  AddBiasGrads(problem, bias, units);
 }
 
 std::vector<const TileEngine*> Engines() {

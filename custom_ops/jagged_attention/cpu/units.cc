@@ -1,12 +1,15 @@
 #include "jagged_attention/cpu/units.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <numeric>
 
 namespace fusedrec {
 namespace {
+
+#include "jagged_attention/visibility.inc.h"
 
 // Queries of a forward unit.
 constexpr int64_t kBlockQueries = 512;
@@ -60,15 +63,20 @@ double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t 
 // With a bias one unit does all heads: the bias of a tile is computed once for them. Units of short rows do, too: they
 // read their tokens as they lie in memory.
 int64_t HeadsPerUnit(const AttentionProblem& problem, int64_t length) {
-  const bool biased = problem.bias.position != nullptr || problem.bias.time != TimeMap::kNone;
+  const bool biased = problem.tables.position != nullptr || problem.tables.time != TimeMap::kNone;
   return biased || length <= kShortRow ? problem.heads : 1;
+}
+
+// Distances between queries and keys of a unit, one number each.
+int64_t PositionSums(const AttentionProblem& problem, const AttentionUnit& unit) {
+  return RowLength(problem, unit.row) - unit.begin + unit.end - unit.query_begin;
 }
 
 }  // namespace
 
-std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward) {
+std::vector<AttentionUnit> Units(const AttentionProblem& problem, bool backward) {
   std::vector<AttentionUnit> units;
-  for (int64_t row = 0; row < num_rows; ++row) {
+  for (int64_t row = 0; row < problem.batch; ++row) {
     const int64_t length = RowLength(problem, row), first_query = FirstQuery(problem, row);
     const int64_t block = backward ? KeysPerUnit(length) : QueriesPerUnit(length - first_query, length);
     const int64_t heads = HeadsPerUnit(problem, length);
@@ -117,6 +125,75 @@ void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>&
       if (after) after(order[taken]);
     }
   });
+}
+
+UnitGrads::UnitGrads(const AttentionProblem& problem, const PreparedBias& bias, std::vector<AttentionUnit>* units) {
+  std::vector<std::array<int64_t, 3>> at(units->size());
+  int64_t floats = 0;
+  for (size_t u = 0; u < units->size(); ++u) {
+    const AttentionUnit& unit = (*units)[u];
+    const int64_t queries = RowLength(problem, unit.row) - unit.query_begin;
+    const int64_t sizes[3] = {
+        unit.begin == 0 ? 0 : queries * (unit.head_end - unit.head_begin) * problem.qk_dim,
+        problem.tables.position != nullptr ? PositionSums(problem, unit) + kPanel : 0, bias.time_sums()};
+    for (int part = 0; part < 3; ++part) {
+      at[u][part] = sizes[part] == 0 ? -1 : floats;
+      floats += sizes[part];
+    }
+  }
+  memory_.resize(floats, 0.0f);
+  for (size_t u = 0; u < units->size(); ++u) {
+    const auto place = [&](int part) { return at[u][part] < 0 ? nullptr : memory_.data() + at[u][part]; };
+    (*units)[u].query_grads = place(0);
+    (*units)[u].position_grads = place(1);
+    (*units)[u].time_grads = place(2);
+  }
+}
+
+void AddQueryGrads(const AttentionProblem& problem, const std::vector<AttentionUnit>& units,
+                   const ParallelFor& parallel_for) {
+  // Units of a row lie together, in the order of their keys.
+  std::vector<size_t> row_begin;
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (u == 0 || units[u].row != units[u - 1].row) row_begin.push_back(u);
+  }
+  row_begin.push_back(units.size());
+  parallel_for(static_cast<int64_t>(row_begin.size()) - 1, 1 << 20, [&](int64_t first, int64_t last) {
+    for (size_t u = row_begin[first]; u < row_begin[last]; ++u) {
+      const AttentionUnit& unit = units[u];
+      if (unit.query_grads == nullptr) continue;
+      const int64_t columns = (unit.head_end - unit.head_begin) * problem.qk_dim;
+      const int64_t stride = problem.heads * problem.qk_dim;
+      const float* part = unit.query_grads;
+      float* sum = problem.query_grads + (QueryStart(problem, unit.row) + unit.query_begin) * stride + unit.head_begin * problem.qk_dim;
+      for (int64_t i = unit.query_begin; i < RowLength(problem, unit.row); ++i, sum += stride, part += columns) {
+        for (int64_t c = 0; c < columns; ++c) sum[c] += part[c];
+      }
+    }
+  });
+}
+
+void AddBiasGrads(const AttentionProblem& problem, const PreparedBias& bias, const std::vector<AttentionUnit>& units) {
+  const int64_t size = problem.tables.position == nullptr ? 0 : 2 * problem.bias.max_length - 1;
+  std::vector<double> position(size), time(bias.time_sums());
+  for (const AttentionUnit& unit : units) {
+    if (unit.position_grads != nullptr) {
+      // Sum n belongs to asking - answering = n - (end - 1 - query_begin).
+      const int64_t distance = unit.query_begin - unit.end + 1;
+      for (int64_t n = 0; n < PositionSums(problem, unit); ++n) {
+        const int64_t weight = problem.bias.max_length - 1 - (n + distance);
+        if (0 <= weight && weight < size) position[weight] += unit.position_grads[n];
+      }
+    }
+    for (size_t n = 0; n < time.size(); ++n) time[n] += unit.time_grads[n];
+  }
+  std::copy(position.begin(), position.end(), problem.position_grads);
+  const int64_t weights = NumTimeWeights(problem.bias);
+  std::fill_n(problem.time_grads, weights, 0.0f);
+  for (size_t n = 0; n < time.size(); ++n) {
+    const int64_t weight = bias.TimeWeight(n);
+    if (weight < weights) problem.time_grads[weight] = static_cast<float>(time[n]);
+  }
 }
 
 }  // namespace fusedrec

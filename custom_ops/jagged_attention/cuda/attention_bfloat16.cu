@@ -3,8 +3,7 @@
 namespace fusedrec {
 namespace attention {
 
-template int Forward<Bfloat16>(const FusedrecAttention&, const DeviceArrays&, void*);
-template int Backward<Bfloat16>(const FusedrecAttention&, const DeviceArrays&, void*);
+template int Run<Bfloat16>(const Problem<void>&, bool, void*);
 
 }  // namespace attention
 }  // namespace fusedrec

@@ -18,14 +18,15 @@ class BiasGradSums {
 
   // Sums of the time part become 0. All threads call it, and meet at a barrier before the next call.
   __device__ void Begin() {
-    for (int g = threadIdx.x; g < S::kTimeWarps * (problem_.bias.num_thresholds + 1); g += S::kThreads) {
+    const int size = HasBuckets(problem_.bias) ? problem_.bias.num_thresholds + 1 : 0;
+    for (int g = threadIdx.x; g < S::kTimeWarps * size; g += S::kThreads) {
       tiles_.time_sums[g] = 0.0f;
     }
   }
 
   // Adds to the weights of the distances: thread q owns the pairs whose places differ by low + q.
   __device__ void AddDistances(const RowMask& mask, int r0, int r1, int c0, int c1) {
-    const int low = mask.LowestDistance(c1, r0), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
+    const int low = LowestDistance(mask, c1, r0), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
     float* const sums = problem_.position_slots + static_cast<int64_t>(blockIdx.x) * (2 * problem_.bias.max_length - 1);
     for (int q = threadIdx.x; q < count; q += S::kThreads) {
       float sum = 0.0f;
@@ -42,7 +43,7 @@ class BiasGradSums {
 
   // Adds to the weights of the buckets.
   __device__ void AddBuckets() {
-    if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
+    if (!HasBuckets(problem_.bias) || static_cast<int>(threadIdx.x) >= S::kRows) return;
     for (int c = 0; c < S::kColumns; ++c) {
       const int bucket = tiles_.buckets[threadIdx.x * S::kExactStride + c];
       const bool changes = bucket != kNoBucket && bucket != bucket_;
@@ -57,7 +58,7 @@ class BiasGradSums {
 
   // Comes after the last tile of a row of tiles.
   __device__ void EndRows() {
-    if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
+    if (!HasBuckets(problem_.bias) || static_cast<int>(threadIdx.x) >= S::kRows) return;
     Flush(bucket_ != kNoBucket);
     bucket_ = kNoBucket;
     sum_ = 0.0f;

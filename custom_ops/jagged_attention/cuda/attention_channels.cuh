@@ -13,6 +13,9 @@ namespace attention {
 
 constexpr int kMaxChannels = 2;
 
+// The channels are position, then time; either may be missing.
+__device__ inline bool IsPosition(const RelativeBias& bias, int channel) { return channel == 0 && HasPosition(bias); }
+
 template <typename T, int D>
 struct ChannelTiles : BiasTiles<T, D> {
   using S = Shape<T, D>;
@@ -21,7 +24,7 @@ struct ChannelTiles : BiasTiles<T, D> {
   T* maps;          // [kMaxChannels, kRows, kPairStride]; backward one after the other in the first
 
   // Returns the bytes that are needed.
-  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, const BiasTables& tables) {
+  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, const RelativeBias& tables) {
     Taker take{memory, 0};
     take(&row, backward ? S::kRows * S::kStride : 0);
     take(&column, S::kColumns * S::kStride);
@@ -35,8 +38,8 @@ struct ChannelTiles : BiasTiles<T, D> {
 // tensor.
 template <int D, typename T>
 __device__ inline AllColumns ColumnsOf(const Problem<T>& problem, int slice, int channels) {
-  const int columns = static_cast<int>(problem.heads) * problem.value_dim, first = slice * D;
-  return {Lesser(columns - first, D), first, problem.value_dim, static_cast<int64_t>(channels) * problem.value_dim};
+  const int head_dim = static_cast<int>(problem.value_dim), first = slice * D;
+  return {Lesser(static_cast<int>(problem.heads) * head_dim - first, D), first, head_dim, channels * problem.value_dim};
 }
 
 // map [kRows, kPairStride] = that of a tile in one channel, 0 where hidden. Backward, where keys are in rows,
@@ -48,23 +51,22 @@ __device__ inline void MapTile(const BiasTiles<T, D>& tiles, const RowMask& mask
                                const TimeFunction& function, int r0, int r1, int c0, int c1, T* map,
                                ParameterSums<T, D>* parameters) {
   using S = Shape<T, D>;
-  const BiasTables& bias = tiles.bias;
-  const int low = kBackward ? mask.LowestDistance(c1, r0) : mask.LowestDistance(r1, c0);
+  const RelativeBias& bias = tiles.bias;
+  const int low = kBackward ? LowestDistance(mask, c1, r0) : LowestDistance(mask, r1, c0);
   int bucket = -1;
 #pragma unroll 2
   for (int x = threadIdx.x; x < S::kRows * S::kColumns; x += S::kThreads) {
     const int r = x / S::kColumns, c = x % S::kColumns, row = r0 + r, column = c0 + c;
     const int query = kBackward ? column : row, key = kBackward ? row : column;
-    const bool visible = row < r1 && column < c1 && mask.Visible(query, key);
+    const bool visible = row < r1 && column < c1 && VisiblePairs<uint32_t>(mask, 0, 0, mask.Number(query), query, key) != 0;
     float weight = 0.0f;
     if (visible && position) {
       weight = tiles.distances[mask.Place(key) - mask.Place(query) - low];
     } else if (visible) {
       const int64_t ask = kBackward ? tiles.column_times[c] : tiles.row_times[r];
       const int64_t answer = kBackward ? tiles.row_times[r] : tiles.column_times[c];
-      if (bias.function == kNoFunction) {
-        const unsigned long long difference = TimeBetween(ask, answer);
-        bucket = bucket < 0 ? SearchBucket(bias, difference) : StepBucket(bias, difference, bucket);
+      if (HasBuckets(bias)) {
+        bucket = BucketOf(bias, ask, answer, bucket);
         weight = bias.time_weights[bucket];
       } else {
         float slopes[kTimeParameters];
@@ -75,7 +77,7 @@ __device__ inline void MapTile(const BiasTiles<T, D>& tiles, const RowMask& mask
     map[r * S::kPairStride + c] = FromFloat<T>(weight);
     if (!kBackward) continue;
     if (!visible) tiles.exact[r * S::kExactStride + c] = 0.0f;
-    if (!position && bias.num_thresholds >= 0) {
+    if (!position && HasBuckets(bias)) {
       tiles.buckets[r * S::kExactStride + c] = static_cast<uint16_t>(visible ? bucket : kNoBucket);
     }
   }
@@ -90,27 +92,27 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelsKernel(Problem<
   tiles.Carve(memory, false, problem.bias);
   tiles.LoadTables(problem.bias);
   const TimeFunction function(problem.bias);
-  const Item item = problem.items[blockIdx.x / problem.slices];
-  const int slice = static_cast<int>(blockIdx.x % problem.slices), channels = problem.channels();
+  const Item item = problem.items[0][blockIdx.x / problem.slices];
+  const int slice = static_cast<int>(blockIdx.x % problem.slices), channels = problem.channels;
   const int64_t first = problem.row_splits[item.row], stride = problem.heads * problem.value_dim;
-  const RowMask mask = problem.MaskOfRow(item.row);
+  const RowMask mask = MaskOf(problem, item.row);
   const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
-  const int64_t query_first = problem.QueryStart(item.row);
-  if (problem.bias.has_time()) S::LoadTimes(problem.asks + query_first, r0, r1, S::kRows, tiles.row_times);
+  const int64_t query_first = QueryStart(problem, item.row);
+  if (HasTime(problem.bias)) S::LoadTimes(problem.bias.asks + query_first, r0, r1, S::kRows, tiles.row_times);
 
   float sums[kMaxChannels][S::kDimBlocks][4] = {};
   for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
     const int c1 = Lesser(c0 + S::kColumns, mask.length);
-    if (mask.Hidden(r0, r1, c0, c1)) continue;
+    if (NoneVisible(mask, r0, r1, c0, c1)) continue;
     __syncthreads();  // the last tile of columns is done with
     S::LoadRows(problem.value + first * stride, stride, ColumnsOf<D>(problem, slice, 1), c0, c1, S::kColumns,
                 tiles.column);
-    if (problem.bias.has_time()) S::LoadTimes(problem.answers + first, c0, c1, S::kColumns, tiles.column_times);
-    if (problem.bias.position != nullptr) tiles.LoadDistances(mask, r0, r1, c0, c1);
+    if (HasTime(problem.bias)) S::LoadTimes(problem.bias.answers + first, c0, c1, S::kColumns, tiles.column_times);
+    if (HasPosition(problem.bias)) tiles.LoadDistances(mask, r0, r1, c0, c1);
     __syncthreads();
 
     for (int channel = 0; channel < channels; ++channel) {
-      MapTile<T, D, false>(tiles, mask, problem.IsPosition(channel), function, r0, r1, c0, c1,
+      MapTile<T, D, false>(tiles, mask, IsPosition(problem.bias, channel), function, r0, r1, c0, c1,
                            tiles.maps + channel * tiles.kMap, nullptr);
     }
     __syncthreads();
@@ -144,31 +146,31 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
   ParameterSums<T, D> parameters;
   BiasGradSums<T, D> bias_grads(problem, tiles);
   bias_grads.Begin();
-  const int channels = problem.channels();
+  const int channels = problem.channels;
   const int64_t stride = problem.heads * problem.value_dim;
 
-  for (int64_t i = blockIdx.x; i < problem.num_items * problem.slices; i += gridDim.x) {
-    const Item item = problem.items[i / problem.slices];
+  for (int64_t i = blockIdx.x; i < problem.num_items[1] * problem.slices; i += gridDim.x) {
+    const Item item = problem.items[1][i / problem.slices];
     const int slice = static_cast<int>(i % problem.slices);
-    const int64_t first = problem.row_splits[item.row], query_first = problem.QueryStart(item.row);
-    const RowMask mask = problem.MaskOfRow(item.row);
+    const int64_t first = problem.row_splits[item.row], query_first = QueryStart(problem, item.row);
+    const RowMask mask = MaskOf(problem, item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     const AllColumns of_values = ColumnsOf<D>(problem, slice, 1), of_grads = ColumnsOf<D>(problem, slice, channels);
     // No thread reads these after the last barrier of a tile, so the next item may write them.
     S::LoadRows(problem.value + first * stride, stride, of_values, r0, r1, S::kRows, tiles.row);
-    if (problem.bias.has_time()) S::LoadTimes(problem.answers + first, r0, r1, S::kRows, tiles.row_times);
+    if (HasTime(problem.bias)) S::LoadTimes(problem.bias.answers + first, r0, r1, S::kRows, tiles.row_times);
 
     float sums[S::kDimBlocks][4] = {};
-    for (int c0 = problem.FirstQuery(item.row); c0 < mask.length; c0 += S::kColumns) {
+    for (int c0 = static_cast<int>(FirstQuery(problem, item.row)); c0 < mask.length; c0 += S::kColumns) {
       const int c1 = Lesser(c0 + S::kColumns, mask.length);
-      if (mask.Hidden(c0, c1, r0, r1)) continue;
+      if (NoneVisible(mask, c0, c1, r0, r1)) continue;
       for (int channel = 0; channel < channels; ++channel) {
-        const bool position = problem.IsPosition(channel);
+        const bool position = IsPosition(problem.bias, channel);
         __syncthreads();  // the last channel is done with
         S::LoadRows(problem.grads + query_first * channels * stride + channel * problem.value_dim, channels * stride,
                     of_grads, c0, c1, S::kColumns, tiles.column);
         if (position) tiles.LoadDistances(mask, c0, c1, r0, r1);
-        if (!position) S::LoadTimes(problem.asks + query_first, c0, c1, S::kColumns, tiles.column_times);
+        if (!position) S::LoadTimes(problem.bias.asks + query_first, c0, c1, S::kColumns, tiles.column_times);
         __syncthreads();
 
         float grads[S::kPairBlocks][4] = {};
@@ -192,8 +194,8 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
     S::WriteRows(sums, nullptr, 1.0f, problem.value_grads + first * stride, stride, of_values, r0, r1);
     bias_grads.EndRows();
   }
-  if (problem.bias.num_thresholds >= 0) bias_grads.Write();
-  if (problem.bias.function != kNoFunction) parameters.Write(problem, tiles.time_sums);
+  if (HasBuckets(problem.bias)) bias_grads.Write();
+  if (HasFunction(problem.bias)) parameters.Write(problem, tiles.time_sums);
 }
 
 }  // namespace attention

@@ -3,8 +3,7 @@
 namespace fusedrec {
 namespace attention {
 
-template int Forward<float>(const FusedrecAttention&, const DeviceArrays&, void*);
-template int Backward<float>(const FusedrecAttention&, const DeviceArrays&, void*);
+template int Run<float>(const Problem<void>&, bool, void*);
 
 }  // namespace attention
 }  // namespace fusedrec

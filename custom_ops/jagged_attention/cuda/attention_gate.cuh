@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/number.cuh"
+#include "jagged_attention/cuda/attention_problem.cuh"
 
 namespace fusedrec {
 namespace attention {
@@ -14,34 +15,29 @@ namespace attention {
 constexpr int kGateThreads = 256;
 constexpr int64_t kGateTokens = 64;  // at least so many of them share a slot
 
+// Gate and norm of a call. `at` is an entry of an array [Tq, columns].
 template <typename T>
 struct OutputGate {
-  int64_t columns, tokens;  // of all heads; that ask
-  int64_t groups, width;    // of a token, and columns of each
-  bool first;               // gate before norm
-  float epsilon;
-  const T* gate;               // null: no gate at all. Arrays of tokens are [tokens, columns]
-  const float *weight, *bias;  // [columns], or null
-  const T* attended;
-  T* result;             // forward
-  int* done;             // [items of queries]: heads that are attended
-  const T* grads;        // backward
-  T *gate_grads, *attended_grads;
-  float* statistics;     // [tokens, groups, 2]: mean, and one over the deviation; null without weights
-  float *weight_slots, *bias_slots;  // [slots, columns]
-  int64_t slots;
+  const Problem<T>& call;
+  const int64_t columns, groups, width;  // of all heads; groups of a token, and columns of each
 
-  // The number at `at` that is normalised.
+  __device__ explicit OutputGate(const Problem<T>& problem)
+      : call(problem),
+        columns(problem.heads * problem.value_dim),
+        groups(problem.per_head ? problem.heads : 1),
+        width(columns / groups) {}
+
+  // The number that is normalised.
   __device__ float Input(int64_t at) const {
-    const float x = ToFloat(attended[at]);
-    return first ? x * ToFloat(gate[at]) : x;
+    const float x = ToFloat(call.out[at]);
+    return call.gate_first ? x * ToFloat(call.gate[at]) : x;
   }
   __device__ float Weighted(float normalized, int64_t column) const {
-    return weight == nullptr ? normalized : normalized * weight[column] + bias[column];
+    return call.norm_weight == nullptr ? normalized : normalized * call.norm_weight[column] + call.norm_bias[column];
   }
   // The gradient behind the norm.
   __device__ float Behind(int64_t at) const {
-    return first ? ToFloat(grads[at]) : ToFloat(grads[at]) * ToFloat(gate[at]);
+    return call.gate_first ? ToFloat(call.grads[at]) : ToFloat(call.grads[at]) * ToFloat(call.gate[at]);
   }
 };
 
@@ -57,7 +53,7 @@ struct GroupNorm {
       const float centred = gate.Input(begin + c) - mean;
       squares += centred * centred;
     }
-    inverse = 1.0f / sqrtf(WarpSum(squares) / width + gate.epsilon);
+    inverse = 1.0f / sqrtf(WarpSum(squares) / width + gate.call.epsilon);
   }
   __device__ float Of(float input) const { return (input - mean) * inverse; }
 
@@ -72,7 +68,7 @@ __device__ inline void GateTokens(const OutputGate<T>& gate, int64_t first, int6
     const GroupNorm<T> norm(gate, begin);
     for (int64_t c = Lane(); c < gate.width; c += 32) {
       const float y = gate.Weighted(norm.Of(gate.Input(begin + c)), (begin + c) % gate.columns);
-      gate.result[begin + c] = FromFloat<T>(gate.first ? y : y * ToFloat(gate.gate[begin + c]));
+      gate.call.gated[begin + c] = FromFloat<T>(gate.call.gate_first ? y : y * ToFloat(gate.call.gate[begin + c]));
     }
   }
 }
@@ -90,12 +86,13 @@ __device__ inline bool IsLastOf(int64_t heads, int* done) {
 
 // Gradients of gate and attention; engine_gate.inc.h has the formulas. A warp for each group of a token.
 template <typename T>
-__global__ void __launch_bounds__(kGateThreads) GateGradsKernel(OutputGate<T> gate) {
+__global__ void __launch_bounds__(kGateThreads) GateGradsKernel(Problem<T> problem) {
+  const OutputGate<T> gate(problem);
   const int64_t n = GlobalThread() / 32;
-  if (n >= gate.tokens * gate.groups) return;
+  if (n >= problem.queries * gate.groups) return;
   const int64_t begin = n * gate.width;
   const GroupNorm<T> norm(gate, begin);
-  const auto weight_of = [&](int64_t at) { return gate.weight == nullptr ? 1.0f : gate.weight[at % gate.columns]; };
+  const auto weight_of = [&](int64_t at) { return problem.norm_weight == nullptr ? 1.0f : problem.norm_weight[at % gate.columns]; };
   float sum = 0.0f, products = 0.0f;
   for (int64_t at = begin + Lane(); at < begin + gate.width; at += 32) {
     const float dn = gate.Behind(at) * weight_of(at);
@@ -105,36 +102,37 @@ __global__ void __launch_bounds__(kGateThreads) GateGradsKernel(OutputGate<T> ga
   const float mean = WarpSum(sum) / static_cast<float>(gate.width);
   const float projection = WarpSum(products) / static_cast<float>(gate.width);
   for (int64_t at = begin + Lane(); at < begin + gate.width; at += 32) {
-    const float attended = ToFloat(gate.attended[at]), factor = ToFloat(gate.gate[at]), dy = ToFloat(gate.grads[at]);
+    const float attended = ToFloat(problem.out[at]), factor = ToFloat(problem.gate[at]), dy = ToFloat(problem.grads[at]);
     const float normalized = norm.Of(gate.Input(at));
     const float dx = (gate.Behind(at) * weight_of(at) - mean - normalized * projection) * norm.inverse;
-    const float du = gate.first ? dx * attended : dy * gate.Weighted(normalized, at % gate.columns);
-    gate.attended_grads[at] = FromFloat<T>(gate.first ? dx * factor : dx);
-    gate.gate_grads[at] = FromFloat<T>(du);
+    const float du = problem.gate_first ? dx * attended : dy * gate.Weighted(normalized, at % gate.columns);
+    problem.attended_grads[at] = FromFloat<T>(problem.gate_first ? dx * factor : dx);
+    problem.gate_grads[at] = FromFloat<T>(du);
   }
-  if (gate.statistics == nullptr || Lane() != 0) return;
-  gate.statistics[2 * n] = norm.mean;
-  gate.statistics[2 * n + 1] = norm.inverse;
+  if (problem.statistics == nullptr || Lane() != 0) return;
+  problem.statistics[2 * n] = norm.mean;
+  problem.statistics[2 * n + 1] = norm.inverse;
 }
 
 // Sums for the weights of the norm: a thread for each column and slot.
 template <typename T>
-__global__ void __launch_bounds__(kGateThreads) NormGradsKernel(OutputGate<T> gate) {
+__global__ void __launch_bounds__(kGateThreads) NormGradsKernel(Problem<T> problem) {
+  const OutputGate<T> gate(problem);
   const int64_t n = GlobalThread();
-  if (n >= gate.slots * gate.columns) return;
+  if (n >= problem.gate_slots * gate.columns) return;
   const int64_t slot = n / gate.columns, column = n % gate.columns, group = column / gate.width;
-  const int64_t share = (gate.tokens + gate.slots - 1) / gate.slots;
-  const int64_t last = (slot + 1) * share < gate.tokens ? (slot + 1) * share : gate.tokens;
+  const int64_t share = (problem.queries + problem.gate_slots - 1) / problem.gate_slots;
+  const int64_t last = (slot + 1) * share < problem.queries ? (slot + 1) * share : problem.queries;
   float weight = 0.0f, bias = 0.0f;
   for (int64_t token = slot * share; token < last; ++token) {
     const int64_t at = token * gate.columns + column;
-    const float* const statistics = gate.statistics + 2 * (token * gate.groups + group);
+    const float* const statistics = problem.statistics + 2 * (token * gate.groups + group);
     const float behind = gate.Behind(at);
     weight += behind * (gate.Input(at) - statistics[0]) * statistics[1];
     bias += behind;
   }
-  gate.weight_slots[n] = weight;
-  gate.bias_slots[n] = bias;
+  problem.weight_slots[n] = weight;
+  problem.bias_slots[n] = bias;
 }
 
 }  // namespace attention

@@ -3,8 +3,7 @@
 namespace fusedrec {
 namespace attention {
 
-template int Forward<Half>(const FusedrecAttention&, const DeviceArrays&, void*);
-template int Backward<Half>(const FusedrecAttention&, const DeviceArrays&, void*);
+template int Run<Half>(const Problem<void>&, bool, void*);
 
 }  // namespace attention
 }  // namespace fusedrec

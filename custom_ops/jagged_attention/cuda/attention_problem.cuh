@@ -1,61 +1,61 @@
-// A call of attention, as its kernels see it.
+// A call of attention, as its kernels see it, and the pairs of a query and a key in it.
 #pragma once
 
-#include "jagged_attention/cuda/attention_gate.cuh"
-#include "jagged_attention/cuda/attention_pairs.cuh"
+#include "common/device.cuh"
+#include "jagged_attention/call.h"
 
 namespace fusedrec {
 namespace attention {
+
+#include "jagged_attention/visibility.inc.h"
+
+__device__ inline int Lesser(int a, int b) { return a < b ? a : b; }
+__device__ inline int Greater(int a, int b) { return a > b ? a : b; }
+
+constexpr int kTimeParameters = 3;  // of a function of time, at most
 
 // Rows of a tile that a block owns: places from `begin` on of sequence `row`.
 struct Item {
   int row, begin;
 };
 
-// One call, for kernels. As FusedrecAttention, with all arrays on the device.
+// A call with all arrays on the device.
 template <typename T>
-struct Problem {
-  int64_t heads;
-  int qk_dim, value_dim;
-  float alpha;
-  const T *query, *key, *value;
-  const float* scale;
-  int64_t scale_stride;
-  const int64_t *row_splits, *num_targets, *contextual_lengths, *query_splits;  // the last three: null without
-  MaskOptions mask;
-  PairDropout dropout;
-  BiasTables bias;  // of device memory
-  const int64_t *asks, *answers;
-  T* out;
-  const T* grads;
-  T *query_grads, *key_grads, *value_grads;
-  int num_time_weights;                // J+1, or the parameters of a function
-  float *position_slots, *time_slots;  // [slots, 2N-1], [slots, num_time_weights]: sums of each block
-  const Item* items;
-  int64_t num_items;
-  OutputGate<T> gate;
-  int64_t slices;  // of the columns of all heads (attention_channels.cuh)
-
-  __device__ bool has_bias() const { return bias.position != nullptr || bias.has_time(); }
-  // The channels are position, then time; either may be missing.
-  __device__ int channels() const { return (bias.position != nullptr ? 1 : 0) + (bias.has_time() ? 1 : 0); }
-  __device__ bool IsPosition(int channel) const { return channel == 0 && bias.position != nullptr; }
-
-  // The place of the row's first query.
-  __device__ int FirstQuery(int row) const {
-    if (query_splits == nullptr) return 0;
-    return static_cast<int>(row_splits[row + 1] - row_splits[row] - (query_splits[row + 1] - query_splits[row]));
-  }
-  // Place p of a row is number QueryStart + p among the query tokens.
-  __device__ int64_t QueryStart(int row) const {
-    return query_splits == nullptr ? row_splits[row] : query_splits[row] - FirstQuery(row);
-  }
-
-  __device__ RowMask MaskOfRow(int row) const {
-    return MaskOf(mask, row_splits[row + 1] - row_splits[row], num_targets == nullptr ? 0 : num_targets[row],
-                  contextual_lengths == nullptr ? 0 : contextual_lengths[row]);
-  }
+struct Problem : AttentionCall<T> {
+  const Item* items[2];  // tiles of queries, and of keys
+  int64_t num_items[2];
+  int64_t slices;                      // of the columns of all heads (attention_channels.cuh)
+  int64_t slots;                       // of the pass over keys, each with sums of its own for the bias
+  float *position_slots, *time_slots;  // [slots, 2N-1], [slots, NumTimeWeights]
+  // Of the gate.
+  int* done;         // [items of queries]: heads that are attended
+  T* attended_grads;  // [Tq, H, value_dim]
+  float* statistics;  // [Tq, groups, 2]: mean, and one over the deviation; null without weights
+  int64_t gate_slots;
+  float *weight_slots, *bias_slots;  // [gate_slots, H * value_dim]
 };
+
+FUSEDREC_HOST_DEVICE inline bool HasPosition(const RelativeBias& bias) { return bias.position_weights != nullptr; }
+FUSEDREC_HOST_DEVICE inline bool HasTime(const RelativeBias& bias) { return bias.time != TimeMap::kNone; }
+FUSEDREC_HOST_DEVICE inline bool HasBuckets(const RelativeBias& bias) { return bias.time == TimeMap::kBuckets; }
+FUSEDREC_HOST_DEVICE inline bool HasFunction(const RelativeBias& bias) { return bias.time > TimeMap::kBuckets; }
+
+// The least difference of a key's place and a query's in a tile: keys from k0 on, queries before q1.
+__device__ inline int LowestDistance(const RowMask& mask, int q1, int k0) { return mask.Place(k0) - mask.Place(q1 - 1); }
+
+// SearchBucket from a bucket nearby: times of neighbours differ little, so this is a step or none.
+__device__ inline int StepBucket(const RelativeBias& bias, uint64_t difference, int bucket) {
+  while (bucket < bias.num_thresholds && Reaches(difference, bias.thresholds[bucket])) ++bucket;
+  while (bucket > 0 && !Reaches(difference, bias.thresholds[bucket - 1])) --bucket;
+  return bucket;
+}
+
+// The bucket of a pair. near: that of the pair before it in this thread, or -1.
+__device__ inline int BucketOf(const RelativeBias& bias, int64_t ask, int64_t answer, int near) {
+  const uint64_t difference = TimeBetween(ask, answer);
+  if (near < 0) return SearchBucket(bias.thresholds, bias.num_thresholds, difference);
+  return StepBucket(bias, difference, near);
+}
 
 }  // namespace attention
 }  // namespace fusedrec

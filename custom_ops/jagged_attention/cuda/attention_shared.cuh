@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/host_device.h"
-#include "jagged_attention/cuda/attention_pairs.cuh"
+#include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_tiles.cuh"
 
 namespace fusedrec {
@@ -36,26 +36,25 @@ struct BiasTiles {
   int64_t *row_times, *column_times;
   float* distances;
   float* time_sums;  // [kTimeWarps, J+1], or [kWarps, kTimeParameters]
-  BiasTables bias;   // thresholds and time_weights in shared memory, unless they are too many
+  RelativeBias bias;  // thresholds and time_weights in shared memory, unless they are too many
 
-  FUSEDREC_HOST_DEVICE void CarveBias(Taker* take, bool grads, const BiasTables& tables) {
-    const int num_thresholds = tables.num_thresholds;
+  FUSEDREC_HOST_DEVICE void CarveBias(Taker* take, bool grads, const RelativeBias& tables) {
+    const int num_thresholds = HasBuckets(tables) ? tables.num_thresholds : -1;
     (*take)(&exact, grads ? S::kRows * S::kExactStride : 0);
     (*take)(&buckets, grads && num_thresholds >= 0 ? S::kRows * S::kExactStride : 0);
-    (*take)(&row_times, tables.has_time() ? S::kRows : 0);
-    (*take)(&column_times, tables.has_time() ? S::kColumns : 0);
+    (*take)(&row_times, HasTime(tables) ? S::kRows : 0);
+    (*take)(&column_times, HasTime(tables) ? S::kColumns : 0);
     (*take)(&distances, S::kRows + S::kColumns);
-    const bool buckets_or_none = tables.function == kNoFunction;
-    const int sums = buckets_or_none ? S::kTimeWarps * (num_thresholds + 1) : S::kWarps * kTimeParameters;
+    const int sums = HasFunction(tables) ? S::kWarps * kTimeParameters : S::kTimeWarps * (num_thresholds + 1);
     (*take)(&time_sums, grads ? sums : 0);
     const int shared_thresholds = num_thresholds <= kSharedThresholds ? num_thresholds : -1;
     (*take)(&thresholds_, shared_thresholds >= 0 ? shared_thresholds : 0);
     (*take)(&time_weights_, shared_thresholds + 1);
   }
 
-  __device__ void LoadTables(const BiasTables& from) {
+  __device__ void LoadTables(const RelativeBias& from) {
     bias = from;
-    if (from.num_thresholds > kSharedThresholds || from.num_thresholds < 0) return;
+    if (from.num_thresholds > kSharedThresholds || !HasBuckets(from)) return;
     bias.thresholds = thresholds_;
     bias.time_weights = time_weights_;
     for (int g = threadIdx.x; g < from.num_thresholds; g += S::kThreads) thresholds_[g] = from.thresholds[g];
@@ -64,13 +63,13 @@ struct BiasTiles {
 
   // Loads the weights of the distances between queries [q0, q1) and keys [k0, k1), from LowestDistance on.
   __device__ void LoadDistances(const RowMask& mask, int q0, int q1, int k0, int k1) {
-    const int low = mask.LowestDistance(q1, k0), high = mask.Place(k1 - 1) - mask.Place(q0);
-    const float* const weights = bias.position + bias.max_length - 1 + low;
+    const int low = LowestDistance(mask, q1, k0), high = mask.Place(k1 - 1) - mask.Place(q0);
+    const float* const weights = bias.position_weights + bias.max_length - 1 + low;
     for (int q = threadIdx.x; q <= high - low; q += S::kThreads) distances[q] = weights[q];
   }
 
  private:
-  long long* thresholds_;
+  int64_t* thresholds_;
   float* time_weights_;
 };
 
@@ -83,7 +82,7 @@ struct SharedTiles : BiasTiles<T, D> {
   float* scale;
 
   // Returns the bytes that are needed.
-  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, bool key_rows, const BiasTables& tables) {
+  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, bool key_rows, const RelativeBias& tables) {
     Taker take{memory, 0};
     take(&row_a, S::kRows * S::kStride);
     take(&row_b, backward ? S::kRows * S::kStride : 0);

@@ -12,28 +12,28 @@ namespace attention {
 
 class TimeFunction {
  public:
-  __device__ explicit TimeFunction(const BiasTables& tables) : kind_(tables.function) {
-    if (kind_ == kNoFunction) return;
+  __device__ explicit TimeFunction(const RelativeBias& tables) : kind_(tables.time) {
+    if (!HasFunction(tables)) return;
     a_ = tables.time_weights[0];
     const float b = tables.time_weights[1];
-    rate_ = kind_ == kPower ? b : expf(b);
-    if (kind_ != kStretched) return;
+    rate_ = kind_ == TimeMap::kPower ? b : expf(b);
+    if (kind_ != TimeMap::kStretched) return;
     rate_ = (b > 0.0f ? b : 0.0f) + logf(1.0f + expf(b > 0.0f ? -b : b));  // softplus
     rate_slope_ = 1.0f / (1.0f + expf(-b));
     exponent_ = tables.time_weights[2];
   }
 
   // Returns the value, and its derivatives by the parameters.
-  __device__ float At(long long ask, long long answer, float* slopes) const {
+  __device__ float At(int64_t ask, int64_t answer, float* slopes) const {
     const float difference = ask > answer ? static_cast<float>(TimeBetween(ask, answer)) : 0.0f;
     slopes[2] = 0.0f;
-    if (kind_ == kExponential) {
+    if (kind_ == TimeMap::kExponential) {
       const float power = rate_ * difference;
       slopes[0] = expf(-power);
       slopes[1] = -a_ * slopes[0] * power;
     } else {
       const float log = logf(difference + 1.0f);
-      const float power = kind_ == kPower ? log : expf(exponent_ * log);
+      const float power = kind_ == TimeMap::kPower ? log : expf(exponent_ * log);
       slopes[0] = expf(-rate_ * power);
       slopes[1] = -a_ * slopes[0] * power * rate_slope_;
       slopes[2] = -a_ * slopes[0] * rate_ * power * log;
@@ -42,7 +42,7 @@ class TimeFunction {
   }
 
  private:
-  TimeKind kind_;
+  TimeMap kind_;
   float a_ = 0.0f, rate_ = 0.0f, rate_slope_ = 1.0f, exponent_ = 0.0f;
 };
 
@@ -81,7 +81,7 @@ class ParameterSums {
       if (Lane() == 0) time_sums[Warp() * kTimeParameters + p] = sum;
     }
     __syncthreads();
-    const int size = problem.num_time_weights;
+    const int size = static_cast<int>(NumTimeWeights(problem.bias));
     if (static_cast<int>(threadIdx.x) >= size) return;
     float sum = 0.0f;
     for (int w = 0; w < S::kWarps; ++w) sum += time_sums[w * kTimeParameters + threadIdx.x];

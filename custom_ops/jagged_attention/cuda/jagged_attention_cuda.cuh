@@ -3,6 +3,7 @@
 
 #include "jagged_attention/cuda/attention_bias_grads.cuh"
 #include "jagged_attention/cuda/attention_engine.cuh"
+#include "jagged_attention/cuda/attention_gate.cuh"
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
 #include "jagged_attention/cuda/attention_time_function.cuh"
@@ -15,12 +16,12 @@ __device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 // The scores of a tile become weights (SiLU of score and bias, 0 where hidden) and their derivatives.
 template <typename T, int D, bool kKeyRows>
 __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask,
-                             const TimeFunction& function, unsigned of_head, int r0, int r1, int c0, int c1,
+                             const TimeFunction& function, uint32_t of_head, int r0, int r1, int c0, int c1,
                              float (*scores)[4], float (*slopes)[4]) {
   using S = Shape<T, D>;
-  const BiasTables& bias = tiles.bias;
+  const RelativeBias& bias = tiles.bias;
   const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
-  const int low = kKeyRows ? mask.LowestDistance(c1, r0) : mask.LowestDistance(r1, c0);
+  const int low = kKeyRows ? LowestDistance(mask, c1, r0) : LowestDistance(mask, r1, c0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row_base + 8 * half, row = r0 + r;
@@ -31,19 +32,20 @@ __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>&
       for (int e = 0; e < 2; ++e) {
         const int c = column_base + 8 * n + e, column = c0 + c;
         const int query = kKeyRows ? column : row, key = kKeyRows ? row : column;
-        const bool visible = row < r1 && column < c1 && mask.Visible(query, key) && problem.dropout.Keeps(of_head, query, key);
+        const bool visible =
+            row < r1 && column < c1 &&
+            VisiblePairs<uint32_t>(mask, problem.dropped, of_head, mask.Number(query), query, key) != 0;
         float weight = 0.0f, slope = 0.0f;
         if (visible) {
           float score = problem.alpha * scores[n][2 * half + e];
-          if (bias.position != nullptr) score += tiles.distances[mask.Place(key) - mask.Place(query) - low];
+          if (HasPosition(bias)) score += tiles.distances[mask.Place(key) - mask.Place(query) - low];
           const int64_t* const asks = kKeyRows ? tiles.column_times + c : tiles.row_times + r;
           const int64_t* const answers = kKeyRows ? tiles.row_times + r : tiles.column_times + c;
-          if (bias.function != kNoFunction) {
+          if (HasFunction(bias)) {
             float parameter_slopes[kTimeParameters];
             score += function.At(*asks, *answers, parameter_slopes);
-          } else if (bias.num_thresholds >= 0) {
-            const unsigned long long difference = TimeBetween(*asks, *answers);
-            bucket = bucket < 0 ? SearchBucket(bias, difference) : StepBucket(bias, difference, bucket);
+          } else if (HasBuckets(bias)) {
+            bucket = BucketOf(bias, *asks, *answers, bucket);
             score += bias.time_weights[bucket];
           }
           const float gate = Sigmoid(score);
@@ -52,7 +54,7 @@ __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>&
         }
         scores[n][2 * half + e] = weight;
         slopes[n][2 * half + e] = slope;
-        if (kKeyRows && bias.num_thresholds >= 0) {
+        if (kKeyRows && HasBuckets(bias)) {
           tiles.buckets[r * S::kExactStride + c] = static_cast<uint16_t>(visible ? bucket : kNoBucket);
         }
       }
@@ -76,14 +78,14 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
   if (kKeyRows) bias_grads.Begin();
   const int row_base = S::RowBase(), column_base = S::ColumnBase(), dim_base = S::DimBase();
   const int64_t stride_qk = problem.heads * problem.qk_dim, stride_value = problem.heads * problem.value_dim;
-  const HeadColumns columns_qk{problem.qk_dim}, columns_value{problem.value_dim};
+  const HeadColumns columns_qk{static_cast<int>(problem.qk_dim)}, columns_value{static_cast<int>(problem.value_dim)};
 
-  for (int64_t i = blockIdx.x; i < problem.num_items * problem.heads; i += gridDim.x) {
-    const Item item = problem.items[i / problem.heads];
-    const int64_t first = problem.row_splits[item.row], query_first = problem.QueryStart(item.row);
+  for (int64_t i = blockIdx.x; i < problem.num_items[kKeyRows] * problem.heads; i += gridDim.x) {
+    const Item item = problem.items[kKeyRows][i / problem.heads];
+    const int64_t first = problem.row_splits[item.row], query_first = QueryStart(problem, item.row);
     const int64_t head = i % problem.heads;
-    const RowMask mask = problem.MaskOfRow(item.row);
-    const unsigned of_head = problem.dropout.OfHead(item.row, head);
+    const RowMask mask = MaskOf(problem, item.row);
+    const uint32_t of_head = HeadBits(problem, item.row, head);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     // Beginnings of the sequence and head in the tensors of keys and values, and of queries and outputs.
     const int64_t at_key = first * stride_qk + head * problem.qk_dim;
@@ -98,26 +100,26 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_out, stride_value, columns_value, r0, r1,
                   S::kRows, tiles.row_b);
     }
-    if (problem.bias.has_time()) {
-      S::LoadTimes(kKeyRows ? problem.answers + first : problem.asks + query_first, r0, r1, S::kRows, tiles.row_times);
+    if (HasTime(problem.bias)) {
+      S::LoadTimes(kKeyRows ? problem.bias.answers + first : problem.bias.asks + query_first, r0, r1, S::kRows, tiles.row_times);
     }
     if (!kKeyRows) S::LoadScale(problem.scale, query_first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
 
     float sums_a[S::kDimBlocks][4] = {}, sums_b[kKeyRows ? S::kDimBlocks : 1][4] = {};
-    for (int c0 = kKeyRows ? problem.FirstQuery(item.row) : 0; c0 < mask.length; c0 += S::kColumns) {
+    for (int c0 = kKeyRows ? static_cast<int>(FirstQuery(problem, item.row)) : 0; c0 < mask.length; c0 += S::kColumns) {
       const int c1 = Lesser(c0 + S::kColumns, mask.length);
-      if (kKeyRows ? mask.Hidden(c0, c1, r0, r1) : mask.Hidden(r0, r1, c0, c1)) continue;
+      if (kKeyRows ? NoneVisible(mask, c0, c1, r0, r1) : NoneVisible(mask, r0, r1, c0, c1)) continue;
       __syncthreads();  // the last tile of columns is done with
       S::LoadRows(kKeyRows ? problem.query + at_query : problem.key + at_key, stride_qk, columns_qk, c0, c1,
                   S::kColumns, tiles.column_a);
       S::LoadRows(kKeyRows ? problem.grads + at_out : problem.value + at_value, stride_value, columns_value, c0,
                   c1, S::kColumns, tiles.column_b);
-      if (problem.bias.has_time()) {
-        S::LoadTimes(kKeyRows ? problem.asks + query_first : problem.answers + first, c0, c1, S::kColumns,
+      if (HasTime(problem.bias)) {
+        S::LoadTimes(kKeyRows ? problem.bias.asks + query_first : problem.bias.answers + first, c0, c1, S::kColumns,
                      tiles.column_times);
       }
       if (kKeyRows) S::LoadScale(problem.scale, query_first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
-      if (problem.bias.position != nullptr) {
+      if (HasPosition(problem.bias)) {
         if (kKeyRows) {
           tiles.LoadDistances(mask, c0, c1, r0, r1);
         } else {
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
           for (int e = 0; e < 4; ++e) products[n][e] *= slopes[n][e];
         }
         S::StorePairs(products, tiles.scale, kKeyRows, kKeyRows ? tiles.pair_b : tiles.pair_a);
-        if (kKeyRows && problem.has_bias()) S::StoreExact(products, tiles.scale, tiles.exact);
+        if (kKeyRows && (HasPosition(problem.bias) || HasTime(problem.bias))) S::StoreExact(products, tiles.scale, tiles.exact);
       }
       __syncthreads();
 
@@ -153,15 +155,15 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       if constexpr (kKeyRows) {
         MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(tiles.pair_a + pairs, S::kPairStride,
                                                           tiles.column_b + dim_base, S::kStride, sums_b);
-        if (problem.bias.position != nullptr) bias_grads.AddDistances(mask, r0, r1, c0, c1);
+        if (HasPosition(problem.bias)) bias_grads.AddDistances(mask, r0, r1, c0, c1);
         bias_grads.AddBuckets();
-        if (problem.bias.function != kNoFunction) parameters.AddTile(tiles, function, r1 - r0, c1 - c0);
+        if (HasFunction(problem.bias)) parameters.AddTile(tiles, function, r1 - r0, c1 - c0);
       }
     }
     if constexpr (kPass == kForward) {
       S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_out, stride_value, columns_value, r0, r1);
-      if (problem.gate.gate != nullptr && IsLastOf(problem.heads, problem.gate.done + i / problem.heads)) {
-        GateTokens(problem.gate, query_first + r0, query_first + r1);
+      if (problem.gate != nullptr && IsLastOf(problem.heads, problem.done + i / problem.heads)) {
+        GateTokens(OutputGate<T>(problem), query_first + r0, query_first + r1);
       }
     } else if constexpr (kPass == kQueryGrads) {
       S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_query, stride_qk, columns_qk, r0, r1);
@@ -171,8 +173,8 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       bias_grads.EndRows();
     }
   }
-  if (kKeyRows && problem.bias.num_thresholds >= 0) bias_grads.Write();
-  if (kKeyRows && problem.bias.function != kNoFunction) parameters.Write(problem, tiles.time_sums);
+  if (kKeyRows && HasBuckets(problem.bias)) bias_grads.Write();
+  if (kKeyRows && HasFunction(problem.bias)) parameters.Write(problem, tiles.time_sums);
 }
 
 }  // namespace attention

@@ -14,14 +14,12 @@ from tests.cuda.checks.jagged_attention_call import (
     Call,
     assert_near,
     compare,
-    compare_fewer_queries,
     log_thresholds,
     random_case,
     run,
 )
 from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
     FUNCTIONS,
-    check_bad_arguments_of_channels_are_refused,
     check_channels_of_functions_of_time,
     check_channels_of_rows_of_all_lengths,
     check_channels_of_rows_with_fewer_queries_than_keys,
@@ -35,7 +33,7 @@ from tests.cuda.checks.jagged_attention_gate import (  # noqa: F401
     check_gate_and_norm,
     check_weights_of_the_norm_with_more_tokens_than_a_slot,
 )
-from tests.cuda.checks.jagged_attention_oracle import visible_pairs
+from tests.oracles.visible_pairs import visible_pairs
 from tests.support.shared import ROOT
 
 
@@ -74,21 +72,21 @@ def check_tiles_outside_a_semi_local_mask_are_not_computed(kernels):
     case = random_case([300], 1, 32, 32, attention_window=20, global_window=10)
     case.update(query=case["query"][296:], asks=case["asks"][296:], query_splits=np.array([0, 4]))
     grads = np.random.default_rng(2).normal(size=[4, 1, 32])
-    whole = [run(kernels, "jagged_attention", 0, case, given) for given in (None, grads)]
+    whole = [run(kernels, 0, case, given) for given in (None, grads)]
     for name in ("key", "value"):
         case[name][64:256] = np.nan
     for given, wanted in zip((None, grads), whole):
-        for name, ours in run(kernels, "jagged_attention", 0, case, given).items():
+        for name, ours in run(kernels, 0, case, given).items():
             np.testing.assert_array_equal(ours, wanted[name], name)
     assert not np.any(whole[1]["key_grads"][64:256])
 
 
 def check_functions_of_time(kernels):
-    for function, parameters in FUNCTIONS.items():
-        case = random_case([33, 5], 2, 24, 16, seed=function)
-        case.update(time_function=function, time_weights=parameters)
-        compare(kernels, function % 3, case)
-    compare_fewer_queries(kernels, 0, case, [20, 1])
+    for seed, (function, parameters) in enumerate(FUNCTIONS.items(), 1):
+        case = random_case([33, 5], 2, 24, 16, seed=seed)
+        case.update(time=function, time_weights=parameters, thresholds=None)
+        compare(kernels, seed % 3, case)
+    compare(kernels, 0, case, [20, 1])
 
 
 def check_rows_with_fewer_queries_than_keys(kernels):
@@ -97,7 +95,7 @@ def check_rows_with_fewer_queries_than_keys(kernels):
     )):  # fmt: skip
         case = random_case([70, 5, 40, 0], 2, 32, 32, seed=seed, targets=[7, 0, 3, 0], **masks)
         case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 115)
-        compare_fewer_queries(kernels, 0 if seed else 2, case, [33, 0, 40, 0])
+        compare(kernels, 0 if seed else 2, case, [33, 0, 40, 0])
 
 
 def check_times_that_need_all_their_bits(kernels):
@@ -113,18 +111,25 @@ def check_bad_arguments_are_refused(kernels):
         splits, targets = np.array([0, 3, 7]), np.array([1, 2])
         thresholds = np.array(changes.pop("thresholds", [1, 2, 3]), np.int64)
         splits[:] = changes.pop("splits", splits)
-        call = Call(type=2, batch=2, tokens=7, heads=1, qk_dim=32, value_dim=32, num_thresholds=len(thresholds))
-        call.row_splits, call.num_targets, call.thresholds = (x.ctypes.data for x in (splits, targets, thresholds))
+        call = Call(
+            type=2, batch=2, tokens=7, queries=7, heads=1, qk_dim=32, value_dim=32, target_group_size=1, time=1,
+            num_thresholds=len(thresholds), query_splits=splits.ctypes.data, row_splits=splits.ctypes.data,
+            num_targets=targets.ctypes.data, thresholds=thresholds.ctypes.data,
+        )  # fmt: skip
         for name, value in changes.items():
             setattr(call, name, value)
-        return kernels.answer("jagged_attention", call, None)
+        return kernels.answer("attention", call, kernels.allocator)
 
+    channels, large = {"channels": 1, "value_dim": 300}, 2**31 - 1
     for changes in (
         {"splits": [0, 5, 4]}, {"tokens": 8}, {"qk_dim": 257}, {"value_dim": 257}, {"thresholds": [2, 1, 3]},
-        {"max_length": 3}, {"type": 3}, {"num_thresholds": 4097}, {"heads": 0}, {"tokens": 2**31},
-        {"qk_dim": -1}, {"num_thresholds": -2}, {"time_function": 1}, {"global_window": -1},
-        {"time_function": 4, "num_thresholds": -1},
-        {"tokens": 2**31 - 1, "splits": [0, 3, 2**31 - 1], "heads": 64},  # blocks
+        {"max_length": 3}, {"type": 3}, {"num_thresholds": 4097}, {"heads": 0}, {"tokens": 2**31}, {"batch": -1},
+        {"qk_dim": -1}, {"num_thresholds": -2}, {"time": -1}, {"time": 5}, {"global_window": -1}, {"norm_weight": 1},
+        {"queries": 6}, {"target_group_size": 0}, {"tokens": -1}, {"max_length": -1}, {"attention_window": -1},
+        {"tokens": large, "queries": large, "splits": [0, 3, large], "heads": 64},  # blocks
+        {**channels, "heads": 2**62}, {**channels, "value_dim": 2**31}, {**channels, "channels": 2},
+        {**channels, "channels": -1}, {**channels, "gate": 1}, {**channels, "value_dim": -1},
+        {**channels, "tokens": large, "queries": large, "splits": [0, 3, large], "value_dim": 2**13},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes
 
@@ -164,15 +169,13 @@ def compare_file(kernels, path):
         stamps = np.concatenate([arrays["timestamps"], arrays["timestamps"][:, -1:]], axis=1)
         case["answers"] = np.concatenate([row[:n] for row, n in zip(stamps, lengths)])
         case["asks"] = np.concatenate([row[1 : n + 1] for row, n in zip(stamps, lengths)])
-        case["time_weights"], buckets = arrays["ts_w"], len(arrays["ts_w"]) - 1
+        case["time"], case["time_weights"], buckets = "buckets", arrays["ts_w"], len(arrays["ts_w"]) - 1
         if settings.get("bucket_function") == "sqrt":
             case["thresholds"] = 60 * np.arange(1, buckets + 1, dtype=np.int64) ** 2
         else:  # the first difference whose trunc(log(difference) / 0.301) is g
             case["thresholds"] = log_thresholds(buckets)
-    assert_near(
-        0, run(kernels, "jagged_attention", 0, case)["out"], arrays["out"].reshape(case["value"].shape), path.name
-    )
-    grads = run(kernels, "jagged_attention", 0, case, arrays["dout"].reshape(case["value"].shape))
+    assert_near(0, run(kernels, 0, case)["out"], arrays["out"].reshape(case["value"].shape), path.name)
+    grads = run(kernels, 0, case, arrays["dout"].reshape(case["value"].shape))
     names = {"query_grads": "dq", "key_grads": "dk", "value_grads": "dv", "position_grads": "d_pos_w"}
     for name, ours in grads.items():
         wanted = arrays[names.get(name, "d_ts_w")].reshape(ours.shape)

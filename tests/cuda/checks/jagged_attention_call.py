@@ -8,33 +8,45 @@ place. Eight times that for the parameters of a function of time: each is one su
 from __future__ import annotations
 
 import ctypes
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.cuda.checks.jagged_attention_oracle import attention, attention_grad, bias_attention, bias_attention_grad
+from tests.oracles import jagged_attention as oracle
 
 TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
-_NUMBERS = [
-    "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "target_group_size", "attention_window",
-    "min_full_length", "global_window", "scale_stride", "max_length", "num_thresholds", "per_head", "gate_first",
-    "time_function",
-]  # fmt: skip
-_POINTERS = [
-    "row_splits", "num_targets", "contextual_lengths", "query_splits", "thresholds", "query", "key", "value", "scale",
-    "position_weights", "time_weights", "asks", "answers", "gate", "norm_weight", "norm_bias", "out", "gated", "grads",
-    "query_grads", "key_grads", "value_grads", "position_grads", "time_grads", "gate_grads", "norm_weight_grads",
-    "norm_bias_grads",
-]  # fmt: skip
-ORACLES = {"jagged_attention": (attention, attention_grad), "bias_attention": (bias_attention, bias_attention_grad)}
+TIMES = ("none", "buckets", "power", "exponential", "stretched")
+TOKENS = ("query", "key", "value", "gate", "attended")
+
+
+def _fields(type_, *names):
+    return [(name, type_) for name in names]
+
+
+class Bias(ctypes.Structure):
+    """RelativeBias of call.h."""
+
+    _fields_ = [
+        ("position_weights", c_void_p), ("max_length", c_int64), *_fields(c_int32, "time", "num_thresholds"),
+        *_fields(c_void_p, "thresholds", "time_weights", "asks", "answers"),
+    ]  # fmt: skip
 
 
 class Call(ctypes.Structure):
-    """FusedrecAttention of jagged_attention_cuda.h."""
+    """AttentionCall of call.h."""
 
+    _anonymous_ = ("bias",)
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS), ("alpha", ctypes.c_double), ("epsilon", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS), ("dropped", ctypes.c_int64), ("pair_seed", ctypes.c_int64),
+        *_fields(c_int32, "type", "channels"),
+        *_fields(c_int64, "batch", "tokens", "queries", "heads", "qk_dim", "value_dim"),
+        *_fields(c_void_p, "row_splits", "query_splits", "num_targets", "contextual_lengths"),
+        *_fields(c_int64, "target_group_size", "attention_window", "min_full_length", "global_window"),
+        *_fields(c_uint32, "dropped", "pair_seed"), ("bias", Bias), ("alpha", c_float), ("scale_stride", c_int32),
+        *_fields(c_void_p, "scale", "query", "key", "value", "gate", "norm_weight", "norm_bias"), ("epsilon", c_float),
+        *_fields(c_int32, "per_head", "gate_first"),
+        *_fields(c_void_p, "out", "gated", "grads", "query_grads", "key_grads", "value_grads", "gate_grads"),
+        *_fields(c_void_p, "position_grads", "time_grads", "norm_weight_grads", "norm_bias_grads"),
     ]  # fmt: skip
 
 
@@ -53,84 +65,69 @@ def from_bits(type_, array):
     return array.astype(np.float32)
 
 
+def rounded(type_, case):
+    """Returns a case with the tokens that the kernels read."""
+    return {**case, **{name: from_bits(type_, to_bits(type_, case[name])) for name in TOKENS if name in case}}
+
+
 class Prepared(NamedTuple):
-    """Holds a launcher's call and its arrays."""
+    """A launcher's call and its arrays."""
 
     launcher: str
     call: Call
-    scratch: Any
     host: dict[str, np.ndarray]
     device: dict[str, Any]
     results: list[str]  # names of those in `device`
 
 
-def prepare(kernels, op, type_, case, grads=None):
-    """Prepares a call of an op of ORACLES: for out, or with grads for the gradients of tensors and weights."""
-    memory = kernels.memory
-    tokens, heads, value_dim = case["value"].shape
-    tensors, masks = [name for name in ("query", "key", "value") if name in case], case.get("masks", {})
-    host = {"row_splits": np.asarray(case["row_splits"], np.int64)}
-    if case.get("num_targets") is not None:
-        host["num_targets"] = np.asarray(case["num_targets"], np.int64)
-    queries = tokens
-    if case.get("query_splits") is not None:
-        host["query_splits"] = np.asarray(case["query_splits"], np.int64)
-        queries = int(case["query_splits"][-1])
+def prepare(kernels, type_, case, grads=None):
+    """Prepares attention, or the channels of a case without queries: for out, or with grads for the gradients."""
+    memory, masks, (tokens, heads, value_dim) = kernels.memory, case.get("masks", {}), case["value"].shape
+    host = {"row_splits": case["row_splits"], "query_splits": case.get("query_splits", case["row_splits"])}
+    host.update({name: case[name] for name in ("num_targets", "thresholds") if case.get(name) is not None})
     context = masks.get("contextual_length", 0)
     if np.any(context):
-        host["contextual_lengths"] = np.array(np.broadcast_to(context, [len(case["row_splits"]) - 1]), np.int64)
-    device = {name: memory.put(to_bits(type_, case[name])) for name in tensors}
-    device["scale"] = memory.put(np.asarray(case.get("scale", 1.0), np.float32).reshape(-1))
+        host["contextual_lengths"] = np.broadcast_to(context, [len(case["row_splits"]) - 1])
+    host = {name: np.array(array, np.int64) for name, array in host.items()}
     call = Call(
-        type=type_, batch=len(case["row_splits"]) - 1, tokens=tokens, heads=heads, qk_dim=case[tensors[0]].shape[2],
-        value_dim=value_dim, scale_stride=int(np.ndim(case.get("scale", 1.0)) == 1), num_thresholds=-1,
-        alpha=case.get("alpha", 1.0), target_group_size=masks.get("target_group_size", 1),
-        attention_window=masks.get("attention_window", 0), min_full_length=masks.get("min_full_length", 0),
-        global_window=masks.get("global_window", 0),
-        time_function=case.get("time_function", 0), dropped=case.get("dropped", 0), pair_seed=case.get("pair_seed", 0),
+        type=type_, batch=len(case["row_splits"]) - 1, tokens=tokens, queries=int(host["query_splits"][-1]),
+        heads=heads, value_dim=value_dim, qk_dim=case["query"].shape[2] if "query" in case else 0,
+        scale_stride=np.ndim(case.get("scale", 1.0)), alpha=case.get("alpha", 1.0),
+        time=TIMES.index(case.get("time", "none")), num_thresholds=len(host.get("thresholds", ())),
+        **{"target_group_size": 1, **{name: mask for name, mask in masks.items() if name != "contextual_length"}},
+        **{name: case[name] for name in ("dropped", "pair_seed", "per_head", "gate_first", "epsilon") if name in case},
     )  # fmt: skip
-    wanted, number = {}, to_bits(type_, np.zeros(0)).dtype
-    if case.get("position_weights") is not None:
-        device["position_weights"] = memory.put(np.asarray(case["position_weights"], np.float32))
-        call.max_length = (len(case["position_weights"]) + 1) // 2
-        wanted["position_grads"] = ([len(case["position_weights"])], np.float32)
-    if case.get("time_weights") is not None:
+    number = to_bits(type_, np.zeros(0)).dtype
+    device = {"scale": memory.put(np.asarray(case.get("scale", 1.0), np.float32).reshape(-1))}
+    device.update({name: memory.put(to_bits(type_, case[name])) for name in TOKENS[:4] if name in case})
+    weights = [n for n in ("position_weights", "time_weights", "norm_weight", "norm_bias") if case.get(n) is not None]
+    device.update({name: memory.put(np.asarray(case[name], np.float32)) for name in weights})
+    call.max_length = (len(case.get("position_weights", ())) + 1) // 2
+    if call.time:
         device.update({name: memory.put(np.asarray(case[name], np.int64)) for name in ("asks", "answers")})
-        device["time_weights"] = memory.put(np.asarray(case["time_weights"], np.float32))
-        wanted["time_grads"] = ([len(case["time_weights"])], np.float32)
-        if call.time_function == 0:
-            host["thresholds"] = np.asarray(case["thresholds"], np.int64)
-            call.num_thresholds = len(case["thresholds"])
-    channels = len(wanted) if op == "bias_attention" else 1
+    call.channels = 0 if "query" in case else ("position_weights" in weights) + ("time_weights" in weights)
     if grads is None:
-        wanted = {"out": ([queries, heads, channels * value_dim], number)}
+        wanted = {"out": ([call.queries, heads, max(call.channels, 1) * value_dim], number)}
+        if "gate" in case:
+            wanted["gated"] = wanted["out"]
     else:
         device["grads"] = memory.put(to_bits(type_, grads))
-        wanted = {f"{name}_grads": (case[name].shape, number) for name in tensors} | wanted
-    if case.get("gate") is not None:
-        device["gate"] = memory.put(to_bits(type_, case["gate"]))
-        call.per_head, call.gate_first, call.epsilon = case["per_head"], case["gate_first"], case["epsilon"]
-        norms = [name for name in ("norm_weight", "norm_bias") if name in case]
-        device.update({name: memory.put(np.asarray(case[name], np.float32)) for name in norms})
-        if grads is None:
-            wanted["gated"] = wanted["out"]
-        else:
+        if "gate" in case:
             device["out"] = memory.put(to_bits(type_, case["attended"]))
-            wanted["gate_grads"] = (case["gate"].shape, number)
-            wanted.update({f"{name}_grads": (case[name].shape, np.float32) for name in norms})
+        wanted = {f"{name}_grads": (case[name].shape, number) for name in TOKENS[:4] if name in case}
+        wanted.update({f"{n.removesuffix('_weights')}_grads": ([len(case[n])], np.float32) for n in weights})
     device.update({name: memory.empty(*form) for name, form in wanted.items()})
     for name, array in host.items():
         setattr(call, name, array.ctypes.data)
     for name, array in device.items():
         setattr(call, name, memory.pointer(array).value)
-    scratch = memory.empty([kernels.count(f"{op}_scratch_bytes", call)], np.uint8)
-    return Prepared(op + ("" if grads is None else "_grad"), call, scratch, host, device, list(wanted))
+    return Prepared("attention" if grads is None else "attention_grad", call, host, device, list(wanted))
 
 
-def run(kernels, op, type_, case, grads=None):
-    """Returns out of an op of ORACLES, or with grads the gradients of tensors, position_weights, time_weights."""
-    prepared = prepare(kernels, op, type_, case, grads)
-    kernels.run(prepared.launcher, prepared.call, prepared.scratch)
+def run(kernels, type_, case, grads=None):
+    """Returns the results of a prepared call by name, as float32."""
+    prepared = prepare(kernels, type_, case, grads)
+    kernels.run(prepared.launcher, prepared.call, kernels.allocator)
     results = {name: kernels.memory.get(prepared.device[name]) for name in prepared.results}
     return {name: x if x.dtype == np.float32 else from_bits(type_, x) for name, x in results.items()}
 
@@ -141,39 +138,29 @@ def assert_near(type_, ours, wanted, what, times=1):
     assert error <= times * TOLERANCE[type_], f"{what}: error {error:.2e} of the largest number"
 
 
-def compare(kernels, type_, case, op="jagged_attention"):
-    """Compares both passes of an op with their oracles."""
-    forward, backward = ORACLES[op]
-    tensors = [name for name in ("query", "key", "value") if name in case]
-    exact = {**case, **{name: from_bits(type_, to_bits(type_, case[name])) for name in tensors}}
-    out = forward(**exact)
-    assert_near(type_, run(kernels, op, type_, case)["out"], out, "out")
-    grads = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out.shape)))
-    wanted = backward(grads=grads, **exact)
-    for name, ours in run(kernels, op, type_, case, grads).items():
-        of_function = name == "time_grads" and "time_function" in case
-        assert_near(type_, ours, wanted[name], name, 8 if of_function else 1)
+def compare(kernels, type_, case, queries=None):
+    """Compares both passes with the oracle. queries: how many of the last tokens of each row ask; None: all.
 
-
-def compare_fewer_queries(kernels, type_, case, queries, op="jagged_attention"):
-    """Compares rows whose last `queries` tokens ask with the oracle, whose other tokens have no gradient."""
-    forward, backward = ORACLES[op]
-    splits, counts = np.asarray(case["row_splits"]), np.asarray(queries)
-    asking = np.concatenate([np.arange(end - count, end) for end, count in zip(splits[1:], counts)])
-    tensors = [name for name in ("query", "key", "value") if name in case]
-    exact = {**case, **{name: from_bits(type_, to_bits(type_, case[name])) for name in tensors}}
-    fewer = {**case, "query_splits": np.concatenate([[0], np.cumsum(counts)])}
-    for name in ("query", "scale", "asks"):
-        if np.ndim(case.get(name, 0)) > 0:
-            fewer[name] = case[name][asking]
-    out = forward(**exact)
-    assert_near(type_, run(kernels, op, type_, fewer)["out"], out[asking], "out")
+    In the oracle every token asks, and those that do not have no gradient.
+    """
+    splits = np.asarray(case["row_splits"])
+    counts = np.diff(splits) if queries is None else np.asarray(queries, np.int64)
+    ranges = [np.arange(end - count, end) for end, count in zip(splits[1:], counts)]
+    asking = np.concatenate([np.empty(0, np.int64), *ranges])
+    given = case
+    if queries is not None:
+        given = {**case, "query_splits": np.concatenate([[0], np.cumsum(counts)])}
+        given.update({n: case[n][asking] for n in ("query", "scale", "asks") if np.ndim(case.get(n, 0)) > 0})
+    exact, attends = rounded(type_, case), "query" in case
+    out = (oracle.attention if attends else oracle.bias_attention)(**exact)
+    assert_near(type_, run(kernels, type_, given)["out"], out[asking], "out")
     grads = np.zeros(out.shape)
     grads[asking] = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out[asking].shape)))
-    wanted = backward(grads=grads, **exact)
-    for name, ours in run(kernels, op, type_, fewer, grads[asking]).items():
+    wanted = (oracle.attention_grad if attends else oracle.bias_attention_grad)(grads=grads, **exact)
+    for name, ours in run(kernels, type_, given, grads[asking]).items():
         expected = wanted[name][asking] if name == "query_grads" else wanted[name]
-        assert_near(type_, ours, expected, name, 8 if name == "time_grads" and "time_function" in case else 1)
+        of_function = name == "time_grads" and case["time"] != "buckets"
+        assert_near(type_, ours, expected, name, 8 if of_function else 1)
 
 
 def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias=True, **masks):
@@ -188,7 +175,7 @@ def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias
         answers = [1_000_000 + np.cumsum(random.integers(0, 400, n) ** 2) for n in lengths]
         asks = [np.concatenate([a[1:], a[-1:]]) for a in answers]
         case.update(
-            position_weights=random.normal(size=2 * longest - 1), time_weights=random.normal(size=21),
+            position_weights=random.normal(size=2 * longest - 1), time_weights=random.normal(size=21), time="buckets",
             thresholds=np.floor(2.0 ** np.arange(20)).astype(np.int64),
             answers=np.concatenate([*answers, np.empty(0, np.int64)]).astype(np.int64),
             asks=np.concatenate([*asks, np.empty(0, np.int64)]).astype(np.int64),

@@ -36,9 +36,9 @@ def case_of(arrays, settings):
     }  # fmt: skip
     if "_rel_attn_bias___ts_w" in arrays:
         buckets = arrays["_rel_attn_bias___ts_w"]
-        return {**case, "time_weights": buckets, "thresholds": log_thresholds(len(buckets) - 1)}
+        return {**case, "time": "buckets", "time_weights": buckets, "thresholds": log_thresholds(len(buckets) - 1)}
     scalars = [arrays[f"_rel_attn_bias___exp_{name}"][0] for name in "ab"]
-    return {**case, "time_function": 2, "time_weights": np.array(scalars)}
+    return {**case, "time": "exponential", "time_weights": np.array(scalars)}
 
 
 @once
@@ -62,11 +62,11 @@ def compare_block(kernels, arrays, settings, name):
     u, value, *query_key = np.split(projected, np.cumsum(columns), axis=1)
     heads_of = lambda array: array.reshape(len(x), heads, -1)  # noqa: E731
     case["value"] = heads_of(value)
-    parts = [run(kernels, "bias_attention", 0, case)["out"]]
+    parts = [run(kernels, 0, case)["out"]]
     if alpha:
         plain = {key: case[key] for key in ("row_splits", "scale", "value")}
         plain.update(zip(("query", "key"), map(heads_of, query_key)))
-        parts.append(run(kernels, "jagged_attention", 0, plain)["out"])
+        parts.append(run(kernels, 0, plain)["out"])
     out = np.concatenate(parts, axis=2).reshape(len(x), -1)
     hidden = x + (u * rms_norm(out)) @ into.T + arrays["_mffn__lin0__bias"]
     inner = rms_norm(hidden)
@@ -81,7 +81,7 @@ def compare_block(kernels, arrays, settings, name):
     of_linear = of_inner * silu(inner @ gate.T)
     of_hidden = arrays["dout"] + rms_norm_grad(hidden, of_gate @ gate + of_linear @ linear)
     of_out = rms_norm_grad(out, (of_hidden @ into) * u).reshape(len(x), heads, -1)
-    found = run(kernels, "bias_attention", 0, case, of_out[:, :, : 2 * dim])
+    found = run(kernels, 0, case, of_out[:, :, : 2 * dim])
     time = [arrays["d__rel_attn_bias___ts_w"]] if alpha else [arrays[f"d__rel_attn_bias___exp_{n}"] for n in "ab"]
     wanted = {"position_grads": arrays["d__rel_attn_bias___pos_w"], "time_grads": np.concatenate(time)}
     for weights, expected in wanted.items():

@@ -43,6 +43,10 @@ int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocat
 #define fusedrec_buffer_create CreateBuffer
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
+#undef FUSEDREC_CPU_KERNEL
+#undef FUSEDREC_GPU_KERNEL
+#define FUSEDREC_CPU_KERNEL(builder, ...) static_assert(true, "the op library has it")
+#define FUSEDREC_GPU_KERNEL(builder, ...) REGISTER_KERNEL_BUILDER(builder, __VA_ARGS__)
 
 #include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
@@ -54,9 +58,7 @@ int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocat
 #include "hash_table/cuda/kernels/hash_table_update_gpu_kernel.cc"  // NOLINT
 #include "fuse_ids/cuda/fuse_ids_gpu_kernel.cc"  // NOLINT
 #include "initial_rows/cuda/initial_rows_gpu_kernel.cc"  // NOLINT
-#include "jagged_attention/cuda/kernels/bias_attention_gpu_kernel.cc"  // NOLINT
-#include "jagged_attention/cuda/kernels/gated_attention_gpu_kernel.cc"  // NOLINT
-#include "jagged_attention/cuda/kernels/jagged_attention_gpu_kernel.cc"  // NOLINT
+#include "jagged_attention/attention_kernel.cc"  // NOLINT
 #include "join_messages/cuda/join_messages_gpu_kernel.cc"  // NOLINT
 #include "rank_partition/cuda/rank_partition_gpu_kernel.cc"  // NOLINT
 #include "recovery/cuda/recovery_gpu_kernel.cc"  // NOLINT

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.oracles import jagged_attention as oracle
 from tests.support.attention import Arrays, Case
 from tests.support.shape_functions import inferred
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
+TOKENS = ("query", "key", "value", "gate")
 FORMS = {
     "plain": {"weights": False},
     "weights": {},
@@ -48,26 +50,27 @@ class Gated:
 
         return self.arrays.computed(Functions, given)
 
-    def oracle(self, given):
-        attended = self.arrays.oracle(given)
-        shape = tf.shape(attended)
-        inputs = attended * given["gate"] if self.gate_first else attended
-        if not self.per_head:
-            inputs = tf.reshape(inputs, [shape[0], 1, -1])
-        mean, variance = tf.nn.moments(inputs, -1, keepdims=True)
-        y = tf.reshape((inputs - mean) / tf.sqrt(variance + 1e-3), shape)
-        if "norm_weight" in given:
-            y = y * tf.reshape(given["norm_weight"], shape[1:]) + tf.reshape(given["norm_bias"], shape[1:])
-        return y if self.gate_first else y * given["gate"]
+    def exact(self):
+        """Returns output and gradients of the oracle."""
+        given, asking = {name: x.astype(np.float64) for name, x in self.given.items()}, self.arrays.case.asking
+        case = self.arrays.definition(given)
+        form = {"per_head": self.per_head, "gate_first": self.gate_first, "epsilon": 1e-3}
+        form.update({name: x for name, x in given.items() if "gate" in name or "norm" in name})
+        attended = oracle.attention(**case)
+        out, gradients = oracle.gate(attended[asking], grads=self.arrays.cotangent(attended[asking].shape), **form)
+        grads = np.zeros(attended.shape)
+        grads[asking] = gradients["attended_grads"]
+        gradients.update(oracle.attention_grad(grads=grads, **case))
+        gradients["query_grads"] = gradients["query_grads"][asking]
+        return {"out": out, **{name: gradients[f"{name}_grads"] for name in given}}
 
-    def results(self, function, dtype, half=None):
-        """Returns output and gradients in float64. Tokens have `half`, if given, and weights `dtype`."""
-        tokens = ("query", "key", "value", "gate")
-        given = {name: tf.cast(x, half if half and name in tokens else dtype) for name, x in self.given.items()}
+    def results(self, dtype=tf.float32):
+        """Returns output and gradients of the op in float64. Weights are float32."""
+        given = {name: tf.cast(x, dtype if name in TOKENS else tf.float32) for name, x in self.given.items()}
         with tf.GradientTape() as tape:
             tape.watch(given)
-            out = function(given)
-            total = tf.reduce_sum(tf.cast(out, dtype) * tf.cast(self.arrays.cotangent(out.shape), dtype))
+            out = self.ours(given)
+            total = tf.reduce_sum(tf.cast(out, tf.float32) * self.arrays.cotangent(out.shape))
         gradients = tape.gradient(total, given)
         found = {"out": out, **{name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}}
         return {name: np.asarray(tf.cast(x, tf.float64)) for name, x in found.items()}
@@ -85,32 +88,31 @@ def assert_near(found, exact, relative):
 def test_equals_the_definitions_forward_and_backward(case, form):
     gated = Gated(case, **form)
     # As for the attention itself, and a norm divides by a small deviation.
-    assert_near(gated.results(gated.ours, tf.float32), gated.results(gated.oracle, tf.float64), 5e-5)
+    assert_near(gated.results(), gated.exact(), 5e-5)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=str)
 def test_half_precision(dtype):
     """The rounded inputs give an error of a few units in the last place."""
     gated = Gated(Case((40, 13), 2, 8, 8, targets=3), gate_first=True)
-    tokens = ("query", "key", "value", "gate")
-    gated.given = {n: tf.cast(tf.cast(x, dtype), tf.float32) if n in tokens else x for n, x in gated.given.items()}
-    exact, found = gated.results(gated.oracle, tf.float64), gated.results(gated.ours, tf.float32, dtype)
+    gated.given.update({n: tf.cast(tf.cast(gated.given[n], dtype), tf.float32).numpy() for n in TOKENS})
+    exact, found = gated.exact(), gated.results(dtype)
     # The backward pass reads the attention rounded to 16 bits, which the norm divides by the deviation.
     assert_near(found, exact, 16 * 2.0 ** -(11 if dtype == tf.float16 else 8))
 
 
 def test_the_last_head_of_a_block_gates_it_whatever_the_threads():
     gated = Gated(Case((1300, 700, 20), 3, 8, 8))
-    first = gated.results(gated.ours, tf.float32)
+    first = gated.results()
     for _ in range(3):
-        for name, again in gated.results(gated.ours, tf.float32).items():
+        for name, again in gated.results().items():
             np.testing.assert_array_equal(again, first[name])
 
 
 def test_no_tokens():
     for case in (Case((0, 0)), Case(())):
         gated = Gated(case)
-        found = gated.results(gated.ours, tf.float32)
+        found = gated.results()
         assert found["out"].size == 0 and not np.any(found["norm_weight"])
 
 

@@ -122,7 +122,7 @@ def block(rows: int, repeats: int) -> dict[str, float]:
         layer = layers.HSTU(heads, dim, dim, max_sequence_length=longest, position_bias=False, time_encoding="none")
         layer.build(x.shape)
         if name == "outside":
-            layer.kernels = layer.kernels._replace(gated_attention=None)
+            layer.kernels = layer.kernels._replace(gates=False)
         calls[name] = _passes(layer, x, tf.constant(grads))
     for number, (ours, theirs) in enumerate(zip(calls["fused"](), calls["outside"]())):
         harness.check_close(f"result {number} of the block", ours, theirs.numpy(), relative=1e-4)

@@ -165,7 +165,7 @@ def _attention() -> None:
     with tf.GradientTape() as tape:
         tape.watch(heads)
         gate = ops.OutputGate(heads, tf.ones([8]), tf.zeros([8]))
-        gated = ops.gated_attention(heads, heads, heads, tf.constant([0, 3, 3, 5], tf.int64), gate=gate, scale=0.1)
+        gated = ops.jagged_attention(heads, heads, heads, tf.constant([0, 3, 3, 5], tf.int64), gate=gate, scale=0.1)
     tape.gradient(gated, heads)
 
 

@@ -102,8 +102,9 @@ def results(number: int) -> list[tf.Tensor]:
             if op == "gated_attention":
                 norm = (given.get("norm_weight"), given.get("norm_bias"))
                 more["gate"] = ops.OutputGate(given["gate"], *norm, **form)
-            out = getattr(ops, op)(given["query"], given["key"], given["value"], splits, **more)
-    gradients = tape.gradient(out, given, normal(*out.shape), unconnected_gradients="zero")
+            out = ops.jagged_attention(given["query"], given["key"], given["value"], splits, **more)
+    columns = value_dim * (("position" in given) + ("time" in given) if op == "bias_attention" else 1)
+    gradients = tape.gradient(out, given, normal(asking, heads, columns), unconnected_gradients="zero")
     return [out, *(gradients[name] for name in sorted(gradients))]
 
 

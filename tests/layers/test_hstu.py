@@ -138,9 +138,9 @@ def test_divisors_scale_each_asking_token(divisor):
 
     def attention(query, key, value, row_splits, *, scale, **masks):
         recorded.append((scale, masks))
-        return ops.gated_attention(query, key, value, row_splits, scale=scale, **masks)
+        return ops.jagged_attention(query, key, value, row_splits, scale=scale, **masks)
 
-    layer.kernels = layer.kernels._replace(gated_attention=attention)
+    layer.kernels = layer.kernels._replace(attention=attention)
     layer(x)
     ((scale, masks),) = recorded
     wanted = [5] * 5 + [3] * 3 if divisor == "row_length" else [1, 2, 3, 3, 3, 1, 2, 3]

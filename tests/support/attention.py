@@ -147,7 +147,7 @@ class Arrays:
         """Returns the op's output."""
         return self.computed(ops, weights, channels)
 
-    def computed(self, functions, weights, channels=False):
+    def computed(self, functions, weights, channels=False, **more):
         """Returns the output of `functions`, the ops or others with their arguments."""
         given = {"num_targets": self.num_targets, "bias": self.bias(weights), **self.case.masks}
         given["query_splits"] = self.case.query_splits
@@ -157,7 +157,7 @@ class Arrays:
         scale = self.scale[self.case.asking]
         if self.case.dropout:
             given.update(dropout=self.case.dropout, dropout_seed=tf.constant(SEED, tf.int64))
-        return functions.jagged_attention(*tokens, self.case.splits, scale=scale, alpha=0.7, **given)
+        return functions.jagged_attention(*tokens, self.case.splits, scale=scale, alpha=0.7, **given, **more)
 
     def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:
         """Returns output and gradients as float64 arrays. Bias weights stay float32 beside 16-bit tokens."""

@@ -72,7 +72,7 @@ class GatedOutput(ConfiguredLayer):
         return x + self.projection(self.dropout(gated, training=training))
 
     def output_gate(self, gate: tf.Tensor) -> OutputGate | None:
-        """Returns gate and norm for ops.gated_attention from gate <float>[T, H * Dv]; None where it lacks a part."""
+        """Returns gate and norm for ops.jagged_attention from gate <float>[T, H * Dv]; None where it lacks a part."""
         if self.concat != "none":  # the projection also takes the attention or its norm
             return None
         columns = gate.shape[-1] // self.num_heads

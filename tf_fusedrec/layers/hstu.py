@@ -240,10 +240,11 @@ class HSTU(SequenceBlock):
         """Returns the inputs of the output stage, <float>[Tq, H * Dv]: the gated attention, or gate and attention."""
         arguments["alpha"] = self.qk_dim**-0.5 if self.form == "production" else 1.0
         inner = [-1, self.num_heads * self.value_dim]
-        attend, output_gate = self.kernels.gated_attention, self.output_stage.output_gate(gate)
-        if attend is None or output_gate is None:
-            return [gate, tf.reshape(self.kernels.attention(query, key, value, row_splits, **arguments), inner)]
-        return [tf.reshape(attend(query, key, value, row_splits, gate=output_gate, **arguments), inner)]
+        output_gate = self.output_stage.output_gate(gate) if self.kernels.gates else None
+        if output_gate is not None:
+            arguments["gate"] = output_gate
+        out = tf.reshape(self.kernels.attention(query, key, value, row_splits, **arguments), inner)
+        return [gate, out] if output_gate is None else [out]
 
     def _scale(self, row_splits: tf.Tensor, masks: dict, queries: tf.Tensor | None = None) -> float | tf.Tensor:
         """Returns one over the divisor, of the last `queries` <int64>[B] tokens of each row; None: of all tokens."""

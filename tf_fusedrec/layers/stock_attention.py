@@ -168,8 +168,8 @@ class AttentionKernels(NamedTuple):
 
     attention: Callable[..., tf.Tensor]
     bias_attention: Callable[..., tf.Tensor]
-    gated_attention: Callable[..., tf.Tensor] | None
+    gates: bool  # whether attention takes a gate
 
 
-FUSED = AttentionKernels(ops.jagged_attention, ops.bias_attention, ops.gated_attention)
-STOCK = AttentionKernels(jagged_attention, bias_attention, None)
+FUSED = AttentionKernels(ops.jagged_attention, ops.bias_attention, gates=True)
+STOCK = AttentionKernels(jagged_attention, bias_attention, gates=False)

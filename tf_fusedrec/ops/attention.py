@@ -84,6 +84,7 @@ def jagged_attention(
     query_splits: tf.Tensor | None = None,
     dropout: float = 0.0,
     dropout_seed: tf.Tensor | None = None,
+    gate: OutputGate | None = None,
 ) -> tf.Tensor:
     """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
 
@@ -138,77 +139,31 @@ def jagged_attention(
       dropout: share of the pairs that are hidden at random, 0 <= dropout < 1. The sum of the others is divided by
         1 - dropout.
       dropout_seed: <int64>[]; given exactly with dropout. A pair depends on seed, row, head, key and query only.
+      gate: gate and norm behind the attention; no other op passes over [Tq, H, Dv]. The norm follows the attention of a
+        token as soon as all heads have it. The op keeps the attention for its backward pass. Differentiable in gate,
+        weight and bias.
 
     Returns:
       <type of value>[Tq, H, Dv].
 
     Raises:
       ValueError: dropout is out of range or lacks its seed, a length is negative, target_group_size is below 1,
-        global_window lacks attention_window, or bias is incomplete.
+        global_window lacks attention_window, bias is incomplete, or gate has only one of weight and bias.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
         N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or
         more targets than queries.
 
-    Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
+    Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators. MTGRBoost,
+    eq. 3, has the gate first.
     """
     return library.fusedrec_jagged_attention(
         **_attention_inputs(
             query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
             contextual_length, attention_window, min_full_length, global_window, target_group_size,
-        )
+        ),
+        **_gate_inputs(gate),
     ).out  # fmt: skip
-
-
-def gated_attention(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    value: tf.Tensor,
-    row_splits: tf.Tensor,
-    *,
-    gate: OutputGate,
-    scale: float | tf.Tensor,
-    alpha: float = 1.0,
-    num_targets: tf.Tensor | None = None,
-    contextual_length: int | tf.Tensor = 0,
-    attention_window: int = 0,
-    min_full_length: int = 0,
-    global_window: int = 0,
-    target_group_size: int = 1,
-    bias: RelativeBias | None = None,
-    query_splits: tf.Tensor | None = None,
-    dropout: float = 0.0,
-    dropout_seed: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """jagged_attention, then gate and norm, in one op. No other op passes over [Tq, H, Dv].
-
-    The norm follows the attention of a token as soon as all heads have it. The backward pass reads the attention, which
-    the op keeps. Differentiable in gate, weight, bias and where jagged_attention is; once.
-
-    Args:
-      gate: gate and norm.
-      query, key, value, row_splits, scale and the other arguments: as in jagged_attention.
-
-    Returns:
-      <type of value>[Tq, H, Dv].
-
-    Raises:
-      ValueError: as jagged_attention, or gate has only one of weight and bias.
-      InvalidArgumentError: as jagged_attention, or the shape of the gate or the size of its weights does not fit.
-
-    Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; MTGRBoost, eq. 3, has the gate first.
-    """
-    if (gate.weight is None) != (gate.bias is None):
-        raise ValueError("weight and bias of an OutputGate must be given together, got only one of them.")
-    inputs = _attention_inputs(
-        query, key, value, row_splits, scale, alpha, bias, query_splits, dropout, dropout_seed, num_targets,
-        contextual_length, attention_window, min_full_length, global_window, target_group_size,
-    )  # fmt: skip
-    inputs["gate"] = [gate.gate]
-    inputs["norm"] = [] if gate.weight is None else [tf.cast(w, tf.float32) for w in (gate.weight, gate.bias)]
-    return library.fusedrec_jagged_attention(
-        per_head=gate.per_head, gate_first=gate.gate_first, epsilon=gate.epsilon, **inputs
-    ).out
 
 
 def bias_attention(
@@ -336,7 +291,19 @@ def _attention_inputs(
         **_row_inputs(row_splits, bias or RelativeBias(), query_splits, *masks),
         "query": query, "key": key, "value": value, "alpha": alpha,
         "scale": tf.cast(scale, tf.float32) / (1.0 - dropout), "dropout": dropout,
-        "dropout_seed": [] if dropout_seed is None else [tf.cast(dropout_seed, tf.int64)], "gate": [], "norm": [],
+        "dropout_seed": [] if dropout_seed is None else [tf.cast(dropout_seed, tf.int64)],
+    }  # fmt: skip
+
+
+def _gate_inputs(gate: OutputGate | None) -> dict[str, Any]:
+    if gate is None:
+        return {"gate": [], "norm": []}
+    norm = [weights for weights in (gate.weight, gate.bias) if weights is not None]
+    if len(norm) == 1:
+        raise ValueError("weight and bias of an OutputGate must be given together, got only one of them.")
+    return {
+        "gate": [gate.gate], "norm": [tf.cast(weights, tf.float32) for weights in norm],
+        "per_head": gate.per_head, "gate_first": gate.gate_first, "epsilon": gate.epsilon,
     }  # fmt: skip
 
 

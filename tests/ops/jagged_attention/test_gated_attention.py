@@ -1,4 +1,4 @@
-"""gated_attention against the dense definition of the attention and the formulas of gate and norm, both passes."""
+"""The gate of jagged_attention, both passes: the definition of the attention and the formulas of gate and norm."""
 
 import numpy as np
 import pytest
@@ -43,12 +43,7 @@ class Gated:
         # As small as the attention is, so that both parts of the deviation count.
         gate = ops.OutputGate(given["gate"], *norm, self.per_head, self.gate_first, epsilon=1e-3)
 
-        class Functions:
-            @staticmethod
-            def jagged_attention(*tokens, **arguments):
-                return ops.gated_attention(*tokens, gate=gate, **arguments)
-
-        return self.arrays.computed(Functions, given)
+        return self.arrays.computed(ops, given, gate=gate)
 
     def exact(self):
         """Returns output and gradients of the oracle."""
@@ -122,7 +117,7 @@ def test_refusals():
     def refuses(words, error=tf.errors.InvalidArgumentError, gate=tokens, **norm):
         with pytest.raises(error, match=words):
             given = ops.OutputGate(gate, **norm)
-            tf.function(lambda: ops.gated_attention(tokens, tokens, tokens, splits, scale=1.0, gate=given))()
+            tf.function(lambda: ops.jagged_attention(tokens, tokens, tokens, splits, scale=1.0, gate=given))()
 
     refuses("weight and bias of an OutputGate must be given together", ValueError, weight=tf.ones(8))
     refuses(
@@ -134,7 +129,7 @@ def test_refusals():
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def call(gate):
-        return ops.gated_attention(tokens, tokens, tokens, splits, scale=1.0, gate=ops.OutputGate(gate))
+        return ops.jagged_attention(tokens, tokens, tokens, splits, scale=1.0, gate=ops.OutputGate(gate))
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"gate must have the shape of the attention \[3,2,4\]"):
         call(tf.zeros([3, 8]))
@@ -142,7 +137,7 @@ def test_refusals():
 
 def test_shape_function():
     def attend(q, v, splits, gate):
-        return ops.gated_attention(q, q, v, splits, scale=1.0, gate=ops.OutputGate(gate))
+        return ops.jagged_attention(q, q, v, splits, scale=1.0, gate=ops.OutputGate(gate))
 
     unknown = (tf.float32, [None, None, None])
     shapes = (tf.float32, [7, None, 8]), (tf.float32, [None, None, 3]), (tf.int64, [3])

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "hash_table/rules/rules.h"
 #include "hash_table/table_limits.h"
 #include "hash_table/table_options.h"
 #include "initial_rows/initial_rows.h"
@@ -16,6 +17,7 @@ namespace fusedrec {
 
 // The specification of a table; the same on all ranks.
 struct TableSpec : TableOptions {
+  AnyRule rule;
   std::vector<uint64_t> seeds;     // one per segment; as many segments as seeds
   std::vector<Limits> limits;      // of the segments; empty: no segment has one
   std::vector<std::string> names;  // of the segments, for messages; may be empty

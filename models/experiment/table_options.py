@@ -21,18 +21,10 @@ from typing import Any
 
 import tf_fusedrec as fr
 from models.experiment.yaml_records import check_choice, typed
-from tf_fusedrec import config, optimizers
-from tf_fusedrec.optimizers.rules import Rule
+from tf_fusedrec import config
+from tf_fusedrec.optimizers.rules import RULES, Rule
 
-TABLE_OPTIMIZERS = {
-    "adagrad": optimizers.Adagrad,
-    "adam": optimizers.Adam,
-    "adamw": optimizers.AdamW,
-    "ftrl": optimizers.Ftrl,
-    "rmsprop": optimizers.RMSprop,
-    "rowwise_adagrad": optimizers.RowWiseAdagrad,
-    "sgd": optimizers.SGD,
-}
+TABLE_OPTIMIZERS = {name.replace("RowWise", "rowwise_").lower(): rule for name, rule in sorted(RULES.items())}
 INITIALIZERS = {
     "constant": config.Constant,
     "normal": config.Normal,
@@ -84,7 +76,7 @@ def make_tables(
 
 def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[str, Any]) -> Rule:
     """Returns the record of an update rule. Raises ValueError: an argument is unknown or out of its range."""
-    kind = typing.cast("type[Rule]", TABLE_OPTIMIZERS[name])
+    kind = TABLE_OPTIMIZERS[name]
     return _make(where, name, kind, {"learning_rate": learning_rate}, arguments)
 
 

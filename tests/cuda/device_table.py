@@ -10,8 +10,16 @@ from tests.cuda.memory import Allocator
 
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
-_NAMES = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
-RULES = {name: n for n, name in enumerate(_NAMES)}
+# Parameters of the rules in the order of custom_ops/hash_table/rules, after clipnorm.
+RULES = {
+    "sgd": (),
+    "momentum": ("momentum", "nesterov"),
+    "adagrad": ("initial_accumulator_value", "epsilon", "epsilon_inside", "moment_offset"),
+    "rowwise_adagrad": ("initial_accumulator_value", "epsilon", "epsilon_inside", "mean", "moment_scale"),
+    "rmsprop": ("one_minus_rho", "epsilon", "epsilon_inside"),
+    "adam": ("one_minus_beta_1", "one_minus_beta_2", "epsilon", "weight_decay"),
+    "ftrl": ("initial_accumulator_value", "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta"),
+}
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
@@ -77,32 +85,15 @@ def limits_of(segments, options):
     return limits
 
 
-class Rule(ctypes.Structure):
-    """UpdateRule of update_rule.h."""
-
-    _fields_ = [
-        ("rule", ctypes.c_int),
-        ("clipnorm", ctypes.c_float),
-        ("momentum", ctypes.c_float),
-        ("nesterov", ctypes.c_bool),
-        ("initial_accumulator_value", ctypes.c_float),
-        ("epsilon", ctypes.c_float),
-        ("epsilon_inside", ctypes.c_bool),
-        ("mean", ctypes.c_bool),
-        *((name, ctypes.c_float) for name in (
-            "moment_scale", "moment_offset", "one_minus_beta_1", "one_minus_beta_2", "weight_decay",
-            "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta",
-        )),
-    ]  # fmt: skip
-
-
 class Spec(ctypes.Structure):
-    """FusedrecTableSpec; has the fields of its parts."""
+    """FusedrecTableSpec; has the fields of its options."""
 
-    _anonymous_ = ("part_options", "part_rule")
+    _anonymous_ = ("part_options",)
     _fields_ = [
         ("part_options", Options),
-        ("part_rule", Rule),
+        ("rule", ctypes.c_char_p),
+        ("parameters", ctypes.POINTER(ctypes.c_float)),
+        ("num_parameters", ctypes.c_int64),
         ("chunk_rows", ctypes.c_int64),
         ("segments", ctypes.c_int64),
         ("seeds", ctypes.c_void_p),
@@ -111,9 +102,9 @@ class Spec(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """StepInput of update_rule.h."""
+    """Step of rules/rule.h."""
 
-    _fields_ = [("learning_rate", ctypes.c_float), ("step", ctypes.c_int64)]
+    _fields_ = [("learning_rate", ctypes.c_float), ("number", ctypes.c_int64)]
 
 
 class Message(ctypes.Structure):
@@ -132,8 +123,9 @@ class DeviceTable:
 
     Args:
       kernels: tests.cuda.memory.Kernels.
-      rule: Name, or number where it must be refused.
-      more: Further fields of Spec, and limits: each one value for all segments, or a list with one for each.
+      rule: Name.
+      more: Further fields of Spec, parameters of rules, and limits: each one value for all segments, or a list with
+        one for each.
     """
 
     def __init__(self, kernels, dim, seeds, storage="float32", distribution="constant", rule="sgd", **more):
@@ -142,10 +134,14 @@ class DeviceTable:
         seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
         limits = limits_of(len(seeds), more)
-        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, **more}
+        given = {name: more.pop(name) for name in {"clipnorm", *sum(RULES.values(), ())} & {*more}}
+        numbers = [given.get(name, float(name == "moment_scale")) for name in ("clipnorm", *RULES.get(rule, ()))]
+        parameters = (ctypes.c_float * len(numbers))(*numbers)
+        more = {"chunk_rows": 64, "window": 1, **more}
         spec = Spec(
             segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
-            rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, limits=limits.ctypes.data, **more,
+            rule=rule.encode(), parameters=parameters, num_parameters=len(numbers),
+            seeds=seeds.ctypes.data, limits=limits.ctypes.data, **more,
         )  # fmt: skip
         self.allocator = Allocator(self._allocate, self._release)
         self.handle = ctypes.c_void_p()

@@ -7,13 +7,12 @@ Keras trains one variable for each row of the step.
 import dataclasses
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.oracles.optimizers import OptimizerOracle
+from tests.oracles.optimizers import CASES, OptimizerOracle
 from tf_fusedrec import keras, optimizers, tf
 
 legacy, new = keras.optimizers.legacy, keras.optimizers
@@ -21,92 +20,29 @@ STEPS, IDS, BATCH, DIM = 50, 8, 12, 19  # 19 columns: sums over a row have a who
 RATE, START = 0.1, 0.25  # START: a number that 16 bits hold
 
 
-class Case(NamedTuple):
-    """A record with these options, the oracle's rule with equal options, and Keras' names of them."""
-
-    record: type
-    rule: str
-    options: dict = {}
-    keras: tuple = ()  # functions of the learning rate
-
-
-# Epsilons are large, so that a misplaced one shows.
-CASES = {
-    "sgd": Case(optimizers.SGD, "sgd", keras=(new.SGD, legacy.SGD)),
-    "momentum": Case(
-        optimizers.SGD, "sgd", {"momentum": 0.9},
-        (lambda rate: new.SGD(rate, momentum=0.9), lambda rate: legacy.SGD(rate, momentum=0.9)),
-    ),
-    "nesterov": Case(
-        optimizers.SGD, "sgd", {"momentum": 0.9, "nesterov": True},
-        (
+# Keras optimizers equal to a case, as functions of the learning rate.
+KERAS = {
+    "sgd": (new.SGD, legacy.SGD),
+    "momentum": (lambda rate: new.SGD(rate, momentum=0.9), lambda rate: legacy.SGD(rate, momentum=0.9)),
+    "nesterov": (
             lambda rate: new.SGD(rate, momentum=0.9, nesterov=True),
             lambda rate: legacy.SGD(rate, momentum=0.9, nesterov=True),
         ),
-    ),
-    "adagrad": Case(
-        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 0.25},
-        (lambda rate: legacy.Adagrad(rate, initial_accumulator_value=0.25, epsilon=0.05),),
-    ),
-    "adagrad.defaults": Case(optimizers.Adagrad, "adagrad", keras=(legacy.Adagrad,)),
-    "adagrad.inside": Case(
-        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "epsilon_inside": True},
-        (lambda rate: new.Adagrad(rate, epsilon=0.05),),
-    ),
-    # Accumulators start as high as these gradients lift them, so that a scale of the start shows.
-    "adagrad.scale2": Case(
-        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 2.0, "moment_scale": 2.0}
-    ),
-    "adagrad.inside.scale4": Case(
-        optimizers.Adagrad, "adagrad",
-        {"epsilon": 0.05, "epsilon_inside": True, "initial_accumulator_value": 2.0, "moment_scale": 4.0},
-    ),
-    "rowwise": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad"),
-    "rowwise.2d_sp": Case(
-        optimizers.RowWiseAdagrad, "rowwise_adagrad",
-        {"variant": "2d_sp", "epsilon": 0.2, "moment_scale": 4.0, "initial_accumulator_value": 20.0},
-    ),
-    "rowwise.torchrec": Case(
-        optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "torchrec", "epsilon": 0.2, "moment_scale": 3.0}
-    ),
-    "rowwise.torchrec.scale2": Case(
-        optimizers.RowWiseAdagrad, "rowwise_adagrad", {"initial_accumulator_value": 2.0, "moment_scale": 2.0}
-    ),
-    "rowwise.hsp": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "hsp", "epsilon": 5.0}),
-    "rmsprop": Case(optimizers.RMSprop, "rmsprop", keras=(legacy.RMSprop,)),
-    "rmsprop.inside": Case(
-        optimizers.RMSprop, "rmsprop", {"rho": 0.8, "epsilon": 0.05, "epsilon_inside": True},
-        (lambda rate: new.RMSprop(rate, 0.8, epsilon=0.05),),
-    ),
-    "rmsprop.scale4": Case(optimizers.RMSprop, "rmsprop", {"epsilon": 0.05, "moment_scale": 4.0}),
-    "rmsprop.inside.scale2": Case(
-        optimizers.RMSprop, "rmsprop", {"epsilon": 0.05, "epsilon_inside": True, "moment_scale": 2.0}
-    ),
-    "adam": Case(optimizers.Adam, "adam", keras=(new.Adam, legacy.Adam)),
-    "adam.scale4": Case(optimizers.Adam, "adam", {"epsilon": 0.05, "moment_scale": 4.0}),
-    "adam.options": Case(
-        optimizers.Adam, "adam", {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 0.05},
-        (lambda rate: new.Adam(rate, 0.8, 0.99, 0.05), lambda rate: legacy.Adam(rate, 0.8, 0.99, 0.05)),
-    ),
-    "adamw": Case(
-        optimizers.AdamW, "adamw", {"weight_decay": 0.1},
-        (lambda rate: new.AdamW(rate, weight_decay=0.1), lambda rate: new.Adam(rate, weight_decay=0.1)),
-    ),
-    "adamw.scale4": Case(optimizers.AdamW, "adamw", {"weight_decay": 0.1, "epsilon": 0.05, "moment_scale": 4.0}),
-    "ftrl": Case(optimizers.Ftrl, "ftrl", keras=(new.Ftrl, legacy.Ftrl)),
-    "ftrl.options": Case(
-        optimizers.Ftrl, "ftrl",
-        {"l1": 0.5, "l2": 0.1, "l2_shrinkage": 0.2, "beta": 0.3, "initial_accumulator_value": 0.25},
-        (lambda rate: new.Ftrl(rate, -0.5, 0.25, 0.5, 0.1, 0.2, 0.3),
+    "adagrad": (lambda rate: legacy.Adagrad(rate, initial_accumulator_value=0.25, epsilon=0.05),),
+    "adagrad.defaults": (legacy.Adagrad,),
+    "adagrad.inside": (lambda rate: new.Adagrad(rate, epsilon=0.05),),
+    "rmsprop": (legacy.RMSprop,),
+    "rmsprop.inside": (lambda rate: new.RMSprop(rate, 0.8, epsilon=0.05),),
+    "adam": (new.Adam, legacy.Adam),
+    "adam.options": (lambda rate: new.Adam(rate, 0.8, 0.99, 0.05), lambda rate: legacy.Adam(rate, 0.8, 0.99, 0.05)),
+    "adamw": (lambda rate: new.AdamW(rate, weight_decay=0.1), lambda rate: new.Adam(rate, weight_decay=0.1)),
+    "ftrl": (new.Ftrl, legacy.Ftrl),
+    "ftrl.options": (lambda rate: new.Ftrl(rate, -0.5, 0.25, 0.5, 0.1, 0.2, 0.3),
          lambda rate: legacy.Ftrl(rate, -0.5, 0.25, 0.5, 0.1, l2_shrinkage_regularization_strength=0.2, beta=0.3)),
-    ),
-    "ftrl.power": Case(
-        optimizers.Ftrl, "ftrl", {"learning_rate_power": -0.7, "l1": 0.1},
-        (lambda rate: new.Ftrl(rate, -0.7, l1_regularization_strength=0.1),
+    "ftrl.power": (lambda rate: new.Ftrl(rate, -0.7, l1_regularization_strength=0.1),
          lambda rate: legacy.Ftrl(rate, -0.7, l1_regularization_strength=0.1)),
-    ),
 }  # fmt: skip
-WITH_KERAS = [(name, k) for name, case in CASES.items() for k in range(len(case.keras))]
+WITH_KERAS = [(name, k) for name, made in KERAS.items() for k in range(len(made))]
 
 
 def schedule():
@@ -167,7 +103,7 @@ def train(optimizer, name, **table):
 @pytest.mark.parametrize("name", CASES)
 def test_rows_train_as_the_formula_says(name):
     case = CASES[name]
-    rows = train(case.record(RATE, **case.options), name)
+    rows = train(getattr(optimizers, case.record)(RATE, **case.options), name)
     assert_equal_rows(rows, oracle_rows(case, [RATE] * STEPS))
 
 
@@ -175,7 +111,7 @@ def test_rows_train_as_the_formula_says(name):
 def test_with_a_schedule_and_clipping(name):
     """The norm is taken of a row's summed gradient. Most of these are clipped, some are not."""
     case, clipnorm = CASES[name], 3.0
-    rows = train(case.record(schedule(), clipnorm=clipnorm, **case.options), f"{name}.clipped")
+    rows = train(getattr(optimizers, case.record)(schedule(), clipnorm=clipnorm, **case.options), f"{name}.clipped")
     rates = [0.2 / (1 + step / 10) for step in range(STEPS)]
     assert_equal_rows(rows, oracle_rows(case, rates, clipnorm))
 
@@ -187,7 +123,7 @@ def test_rows_train_as_in_keras(name, k, rate):
     """The table gets Keras' own optimizer, so the test covers its conversion too."""
 
     def make():
-        return CASES[name].keras[k](schedule() if rate == "schedule" else rate)
+        return KERAS[name][k](schedule() if rate == "schedule" else rate)
 
     optimizer = make()
     rows = [tf.Variable(tf.fill([1, DIM], START), name=f"row{id_}") for id_ in range(IDS)]
@@ -208,7 +144,7 @@ def test_16_bit_rows_train_in_float32(name, storage):
     """One step from numbers that 16 bits hold ends at the float32 result, rounded once."""
     case = CASES[name]
     start = {"initial_accumulator_value": 0.25} if case.rule in ("adagrad", "ftrl") else {}
-    record = case.record(RATE, **{**case.options, **start})
+    record = getattr(optimizers, case.record)(RATE, **{**case.options, **start})
     ids, grads = next(batches())
     exact, narrow = (
         Trained(record, f"{name}.exact"),
@@ -226,7 +162,7 @@ def test_16_bit_rows_train_in_float32(name, storage):
 def test_a_row_does_not_depend_on_its_company(name):
     """A row is equal bit for bit, also clipped: alone in the batch, among others, in a group of several tables."""
     case = CASES[name]
-    record = dataclasses.replace(case.record(RATE, **case.options), clipnorm=1.0)
+    record = dataclasses.replace(getattr(optimizers, case.record)(RATE, **case.options), clipnorm=1.0)
     grads = np.random.default_rng(3).normal(size=[3, 5, DIM]).astype(np.float32)
     alone, among = Trained(record, f"{name}.alone"), Trained(record, f"{name}.among")
     fused = fr.FusedEmbedding(

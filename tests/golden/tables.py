@@ -92,11 +92,11 @@ def call_on_host(op: Callable, *arguments: Any, **static: Any) -> Any:
 class Program:
     """The options and operations of one number. `create` makes a table from options; `call` runs an op on one."""
 
-    def __init__(self, number: int, create: Callable[[dict[str, Any]], Any], call: Call):
+    def __init__(self, number: int, create: Callable[[dict[str, Any]], Any], call: Call, rule: Any = None):
         self.random, self.create, self.call = random.Random(number), create, call
         self.answers = []  # pairs of a name and an array
         self.number, self.step, self.made, self.since = number, 0, 0, (0, 0)
-        self.rule = RULES[number % len(RULES)]
+        self.rule = rule or RULES[number % len(RULES)]
         self.dtype = self.pick([tf.float32, tf.float32, tf.float16, tf.bfloat16])
         self.dim = self.pick([1, 5, 5, 21])
         self.options = self._options()
@@ -116,7 +116,7 @@ class Program:
         )
         options = {
             "dim": self.dim, "seeds": [11, -22], "distribution": distribution, "a": a, "b": b,
-            "rule": self.rule.rule, "hyperparameters": self.rule.hyperparameters,
+            "rule": self.rule.rule, "hyperparameters": list(self.rule.parameters.values()),
             "storage": "float32" if storage == "mixed" else storage,
             "stochastic_rounding": self.pick([False, True]) and storage != "float32",
             "unknown": self.pick(["initial", "zeros"]), "record_tombstones": self.pick([False, True]),
@@ -309,8 +309,8 @@ class Program:
             self.add("candidates", *self.run_op(ops.table_candidates, segment))
 
 
-def run_on_host(number: int) -> Program:
-    """Runs a program on a table in host memory."""
+def run_on_host(number: int, rule: Any = None) -> Program:
+    """Runs a program, or one with another rule, on a table in host memory."""
     tables = []
     with tempfile.TemporaryDirectory() as folder:
 
@@ -319,7 +319,7 @@ def run_on_host(number: int) -> Program:
             tables.append(ops.hash_table(**options, **tier))
             return tables[-1]
 
-        program = Program(number, create, call_on_host)
+        program = Program(number, create, call_on_host, rule)
         program.run()
         for table in tables:
             ops.table_destroy(table)

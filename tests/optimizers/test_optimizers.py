@@ -23,25 +23,33 @@ RECORDS = {
     "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
     "ftrl": optimizers.Ftrl(0.5, -0.75, 0.25, 1.0, 2.0, 3.0, 4.0, 5.0),
 }
-# Hyperparameters in the order of custom_ops/hash_table/cpu/rows/optimizer.h, slots of D numbers, slots of one number.
+# Parameters by the names of custom_ops/hash_table/rules, slots of D numbers, slots of one number.
+ADAM = {"clipnorm": 2, "one_minus_beta_1": 0.25, "one_minus_beta_2": 0.125, "epsilon": 1e-3}
+ACCUMULATES = {"clipnorm": 2, "initial_accumulator_value": 0.25, "epsilon": 1e-3}
 WANTED = {
-    "sgd": ([0], (), ()),
-    "momentum": ([2, 0.9, 1], ("momentum",), ()),
-    "adagrad": ([2, 0.25, 1e-3, 1, 0], ("accumulator",), ()),
-    "rmsprop": ([2, 0.25, 4e-3, 1], ("v",), ()),
-    "rowwise_adagrad": ([2, 0.25, 1e-3, 0, 1, 4], (), ("accumulator",)),
-    "adam": ([2, 0.25, 0.125, 1e-3], ("m", "v"), ()),
-    "adamw": ([2, 0.25, 0.125, 1e-3, 0.125], ("m", "v"), ()),
-    "ftrl": ([5, 0.25, -0.75, 1, 2, 3, 4], ("accumulator", "linear"), ()),
-}
+    "sgd": ({"clipnorm": 0}, (), ()),
+    "momentum": ({"clipnorm": 2, "momentum": 0.9, "nesterov": True}, ("momentum",), ()),
+    "adagrad": ({**ACCUMULATES, "epsilon_inside": True, "moment_offset": 0}, ("accumulator",), ()),
+    "rmsprop": ({"clipnorm": 2, "one_minus_rho": 0.25, "epsilon": 4e-3, "epsilon_inside": True}, ("v",), ()),
+    "rowwise_adagrad": (
+        {**ACCUMULATES, "epsilon_inside": False, "mean": True, "moment_scale": 4}, (), ("accumulator",)
+    ),
+    "adam": ({**ADAM, "weight_decay": 0}, ("m", "v"), ()),
+    "adamw": ({**ADAM, "weight_decay": 0.125}, ("m", "v"), ()),
+    "ftrl": (
+        {"clipnorm": 5, "initial_accumulator_value": 0.25, "learning_rate_power": -0.75, "l1": 1, "l2": 2,
+         "l2_shrinkage": 3, "beta": 4}, ("accumulator", "linear"), (),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", RECORDS)
-def test_a_record_gives_rule_hyperparameters_and_slots(rule):
+def test_a_record_gives_rule_parameters_and_slots(rule):
     record = RECORDS[rule]
-    numbers, wide, scalar = WANTED[rule]
-    assert record.rule == rule
-    assert (record.hyperparameters, record.wide_slots, record.scalar_slots) == (numbers, wide, scalar)
+    parameters, wide, scalar = WANTED[rule]
+    assert record.rule == rule.removesuffix("w")
+    assert (record.parameters, record.wide_slots, record.scalar_slots) == (parameters, wide, scalar)
+    assert [*record.parameters] == [*parameters]  # the order of the op
     assert record.slot_starts == {slot: 0.25 if slot == "accumulator" else 0.0 for slot in (*wide, *scalar)}
 
 

@@ -4,15 +4,69 @@ NumPy only; imports nothing from tf_fusedrec. The formulas follow the papers and
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Case(NamedTuple):
+    """A record of tf_fusedrec.optimizers with these options, and the oracle's rule with equal options."""
+
+    record: str
+    rule: str
+    options: dict[str, Any]
+
+
+# Epsilons are large, so that a misplaced one shows.
+CASES = {
+    "sgd": Case("SGD", "sgd", {}),
+    "momentum": Case("SGD", "sgd", {"momentum": 0.9}),
+    "nesterov": Case("SGD", "sgd", {"momentum": 0.9, "nesterov": True}),
+    "adagrad": Case("Adagrad", "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 0.25}),
+    "adagrad.defaults": Case("Adagrad", "adagrad", {}),
+    "adagrad.inside": Case("Adagrad", "adagrad", {"epsilon": 0.05, "epsilon_inside": True}),
+    # Accumulators start as high as these gradients lift them, so that a scale of the start shows.
+    "adagrad.scale2": Case(
+        "Adagrad", "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 2.0, "moment_scale": 2.0}
+    ),
+    "adagrad.inside.scale4": Case(
+        "Adagrad", "adagrad",
+        {"epsilon": 0.05, "epsilon_inside": True, "initial_accumulator_value": 2.0, "moment_scale": 4.0},
+    ),
+    "rowwise": Case("RowWiseAdagrad", "rowwise_adagrad", {}),
+    "rowwise.2d_sp": Case(
+        "RowWiseAdagrad", "rowwise_adagrad",
+        {"variant": "2d_sp", "epsilon": 0.2, "moment_scale": 4.0, "initial_accumulator_value": 20.0},
+    ),
+    "rowwise.torchrec": Case(
+        "RowWiseAdagrad", "rowwise_adagrad", {"variant": "torchrec", "epsilon": 0.2, "moment_scale": 3.0}
+    ),
+    "rowwise.torchrec.scale2": Case(
+        "RowWiseAdagrad", "rowwise_adagrad", {"initial_accumulator_value": 2.0, "moment_scale": 2.0}
+    ),
+    "rowwise.hsp": Case("RowWiseAdagrad", "rowwise_adagrad", {"variant": "hsp", "epsilon": 5.0}),
+    "rmsprop": Case("RMSprop", "rmsprop", {}),
+    "rmsprop.inside": Case("RMSprop", "rmsprop", {"rho": 0.8, "epsilon": 0.05, "epsilon_inside": True}),
+    "rmsprop.scale4": Case("RMSprop", "rmsprop", {"epsilon": 0.05, "moment_scale": 4.0}),
+    "rmsprop.inside.scale2": Case("RMSprop", "rmsprop", {"epsilon": 0.05, "epsilon_inside": True, "moment_scale": 2.0}),
+    "adam": Case("Adam", "adam", {}),
+    "adam.scale4": Case("Adam", "adam", {"epsilon": 0.05, "moment_scale": 4.0}),
+    "adam.options": Case("Adam", "adam", {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 0.05}),
+    "adamw": Case("AdamW", "adamw", {"weight_decay": 0.1}),
+    "adamw.scale4": Case("AdamW", "adamw", {"weight_decay": 0.1, "epsilon": 0.05, "moment_scale": 4.0}),
+    "ftrl": Case("Ftrl", "ftrl", {}),
+    "ftrl.options": Case(
+        "Ftrl", "ftrl", {"l1": 0.5, "l2": 0.1, "l2_shrinkage": 0.2, "beta": 0.3, "initial_accumulator_value": 0.25}
+    ),
+    "ftrl.power": Case("Ftrl", "ftrl", {"learning_rate_power": -0.7, "l1": 0.1}),
+}  # fmt: skip
 
 
 class OptimizerOracle:
     """One table with one rule.
 
-    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw" or "ftrl", with
-    its options.
+    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw" or
+    "ftrl", with its options.
     """
 
     def __init__(self, initial, rule, clipnorm=0.0, **options):

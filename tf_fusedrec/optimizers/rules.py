@@ -1,4 +1,4 @@
-"""The update rules of native tables: frozen records that custom_ops/hash_table applies (cpu/rows/optimizer.h).
+"""The update rules of native tables: frozen records that custom_ops/hash_table/rules applies.
 
 Every rule is sparse ("lazy"): a step changes the rows and slots of its batch and no others. In the formulas, w is a
 row, g its gradient summed over the batch and all ranks, lr the learning rate, and t the number of the update, counted
@@ -7,7 +7,6 @@ per table from 1.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import numbers
@@ -15,6 +14,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Union
 
 from tf_fusedrec._tf_compat import keras
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Ftrl",
+    "RMSprop",
+    "RowWiseAdagrad",
+]
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
@@ -31,8 +40,11 @@ _NOT_NEGATIVE = (">= 0", lambda value: value >= 0)
 _DIVISOR = ("> 0 (with 0, the step of a new row with a zero gradient would be 0 / 0)", lambda value: value > 0)
 
 
+RULES: dict[str, type[Rule]] = {}  # by name of the class
+
+
 @dataclasses.dataclass(frozen=True)
-class Rule(abc.ABC):
+class Rule:
     """Base of the records.
 
     Args:
@@ -75,10 +87,15 @@ class Rule(abc.ABC):
         if not is_number or not is_allowed(float(value)):
             raise ValueError(f"{type(self).__name__}.{name} must be a finite number {expected}, got {value!r}.")
 
+    def __init_subclass__(cls) -> None:
+        """Registers the record, so that checkpoints and saved models find it by its name."""
+        if not cls.__name__.startswith("_"):
+            RULES[cls.__name__] = cls
+
     @property
-    @abc.abstractmethod
-    def hyperparameters(self) -> list[float]:
-        """Hyperparameters of the rule in the op's order, clipnorm first."""
+    def parameters(self) -> dict[str, float | bool]:
+        """The parameters of the rule by the names and in the order of custom_ops/hash_table/rules, clipnorm first."""
+        return {"clipnorm": vars(self)["clipnorm"]}  # a field of every record
 
     @property
     def rate_scale(self) -> float:
@@ -144,8 +161,9 @@ class SGD(Rule):
         return ("momentum",) if self.momentum else ()
 
     @property
-    def hyperparameters(self) -> list[float]:
-        return [self.clipnorm, self.momentum, float(self.nesterov)] if self.momentum else [self.clipnorm]
+    def parameters(self) -> dict[str, float | bool]:
+        momentum = {"momentum": self.momentum, "nesterov": self.nesterov} if self.momentum else {}
+        return {**super().parameters, **momentum}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +188,15 @@ class Adagrad(Rule):
     wide_slots: ClassVar[tuple[str, ...]] = ("accumulator",)
 
     @property
-    def hyperparameters(self) -> list[float]:
-        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
-        offset = (self.moment_scale - 1) * self.initial_accumulator_value  # c (v0 + (v - v0) / c) - v
-        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside), offset]
+    def parameters(self) -> dict[str, float | bool]:
+        return {
+            **super().parameters,
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale),
+            "epsilon_inside": self.epsilon_inside,
+            # c (v0 + (v - v0) / c) - v
+            "moment_offset": (self.moment_scale - 1) * self.initial_accumulator_value,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,9 +229,15 @@ class RowWiseAdagrad(Rule):
         super().__post_init__()
 
     @property
-    def hyperparameters(self) -> list[float]:
-        inside, mean = float(self.variant == "hsp"), float(self.variant == "torchrec")
-        return [self.clipnorm, self.initial_accumulator_value, self.epsilon, inside, mean, self.moment_scale]
+    def parameters(self) -> dict[str, float | bool]:
+        return {
+            **super().parameters,
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+            "epsilon_inside": self.variant == "hsp",
+            "mean": self.variant == "torchrec",
+            "moment_scale": self.moment_scale,
+        }
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -237,9 +266,13 @@ class RMSprop(Rule):
     wide_slots: ClassVar[tuple[str, ...]] = ("v",)
 
     @property
-    def hyperparameters(self) -> list[float]:
-        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
-        return [self.clipnorm, 1 - self.rho, epsilon, float(self.epsilon_inside)]
+    def parameters(self) -> dict[str, float | bool]:
+        return {
+            **super().parameters,
+            "one_minus_rho": 1 - self.rho,
+            "epsilon": self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale),
+            "epsilon_inside": self.epsilon_inside,
+        }
 
 
 class _Moments(Rule):
@@ -249,16 +282,19 @@ class _Moments(Rule):
     beta_2: float
     epsilon: float
     clipnorm: float
+    rule: ClassVar[str] = "adam"
     wide_slots: ClassVar[tuple[str, ...]] = ("m", "v")
 
     @property
-    def hyperparameters(self) -> list[float]:
-        # The op takes 1 - beta, because float32 keeps only five of its digits in beta.
-        return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon * self.rate_scale]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return {"rule": "adam"}  # Adam and AdamW have the same slots.
+    def parameters(self) -> dict[str, float | bool]:
+        return {
+            **super().parameters,
+            # 1 - beta, because float32 keeps only five of its digits in beta.
+            "one_minus_beta_1": 1 - self.beta_1,
+            "one_minus_beta_2": 1 - self.beta_2,
+            "epsilon": self.epsilon * self.rate_scale,
+            "weight_decay": getattr(self, "weight_decay", 0.0) / self.rate_scale,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +313,6 @@ class Adam(_Moments):
     epsilon: float = 1e-7
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-    rule: ClassVar[str] = "adam"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,11 +331,6 @@ class AdamW(_Moments):
     epsilon: float = 1e-7
     clipnorm: float = 0.0
     moment_scale: float = 1.0
-    rule: ClassVar[str] = "adamw"
-
-    @property
-    def hyperparameters(self) -> list[float]:
-        return [*super().hyperparameters, self.weight_decay / self.rate_scale]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,17 +358,14 @@ class Ftrl(Rule):
     wide_slots: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
 
     @property
-    def hyperparameters(self) -> list[float]:
-        start, power = self.initial_accumulator_value, self.learning_rate_power
-        return [self.clipnorm, start, power, self.l1, self.l2, self.l2_shrinkage, self.beta]
+    def parameters(self) -> dict[str, float | bool]:
+        names = ("initial_accumulator_value", "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta")
+        return {**super().parameters, **{name: getattr(self, name) for name in names}}
 
     @property
     def spec(self) -> dict[str, Any]:
         # z is a sum of powers of n, so the slots have another meaning under another power.
         return {"rule": self.rule, "learning_rate_power": self.learning_rate_power}
-
-
-RULES = {rule.__name__: rule for rule in (SGD, Adagrad, RowWiseAdagrad, RMSprop, Adam, AdamW, Ftrl)}
 
 
 def from_dict(fields: Mapping[str, Any]) -> Rule:

@@ -102,7 +102,7 @@ class NativeTable(Table):
             seeds=self._seeds,
             segment_names=self.names,
             rule=self._rule.rule,
-            hyperparameters=self._rule.hyperparameters,
+            hyperparameters=list(self._rule.parameters.values()),
             distribution=spec.initializer.distribution,
             a=spec.initializer.a,
             b=spec.initializer.b,
@@ -216,9 +216,8 @@ class NativeTable(Table):
     @property
     def second_moments(self) -> np.ndarray:
         """<bool>[k], True at numbers that are second moments which decay, Adam's v. They are never negative."""
-        slots = ["row", *self._rule.wide_slots]
-        wide = np.repeat([slot == "v" for slot in slots], self._dim)
-        return np.concatenate([wide, np.zeros(len(self._rule.scalar_slots), bool)])
+        wide = np.repeat([slot == "v" for slot in ("row", *self._rule.wide_slots)], self._dim)
+        return np.concatenate([wide, [slot == "v" for slot in self._rule.scalar_slots]]).astype(bool)
 
     def merge(self, **what: tf.Tensor) -> None:
         """Gives this replica the merged rows, as ops.table_merge."""

@@ -16,7 +16,7 @@ uint64_t NextNumber() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optimizer optimizer) {
+absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec) {
   if (spec.dim <= 0 || spec.seeds.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("dim and the number of segments must be > 0, got ", spec.dim, " and ",
                                                    spec.seeds.size(), "."));
@@ -31,15 +31,15 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
   if (spec.memory_budget > 0 && spec.tier_folder.empty()) {
     return absl::InvalidArgumentError("memory_budget needs a tier_folder for the rows beyond it, got none.");
   }
-  std::unique_ptr<HashTable> table(new HashTable(std::move(spec), std::move(optimizer)));
+  std::unique_ptr<HashTable> table(new HashTable(std::move(spec)));
   const absl::Status opened = table->rows_.Open();
   if (!opened.ok()) return opened;
   return table;
 }
 
-HashTable::HashTable(TableSpec spec, Optimizer optimizer)
+HashTable::HashTable(TableSpec spec)
     : number_(NextNumber()),
-      rows_(std::move(spec), std::move(optimizer)),
+      rows_(std::move(spec)),
       tier_(&rows_),
       evictor_(&rows_),
       demoter_(&rows_),

@@ -14,7 +14,7 @@
 //   RowRecords    rows as checkpoints hold them
 //   Replicas      replicas that are averaged; TrainedIds, the ids that they exchange
 //   Accumulator   gradients that wait for their update
-//   Optimizer     the update rule, over GradientSum
+//   RuleStep      the update rule, over GradientSum
 //
 // # A training lookup
 //   1. A counting sort orders the ids of a message by shard.
@@ -52,6 +52,7 @@
 #include "hash_table/cpu/parts/replicas.h"
 #include "hash_table/cpu/parts/row_records.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
+#include "hash_table/cpu/rule_step.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {
@@ -60,7 +61,7 @@ class HashTable {
  public:
   static constexpr uint32_t kJustNow = 0xffffffff;  // clock of a lookup whose gradients come at once
 
-  static absl::StatusOr<std::unique_ptr<HashTable>> Make(TableSpec spec, Optimizer optimizer);
+  static absl::StatusOr<std::unique_ptr<HashTable>> Make(TableSpec spec);
 
   const TableSpec& spec() const { return rows_.spec(); }
   int64_t segments() const { return rows_.segments(); }
@@ -115,7 +116,7 @@ class HashTable {
   //   clock    of that lookup
   //   left_out out, may be null: ascending numbers of rows whose sum is not finite; they and their slots do not change
   void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
-             float scale, const StepInput& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow,
+             float scale, const Step& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow,
              std::vector<int32_t>* left_out = nullptr);
   // The same in two parts: Accumulate keeps sums by row until ApplyAccumulated. Rows of the lookup of `clock` stay where
   // they are until then. left_out lists rows whose sum is no longer finite; a row is listed once in an update. `begin`
@@ -123,7 +124,7 @@ class HashTable {
   absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
                           Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0,
                           std::vector<int32_t>* left_out = nullptr, bool begin = false);
-  void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
+  void ApplyAccumulated(const Step& step, const ParallelFor& parallel_for);
 
   // For rows that are trained elsewhere, between two lookups, and come back (host_rows.h, RowRecords::WriteTrained).
   // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.
@@ -166,10 +167,10 @@ class HashTable {
  private:
   class TrainingLookup;  // one call of Lookup (lookup.cc)
 
-  HashTable(TableSpec spec, Optimizer optimizer);
+  explicit HashTable(TableSpec spec);
   struct Reading;  // what a read does with an id (look_ahead.cc)
   void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Reading& reading) const;
-  void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
+  void UpdateRow(const RuleStep& step, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
   const uint64_t number_;  // a hash of the number of tables that this process made before
   ShardedRows rows_;

@@ -37,26 +37,25 @@ uint32_t HashTable::BeginUpdate(uint32_t clock) {
   return rows_.NextVersion();
 }
 
-void HashTable::UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* numbers) {
+void HashTable::UpdateRow(const RuleStep& step, uint32_t handle, float* grad, uint32_t version, float* numbers) {
   char* row = rows_.Row(handle);
-  const Optimizer& optimizer = rows_.optimizer();
   const RowFormat& row_format = format(RowStore::PoolOf(handle));
   RowFormat::Header(row)->updated = version;
   const int dim = spec().dim;
   if (row_format.storage() == Storage::kFloat32) {
-    optimizer.Update(prepared, dim, grad, row_format.Row(row), row_format.Wide(row), row_format.Scalars(row));
+    step.Train(dim, grad, row_format.Row(row), row_format.Wide(row), row_format.Scalars(row));
     return;
   }
   row_format.Load(row, numbers);
-  optimizer.Update(prepared, dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
+  step.Train(dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
   row_format.Store(numbers, version, row);
 }
 
 void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                      Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for,
+                      Storage storage, float scale, const Step& step, const ParallelFor& parallel_for,
                       uint32_t clock, std::vector<int32_t>* left_out) {
   const uint32_t version = BeginUpdate(clock);
-  const Prepared prepared = rows_.optimizer().Prepare(step);
+  const RuleStep by(spec().rule, step);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
   const int64_t rows = handles.size();
   LeftOut found;
@@ -78,7 +77,7 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
         found.Add(i);
         continue;
       }
-      UpdateRow(prepared, static_cast<uint32_t>(handles[i]), grad.data(), version, numbers.data());
+      UpdateRow(by, static_cast<uint32_t>(handles[i]), grad.data(), version, numbers.data());
     }
   });
   found.Give(left_out);
@@ -119,17 +118,17 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   return absl::OkStatus();
 }
 
-void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for) {
+void HashTable::ApplyAccumulated(const Step& step, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   const uint32_t version = BeginUpdate(rows_.pins().waiting_since());
-  const Prepared prepared = rows_.optimizer().Prepare(step);
+  const RuleStep by(spec().rule, step);
   const std::vector<uint32_t>& handles = accumulator_.handles();
   parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> numbers(format(0).numbers());
     for (int64_t i = begin; i < end; ++i) {
       if (i + kAhead < end) rows_.store().FetchForUpdate(handles[i + kAhead]);
       if (*accumulator_.LeftOut(i) != 0) continue;
-      UpdateRow(prepared, handles[i], accumulator_.Sum(i), version, numbers.data());
+      UpdateRow(by, handles[i], accumulator_.Sum(i), version, numbers.data());
     }
   });
   accumulator_.Clear();

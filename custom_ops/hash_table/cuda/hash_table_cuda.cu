@@ -25,7 +25,7 @@ int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* messa
 }
 
 int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,
-                         int64_t num_ids, const void* grads, int64_t storage, float scale, const fusedrec::StepInput* step,
+                         int64_t num_ids, const void* grads, int64_t storage, float scale, const fusedrec::Step* step,
                          int32_t* left_out, int64_t* num_left_out, void* stream) {
   return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *step, left_out, num_left_out,
                       stream);
@@ -38,7 +38,7 @@ int fusedrec_table_accumulate(FusedrecDeviceTable* table, const int64_t* handles
                            num_left_out, stream);
 }
 
-int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::StepInput* step, void* stream) {
+int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::Step* step, void* stream) {
   return table->ApplyAccumulated(*step, stream);
 }
 

@@ -217,11 +217,11 @@ __global__ void __launch_bounds__(kThreads)
   const StoredRow at = table.At(row);
   for (int d = 4 * block, c = 0; c < 4 && d < dim; ++d, ++c) {
     at.Store(InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]), d, 0);
-    for (int k = 0; k < at.layout.wide_slots; ++k) at.Store(k == 0 ? initial.first_slot : 0.0f, (1 + k) * dim + d, 0);
+    for (int k = 0; k < at.layout.wide_slots; ++k) at.Store(initial.slots[k], (1 + k) * dim + d, 0);
   }
   if (block != 0) return;
   const int wide = dim * (1 + at.layout.wide_slots);
-  for (int k = 0; k < at.layout.scalar_slots; ++k) at.Store(k == 0 ? initial.first_slot : 0.0f, wide + k, 0);
+  for (int k = 0; k < at.layout.scalar_slots; ++k) at.Store(initial.slots[at.layout.wide_slots + k], wide + k, 0);
 }
 
 // out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros after

@@ -31,7 +31,7 @@
 #include "common/cuda_api.h"
 #include "hash_table/table_limits.h"
 #include "hash_table/table_options.h"
-#include "hash_table/update_rule.h"
+#include "hash_table/rules/rule.h"
 
 namespace fusedrec {
 
@@ -79,7 +79,9 @@ struct FusedrecMerge {
 
 struct FusedrecTableSpec {
   fusedrec::TableOptions options;
-  fusedrec::UpdateRule rule;
+  const char* rule;         // its name
+  const float* parameters;  // host, [num_parameters], in the order of the rule's Parameters
+  int64_t num_parameters;
   int64_t chunk_rows;  // a power of two, at least 32
   int64_t segments;
   const uint64_t* seeds;           // host, [segments]
@@ -134,7 +136,7 @@ FUSEDREC_CUDA_API int fusedrec_table_peek(FusedrecDeviceTable* table, const Fuse
 // changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const fusedrec::StepInput* step, int32_t* left_out,
+                                           float scale, const fusedrec::Step* step, int32_t* left_out,
                                            int64_t* num_left_out, void* stream);
 
 // The same in two parts: fusedrec_table_accumulate adds the sum over one lookup, or one part of it, to a sum per row, which
@@ -144,7 +146,7 @@ FUSEDREC_CUDA_API int fusedrec_table_accumulate(FusedrecDeviceTable* table, cons
                                                 const int32_t* inverse, int64_t num_ids, const void* grads,
                                                 int64_t storage, float scale, int begin, int32_t* left_out,
                                                 int64_t* num_left_out, void* stream);
-FUSEDREC_CUDA_API int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::StepInput* step,
+FUSEDREC_CUDA_API int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::Step* step,
                                                        void* stream);
 
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,

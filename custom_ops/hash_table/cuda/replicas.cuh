@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(kThreads)
       const float number = InitialNumber(initial.distribution, initial.a, initial.b, bits.number[j % 4]);
       x = AsStored(layout, layout.storage, number, static_cast<uint32_t>(j));
     } else if (n < num_ids) {
-      x = j < 2 * layout.dim && j < wide ? initial.first_slot : j == wide ? initial.first_slot : 0.0f;
+      x = initial.slots[j < wide ? j / layout.dim - 1 : layout.wide_slots + j - wide];
       if (j < wide) x = AsStored(layout, layout.slot_storage, x, static_cast<uint32_t>(j));
     }
     numbers[i] = x;

@@ -197,12 +197,14 @@ struct GivenBack {
   }
 };
 
+constexpr int kMostSlots = 3;
+
 // Values of rows that were never trained.
 struct InitialValues {
   Distribution distribution;
   double a, b;
   const uint64_t* seeds;  // [segments]
-  float first_slot;       // of the first element-wise, or row-wise, slot; others begin with 0
+  float slots[kMostSlots];  // of a row's slots, then of its row slots
 };
 
 // One number of a row that was never trained, as if read from the table.

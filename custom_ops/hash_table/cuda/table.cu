@@ -31,13 +31,14 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage
 
 }  // namespace
 
-FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator)
+FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const AnyRule& rule,
+                                         const FusedrecAllocator& allocator)
     : allocator_(allocator),
       options_(spec.options),
       limits_(spec.limits, spec.limits + spec.segments),
-      rule_(spec.rule),
-      layout_(LayoutOf(options_, SlotsOf(rule_.rule), options_.storage)),
-      cold_layout_(LayoutOf(options_, SlotsOf(rule_.rule), IsMixed() ? Storage::kFloat16 : options_.storage)),
+      rule_(rule),
+      layout_(LayoutOf(options_, SlotsOf(rule_), options_.storage)),
+      cold_layout_(LayoutOf(options_, SlotsOf(rule_), IsMixed() ? Storage::kFloat16 : options_.storage)),
       segments_(spec.segments) {
   while (chunk_rows() < spec.chunk_rows) ++chunk_bits_;
 }
@@ -45,12 +46,13 @@ FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const Fu
 int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
   const TableOptions& options = spec.options;
+  AnyRule rule;
   const auto is_in = [](auto x, int64_t low, int64_t high) {
     return low <= static_cast<int64_t>(x) && static_cast<int64_t>(x) <= high;
   };
   if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(options.dim, 1, kDeviceTableMaxColumns) ||
       !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) ||
-      !is_in(spec.rule.rule, 0, static_cast<int64_t>(RuleKind::kFtrl)) ||
+      !ReadRule(spec.rule, spec.parameters, spec.num_parameters, &rule).empty() ||
       !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
       options.window < 0 || spec.limits == nullptr || options.hot_after < 0 ||
       (options.hot_after > 0 && (options.storage != Storage::kFloat32 || options.averaged))) {
@@ -63,7 +65,7 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
       return kCudaInvalidValue;
     }
   }
-  auto table = new FusedrecDeviceTable(spec, allocator);
+  auto table = new FusedrecDeviceTable(spec, rule, allocator);
   *made = table;
   const int64_t segments = spec.segments;
   table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
@@ -99,8 +101,10 @@ TableView FusedrecDeviceTable::View() const {
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
-  return {options_.distribution, options_.a, options_.b, reinterpret_cast<const uint64_t*>(seeds_.data()),
-          rule_.initial_accumulator_value};
+  InitialValues initial{options_.distribution, options_.a, options_.b, reinterpret_cast<const uint64_t*>(seeds_.data()), {}};
+  ForEachRule([](auto r) { static_assert(r.kSlots + r.kRowSlots <= kMostSlots); });
+  for (int k = 0; k < layout_.wide_slots + layout_.scalar_slots; ++k) initial.slots[k] = SlotStart(rule_, k);
+  return initial;
 }
 
 int FusedrecDeviceTable::UploadSegments(void* stream) {

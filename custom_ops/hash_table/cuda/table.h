@@ -13,6 +13,7 @@
 #include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
+#include "hash_table/rules/rules.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -42,6 +43,8 @@ class Memory {
   int64_t bytes_ = 0;
 };
 
+struct GradientColumns;  // update.cuh
+
 // A message's runs on the device, and its views.
 struct Received {
   Memory memory;
@@ -69,11 +72,11 @@ struct FusedrecDeviceTable {
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, bool peeks,
            void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const fusedrec::StepInput& step, int32_t* left_out, int64_t* num_left_out,
+            int64_t storage, float scale, const fusedrec::Step& step, int32_t* left_out, int64_t* num_left_out,
             void* stream);
   int Accumulate(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
                  int64_t storage, float scale, bool begin, int32_t* left_out, int64_t* num_left_out, void* stream);
-  int ApplyAccumulated(const fusedrec::StepInput& step, void* stream);
+  int ApplyAccumulated(const fusedrec::Step& step, void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Tombstones(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
@@ -178,7 +181,7 @@ struct FusedrecDeviceTable {
     int64_t promoted = 0, demoted = 0, fresh_hot = 0;
   };
 
-  FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
+  FusedrecDeviceTable(const FusedrecTableSpec& spec, const fusedrec::AnyRule& rule, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
   // Allocates for `more` rows, or places, of these bytes.
   int AllocateChunks(Chunks* now, int64_t bytes, int64_t more, Growth* growth) const;
@@ -261,6 +264,10 @@ struct FusedrecDeviceTable {
   int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
                    const fusedrec::device_table::Numbers& grads, const uint32_t* sum_of_row, uint32_t attempt,
                    fusedrec::device_table::HandleFacts* facts, void* stream) const;
+  // Launches the rule on the rows of handles; begin, left_out and num_left_out as UpdateKernel has them.
+  void Train(const int64_t* handles, int64_t num_rows, const int32_t* begin,
+             const fusedrec::device_table::GradientColumns& grads, const fusedrec::Step& step, int32_t* left_out,
+             unsigned* num_left_out, void* stream) const;
   // Returns whether every row has a place in sum_of_row.
   bool SumsCoverRows() const;
   // Allocates for `more` sums beside the first `kept`. GrowSums takes the memory over and numbers the rows of handles.
@@ -292,7 +299,7 @@ struct FusedrecDeviceTable {
   const FusedrecAllocator allocator_;
   const fusedrec::TableOptions options_;
   const std::vector<fusedrec::Limits> limits_;  // by segment
-  const fusedrec::UpdateRule rule_;
+  const fusedrec::AnyRule rule_;
   const fusedrec::device_table::RowLayout layout_, cold_layout_;  // as in TableView
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;

@@ -19,7 +19,7 @@ using tensorflow::TensorShape;
 class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &spec_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
   }
 
@@ -32,15 +32,13 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
 
  private:
   absl::Status CreateResource(TableResource** resource) override {
-    auto optimizer = Optimizer::Make(attributes_.rule, attributes_.hyperparameters);
-    if (!optimizer.ok()) return optimizer.status();
-    auto table = HashTable::Make(attributes_.spec, *std::move(optimizer));
+    auto table = HashTable::Make(spec_);
     if (!table.ok()) return table.status();
     *resource = new TableResource(*std::move(table));
     return absl::OkStatus();
   }
 
-  TableAttributes attributes_;
+  TableSpec spec_;
   bool anonymous_;
 };
 

@@ -64,7 +64,7 @@ absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbe
 
 template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, HashTable* table) {
-  StepInput step;
+  Step step;
   uint32_t clock;
   TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
   TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
@@ -88,7 +88,7 @@ absl::Status AccumulateGradients(OpKernelContext* ctx, HashTable* table) {
 }
 
 absl::Status ApplyAccumulated(OpKernelContext* ctx, HashTable* table) {
-  StepInput step;
+  Step step;
   TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
   table->ApplyAccumulated(step, CpuPool(ctx));
   return absl::OkStatus();

@@ -14,25 +14,20 @@
 
 namespace fusedrec {
 
-struct TableAttributes {
-  TableSpec spec;
-  std::string rule;
-  std::vector<float> hyperparameters;
-};
-
-inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableAttributes* read) {
+inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableSpec* read) {
   constexpr char kNoLimit[] = "0, which sets no limit.";
-  TableSpec& spec = read->spec;
+  TableSpec& spec = *read;
   int64_t dim;
   float a, b;
-  std::string storage, distribution, unknown;
+  std::string storage, distribution, unknown, rule;
+  std::vector<float> parameters;
   std::vector<int64_t> seeds;
   const std::pair<const char*, std::string*> strings[] = {
       {"storage", &storage},
       {"distribution", &distribution},
       {"unknown", &unknown},
       {"tier_folder", &spec.tier_folder},
-      {"rule", &read->rule}};
+      {"rule", &rule}};
   const std::pair<const char*, bool*> flags[] = {{"stochastic_rounding", &spec.stochastic_rounding},
                                                  {"record_tombstones", &spec.record_tombstones},
                                                  {"averaged", &spec.averaged},
@@ -56,7 +51,9 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   TF_RETURN_IF_ERROR(ctx->GetAttr("b", &b));
   TF_RETURN_IF_ERROR(ctx->GetAttr("seeds", &seeds));
   TF_RETURN_IF_ERROR(RequireIn("the number of seeds", seeds.size(), 1, kMostSegments, "the number of tables."));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &read->hyperparameters));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &parameters));
+  const std::string refusal = ReadRule(rule, parameters.data(), parameters.size(), &spec.rule);
+  if (!refusal.empty()) return absl::InvalidArgumentError(refusal);
   TF_RETURN_IF_ERROR(ctx->GetAttr("segment_names", &spec.names));
   if (!spec.names.empty() && spec.names.size() != seeds.size()) {
     return absl::InvalidArgumentError(absl::StrCat("segment_names must be empty or one for each of the ", seeds.size(),

@@ -37,15 +37,15 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* ctx, int index, const char
 }
 
 // Reads the learning rate and the number of the update from inputs `index` and `index + 1`.
-inline absl::Status ReadStep(tensorflow::OpKernelContext* ctx, int index, StepInput* step) {
+inline absl::Status ReadStep(tensorflow::OpKernelContext* ctx, int index, Step* step) {
   TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->step));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->number));
   if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
     return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
                                                    ". A schedule may have left its range."));
   }
-  if (step->step >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->step, "."));
+  if (step->number >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->number, "."));
 }
 
 // Inputs 1 to 4 of an update: handles [W], inverse [V], grads [>= V, dim], scale.

@@ -117,9 +117,8 @@ inline std::map<int64_t, Record> RecordsById(const HashTable& table, int64_t seg
 
 inline std::unique_ptr<HashTable> MakeTable(TableSpec spec, const std::string& rule = "sgd",
                                             const std::vector<float>& hyperparameters = {0.0f}) {
-  auto optimizer = Optimizer::Make(rule, hyperparameters);
-  CHECK_OK(optimizer.status());
-  auto table = HashTable::Make(std::move(spec), *std::move(optimizer));
+  CHECK_EQ(ReadRule(rule, hyperparameters.data(), hyperparameters.size(), &spec.rule), "", "rule ", rule);
+  auto table = HashTable::Make(std::move(spec));
   CHECK_OK(table.status());
   return *std::move(table);
 }

@@ -29,7 +29,7 @@ std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_afte
   const int64_t max_rows = eviction != Eviction::kNone ? 200 : 0;
   spec.limits.assign(spec.seeds.size(), {max_rows, eviction});
   for (Limits& limits : spec.limits) limits.frequency_decay_steps = decay;
-  auto table = HashTable::Make(spec, *Optimizer::Make("sgd", {0}));
+  auto table = HashTable::Make(spec);
   CHECK_OK(table.status());
   return *std::move(table);
 }

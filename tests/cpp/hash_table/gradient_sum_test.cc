@@ -61,13 +61,13 @@ void InTheOrderReceived(Storage storage, int dim) {
   }
 }
 
-struct Rule {
+struct RuleCase {
   std::string name;
   std::vector<float> hyperparameters;
 };
 
 // Three batches from two sources, then one update; beside it one batch of the sums.
-void AccumulatedIsAppliedLikeItsSum(const Rule& rule) {
+void AccumulatedIsAppliedLikeItsSum(const RuleCase& rule) {
   constexpr int kDim = 6;
   TableSpec spec;
   spec.dim = kDim;
@@ -148,8 +148,8 @@ TEST(gradient_sum) {
   for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16, Storage::kFloat16}) {
     for (const int dim : {1, 8, 300}) InTheOrderReceived(storage, dim);
   }
-  for (const Rule& rule : {Rule{"sgd", {0.0f}}, Rule{"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},
-                           Rule{"rowwise_adagrad", {0.0f, 0.0f, 1e-8f, 0.0f, 0.0f, 1.0f}}}) {
+  for (const RuleCase& rule : {RuleCase{"sgd", {0.0f}}, RuleCase{"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},
+                           RuleCase{"rowwise_adagrad", {0.0f, 0.0f, 1e-8f, 0.0f, 0.0f, 1.0f}}}) {
     AccumulatedIsAppliedLikeItsSum(rule);
   }
   SumsAreForgotten();

@@ -94,7 +94,7 @@ void CheckSame(const HashTable& got, const HashTable& wanted, bool tiered) {
 // `disturb` does something to a table between look-ahead and lookup.
 template <typename Disturb>
 void Equal(const TableSpec& spec, int64_t range, const Disturb& disturb) {
-  const auto adam = [&] { return MakeTable(spec, "adam", {0.9f, 0.999f, 1e-8f, 0.0f}); };
+  const auto adam = [&] { return MakeTable(spec, "adam", {0.9f, 0.999f, 1e-8f, 0.0f, 0.0f}); };
   const std::unique_ptr<HashTable> table = adam(), plain = adam();
   std::mt19937 random(5);
   Packed now(RandomBatch(&random, range));

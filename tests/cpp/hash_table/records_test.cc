@@ -75,12 +75,12 @@ void TrainStep(HashTable* table, int64_t step, std::mt19937_64 random) {
   table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, step}, SerialFor);
 }
 
-struct Rule {
+struct RuleCase {
   std::string name;
   std::vector<float> hyperparameters;
 };
 
-void GoesOn(const TableSpec& spec, const Rule& rule) {
+void GoesOn(const TableSpec& spec, const RuleCase& rule) {
   const std::unique_ptr<HashTable> table = MakeTable(spec, rule.name, rule.hyperparameters);
   int64_t step = 10;
   for (int64_t first = 1; first <= step; ++first) TrainStep(table.get(), first, std::mt19937_64(first));
@@ -135,10 +135,10 @@ void DeltaHoldsWhatChanged() {
 
 TEST(records) {
   using namespace fusedrec;
-  const std::vector<Rule> rules = {{"sgd", {0.0f}},
+  const std::vector<RuleCase> rules = {{"sgd", {0.0f}},
                                    {"adagrad", {0.0f, 0.1f, 1e-7f, 0.0f, 0.0f}},
                                    {"rowwise_adagrad", {0.0f, 0.1f, 1e-8f, 0.0f, 0.0f, 1.0f}}};
-  for (const Rule& rule : rules) {
+  for (const RuleCase& rule : rules) {
     for (const bool stochastic : {false, true}) {
       for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16, Storage::kFloat16}) {
         GoesOn(Spec(storage, stochastic, 0), rule);

@@ -151,7 +151,7 @@ void TheLowestRowsOfTheSegmentsAreTaken() {
   TableSpec spec;
   spec.dim = 1;
   spec.seeds = {1, 2, 3};
-  ShardedRows rows(spec, *Optimizer::Make("sgd", {0}));
+  ShardedRows rows(spec);
   CHECK_OK(rows.Open());
   rows.pins().SetClock(100);
   for (int64_t segment = 0; segment < 3; ++segment) {

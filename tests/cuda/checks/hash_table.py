@@ -65,7 +65,7 @@ from tests.cuda.checks.hash_table_update import (  # noqa: F401
     check_rules,
     check_sums_are_in_the_order_received,
 )
-from tests.cuda.device_table import INVALID, NOWHERE, OUT_OF_MEMORY, RULES, DeviceTable, Refused, Step
+from tests.cuda.device_table import INVALID, NOWHERE, OUT_OF_MEMORY, DeviceTable, Refused, Step
 from tests.oracles.hash_table import TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import EDGE_CASES
@@ -242,7 +242,7 @@ def check_what_does_not_fit_is_refused(kernels):
         assert kernels.answer(name, table.handle, *arguments) == INVALID, (name, arguments)
     assert table.size()[0].tolist() == [0, 0, 0]
     for changes in (
-        {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": len(RULES)}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
+        {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": "lion"}, {"clipnorm": -1.0}, {"max_rows": -1}, {"dim": 0},
         {"ttl": [0, 0, -1]}, {"admission_count": [1, 0, 1]}, {"max_candidates": [-1, 0, 0]}, {"eviction": [0, 3, 0]},
         {"frequency_decay_steps": [0, -7, 0]}, {"hot_after": -1}, {"hot_after": 2, "storage": "float16"},
         {"hot_after": 2, "averaged": True}, {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)},

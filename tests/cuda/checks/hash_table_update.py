@@ -18,10 +18,10 @@ RULES = {
     "adagrad_scale": (  # of v, which starts at 0.1; the caller scales rate and epsilon by the root of the scale
         "adagrad", {"epsilon": 1e-7, "moment_scale": 4.0}, {"epsilon": 2e-7, "moment_offset": 0.3}
     ),
-    "rmsprop": ("rmsprop", {}, {"epsilon": 1e-7, "one_minus_beta_2": 0.1}),
+    "rmsprop": ("rmsprop", {}, {"epsilon": 1e-7, "one_minus_rho": 0.1}),
     "rmsprop_inside": (
         "rmsprop", {"epsilon": 1e-3, "epsilon_inside": True},
-        {"epsilon": 1e-3, "epsilon_inside": 1, "one_minus_beta_2": 0.1},
+        {"epsilon": 1e-3, "epsilon_inside": 1, "one_minus_rho": 0.1},
     ),
     "rowwise_scale": (
         "rowwise_adagrad", {"moment_scale": 4.0, "initial_accumulator_value": 2.0},
@@ -57,7 +57,7 @@ def check_rules(kernels):
         random = np.random.default_rng(number)
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
         numbers = {"initial_accumulator_value": start, **numbers}
-        table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, **numbers)
+        table = DeviceTable(kernels, dim, [1], rule=rule.removesuffix("w"), a=0.25, **numbers)
         options = {**({"initial_accumulator_value": start} if start else {}), **options}
         oracle = OptimizerOracle(np.full(dim, 0.25), "sgd" if rule == "momentum" else rule, **options)
         for step in (1, 2):

@@ -35,7 +35,7 @@ from tf_fusedrec.tables import places
 
 SGD = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "host_rows": True}
 PROGRAMS = [
-    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 60, "eviction": "lru",
+    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7, 0.0], **PLAIN, "max_rows": 60, "eviction": "lru",
      "record_tombstones": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "segment_max_rows": [55, 0], "segment_eviction": ["lfu", "none"],

@@ -139,7 +139,7 @@ def test_doubled_handles(table):
 
 def test_some_handles_of_a_lookup(table):
     """Rows without a gradient stay as they are, whatever the rule."""
-    with new_table(rule="adam", hyperparameters=[0.0, 0.1, 0.001, 1e-7]) as table:
+    with new_table(rule="adam", hyperparameters=[0.0, 0.1, 0.001, 1e-7, 0.0]) as table:
         table.train([[[1, 2]]], np.ones([2, 4], np.float32))
         before, found = table.records(wide=("m", "v"))[1].copy(), table.lookup([[[1, 2]]])
         table.apply(found._replace(inverse=found.inverse[:1]), tf.ones([1, 4]), step=2)
@@ -237,8 +237,8 @@ def test_upkeep(table):
 
 
 SPECS = {
-    "a_rule": ({"rule": "sgdd"}, "rule must be sgd, momentum, .* got 'sgdd'"),
-    "hyperparameters": ({"hyperparameters": [0.0, 1.0]}, "hyperparameters of rule sgd must be 1, got 2"),
+    "a_rule": ({"rule": "sgdd"}, "rule must be one of sgd, momentum, .* got 'sgdd'"),
+    "hyperparameters": ({"hyperparameters": [0.0, 1.0]}, "rule sgd: the number of parameters must be 1, got 2"),
     "mixed_16_bits": ({"hot_after": 2, "storage": "float16"}, "hot_after .* needs storage 'float32'"),
     "mixed_and_tier": ({"hot_after": 2, "memory_budget": 99, "tier_folder": "."}, "hot_after .* no memory budget"),
     "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget needs a tier_folder .* got none"),

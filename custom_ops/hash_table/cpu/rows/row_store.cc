@@ -4,9 +4,9 @@
 
 namespace fusedrec {
 
-absl::Status RowStore::Open(const TableSpec& spec, const Optimizer& optimizer) {
+absl::Status RowStore::Open(const TableSpec& spec) {
   const bool mixed = spec.hot_after > 0, tiered = spec.memory_budget > 0;
-  const int wide = optimizer.wide_slots(), scalars = optimizer.scalar_slots();
+  const auto [wide, scalars] = SlotsOf(spec.rule);
   const RowFormat first(spec.storage, spec.dim, wide, scalars, spec.stochastic_rounding);
   const RowFormat cold(Storage::kFloat16, spec.dim, wide, scalars, spec.stochastic_rounding);
   auto memory = RowPool::Make(first, "");

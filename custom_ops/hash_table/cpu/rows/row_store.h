@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "hash_table/cpu/rows/optimizer.h"
 #include "hash_table/cpu/rows/row_format.h"
 #include "hash_table/cpu/rows/row_pool.h"
 #include "hash_table/table_spec.h"
@@ -26,7 +25,7 @@ class RowStore {
   };
 
   // Makes the pools; comes before every other call. Fails when there is no memory, or no file in tier_folder.
-  absl::Status Open(const TableSpec& spec, const Optimizer& optimizer);
+  absl::Status Open(const TableSpec& spec);
 
   static int PoolOf(uint32_t handle) { return handle >> 31; }
   char* Row(uint32_t handle) const { return pools_[PoolOf(handle)]->Row(handle & ~kPoolBit); }

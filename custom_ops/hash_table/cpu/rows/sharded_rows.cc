@@ -16,11 +16,10 @@ bool AnyOf(const TableSpec& spec, const Condition& condition) {
 
 }  // namespace
 
-ShardedRows::ShardedRows(TableSpec spec, Optimizer optimizer)
+ShardedRows::ShardedRows(TableSpec spec)
     : spec_(std::move(spec)),
       has_max_rows_(AnyOf(spec_, [](const Limits& limits) { return limits.max_rows > 0; })),
       has_admission_(AnyOf(spec_, [](const Limits& limits) { return limits.admission_count > 1; })),
-      optimizer_(std::move(optimizer)),
       shards_(new Shard[kShards]),
       pins_(spec_.window) {
   for (int s = 0; s < kShards; ++s) {
@@ -63,10 +62,11 @@ void ShardedRows::GiveBack(Shard* shard, uint32_t handle) {
 }
 
 void ShardedRows::InitialNumbers(int64_t segment, int64_t id, float* numbers) const {
-  const int dim = spec_.dim, wide = optimizer_.wide_slots();
+  const auto [wide, scalars] = SlotsOf(spec_.rule);
+  const int dim = spec_.dim;
   InitialRow(spec_.distribution, spec_.a, spec_.b, spec_.seeds[segment], id, absl::MakeSpan(numbers, dim));
-  for (int k = 0; k < wide; ++k) std::fill_n(numbers + (1 + k) * dim, dim, optimizer_.slot_start(k));
-  for (int k = 0; k < optimizer_.scalar_slots(); ++k) numbers[(1 + wide) * dim + k] = optimizer_.slot_start(k);
+  for (int k = 0; k < wide; ++k) std::fill_n(numbers + (1 + k) * dim, dim, SlotStart(spec_.rule, k));
+  for (int k = 0; k < scalars; ++k) numbers[(1 + wide) * dim + k] = SlotStart(spec_.rule, wide + k);
 }
 
 void ShardedRows::WriteInitial(int64_t segment, int64_t id, int pool, char* row) const {

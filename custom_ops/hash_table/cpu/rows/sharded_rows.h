@@ -19,7 +19,6 @@
 #include "hash_table/cpu/rows/admission_filter.h"
 #include "hash_table/cpu/rows/change_log.h"
 #include "hash_table/cpu/rows/key_index.h"
-#include "hash_table/cpu/rows/optimizer.h"
 #include "hash_table/cpu/rows/pinned_rows.h"
 #include "hash_table/cpu/rows/row_format.h"
 #include "hash_table/cpu/rows/row_store.h"
@@ -57,16 +56,15 @@ class ShardedRows {
     const ShardedRows* rows_;
   };
 
-  ShardedRows(TableSpec spec, Optimizer optimizer);
+  explicit ShardedRows(TableSpec spec);
   // Makes the pools of rows; comes before every other call. Fails as RowStore::Open does.
-  absl::Status Open() { return store_.Open(spec_, optimizer_); }
+  absl::Status Open() { return store_.Open(spec_); }
 
   const TableSpec& spec() const { return spec_; }
   const Limits& limits(int64_t segment) const { return spec_.limits[segment]; }
   // Whether any segment has it.
   bool has_max_rows() const { return has_max_rows_; }
   bool has_admission() const { return has_admission_; }
-  const Optimizer& optimizer() const { return optimizer_; }
   int64_t segments() const { return spec_.seeds.size(); }
 
   absl::Span<Shard> shards() const { return {shards_.get(), kShards}; }
@@ -119,7 +117,6 @@ class ShardedRows {
 
   const TableSpec spec_;
   const bool has_max_rows_, has_admission_;
-  const Optimizer optimizer_;
   RowStore store_;
   std::unique_ptr<Shard[]> shards_;
   PinnedRows pins_;

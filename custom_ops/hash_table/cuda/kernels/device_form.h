@@ -51,12 +51,29 @@ inline int64_t DeviceChunkRows(int64_t row_bytes) {
   return rows;
 }
 
-// Points into `spec`.
-inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& optimizer) {
-  const RowFormat format(spec.storage, spec.dim, optimizer.wide_slots(), optimizer.scalar_slots(), false);
-  return {spec, optimizer.rule(), DeviceChunkRows(format.stride()), static_cast<int64_t>(spec.seeds.size()),
-          spec.seeds.data(), spec.limits.data()};
-}
+// The spec of the launchers, and the parameters to which it points. Other pointers lead into the TableSpec.
+struct DeviceSpec : FusedrecTableSpec {
+  std::vector<float> numbers;
+
+  explicit DeviceSpec(const TableSpec& spec) {
+    AnyRule copy = spec.rule;
+    std::visit(
+        [this](auto& r) {
+          r.Parameters([this](const char*, const auto& member, auto...) { numbers.push_back(member); });
+          rule = r.kName;
+        },
+        copy);
+    const auto [wide, scalars] = SlotsOf(spec.rule);
+    const RowFormat format(spec.storage, spec.dim, wide, scalars, false);
+    options = spec;
+    parameters = numbers.data();
+    num_parameters = static_cast<int64_t>(numbers.size());
+    chunk_rows = DeviceChunkRows(format.stride());
+    segments = static_cast<int64_t>(spec.seeds.size());
+    seeds = spec.seeds.data();
+    limits = spec.limits.data();
+  }
+};
 
 // The answer of a launcher of the table as a Status. needs: the purpose of the memory that the call asked for. full_segment:
 // the segment that kDeviceTableFull is about.

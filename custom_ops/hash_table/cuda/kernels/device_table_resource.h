@@ -19,17 +19,17 @@ namespace fusedrec {
 
 class DeviceTableResource : public tensorflow::ResourceBase {
  public:
-  static absl::Status Make(tensorflow::OpKernelContext* ctx, const TableSpec& spec, const Optimizer& optimizer,
+  static absl::Status Make(tensorflow::OpKernelContext* ctx, const TableSpec& spec,
                            DeviceTableResource** made) {
-    tensorflow::core::RefCountPtr<DeviceTableResource> resource(new DeviceTableResource(spec, optimizer));
+    tensorflow::core::RefCountPtr<DeviceTableResource> resource(new DeviceTableResource(spec));
     tensorflow::Allocator* memory = ctx->device()->GetAllocator(tensorflow::AllocatorAttributes());
     const FusedrecAllocator allocator{memory, &Allocate, &Release};
     if (spec.host_rows) {
-      auto host_rows = HostRows::Make(spec, optimizer, allocator, StreamOf(ctx));
+      auto host_rows = HostRows::Make(spec, allocator, StreamOf(ctx));
       if (!host_rows.ok()) return host_rows.status();
       resource->host_rows_ = *std::move(host_rows);
     } else {
-      const FusedrecTableSpec of = DeviceSpecOf(resource->spec_, optimizer);
+      const DeviceSpec of(resource->spec_);
       TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&of, &allocator, &resource->table_, StreamOf(ctx)),
                                             "its segments"));
     }
@@ -43,7 +43,6 @@ class DeviceTableResource : public tensorflow::ResourceBase {
   FusedrecDeviceTable* table() const { return table_; }
   HostRows* host_rows() const { return host_rows_.get(); }
   const TableSpec& spec() const { return spec_; }
-  const Optimizer& optimizer() const { return optimizer_; }
   int64_t segments() const { return static_cast<int64_t>(spec_.seeds.size()); }
   absl::Status StatusOf(int answer, const char* needs) const {
     return DeviceTableStatus(answer, spec_, needs,
@@ -55,7 +54,7 @@ class DeviceTableResource : public tensorflow::ResourceBase {
   }
 
  private:
-  DeviceTableResource(const TableSpec& spec, const Optimizer& optimizer) : spec_(spec), optimizer_(optimizer) {}
+  explicit DeviceTableResource(const TableSpec& spec) : spec_(spec) {}
 
   // Does not wait for memory that others may give back, so the table fails at once.
   static void* Allocate(void* memory, int64_t bytes) {
@@ -65,7 +64,6 @@ class DeviceTableResource : public tensorflow::ResourceBase {
   static void Release(void* memory, void* data) { static_cast<tensorflow::Allocator*>(memory)->DeallocateRaw(data); }
 
   const TableSpec spec_;
-  const Optimizer optimizer_;
   FusedrecDeviceTable* table_ = nullptr;
   std::unique_ptr<HostRows> host_rows_;
 };

@@ -216,20 +216,20 @@ absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
 
 }  // namespace
 
-#define FUSEDREC_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
-#define FUSEDREC_OF_SEGMENT(NAME) FUSEDREC_KERNEL(NAME).HostMemory("segment")
+#define FUSEDREC_TABLE_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
+#define FUSEDREC_OF_SEGMENT(NAME) FUSEDREC_TABLE_KERNEL(NAME).HostMemory("segment")
 #define FUSEDREC_UPKEEP(FUNCTION, ACCESS) DeviceTableFunctionOp<Upkeep<FUNCTION, upkeep::FUNCTION, Access::ACCESS>>
 // Inputs and outputs of these ops are in host memory: checkpoints, statistics. An eviction keeps the rows of the last
 // lookup, which are on the device.
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSize").HostMemory("size"), FUSEDREC_UPKEEP(Size, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes").HostMemory("traffic"),
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableSize").HostMemory("size"), FUSEDREC_UPKEEP(Size, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes").HostMemory("traffic"),
                         DeviceTableFunctionOp<Statistics>);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClock").HostMemory("clock"), FUSEDREC_UPKEEP(Clock, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSetClock").HostMemory("clock"), FUSEDREC_UPKEEP(SetClock, kChange));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClear"), FUSEDREC_UPKEEP(Clear, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableClock").HostMemory("clock"), FUSEDREC_UPKEEP(Clock, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableSetClock").HostMemory("clock"), FUSEDREC_UPKEEP(SetClock, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableClear"), FUSEDREC_UPKEEP(Clear, kChange));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableKeys").HostMemory("since").HostMemory("ids").HostMemory("handles"),
                         FUSEDREC_UPKEEP(Keys, kRows));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadRecords").HostMemory("handles").HostMemory("records"),
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableReadRecords").HostMemory("handles").HostMemory("records"),
                         FUSEDREC_UPKEEP(ReadRecords, kRows));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImport").HostMemory("ids").HostMemory("records"),
                         FUSEDREC_UPKEEP(Import, kChange));
@@ -238,13 +238,13 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableRemove").HostMemory("ids").Hos
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableEvict").HostMemory("count").HostMemory("evicted"),
                         FUSEDREC_UPKEEP(Evict, kRows));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableTombstones").HostMemory("ids"), FUSEDREC_UPKEEP(Tombstones, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableForgetTombstones"), FUSEDREC_UPKEEP(ForgetTombstones, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableForgetTombstones"), FUSEDREC_UPKEEP(ForgetTombstones, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(Candidates, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
 #undef FUSEDREC_UPKEEP
 #undef FUSEDREC_OF_SEGMENT
-#undef FUSEDREC_KERNEL
+#undef FUSEDREC_TABLE_KERNEL
 
 }  // namespace fusedrec

@@ -18,9 +18,9 @@ using tensorflow::TensorShape;
 class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResource> {
  public:
   explicit DeviceHashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &spec_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
-    OP_REQUIRES_OK(ctx, RequireDeviceForm(attributes_.spec));
+    OP_REQUIRES_OK(ctx, RequireDeviceForm(spec_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -42,12 +42,10 @@ class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResourc
   }
 
   absl::Status CreateResource(DeviceTableResource** resource) override {
-    auto optimizer = Optimizer::Make(attributes_.rule, attributes_.hyperparameters);
-    if (!optimizer.ok()) return optimizer.status();
-    return DeviceTableResource::Make(context_, attributes_.spec, *optimizer, resource);
+    return DeviceTableResource::Make(context_, spec_, resource);
   }
 
-  TableAttributes attributes_;
+  TableSpec spec_;
   bool anonymous_;
   tensorflow::mutex context_mutex_;
   OpKernelContext* context_ = nullptr;  // of the call under way

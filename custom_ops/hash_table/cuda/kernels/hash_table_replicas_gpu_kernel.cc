@@ -74,15 +74,15 @@ absl::Status Merge(OpKernelContext* ctx, const DeviceTableResource& resource) {
 
 }  // namespace
 
-#define FUSEDREC_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableNoteTrained").HostMemory("received_splits"),
+#define FUSEDREC_TABLE_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableNoteTrained").HostMemory("received_splits"),
                         DeviceTableFunctionOp<NoteTrained>);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableTakeUnsynced"), DeviceTableFunctionOp<TakeUnsynced>);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadNumbers").HostMemory("segment_splits"),
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableTakeUnsynced"), DeviceTableFunctionOp<TakeUnsynced>);
+REGISTER_KERNEL_BUILDER(FUSEDREC_TABLE_KERNEL("TableReadNumbers").HostMemory("segment_splits"),
                         DeviceTableFunctionOp<ReadNumbers>);
 REGISTER_KERNEL_BUILDER(
-    FUSEDREC_KERNEL("TableMerge").HostMemory("left_splits").HostMemory("segment_splits").HostMemory("step"),
+    FUSEDREC_TABLE_KERNEL("TableMerge").HostMemory("left_splits").HostMemory("segment_splits").HostMemory("step"),
     DeviceTableFunctionOp<Merge>);
-#undef FUSEDREC_KERNEL
+#undef FUSEDREC_TABLE_KERNEL
 
 }  // namespace fusedrec

@@ -51,7 +51,7 @@ absl::Status GiveLeftOut(OpKernelContext* ctx, int64_t num_rows, const Update& u
 template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
   DeviceGradients in;
-  StepInput step;
+  Step step;
   TF_RETURN_IF_ERROR(ReadGradients(ctx, resource, StorageFor<T>(), &in));
   TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
   return GiveLeftOut(ctx, in.num_rows, [&](int32_t* places, int64_t* count) {
@@ -81,7 +81,7 @@ absl::Status AccumulateGradients(OpKernelContext* ctx, const DeviceTableResource
 }
 
 absl::Status ApplyAccumulated(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  StepInput step;
+  Step step;
   TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
   if (resource.host_rows() != nullptr) return resource.host_rows()->ApplyAccumulated(step, StreamOf(ctx));
   return resource.StatusOf(fusedrec_table_apply_accumulated(resource.table(), &step, StreamOf(ctx)), "an update");

@@ -18,14 +18,14 @@ absl::Status OtherMessage(const char* counted) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, Optimizer optimizer,
+absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec,
                                                          const FusedrecAllocator& allocator, void* stream) {
-  FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
+  DeviceSpec of(spec);
   // Host memory decides which rows exist, and knows the rows that left.
   const std::vector<Limits> none(of.segments);
   of.limits = none.data();
   of.options.record_tombstones = false;
-  auto table = HashTable::Make(spec, std::move(optimizer));
+  auto table = HashTable::Make(spec);
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
   const int answer = fusedrec_buffer_create(&of, &allocator, spec.hot_rows, &buffer, stream);
@@ -158,7 +158,7 @@ absl::Status HostRows::Prefetch(const Call& call) {
   return done;
 }
 
-absl::Status HostRows::Apply(const DeviceGradients& in, const StepInput& step, int32_t* left_out,
+absl::Status HostRows::Apply(const DeviceGradients& in, const Step& step, int32_t* left_out,
                              int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!IsTrainable()) return StatusOf(kDeviceStale);
@@ -185,7 +185,7 @@ absl::Status HostRows::Accumulate(const DeviceGradients& in, bool begin, int32_t
   return done;
 }
 
-absl::Status HostRows::ApplyAccumulated(const StepInput& step, void* stream) {
+absl::Status HostRows::ApplyAccumulated(const Step& step, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!IsTrainable() || sums_are_lost_) return StatusOf(kDeviceStale);
   fusedrec_buffer_set_version(buffer_, table_->version());

@@ -70,8 +70,7 @@ class HostRows {
   };
   enum class Access { kNumbers, kRows, kChange };  // reads statistics; reads rows; changes rows or their values
 
-  static absl::StatusOr<std::unique_ptr<HostRows>> Make(const TableSpec& spec, Optimizer optimizer,
-                                                        const FusedrecAllocator& allocator, void* stream);
+  static absl::StatusOr<std::unique_ptr<HostRows>> Make(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream);
   ~HostRows() { fusedrec_buffer_destroy(buffer_); }
   HostRows(const HostRows&) = delete;
   HostRows& operator=(const HostRows&) = delete;
@@ -85,11 +84,11 @@ class HostRows {
   absl::Status Find(const Call& call, Storage storage, void* rows, bool peeks);
   absl::Status Prefetch(const Call& call);
   // Arguments as in fusedrec_table_apply. Sums are of parts of the last lookup, because its rows alone are on the device.
-  absl::Status Apply(const DeviceGradients& grads, const StepInput& step, int32_t* left_out, int64_t* num_left_out,
+  absl::Status Apply(const DeviceGradients& grads, const Step& step, int32_t* left_out, int64_t* num_left_out,
                      void* stream);
   absl::Status Accumulate(const DeviceGradients& grads, bool begin, int32_t* left_out, int64_t* num_left_out,
                           void* stream);
-  absl::Status ApplyAccumulated(const StepInput& step, void* stream);
+  absl::Status ApplyAccumulated(const Step& step, void* stream);
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);

@@ -75,17 +75,14 @@ int FusedrecDeviceTable::Accumulate(const int64_t* handles, int64_t num_rows, co
   return LastError();
 }
 
-int FusedrecDeviceTable::ApplyAccumulated(const StepInput& step, void* stream) {
+int FusedrecDeviceTable::ApplyAccumulated(const Step& step, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (step.step < 1) return kCudaInvalidValue;
+  if (step.number < 1) return kCudaInvalidValue;
   ++version_;
   if (waiting_.count > 0) {
     const SumsView view = ViewOf(waiting_.sum_of_row, waiting_.rows, waiting_.sums);
     const GradientColumns columns{view.sums, Storage::kFloat32, nullptr, 0, 0, layout_.dim, 1.0f, 1.0f};
-    const Prepared by = PrepareStep(rule_, step);
-    const uint32_t version = version_;
-    FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(waiting_.count * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
-                    view.rows, waiting_.count, nullptr, columns, rule_, by, version, nullptr, nullptr);
+    Train(view.rows, waiting_.count, nullptr, columns, step, nullptr, nullptr, stream);
   }
   return DropSums(stream);
 }

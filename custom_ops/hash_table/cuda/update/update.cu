@@ -9,12 +9,12 @@ using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
 int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                               const void* grads, int64_t storage, float scale, const StepInput& step,
+                               const void* grads, int64_t storage, float scale, const Step& step,
                                int32_t* left_out, int64_t* num_left_out, void* stream) {
   *num_left_out = 0;
   std::lock_guard<std::mutex> lock(mutex_);
   if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > kDeviceTableMaxIds || num_ids < 0 ||
-      num_ids > kDeviceTableMaxIds || step.step < 1) {
+      num_ids > kDeviceTableMaxIds || step.number < 1) {
     return kCudaInvalidValue;
   }
   if (num_rows == 0) {
@@ -34,16 +34,27 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   const UpdateScratch at(memory.data(), num_ids, num_rows);
   const int32_t* const order = at.Sort(inverse, num_ids, num_rows, stream);
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
-  const Prepared by = PrepareStep(rule_, step);
-  const uint32_t version = version_;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.count, 0, sizeof(*at.count), stream));
-  FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
-                  handles, num_rows, at.begin, columns, rule_, by, version, left_out, at.count);
+  Train(handles, num_rows, at.begin, columns, step, left_out, at.count, stream);
   if (facts.grads_are_finite != 0) return LastError();
   unsigned counted;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, at.count, 1, stream));
   *num_left_out = counted;
   return LastError();
+}
+
+void FusedrecDeviceTable::Train(const int64_t* handles, int64_t num_rows, const int32_t* begin,
+                                const GradientColumns& grads, const Step& step, int32_t* left_out, unsigned* num_left_out,
+                                void* stream) const {
+  const uint32_t version = version_;
+  std::visit(
+      [&](const auto& rule) {
+        using R = std::decay_t<decltype(rule)>;
+        FUSEDREC_LAUNCH(UpdateKernel<R>, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
+                        handles, num_rows, begin, grads, rule, rule.Prepare(step), R::LeavesRows(step), version, left_out,
+                        num_left_out);
+      },
+      rule_);
 }
 
 int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse,

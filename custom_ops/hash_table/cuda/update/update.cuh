@@ -1,13 +1,13 @@
-// Kernels of the update: they sum gradients over their sources and apply the rule in place (update_rule.h).
+// Kernels of the update: they sum gradients over their sources and apply the rule in place (rules/rule.h).
 //
 // Sixteen lanes share a row. They add the gradients of a column in the order received. A sum over columns is sixteen sums
-// of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, optimizer.cc), so rows have the same
+// of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, rule_step.cc), so rows have the same
 // bits.
 #pragma once
 
 #include "common/row_sort.cuh"
 #include "hash_table/cuda/rows.cuh"
-#include "hash_table/update_rule.h"
+#include "hash_table/rules/rule.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -84,53 +84,27 @@ struct RowColumns {
   }
 };
 
-__device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, float rowwise_rate, float g, int d,
-                                    const RowColumns& row) {
-  const int slots = row.layout.wide_slots;
-  float w = row.Load(d), first = slots > 0 ? row.Slot(0, d) : 0.0f, second = slots > 1 ? row.Slot(1, d) : 0.0f;
-  const float lr = by.learning_rate;
-  switch (rule.rule) {
-    case RuleKind::kSgd:
-      SgdColumn(lr, g, &w);
-      break;
-    case RuleKind::kMomentum:
-      MomentumColumn(lr, rule.momentum, rule.nesterov, g, &w, &first);
-      break;
-    case RuleKind::kAdagrad:
-      AdagradColumn(lr, rule.epsilon, rule.epsilon_inside, rule.moment_offset, g, &w, &first);
-      break;
-    case RuleKind::kRmsprop:
-      RmspropColumn(lr, rule.one_minus_beta_2, rule.epsilon, rule.epsilon_inside, g, &w, &first);
-      break;
-    case RuleKind::kRowwiseAdagrad:
-      SgdColumn(rowwise_rate, g, &w);
-      break;
-    case RuleKind::kAdam:
-    case RuleKind::kAdamW:
-      AdamColumn(by.a, by.b, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, g, &w, &first, &second);
-      break;
-    case RuleKind::kFtrl: {
-      const FtrlNumbers numbers{by.a, rule.l1, by.b, rule.l2_shrinkage};
-      if (rule.learning_rate_power == -0.5f) {
-        FtrlSquareRootColumn(numbers, g, &w, &first, &second);
-      } else {
-        FtrlPowerColumn(numbers, -rule.learning_rate_power, g, &w, &first, &second);
-      }
-      break;
-    }
+template <class R>
+__device__ inline void UpdateColumn(bool form, const typename R::Numbers& by, float g, int d, const RowColumns& row) {
+  float w = row.Load(d), slots[R::kSlots + 1];
+  for (int k = 0; k < R::kSlots; ++k) slots[k] = row.Slot(k, d);
+  if (form) {
+    R::template Column<true>(by, g, w, slots);
+  } else {
+    R::template Column<false>(by, g, w, slots);
   }
   row.Store(w, d);
-  if (slots > 0) row.StoreSlot(first, 0, d);
-  if (slots > 1) row.StoreSlot(second, 1, d);
+  for (int k = 0; k < R::kSlots; ++k) row.StoreSlot(slots[k], k, d);
 }
 
 // Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]); begin null: position u alone. A
 // negative handle names no row. A row whose sum is not finite stays as it is; its u goes to left_out [*num_left_out], in
 // any order, unless left_out is null.
-static __global__ void __launch_bounds__(kUpdateThreads)
+template <class R>
+__global__ void __launch_bounds__(kUpdateThreads)
     UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
-                 const int32_t* __restrict__ begin, GradientColumns grads, UpdateRule rule, Prepared by,
-                 uint32_t version, int32_t* __restrict__ left_out, unsigned* num_left_out) {
+                 const int32_t* __restrict__ begin, GradientColumns grads, R rule, typename R::Numbers by,
+                 bool leaves_rows, uint32_t version, int32_t* __restrict__ left_out, unsigned* num_left_out) {
   const int64_t u = GlobalThread() / kRowLanes;
   if (u >= num_rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
@@ -154,18 +128,17 @@ static __global__ void __launch_bounds__(kUpdateThreads)
     const float norm = plain ? sqrtf(squares) : grads.NormInDouble();
     if (norm > rule.clipnorm) grads.clip = rule.clipnorm / norm;
   }
-  float rate = 0.0f;
-  if (rule.rule == RuleKind::kRowwiseAdagrad) {
-    float* const v = reinterpret_cast<float*>(columns.row + at.layout.scalars_offset);
-    const float squares = grads.Squares(mask), sum = *v + (rule.mean ? squares / static_cast<float>(grads.dim) : squares);
-    rate = RowwiseRate(rule, by.learning_rate, sum);
+  if constexpr (R::kRowSlots > 0) {
+    static_assert(R::kRowSlots == 1);
+    float* const stored = reinterpret_cast<float*>(columns.row + at.layout.scalars_offset);
+    float slot = *stored;
+    by = rule.OfRow(by, grads.Squares(mask), grads.dim, &slot);
     __syncwarp(mask);
-    if (lane == 0) *v = sum;
+    if (lane == 0) *stored = slot;
   }
   if (lane == 0) table.Meta(row)->updated = version;
-  // FTRL divides by the rate. A rate of 0, with which schedules begin, leaves the row unchanged.
-  if (rule.rule == RuleKind::kFtrl && by.learning_rate == 0.0f) return;
-  for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn(rule, by, rate, grads(d), d, columns);
+  if (leaves_rows) return;
+  for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn<R>(rule.form(), by, grads(d), d, columns);
 }
 
 }  // namespace device_table

@@ -54,6 +54,10 @@ CASES = {
     "adam.options": Case("Adam", "adam", {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 0.05}),
     "adamw": Case("AdamW", "adamw", {"weight_decay": 0.1}),
     "adamw.scale4": Case("AdamW", "adamw", {"weight_decay": 0.1, "epsilon": 0.05, "moment_scale": 4.0}),
+    "rowwise_adam": Case("RowWiseAdam", "rowwise_adam", {"beta_2": 0.99}),
+    "rowwise_adam.scale4": Case(
+        "RowWiseAdam", "rowwise_adam", {"beta_1": 0.8, "epsilon": 0.05, "weight_decay": 0.1, "moment_scale": 4.0}
+    ),
     "ftrl": Case("Ftrl", "ftrl", {}),
     "ftrl.options": Case(
         "Ftrl", "ftrl", {"l1": 0.5, "l2": 0.1, "l2_shrinkage": 0.2, "beta": 0.3, "initial_accumulator_value": 0.25}
@@ -65,8 +69,8 @@ CASES = {
 class OptimizerOracle:
     """One table with one rule.
 
-    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw" or
-    "ftrl", with its options.
+    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw",
+    "rowwise_adam" or "ftrl", with its options.
     """
 
     def __init__(self, initial, rule, clipnorm=0.0, **options):
@@ -145,6 +149,16 @@ def _adamw(w, g, slots, lr, t, weight_decay=0.004, **adam):
     for d in range(len(w)):
         w[d] -= lr * weight_decay * w[d]
     _adam(w, g, slots, lr, t, **adam)
+
+
+def _rowwise_adam(w, g, slots, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0, moment_scale=1.0):
+    """FBGEMM, PARTIAL_ROWWISE_ADAM: v is one number, the mean of g^2 over the row; corrections and epsilon as _adam."""
+    m = slots.setdefault("m", np.zeros(len(w)))
+    v = slots["v"] = beta_2 * slots.get("v", 0.0) + (1 - beta_2) * sum(x**2 for x in g) / len(w)
+    rate = lr * math.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+    for d in range(len(w)):
+        m[d] = beta_1 * m[d] + (1 - beta_1) * g[d]
+        w[d] -= lr * weight_decay * w[d] + rate * m[d] / _root(0, v, moment_scale, epsilon, False)
 
 
 def _ftrl(

@@ -23,6 +23,7 @@ __all__ = [
     "Ftrl",
     "RMSprop",
     "RowWiseAdagrad",
+    "RowWiseAdam",
 ]
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
@@ -331,6 +332,28 @@ class AdamW(_Moments):
     epsilon: float = 1e-7
     clipnorm: float = 0.0
     moment_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdam(_Moments):
+    """Adam with one v per row, v += (1 - b2)(mean of g^2 over the row - v), and with AdamW's decay.
+
+    FBGEMM's PARTIAL_ROWWISE_ADAM, but for the epsilon, which is Adam's epsilon hat. A row has D + 1 numbers of
+    optimizer state in place of Adam's 2 D. The rule is lazy.
+
+    Args:
+      moment_scale: c of Adam's step.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    weight_decay: float = 0.0
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+    rule: ClassVar[str] = "rowwise_adam"
+    wide_slots: ClassVar[tuple[str, ...]] = ("m",)
+    scalar_slots: ClassVar[tuple[str, ...]] = ("v",)
 
 
 @dataclasses.dataclass(frozen=True)

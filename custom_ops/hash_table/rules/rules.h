@@ -13,13 +13,14 @@
 #include "hash_table/rules/adam.h"
 #include "hash_table/rules/ftrl.h"
 #include "hash_table/rules/rmsprop.h"
+#include "hash_table/rules/rowwise_adam.h"
 #include "hash_table/rules/sgd.h"
 
-#define FUSEDREC_RULES(DO) DO(Sgd) DO(Momentum) DO(Adagrad) DO(RowwiseAdagrad) DO(Rmsprop) DO(Adam) DO(Ftrl)
+#define FUSEDREC_RULES(DO) DO(Sgd) DO(Momentum) DO(Adagrad) DO(RowwiseAdagrad) DO(Rmsprop) DO(Adam) DO(RowwiseAdam) DO(Ftrl)
 
 namespace fusedrec {
 
-using AnyRule = std::variant<Sgd, Momentum, Adagrad, RowwiseAdagrad, Rmsprop, Adam, Ftrl>;
+using AnyRule = std::variant<Sgd, Momentum, Adagrad, RowwiseAdagrad, Rmsprop, Adam, RowwiseAdam, Ftrl>;
 
 // Calls do_(R()) for each rule.
 template <class Do>

@@ -1,12 +1,15 @@
 """docs/extending.md lists files that exist and contain the names that the page mentions."""
 
 import re
+import subprocess
 
 import pytest
 
 from tests.docs.commands import ROOT
 
 GUIDE = ROOT / "docs/extending.md"
+# What a section adds, as a pattern of its name.
+EXAMPLES = {"An optimizer": "rowwise_?adam"}
 SECTIONS = ("An optimizer", "An eviction policy", "A data converter")
 
 
@@ -36,7 +39,16 @@ def test_the_guide_lists_files_that_exist(section):
         if path.is_file():
             text = path.read_text(encoding="utf-8")
             for name in re.findall(r"`([A-Za-z_]+)`", what):
-                assert name in text or "Lion" in name, f"{path.name} has no {name}"
+                assert name in text, f"{path.name} has no {name}"
+
+
+@pytest.mark.parametrize(("section", "name"), EXAMPLES.items())
+def test_the_guide_lists_every_file_that_an_example_needed(section, name):
+    tracked = subprocess.run(
+        ["git", "grep", "-liE", name, "--", ".", ":!CHANGELOG.md", ":!docs/extending.md"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert {*tracked.stdout.split()} == {str(found(place)[0].relative_to(ROOT)) for place, _ in files_table(section)}
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", GUIDE], ids=lambda page: page.stem)

@@ -108,11 +108,11 @@ def unknown_rows(config: TableConfig, seed: int, rows: str | None) -> InitialRow
     if config.unknown == "zeros" or config.external is not None:
         return None
     initializer = config.initializer
-    stored = "float16" if config.storage.dtype == "mixed" else config.storage.dtype or config.dtype
-    stored = rows if rows == "bfloat16" else stored
+    stored: str = "bfloat16" if rows == "bfloat16" else config.storage.dtype or config.dtype
     return InitialRows(
-        table_seed(seed, config.name), initializer.distribution, initializer.a, initializer.b, config.dim, stored
-    )
+        table_seed(seed, config.name), initializer.distribution, initializer.a, initializer.b, config.dim,
+        "float16" if stored == "mixed" else stored,
+    )  # fmt: skip
 
 
 def _bits(seeds: tf.Tensor, ids: tf.Tensor, dim: int) -> tf.Tensor:

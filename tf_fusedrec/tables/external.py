@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tf_fusedrec import optimizers
-from tf_fusedrec.config import External, TableConfig, Zeros
+from tf_fusedrec.config import TableConfig, Zeros
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.files.table_reader import TableReader
 from tf_fusedrec.tables.native import NativeTable
@@ -29,15 +29,16 @@ def external_table(name: str, tables: Sequence[TableConfig], shard: int, shards:
         name, [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables], seed=0
     )
     for config in tables:
-        for ids, saved in _reader(config, config.external, shard, shards).chunks():
+        for ids, saved in _reader(config, shard, shards).chunks():
             records = filled.new_records(config.name, len(ids))
             put_numbers(records, "row", numbers(saved["row"]))
             filled.restore(config.name, "rows", ids, records)
     return filled
 
 
-def _reader(config: TableConfig, external: External, shard: int, shards: int) -> TableReader:
-    directory, name = pathlib.Path(external.folder), external.table or config.name
+def _reader(config: TableConfig, shard: int, shards: int) -> TableReader:
+    assert config.external is not None
+    directory, name = pathlib.Path(config.external.folder), config.external.table or config.name
     tables = read_manifest(directory)["tables"]
     if name not in tables:
         raise ValueError(

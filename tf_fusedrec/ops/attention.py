@@ -365,15 +365,17 @@ def _register_gradient(name: str, gradient_op: str, inputs: tuple[str, ...], *mo
         names = (*WINDOWS, "target_group_size", "targets", "position", "time", *more)
         attributes = {attribute: op.get_attr(attribute) for attribute in names}
         attributes["time"] = attributes["time"].decode()
-        left, given = list(op.inputs), {}
+        remaining, tensors = list(op.inputs), {}
         for key in inputs:
             count = op.get_attr(_LISTS[key]) if key in _LISTS else 1
-            given[key], left = left[:count], left[count:]
+            tensors[key], remaining = remaining[:count] if key in _LISTS else remaining[0], remaining[count:]
         kept = {"attended": op.outputs[1:]} if "gate" in inputs else {}
-        tensors = {key: taken if key in _LISTS else taken[0] for key, taken in given.items()}
         results = getattr(library, gradient_op)(grads=grads, **kept, **tensors, **attributes)
-        nones = {key: [None] * len(taken) for key, taken in given.items()}
-        return tf.nest.flatten([getattr(results, _OUTPUTS.get(key, f"{key}_grads"), nones[key]) for key in inputs])
+        gradients = []
+        for key, tensor in tensors.items():
+            gradient = getattr(results, _OUTPUTS.get(key, f"{key}_grads"), None)
+            gradients += [gradient] if not isinstance(tensor, list) else gradient or [None] * len(tensor)
+        return gradients
 
     tf.no_gradient(f"Fusedrec>{name}Grad")
 

@@ -16,6 +16,7 @@ import pathlib
 import pickle
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ def run_ranks(
                 rank.start()
             late = _wait(ranks, time.monotonic() + timeout_s)
         finally:
-            rendezvous.stop()
+            threading.Thread(target=rendezvous.stop).start()  # which waits half a second for its server
         printed = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         if late:
             raise RanksFailed(f"{world_size} ranks did not end within {timeout_s} s", printed)

@@ -66,7 +66,7 @@ class ForkingWorker:
         return True
 
     def start(self, session):
-        if any(item.get_closest_marker("ranks") for item in session.items):
+        if "tests.support.ranks" in sys.modules:
             multiprocessing.forkserver.ensure_running()  # for all forks, because it imports TensorFlow
         session.config._tmp_path_factory.getbasetemp()  # else each fork empties it
         faulthandler.cancel_dump_traceback_later()  # a thread, for which the fork would wait

@@ -17,7 +17,7 @@ import sys
 import pytest
 
 # A process of REPLACED_MIB is replaced at the end of its module. No process may need more than WORKER_MIB.
-REPLACED_MIB, WORKER_MIB = 1200, 2000
+REPLACED_MIB, WORKER_MIB = 1000, 2000
 
 
 def resident_mib() -> float:

@@ -18,8 +18,8 @@ from models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec import ops, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import AttentionState
-from tf_fusedrec.saved_model import StateCache
 from tf_fusedrec.saved_model.signatures import Signature
+from tf_fusedrec.saved_model.state_cache import StateCache
 
 # A signature's function of its inputs and the version of the model.
 Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]

@@ -43,7 +43,12 @@ class Initializer:
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Initializer):
-    """Every column is `value`."""
+    """Every column is `value`.
+
+    Examples:
+      >>> values = [fr.Constant(0.1), fr.Zeros(), fr.Uniform(-0.1, 0.1), fr.Normal(), fr.TruncatedNormal()]
+      >>> tables = [fr.TableConfig(f"table{i}", 4, fr.optimizers.SGD(0.1), value) for i, value in enumerate(values)]
+    """
 
     distribution: ClassVar[str] = "constant"
     value: float = 0.0
@@ -217,6 +222,15 @@ class TableConfig:
       tier: Where rows are that do not fit the memory.
       record_tombstones: True to record removed ids, for delta checkpoints and delta exports. Needs backend "native".
       external: The rows are those of another model.
+
+    Examples:
+      >>> storage = fr.Storage(dtype="bfloat16", stochastic_rounding=True)
+      >>> limits = fr.Limits(max_rows=1_000_000, eviction="lru")
+      >>> item = fr.TableConfig("item", 16, fr.optimizers.RowWiseAdagrad(0.1), storage=storage, limits=limits)
+      >>> item.options["limits.max_rows"]
+      1000000
+      >>> user = fr.TableConfig("user", 16, item.optimizer, tier=fr.Tier(memory_budget=1 << 30, folder="user_rows"))
+      >>> words = fr.TableConfig("word", 16, external=fr.External("runs/words/checkpoint"))
     """
 
     name: str

@@ -23,7 +23,7 @@ from benchmarks.serving.state import Request, flat, long_model
 from models.export import signatures_of
 from models.kept_states import StateOptions
 from tf_fusedrec import tf
-from tf_fusedrec.saved_model import StateCache
+from tf_fusedrec.saved_model.state_cache import StateCache
 
 
 @dataclasses.dataclass(frozen=True)

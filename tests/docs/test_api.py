@@ -1,25 +1,30 @@
-"""docs/api is the list of public names: each is on one page, and programs of pages use no others."""
+"""docs/api is the list of public names: each is on one page and in an example; programs of pages use no others."""
 
 import ast
+import doctest
 import importlib
 import json
 import re
+import sys
+import types
 
+import numpy as np
 import pytest
 
 import tf_fusedrec as fr
 from tests.docs.commands import PAGES, ROOT, diffs, programs
+from tests.support.prediction_log import message_class
 
 ROOMS = (
     "callbacks", "checkpoint", "collectives", "data", "layers", "losses", "metrics", "optimizers", "saved_model",
     "schedules", "tfra",
 )  # fmt: skip
 OTHERS = {"keras", "tf", *ROOMS}  # names of fr that are modules
-DOCUMENTED = [
-    name
+BY_PAGE = {
+    page.stem: re.findall(r"^::: tf_fusedrec\.(\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     for page in sorted((ROOT / "docs/api").glob("*.md"))
-    for name in re.findall(r"^::: tf_fusedrec\.(\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-]
+}
+DOCUMENTED = [name for names in BY_PAGE.values() for name in names]
 
 
 def names_of(room):
@@ -77,3 +82,43 @@ def test_programs_use_public_names(path):
             room, _, rest = name.partition(".")
             known = room in {"keras", "tf"} or name in OTHERS or name.startswith("tfra.dynamic_embedding")
             assert known or {room, ".".join(name.split(".")[:2])} & public, name
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The names that the example of PipelinedModel makes, which all others use."""
+    names = {"fr": fr, "keras": fr.keras, "np": np, "tf": fr.tf}
+    run("schedules.PipelinedModel", names)
+    return names
+
+
+def docstring(name):
+    room, _, leaf = name.rpartition(".")
+    return getattr(importlib.import_module(f"tf_fusedrec.{room}".rstrip(".")), leaf).__doc__ or ""
+
+
+def run(name, names):
+    """Runs the example of a public name, which may have none."""
+    example = doctest.DocTestParser().get_doctest(docstring(name), {}, name, None, 0)
+    example.globs, said = names, []
+    result = doctest.DocTestRunner().run(example, out=said.append, clear_globs=False)
+    assert not result.failed, "".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_examples_print_what_they_show(page, made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in ("", ".apis", ".apis.prediction_log_pb2"):  # the package of TensorFlow Serving, which is no requirement
+        stand_in = types.SimpleNamespace(PredictionLog=message_class())
+        monkeypatch.setitem(sys.modules, f"tensorflow_serving{part}", stand_in)
+    names = dict(made)
+    for name in BY_PAGE[page]:
+        if name != "schedules.PipelinedModel":
+            run(name, names)
+
+
+def test_an_example_uses_each_public_name():
+    examples = [example for name in DOCUMENTED for example in doctest.DocTestParser().get_examples(docstring(name))]
+    found = {name for example in examples for name in used(example.source)}
+    assert {*DOCUMENTED} - found == set()

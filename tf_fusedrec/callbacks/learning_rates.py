@@ -26,6 +26,13 @@ class TableLearningRate(keras.callbacks.Callback):
 
     Raises:
       ValueError: a table is unknown; only a part of a group is named; a rate follows a schedule.
+
+    Examples:
+      >>> halved = fr.callbacks.TableLearningRate(embedding, lambda epoch, rate: rate / 2)
+      >>> plateau = fr.callbacks.ReduceLROnPlateau(embedding, "loss", factor=0.1, patience=5)
+      >>> history = model.fit(x, y, batch_size=16, callbacks=[halved, plateau], verbose=0)
+      >>> round(float(embedding.optimizers["item"].learning_rate), 3)
+      0.05
     """
 
     def __init__(

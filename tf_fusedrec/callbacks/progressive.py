@@ -40,6 +40,9 @@ class ProgressiveMetrics(keras.callbacks.Callback):
 
     Raises:
       ValueError: no task is named; every_steps is below 1; a kind is unknown.
+
+    Examples:
+      >>> progress = fr.callbacks.ProgressiveMetrics(["click"], every_steps=100)
     """
 
     def __init__(

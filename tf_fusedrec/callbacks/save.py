@@ -63,6 +63,13 @@ class Checkpoint(keras.callbacks.Callback):
 
     Raises:
       ValueError: an argument is out of range; mode "auto" does not know the metric; in fit, no rank logs `monitor`.
+
+    Examples:
+      >>> callbacks = [fr.callbacks.Interrupt(), fr.callbacks.Checkpoint("every_epoch"), fr.callbacks.Throughput()]
+      >>> callbacks += [fr.callbacks.EmbeddingMetrics(embedding), fr.callbacks.EarlyStopping("loss", patience=2)]
+      >>> history = model.fit(x, y, batch_size=16, callbacks=callbacks, verbose=0).history
+      >>> "table_rows" in history, "loss" in history
+      (True, True)
     """
 
     def __init__(

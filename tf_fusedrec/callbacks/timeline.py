@@ -55,6 +55,12 @@ class Timeline(keras.callbacks.Callback):
       ValueError: first_step or steps is too small; the model has steps_per_execution > 1.
       RuntimeError: several processes joined without tf_fusedrec.init(timeline=True); Horovod already writes a timeline
         (horovodrun --timeline-filename).
+
+    Examples:
+      >>> timeline = fr.callbacks.Timeline("timeline", first_step=1, steps=1)
+      >>> history = model.fit(x, y, batch_size=16, epochs=2, callbacks=[timeline], verbose=0)
+      >>> timeline.steps[0].step_ms > 0
+      True
     """
 
     def __init__(self, folder: str | os.PathLike, first_step: int = 5, steps: int = 3):

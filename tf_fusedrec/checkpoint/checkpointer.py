@@ -61,6 +61,12 @@ class Checkpointer:
       ValueError: an argument is out of range; the model has no FusedEmbedding layer; two layers have a table of the
         same name; full_every > 1 for tables that do not track changed rows (backend "tfra") or removed ids.
       TypeError: `model` or one of `layers` has another type.
+
+    Examples:
+      >>> checkpointer = fr.checkpoint.Checkpointer("deltas", model, model.optimizer, full_every=4)
+      >>> checkpointer.save(extra=1)
+      >>> checkpointer.save(extra=2)  # the changes since the first save
+      >>> checkpointer.wait()
     """
 
     def __init__(
@@ -258,6 +264,13 @@ def save(
       ValueError: a number is not finite (NotFinite), dense weights differ between ranks, or an argument is refused by
         Checkpointer.
       TypeError: see Checkpointer.
+
+    Examples:
+      >>> fr.checkpoint.save("checkpoint", model, model.optimizer, extra={"epoch": 2})
+      >>> fr.checkpoint.load("checkpoint", model, model.optimizer)
+      {'epoch': 2}
+      >>> len(fr.checkpoint.saves("checkpoint"))  # names of saves that load takes as `save`
+      1
     """
     options: dict[str, Any] = {"layers": layers, "keep": keep, "not_finite": not_finite}
     Checkpointer(directory, model, optimizer, **options, background=False).save(extra)

@@ -36,6 +36,10 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
 
     Raises:
       ValueError: the table is unknown; shapes or dtypes are wrong; ids repeat; a number is not finite.
+
+    Examples:
+      >>> fr.checkpoint.warm_start(model, "item", np.array([1, 2]), np.zeros([2, 4], "float32"))
+      2
     """
     layout, backend = _find_table(model, table)
     ids, rows = np.asarray(ids), np.asarray(rows)
@@ -92,6 +96,13 @@ def warm_start_parquet(
     Raises:
       ValueError: a column is missing or has another type; a value is null; a row has another length; warm_start refuses
         the rows. Row groups before the refused one stay set.
+
+    Examples:
+      >>> import pyarrow.parquet
+      >>> rows = pyarrow.table({"id": [1, 2], "row": [[0.0] * 4, [1.0] * 4]})
+      >>> pyarrow.parquet.write_table(rows, "rows.parquet")
+      >>> fr.checkpoint.warm_start_parquet(model, "item", "rows.parquet")
+      2
     """
     import pyarrow.parquet as pq  # not with `import tf_fusedrec`
 

@@ -56,6 +56,10 @@ def hash_strings(strings: Any, integers: bool = False) -> Any:
 
     Raises:
       ValueError: an element is not a string, such as a missing value (None, NaN, null).
+
+    Examples:
+      >>> fr.hash_strings(["red shoe", "blue shoe"])
+      array([3386405145116121313, 8568005408895243774])
     """
     if isinstance(strings, _Symbol):
         return keras.layers.Lambda(hash_strings, arguments={"integers": integers})(strings)

@@ -57,6 +57,13 @@ class GrowingFolder:
 
     Raises:
       ValueError: a number is out of range; on all ranks while iterating, the folder cannot be listed.
+
+    Examples:
+      >>> import pathlib
+      >>> pathlib.Path("growing/hour=9").mkdir(parents=True)
+      >>> pathlib.Path("growing/hour=9/_SUCCESS").touch()
+      >>> [partition.name for partition in fr.data.GrowingFolder("growing", max_partitions=1)]
+      ['hour=9']
     """
 
     def __init__(

@@ -46,6 +46,18 @@ class ParquetFolder:
       ValueError: the folder does not exist or has no Parquet file. With "error", also: a file is unreadable, or a
         column is missing or has another type (checked for all files before the first row); other bad input, while
         reading.
+
+    Examples:
+      >>> import pathlib, pyarrow.parquet
+      >>> pathlib.Path("clicks/day=1").mkdir(parents=True)
+      >>> rows = pyarrow.table({"user": [7, 8, 9], "items": [[1, 2, 3], [2], [3, 3]]})
+      >>> pyarrow.parquet.write_table(rows, "clicks/day=1/0.parquet")
+      >>> columns = [fr.data.Column("user"), fr.data.Column("items", ragged=True, keep_last=200)]
+      >>> folder = fr.data.ParquetFolder("clicks", columns, rank=fr.rank(), world_size=fr.size(), shuffle_seed=1)
+      >>> cut = fr.data.StochasticLength("items", alpha=1.6, max_length=100)
+      >>> batches = fr.data.TokenBatches(folder, length_columns=["items"], target_tokens=4, stochastic_length=cut)
+      >>> sum(int(batch["user"].shape[0]) for batch in batches.dataset()), batches.steps_per_epoch
+      (3, 2)
     """
 
     def __init__(

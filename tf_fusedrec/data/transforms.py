@@ -39,6 +39,11 @@ def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | No
 
     Raises:
       ValueError: steps < 1, or the ids have an unknown rank.
+
+    Examples:
+      >>> dataset = tf.data.Dataset.from_tensor_slices({"item": tf.constant([1, 2, 3], tf.int64)}).batch(1)
+      >>> for batch, later in fr.data.lookahead(dataset, steps=2):
+      ...     embedding.prefetch(later)
     """
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be an int >= 1, got {steps!r}.")
@@ -85,6 +90,12 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
     Raises:
       ValueError: micro_batches is not an int >= 1; `ids` returns no ids, no integers, or ids not by sample.
       InvalidArgumentError: while reading, parts of a batch differ in their number of samples, or M is above 4096.
+
+    Examples:
+      >>> dataset = tf.data.Dataset.from_tensor_slices({"item": tf.constant([1, 2, 1, 2], tf.int64)}).batch(4)
+      >>> clustered = fr.data.cluster_samples(dataset, micro_batches=2, ids=lambda batch: {"item": batch["item"]})
+      >>> next(iter(clustered))["item"].numpy()
+      array([1, 1, 2, 2])
     """
     if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
         raise ValueError(f"micro_batches must be an int >= 1, got {micro_batches!r}.")

@@ -272,6 +272,16 @@ class FusedEmbedding(keras.layers.Layer):
         of a SparseTensor or doubled, ids that do not fit "bits", or two updates from one step.
       ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
       FailedPreconditionError (at run time): a later training lookup has moved rows before their gradients arrived.
+
+    Examples:
+      >>> item = fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1))
+      >>> layer = fr.FusedEmbedding([item], [fr.FeatureConfig("history", "item", combiner="mean")])
+      >>> with tf.GradientTape() as tape:
+      ...     rows = layer({"history": tf.ragged.constant([[3, 5], [], [3]], dtype=tf.int64)})["history"]
+      ...     loss = tf.reduce_sum(rows**2)
+      >>> gradients = tape.gradient(loss, layer.trainable_variables)  # trains the rows
+      >>> rows.shape, layer.statistics()["item"]["keys"]
+      (TensorShape([3, 4]), 2)
     """
 
     def __init__(

@@ -259,7 +259,16 @@ def average(gradient: Any) -> Any:
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
-    """Concatenates NumPy arrays of all ranks along axis 0, in rank order. Their lengths may differ. Eager."""
+    """Concatenates NumPy arrays of all ranks along axis 0, in rank order. Their lengths may differ. Eager.
+
+    Examples:
+      >>> fr.collectives.all_gather(np.array([[fr.rank(), 7]]))
+      array([[0, 7]])
+      >>> fr.collectives.all_gather_object({"rank": fr.rank()})
+      [{'rank': 0}]
+      >>> fr.collectives.broadcast_variables([tf.Variable(1.0)])
+      >>> fr.collectives.barrier()
+    """
     return np.concatenate(all_gather_object(np.asarray(array)))
 
 

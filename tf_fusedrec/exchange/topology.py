@@ -163,6 +163,11 @@ def init(
       ValueError: the groups of a topology do not divide the number of processes.
       RuntimeError: a second call names a topology or a timeline that the first call did not name, or horovodrun writes
         a timeline already.
+
+    Examples:
+      >>> fr.init(fr.Topology(groups=1))
+      >>> fr.rank(), fr.size()
+      (0, 1)
     """
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]

@@ -48,6 +48,12 @@ class FuXi(SequenceBlock):
 
     Source: Ye et al., FuXi-alpha (2025); FuXi-beta (2025); FuXi-gamma (arXiv 2512.12740) without its block-sparse
     position map.
+
+    Examples:
+      >>> x = tf.RaggedTensor.from_row_lengths(tf.ones([5, 8]), [3, 2])
+      >>> seconds = tf.RaggedTensor.from_row_lengths(tf.constant([10, 20, 60, 5, 7], tf.int64), [3, 2])
+      >>> fr.layers.FuXi(num_heads=2, qk_dim=4, value_dim=4, max_sequence_length=16)(x, seconds).shape
+      TensorShape([2, None, 8])
     """
 
     def __init__(

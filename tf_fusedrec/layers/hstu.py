@@ -69,6 +69,14 @@ class HSTU(SequenceBlock):
       InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
     Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
+
+    Examples:
+      >>> x = tf.RaggedTensor.from_row_lengths(tf.ones([5, 8]), [3, 2])
+      >>> seconds = tf.RaggedTensor.from_row_lengths(tf.constant([10, 20, 60, 5, 7], tf.int64), [3, 2])
+      >>> layer = fr.layers.HSTU(num_heads=2, qk_dim=4, value_dim=4, max_sequence_length=16)
+      >>> times = fr.layers.sequence_times(seconds)  # once for a stack of layers
+      >>> layer(fr.layers.PositionEmbedding(16)(x), times).shape
+      TensorShape([2, None, 8])
     """
 
     def __init__(

@@ -265,6 +265,11 @@ def interleave(
       with num_targets [1, 1] and interleave_targets=False  ->  [[1, 10, 2], [3]]
 
     Source: the public HSTU ranking model interleaves so in training and at inference.
+
+    Examples:
+      >>> items, actions = tf.ragged.constant([[1, 2], [3]]), tf.ragged.constant([[10, 20], [30]])
+      >>> fr.layers.interleave(items, actions).to_list()
+      [[1, 10, 2, 20], [3, 30]]
     """
     check_sequence("first", first)
     check_sequence("second", second)

@@ -29,6 +29,11 @@ class MMoE(ConfiguredLayer):
 
     Source: MTGRBoost, section 2, eq. 4; Ma et al., Modeling Task Relationships with MMoE
     (KDD 2018).
+
+    Examples:
+      >>> tower, other = fr.layers.MMoE(num_experts=4, expert_units=16, num_tasks=2, top_k=2)(tf.ones([5, 8]))
+      >>> tower.shape
+      TensorShape([5, 16])
     """
 
     def __init__(self, num_experts: int, expert_units: int, num_tasks: int, top_k: int, **layer_arguments):

@@ -41,6 +41,12 @@ class PositionTimeEmbedding(ConfiguredLayer):
 
     Source: add_timestamp_positional_embeddings of the public HSTU operators. One of its two implementations limits the
     bucket to the number of COLUMNS of the time table. This layer limits it to the rows, like the other.
+
+    Examples:
+      >>> x = tf.RaggedTensor.from_row_lengths(tf.ones([5, 8]), [3, 2])
+      >>> seconds = tf.RaggedTensor.from_row_lengths(tf.constant([10, 20, 60, 5, 7], tf.int64), [3, 2])
+      >>> fr.layers.PositionTimeEmbedding(num_positions=16)(x, seconds).shape
+      TensorShape([2, None, 8])
     """
 
     def __init__(

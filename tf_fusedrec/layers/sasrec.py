@@ -35,6 +35,11 @@ class SASRec(SequenceBlock):
 
     Source: Kang and McAuley, Self-Attentive Sequential Recommendation (ICDM 2018), in the form of the baseline of Zhai
     et al. (ICML 2024).
+
+    Examples:
+      >>> x = tf.RaggedTensor.from_row_lengths(tf.ones([5, 8]), [3, 2])
+      >>> fr.layers.SASRec(num_heads=2, max_sequence_length=16)(x).shape
+      TensorShape([2, None, 8])
     """
 
     def __init__(

@@ -29,6 +29,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
       **kwargs: As for keras.layers.BatchNormalization, without `fused`, `renorm`, `virtual_batch_size`, `synchronized`.
+
+    Examples:
+      >>> fr.layers.SyncBatchNormalization()(tf.constant([[1.0], [3.0]]), training=True).numpy().round(2).tolist()
+      [[-1.0], [1.0]]
     """
 
     def __init__(self, axis: int = -1, **kwargs: Any):

@@ -31,6 +31,12 @@ def weighted_binary_cross_entropy(
 
     Raises:
       ValueError: The static shapes of labels and logits differ.
+
+    Examples:
+      >>> labels, logits = tf.constant([1.0, 0.0]), tf.constant([2.0, -1.0])
+      >>> loss = fr.losses.weighted_binary_cross_entropy(labels, logits, tf.constant([1.0, 3.0]), name="click")
+      >>> round(float(loss), 3)
+      0.267
     """
     logits = at_least_float32(logits)
     if not logits.shape.is_compatible_with(labels.shape):
@@ -84,6 +90,15 @@ def sampled_softmax(
         `reused_from` lacks `chosen`.
 
     Source: the sampled softmax loss of the public HSTU experiments (Zhai et al., ICML 2024); TurboGR, section 4.3.
+
+    Examples:
+      >>> items = tf.random.stateless_normal([100, 8], [1, 2])
+      >>> drawn = fr.losses.Sampler(num_items=100).draw([16], seed=[3, 4], num_positions=5)
+      >>> query, next_items = tf.ones([5, 8]), tf.range(5)
+      >>> nll = fr.losses.sampled_softmax(
+      ...     query, tf.gather(items, next_items), tf.gather(items, drawn), next_items, drawn, temperature=0.05
+      ... )
+      >>> loss = fr.losses.global_mean(nll, name="loss")
     """
     _check_temperature(temperature)
     if negatives.shape.rank != 2 or negative_ids.shape.rank != 1:

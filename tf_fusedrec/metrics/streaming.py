@@ -119,6 +119,14 @@ class AUC(SummedMetric):
     Positives and negatives of one bin count as ties. The error is at most half the share of pairs that share a bin.
 
     update_state: labels <any>[n], 0 or 1; logits <float>[n], log odds; sample_weight None or <float>[n].
+
+    Examples:
+      >>> metrics = [fr.metrics.AUC(), fr.metrics.GAUC(), fr.metrics.NormalizedEntropy(), fr.metrics.Calibration(),
+      ...            fr.metrics.HitRate(2), fr.metrics.NDCG(2), fr.metrics.MRR()]
+      >>> for metric in metrics:  # two users, three candidates each
+      ...     metric.update_state([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[-1.0, 2.0, 0.5], [0.1, 0.3, -2.0]])
+      >>> [round(float(metric.result()), 2) for metric in metrics]
+      [0.75, 0.75, 0.8, 1.5, 1.0, 0.82, 0.75]
     """
 
     def __init__(self, name: str = "auc"):

@@ -156,6 +156,11 @@ def jagged_attention(
 
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators. MTGRBoost,
     eq. 3, has the gate first.
+
+    Examples:
+      >>> tokens, row_splits = tf.ones([5, 2, 8]), tf.constant([0, 3, 5], tf.int64)  # two rows, two heads
+      >>> fr.layers.jagged_attention(tokens, tokens, tokens, row_splits, scale=1 / 16).shape
+      TensorShape([5, 2, 8])
     """
     return library.fusedrec_jagged_attention(
         **_attention_inputs(

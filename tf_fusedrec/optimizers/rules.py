@@ -147,6 +147,13 @@ class SGD(Rule):
     Args:
       momentum: mu, 0 <= mu <= 1.
       nesterov: True to use Nesterov's form. It has no effect without momentum, as in Keras.
+
+    Examples:
+      >>> decay = keras.optimizers.schedules.ExponentialDecay(0.1, 1000, 0.9)
+      >>> rules = [fr.optimizers.SGD(decay, momentum=0.9), fr.optimizers.Adagrad(0.1)]
+      >>> rules += [fr.optimizers.RowWiseAdagrad(0.1), fr.optimizers.RMSprop(0.01), fr.optimizers.Adam(0.001)]
+      >>> rules += [fr.optimizers.AdamW(0.001), fr.optimizers.RowWiseAdam(0.001), fr.optimizers.Ftrl(0.1)]
+      >>> tables = [fr.TableConfig(f"table{i}", 8, rule) for i, rule in enumerate(rules)]
     """
 
     momentum: float = 0.0

@@ -77,6 +77,16 @@ def export(
         of their values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is
         damaged, not a full export, or has other ops, tables or rows.
       RuntimeError: another rank failed, or ranks hold different models.
+
+    Examples:
+      >>> inputs = {"item": tf.TensorSpec([None], tf.int64)}
+      >>> signatures = {"score": fr.Signature(lambda tensors: {"score": model(tensors)}, inputs)}
+      >>> fr.export(model, "base", signatures=signatures)
+      >>> served = tf.saved_model.load("base").signatures["score"]
+      >>> served(item=tf.constant([1, 2], tf.int64))["score"].shape
+      TensorShape([2, 1])
+      >>> fr.export(model, "delta", signatures=signatures, base="base")  # the changes since the export "base"
+      >>> fr.apply_delta("base", "delta", "new")
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:

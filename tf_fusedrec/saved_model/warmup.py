@@ -33,6 +33,9 @@ def write_warmup_requests(
       ImportError: tensorflow-serving-api is not installed.
       ValueError: The export has no such signature or has warm-up requests; there is no request or too many; a request
         has other inputs, or the model fails to answer it: TensorFlow Serving would not load the model.
+
+    Examples:
+      >>> fr.saved_model.write_warmup_requests("base", [{"item": np.array([1, 2])}], signature="score")
     """
     try:
         prediction_log_pb2 = importlib.import_module("tensorflow_serving.apis.prediction_log_pb2")

@@ -46,6 +46,18 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     Raises:
       ValueError: an unknown schedule, tables that cannot be trained under it, inputs and outputs given to a subclass.
+
+    Examples:
+      >>> item = fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1), record_tombstones=True)
+      >>> embedding = fr.FusedEmbedding([item], [fr.FeatureConfig("item", table="item")])
+      >>> inputs = {"item": keras.Input([], dtype=tf.int64, name="item")}
+      >>> score = keras.layers.Dense(1)(embedding(inputs)["item"])
+      >>> model = fr.schedules.PipelinedModel(inputs, score, schedule="sync")
+      >>> model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)), "mse")
+      >>> x, y = {"item": np.arange(32) % 8}, np.ones([32, 1], "float32")
+      >>> history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history["loss"]
+      >>> history[1] < history[0]
+      True
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:

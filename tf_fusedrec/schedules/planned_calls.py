@@ -26,7 +26,13 @@ _REMEDY = "Use an embedding_inputs method of the model that gives the calls of a
 
 
 class EmbeddingCall(NamedTuple):
-    """One call of a FusedEmbedding in a training step."""
+    """One call of a FusedEmbedding in a training step.
+
+    Examples:
+      >>> class Tower(fr.schedules.PipelinedModel):
+      ...     def embedding_inputs(self, x):
+      ...         return [fr.schedules.EmbeddingCall(self.embedding, {"item": x["item"]})]
+    """
 
     embedding: FusedEmbedding
     inputs: Mapping[str, Any]

@@ -20,6 +20,13 @@ class Schedule:
 
     A preset overrides `stages` only. A schedule of your own overrides `train_step`, or `start` and `step`, and `drain`
     where updates wait; its `stages` says how many batches are read ahead. `register` gives it a name for saved models.
+
+    Examples:
+      >>> @fr.schedules.register("my_package>read_two_ahead")
+      ... class ReadTwoAhead(fr.schedules.Schedule):
+      ...     stages = fr.schedules.Stages(read=2, send_ids=1)
+      >>> ReadTwoAhead().stages.lead
+      2
     """
 
     @property
@@ -192,6 +199,12 @@ class Sync(Schedule):
     """The training step of keras.Model on whole batches. Other schedules are compared to it.
 
     Ids, rows, compute, gradients and update run one after another.
+
+    Examples:
+      >>> schedules = [fr.schedules.Sync(), fr.schedules.FrozenWindow(4), fr.schedules.DualBuffer()]
+      >>> schedules += [fr.schedules.Nested(4), fr.schedules.SemiAsync(), fr.schedules.Pipelined(6)]
+      >>> [schedule.stages.staleness for schedule in schedules]
+      [0, 0, 0, 0, 1, 1]
     """
 
 

@@ -310,6 +310,12 @@ def weigh_by_samples(model: keras.Model) -> keras.Model:
 
     Raises:
       ValueError: some of the losses are sums over samples and others means.
+
+    Examples:
+      >>> plain = keras.Sequential([keras.layers.Dense(1, input_shape=[3])])
+      >>> plain.compile("sgd", "mse")
+      >>> plain = fr.schedules.weigh_by_samples(plain)
+      >>> fr.schedules.average_state(plain)  # before an evaluation of a plain Keras model on several ranks
     """
     are_sums(model)
     if not isinstance(model, MeanOverSamples):

@@ -37,7 +37,12 @@ _excluded: contextvars.ContextVar = contextvars.ContextVar("tables are excluded"
 
 @contextlib.contextmanager
 def without_tables() -> Iterator[None]:
-    """In this context the savers of TensorFlow and Keras neither save nor restore tables."""
+    """In this context the savers of TensorFlow and Keras neither save nor restore tables.
+
+    Examples:
+      >>> with fr.checkpoint.without_tables():
+      ...     model.save_weights("dense.h5")
+    """
     token = _excluded.set(True)
     try:
         yield

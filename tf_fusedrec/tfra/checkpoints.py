@@ -64,6 +64,11 @@ def import_checkpoint(
       ValueError: The directory has no files, or they are incomplete, truncated or from several saves. Or a table has
         no files, the files' slots differ from the table's, or two files hold the same key.
       RuntimeError: The import failed on another rank.
+
+    Examples:
+      >>> fr.tfra.export_checkpoint("tfra_files", embedding)
+      >>> fr.tfra.import_checkpoint("tfra_files", embedding)
+      {'item': 8}
     """
     tables = agree(lambda: tables_of(embedding, names))
 

@@ -71,6 +71,17 @@ def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = 
     Raises:
       ValueError: The model has no such layer, was fused before, or has trained. Or two layers share a name, `leave`
         names an unknown layer, or a layer's partitioner, KV creator or key dtype does not suit a group.
+
+    Examples:
+      >>> de = fr.tfra.dynamic_embedding
+      >>> new = de.keras.layers.HvdAllToAllEmbedding
+      >>> user, city = (new(embedding_size=4, name=name) for name in ("users", "cities"))
+      >>> isinstance(user, fr.tfra.FusedTfraEmbedding)
+      True
+      >>> ids = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("user", "city")}
+      >>> towers = keras.Model(ids, keras.layers.Dense(1)(user(ids["user"]) + city(ids["city"])))
+      >>> [group.layers for group in fr.tfra.fuse(towers)]
+      [['cities', 'users']]
     """
     by_id = {id(m): m for m in model.submodules if isinstance(m, FusedTfraEmbedding)}
     layers = sorted(by_id.values(), key=lambda layer: layer.name)

@@ -29,6 +29,12 @@ class Cluster:
 
     Raises:
       ValueError: a field is out of its range, or ranks_per_host does not divide ranks.
+
+    Examples:
+      >>> cluster = fr.Cluster(ranks=8, memory_bytes=16e9, ranks_per_host=4)
+      >>> plan = fr.plan(model, (x, y), cluster, micro_batches=[2])
+      >>> plan.topology.groups in (1, 2, 4, 8)  # it depends on measured times
+      True
     """
 
     ranks: int

@@ -12,14 +12,16 @@ from tf_fusedrec.layers.mmoe import MMoE
 from tf_fusedrec.layers.positions import PositionEmbedding, PositionTimeEmbedding
 from tf_fusedrec.layers.sasrec import SASRec
 from tf_fusedrec.layers.sync_batch_normalization import SyncBatchNormalization
-from tf_fusedrec.ops import jagged_attention, sequence_times
+from tf_fusedrec.ops import OutputGate, RelativeBias, jagged_attention, sequence_times
 
 __all__ = [
     "HSTU",
     "FuXi",
     "MMoE",
+    "OutputGate",
     "PositionEmbedding",
     "PositionTimeEmbedding",
+    "RelativeBias",
     "SASRec",
     "SyncBatchNormalization",
     "interleave",

@@ -159,7 +159,8 @@ def jagged_attention(
 
     Examples:
       >>> tokens, row_splits = tf.ones([5, 2, 8]), tf.constant([0, 3, 5], tf.int64)  # two rows, two heads
-      >>> fr.layers.jagged_attention(tokens, tokens, tokens, row_splits, scale=1 / 16).shape
+      >>> bias, gate = fr.layers.RelativeBias(position_weights=tf.zeros([31])), fr.layers.OutputGate(tokens)
+      >>> fr.layers.jagged_attention(tokens, tokens, tokens, row_splits, scale=1 / 16, bias=bias, gate=gate).shape
       TensorShape([5, 2, 8])
     """
     return library.fusedrec_jagged_attention(

@@ -26,9 +26,8 @@ import numpy as np
 from benchmarks.harness.gpu import Call, Rates, Work, timed
 from benchmarks.ops import gpu_table
 from tests.cuda.checks import jagged_attention, jagged_attention_channels
-from tests.cuda.checks import recovery as recovery_checks
 from tests.cuda.checks.jagged_attention_call import Prepared, assert_near, from_bits, prepare, random_case
-from tests.cuda.checks.segment_unique import unique
+from tests.cuda.launchers import Launchers
 from tests.oracles.recovery import recover_oracle
 
 SEGMENTS, HEADS = 10, 4
@@ -56,15 +55,15 @@ def segment_unique(kernels: Any, rates: Rates, libraries: Mapping[str, Any], n: 
     ranks = np.random.default_rng(n).zipf(1.05, n).astype(np.uint64)
     keys = (ranks * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)  # spread over all 64 bits
     splits, distinct = np.arange(SEGMENTS + 1, dtype=np.int64) * n // SEGMENTS, np.unique(keys)
-    ids, bounds, inverse = unique(kernels, keys, splits)
+    ids, bounds, inverse = Launchers(kernels).segment_unique(keys, splits)
     np.testing.assert_array_equal(ids[inverse], keys)
     for begin, end, first, last in zip(splits[:-1], splits[1:], bounds[:-1], bounds[1:]):
         assert last - first == len(np.unique(keys[begin:end]))
-    device_keys, scratch = memory.put(keys), kernels.scratch("segment_unique", n, SEGMENTS)
-    out = memory.empty([n], np.int64), memory.empty([SEGMENTS + 1], np.int64), memory.empty([n], np.int32)
+    device_keys = memory.put(keys)
+    out = memory.empty([n], np.int64), np.empty(SEGMENTS + 1, np.int64), memory.empty([n], np.int32)
 
     def ours() -> None:
-        kernels.run("segment_unique", device_keys, splits, n, SEGMENTS, scratch, *out)
+        kernels.run("segment_unique", device_keys, splits, n, SEGMENTS, kernels.allocator, *out)
 
     def peer(library: Any, array: Any, to_host: Callable[[Any], np.ndarray]) -> Call:
         def run() -> Any:
@@ -95,19 +94,18 @@ def recovery(kernels: Any, rates: Rates, libraries: Mapping[str, Any], n: int, n
     memory, random = kernels.memory, np.random.default_rng(0)
     index = np.minimum(random.zipf(1.2, n) - 1, num_rows - 1).astype(np.int32)
     rows = random.integers(-8, 9, [num_rows, dim]).astype(np.float32)
-    got = recovery_checks.recovered(kernels, rows, index[:1000], 1000)
+    got = Launchers(kernels).recover(rows, index[:1000])[:1000]
     np.testing.assert_array_equal(got, recover_oracle(rows, index[:1000]))
     wanted = np.zeros([num_rows, dim])
     np.add.at(wanted, index, rows[index])  # integers, whose sums are exact below 2^24
-    summed = recovery_checks.summed(kernels, 0, rows[index], index, num_rows, num_rows)
+    summed = Launchers(kernels).recover_grad(rows[index], index, num_rows)[:num_rows]
     np.testing.assert_allclose(summed, wanted, rtol=1e-6)
 
     gather = Work(bytes=n * (8 * dim + 4))
     scatter = Work(bytes=n * (4 * dim + 4) + 4 * num_rows * dim, flops=float(n * dim))
     d_rows, d_index, grads = memory.put(rows), memory.put(index), memory.put(rows[index])
     out, sums = memory.empty([n, dim], np.float32), memory.empty([num_rows, dim], np.float32)
-    scratch = kernels.scratch("recover_grad", n, dim)
-    add = ("recover_grad", 0, grads, dim, d_index, n, None, None, 0, scratch, sums, num_rows, num_rows)
+    add = ("recover_grad", 0, grads, dim, d_index, n, None, None, 0, kernels.allocator, sums, num_rows, num_rows)
     calls = {
         "recover": Call(lambda: kernels.run("recover", d_rows, num_rows, 4 * dim, d_index, n, out, n), gather),
         "recover_grad": Call(lambda: kernels.run(*add), scatter),

@@ -1,4 +1,11 @@
-#include "collective_marks/termination.h"
+// Keeps the exception for which C++ ends this process. A thread of Python says it, or this file if that thread cannot.
+//
+// Horovod's thread throws where it loses a rank and there are sets of ranks, and nothing catches. C++ then calls the
+// handler of std::terminate and aborts, so Python never hears of it. The handler here runs no Python, because another
+// thread may hold the interpreter's lock for ever. It keeps the exception's text, and waits for the watchdog, which polls
+// fusedrec_termination, asks the other ranks for the cause, and ends the process. If the time limit passes first, the
+// handler writes one line and ends the process with code 1.
+#include "collective_marks/collective_marks.h"
 
 #include <cxxabi.h>
 #include <unistd.h>

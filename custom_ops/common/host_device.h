@@ -1,5 +1,7 @@
-// Functions that the CPU and the GPU share, bit for bit.
+// What the CPU and the GPU share: bounds of sizes (limits.h has the checks), and functions with the same bits.
 #pragma once
+
+#include <cstdint>
 
 #if defined(__CUDACC__)
 #define FUSEDREC_HOST_DEVICE __host__ __device__
@@ -8,6 +10,10 @@
 #endif
 
 namespace fusedrec {
+
+constexpr int64_t kMostPositions = (int64_t{1} << 31) - 1;  // ids, rows and entries that an int32 can name
+constexpr int64_t kMostSegments = int64_t{1} << 20;         // tables of a group
+constexpr int64_t kMostRanks = int64_t{1} << 16;
 
 // The last i in [low, high] with begin(i) <= n, where begin does not decrease and begin(low) <= n.
 template <typename Begin, typename Number>

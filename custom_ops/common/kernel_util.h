@@ -72,7 +72,7 @@ inline absl::Status RequireSplits(const char* name, absl::Span<const int64_t> sp
 #endif
 
 // Kernel<On>.
-#define FUSEDREC_KERNEL(op, Kernel, host)                      \
+#define FUSEDREC_KERNEL_ON_BOTH(op, Kernel, host)                      \
   FUSEDREC_CPU_KERNEL(Name("Fusedrec>" op), Kernel<On::kCpu>); \
   FUSEDREC_GPU_KERNEL(Name("Fusedrec>" op).Device(tensorflow::DEVICE_GPU) host, Kernel<On::kGpu>)
 // Kernel<On, T> for each type of rows.

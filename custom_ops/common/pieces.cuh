@@ -23,7 +23,7 @@ struct CopiedPiece {
 };
 
 // Copies all pieces; `total` is the sum of their entries.
-static __global__ void __launch_bounds__(kPieceThreads)
+[[maybe_unused]] static __global__ void __launch_bounds__(kPieceThreads)
     CopyPiecesKernel(const CopiedPiece* __restrict__ pieces, int64_t count, int64_t total) {
   for (int64_t i = GlobalThread(); i < total; i += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
     const CopiedPiece& piece = PieceOf(pieces, count, i);

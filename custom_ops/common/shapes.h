@@ -8,11 +8,12 @@
 //   =num_rows       a scalar input whose value, if the graph has it, is the dimension num_rows
 //   *               any shape
 // A dimension of several inputs has the first size that is known. The kernel refuses others, because its messages name
-// them. An output may name a dimension of the inputs, an attribute, or else is of unknown size. `n+1` is one more than n;
+// them. An output has a number, or names a dimension of the inputs or an attribute; else its size is unknown. `n+1` is one more than n;
 // `n unless pad` is unknown where the attribute `pad` is true.
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -143,8 +144,10 @@ class Shapes {
     if (const auto named = sizes.find(dim.name); named != sizes.end()) {
       const std::vector<Size>& of = named->second;
       const auto is_known = [&](const Size& each) { return c->ValueKnown(each); };
-      const auto first = entry < 0 ? std::find_if(of.begin(), of.end(), is_known) : of.begin() + entry;
-      *size = first < of.end() ? *first : of[0];
+      const int64_t place = entry < 0 ? std::find_if(of.begin(), of.end(), is_known) - of.begin() : entry;
+      *size = of[place < static_cast<int64_t>(of.size()) ? place : 0];
+    } else if (std::isdigit(static_cast<unsigned char>(dim.name[0])) != 0) {
+      *size = c->MakeDim(std::atoll(dim.name.c_str()));
     } else if (c->GetAttr(dim.name, &number).ok()) {
       TF_RETURN_IF_ERROR(RequireIn(dim.name.c_str(), number, 0, kMostCount, "a size that memory has."));
       *size = c->MakeDim(number);

@@ -10,6 +10,7 @@
 // The normal quantile is Wichura's AS 241 (Applied Statistics 37, 1988; relative error 1e-16), in double, rounded once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -19,9 +20,25 @@
 namespace fusedrec {
 
 // By the name that the ops take: "constant", "uniform", "normal" or "truncated_normal".
-Distribution DistributionOf(const std::string& name);
+inline Distribution DistributionOf(const std::string& name) {
+  return name == "constant"  ? Distribution::kConstant
+         : name == "uniform" ? Distribution::kUniform
+         : name == "normal"  ? Distribution::kNormal
+                             : Distribution::kTruncatedNormal;
+}
 
 // Fills `row` [D] with the initial value of `id` in the table of `seed`.
-void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id, absl::Span<float> row);
+inline void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id,
+                       absl::Span<float> row) {
+  if (distribution == Distribution::kConstant) {
+    std::fill(row.begin(), row.end(), static_cast<float>(a));
+    return;
+  }
+  Four bits{};
+  for (size_t d = 0; d < row.size(); ++d) {
+    if (d % 4 == 0) bits = InitialBits(seed, id, static_cast<uint32_t>(d / 4));
+    row[d] = InitialNumber(distribution, a, b, bits.number[d % 4]);
+  }
+}
 
 }  // namespace fusedrec

@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
+#include "common/counting_sort.h"
+#include "common/simd.h"
 #include "unsupported/Eigen/CXX11/Tensor"
 
 namespace fusedrec {
 namespace {
 
-constexpr int64_t kAhead = 8;  // rows between a fetch and its use
+constexpr int64_t kAhead = 8, kAheadOfSum = 12;  // rows between a fetch and its use
 constexpr int64_t kCacheLine = 64;
 
-inline void FetchRow(const char* row, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(row + b, 0);
+template <typename T>
+inline void FetchRow(const T* row, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += kCacheLine / sizeof(T)) __builtin_prefetch(row + d);
 }
 
 // kBytes > 0 fixes the size of a row, so that a copy is a few vector moves instead of a call; 0 takes any size.
@@ -49,6 +53,81 @@ inline void SumRows(const T* grads, int64_t dim, const int32_t* position, const 
   }
 }
 
+// sum[:] = first ? factor * row[:] : sum[:] + factor * row[:]
+template <typename T>
+inline __attribute__((always_inline)) void Add(const T* __restrict__ row, float factor, bool first, int64_t dim,
+                                               float* __restrict__ sum) {
+  if (first) {
+    for (int64_t d = 0; d < dim; ++d) sum[d] = factor * static_cast<float>(row[d]);
+  } else {
+    for (int64_t d = 0; d < dim; ++d) sum[d] += factor * static_cast<float>(row[d]);
+  }
+}
+
+// One output row from the table rows that `place` in [begin, end) names: out = scale * sum. `wide` [dim] is scratch of
+// the 16-bit types; float32 is summed where it stays.
+template <typename T, typename RowOf, typename FactorOf>
+inline __attribute__((always_inline)) void SumInto(int64_t begin, int64_t end, int64_t fetch_end, int64_t dim,
+                                                   const RowOf& row_of, const FactorOf& factor_of, float scale,
+                                                   float* wide, T* out) {
+  if (begin == end) {
+    std::fill(out, out + dim, static_cast<T>(0.0f));
+    return;
+  }
+  float* sum;
+  if constexpr (std::is_same<T, float>::value) {
+    sum = out;
+  } else {
+    sum = wide;
+  }
+  for (int64_t n = begin; n < end; ++n) {
+    if (n + kAheadOfSum < fetch_end) FetchRow(row_of(n + kAheadOfSum), dim);
+    Add(row_of(n), factor_of(n), n == begin, dim, sum);
+  }
+  if (scale != 1.0f) {
+    for (int64_t d = 0; d < dim; ++d) sum[d] *= scale;
+  }
+  if constexpr (!std::is_same<T, float>::value) {
+    for (int64_t d = 0; d < dim; ++d) out[d] = static_cast<T>(wide[d]);
+  }
+}
+
+template <typename T, typename RowOf>
+inline __attribute__((always_inline)) void PoolBags(const RowOf& row_of, int64_t dim, const int64_t* splits,
+                                                    const float* scale, int64_t first, int64_t last, T* out) {
+  std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
+  for (int64_t g = first; g < last; ++g) {
+    SumInto(splits[g], splits[g + 1], splits[last], dim, row_of, [](int64_t) { return 1.0f; }, scale[g], wide.data(),
+            out + g * dim);
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, const int32_t* begin,
+                                                   const int32_t* bags, const float* scale, int64_t first, int64_t last,
+                                                   T* out) {
+  std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
+  for (int64_t u = first; u < last; ++u) {
+    SumInto(
+        begin[u], begin[u + 1], begin[last], dim, [&](int64_t p) { return grads + int64_t{bags[p]} * dim; },
+        [&](int64_t p) { return scale[bags[p]]; }, 1.0f, wide.data(), out + u * dim);
+  }
+}
+
+// The float32 loops, compiled for several instruction sets.
+FUSEDREC_CLONES void PoolFloats(const float* rows, int64_t dim, const int32_t* index, const int64_t* splits,
+                                const float* scale, int64_t first, int64_t last, float* out) {
+  PoolBags([&](int64_t n) { return rows + int64_t{index[n]} * dim; }, dim, splits, scale, first, last, out);
+}
+FUSEDREC_CLONES void PoolPartsOfFloats(const float* const* rows, int64_t dim, const int64_t* splits,
+                                       const float* scale, int64_t first, int64_t last, float* out) {
+  PoolBags([&](int64_t n) { return rows[n]; }, dim, splits, scale, first, last, out);
+}
+FUSEDREC_CLONES void SumFloats(const float* grads, int64_t dim, const int32_t* begin, const int32_t* bags,
+                               const float* scale, int64_t first, int64_t last, float* out) {
+  SumBags(grads, dim, begin, bags, scale, first, last, out);
+}
+
 }  // namespace
 
 int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows) {
@@ -74,20 +153,17 @@ template <typename T>
 void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
                  int32_t* begin, T* out, int64_t out_rows) {
   const int64_t num = index.size();
-  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending. Counts stand one place ahead while the
-  // positions are placed, which turns them into the begins.
-  std::fill_n(begin, out_rows + 2, 0);
+  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending.
   std::vector<int32_t> positions(num);
-  for (const int32_t u : index) ++begin[u + 2];
-  for (int64_t u = 0; u < out_rows; ++u) begin[u + 2] += begin[u + 1];
-  for (int64_t n = 0; n < num; ++n) positions[begin[index[n] + 1]++] = static_cast<int32_t>(n);
+  CountingSort(num, out_rows, [&](int64_t n) { return index[n]; }, begin,
+               [&](int64_t n, int32_t to) { positions[to] = static_cast<int32_t>(n); });
 
   const int64_t mean_uses = num / std::max<int64_t>(out_rows, 1) + 1;
   parallel_for(out_rows, (20 + dim) * mean_uses, [&](int64_t first, int64_t last) {
     std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
     for (int64_t u = first; u < last; ++u) {
       for (int32_t p = begin[u] + kAhead; p < begin[u + 1] + kAhead && p < begin[last]; ++p) {
-        FetchRow(reinterpret_cast<const char*>(grads + int64_t{positions[p]} * dim), dim * sizeof(T));
+        FetchRow(grads + int64_t{positions[p]} * dim, dim);
       }
       T* row = out + u * dim;
       const int32_t* from = positions.data() + begin[u];
@@ -102,11 +178,67 @@ void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, c
   });
 }
 
-template void RecoverGrad<float>(const float*, int64_t, absl::Span<const int32_t>, const ParallelFor&, int32_t*, float*,
-                                 int64_t);
-template void RecoverGrad<Eigen::half>(const Eigen::half*, int64_t, absl::Span<const int32_t>, const ParallelFor&,
-                                       int32_t*, Eigen::half*, int64_t);
-template void RecoverGrad<Eigen::bfloat16>(const Eigen::bfloat16*, int64_t, absl::Span<const int32_t>,
-                                           const ParallelFor&, int32_t*, Eigen::bfloat16*, int64_t);
+template <typename T>
+void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
+                   absl::Span<const float> scale, const ParallelFor& parallel_for, T* out) {
+  const int64_t bags = scale.size(), mean = index.size() / std::max<int64_t>(bags, 1) + 1;
+  parallel_for(bags, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      PoolFloats(rows, dim, index.data(), bag_splits.data(), scale.data(), first, last, out);
+    } else {
+      PoolBags([&](int64_t n) { return rows + int64_t{index[n]} * dim; }, dim, bag_splits.data(), scale.data(), first,
+               last, out);
+    }
+  });
+}
+
+template <typename T>
+void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span<const int64_t> bag_splits,
+                        absl::Span<const float> scale, const ParallelFor& parallel_for, T* out, int64_t out_rows) {
+  const int64_t bags = scale.size(), mean = rows.size() / std::max<int64_t>(bags, 1) + 1;
+  parallel_for(bags, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      PoolPartsOfFloats(rows.data(), dim, bag_splits.data(), scale.data(), first, last, out);
+    } else {
+      PoolBags([&](int64_t n) { return rows[n]; }, dim, bag_splits.data(), scale.data(), first, last, out);
+    }
+  });
+  std::fill(out + bags * dim, out + out_rows * dim, static_cast<T>(0.0f));
+}
+
+template <typename T>
+void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
+                       absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
+                       const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows) {
+  // bags[begin[u] .. begin[u + 1]): the bag of every n with index[n] == u, in the order of n.
+  std::vector<int32_t> bags(index.size());
+  int32_t g = 0;
+  CountingSort(index.size(), out_rows, [&](int64_t n) { return index[n]; }, begin, [&](int64_t n, int32_t to) {
+    while (bag_splits[g + 1] <= n) ++g;
+    bags[to] = g;
+  });
+  const int64_t mean = index.size() / std::max<int64_t>(out_rows, 1) + 1;
+  parallel_for(out_rows, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      SumFloats(grads, dim, begin, bags.data(), scale.data(), first, last, out);
+    } else {
+      SumBags(grads, dim, begin, bags.data(), scale.data(), first, last, out);
+    }
+  });
+}
+
+#define FUSEDREC_INSTANTIATE(T)                                                                                     \
+  template void RecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, const ParallelFor&, int32_t*, T*,      \
+                               int64_t);                                                                            \
+  template void PooledRecover<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,           \
+                                 absl::Span<const float>, const ParallelFor&, T*);                                  \
+  template void PooledRecoverParts<T>(absl::Span<const T* const>, int64_t, absl::Span<const int64_t>,               \
+                                      absl::Span<const float>, const ParallelFor&, T*, int64_t);                    \
+  template void PooledRecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,       \
+                                     absl::Span<const float>, const ParallelFor&, int32_t*, T*, int64_t);
+FUSEDREC_INSTANTIATE(float)
+FUSEDREC_INSTANTIATE(Eigen::half)
+FUSEDREC_INSTANTIATE(Eigen::bfloat16)
+#undef FUSEDREC_INSTANTIATE
 
 }  // namespace fusedrec

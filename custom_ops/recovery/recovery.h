@@ -3,10 +3,13 @@
 // Source: FusedRec, section 3, "Embedding Recovery": one gather with the composed index restore[inverse[n]] instead of
 // two with a copy between them. The gradient is its transpose: rows that were used several times get the sum.
 //
+// The pooled form recovers and pools in one pass: bags of ids become one row each, and the gradient of a bag goes back to
+// its rows. The single rows of a bag are never written to memory. Against a gather, a split by feature, a sum, and their
+// gradients, that saves N * D numbers each way. A bag is a sample of a pooled feature, or a single id of another feature.
+//
 // # Determinism
-// RecoverGrad sums the gradients of a row in the order of n, whatever the number of threads. Positions are first sorted
-// by row (a stable counting sort), then every row belongs to one thread. 16-bit rows are summed in float32 and rounded
-// once.
+// All sums run in the order of n, whatever the number of threads. For gradients, positions are first sorted by row, then
+// every row belongs to one thread. 16-bit rows are summed in float32 and rounded once.
 #pragma once
 
 #include <cstdint>
@@ -37,5 +40,36 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
 template <typename T>
 void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
                  int32_t* begin, T* out, int64_t out_rows);
+
+// out[g, :] = scale[g] * sum of rows[index[n], :] over n in [bag_splits[g], bag_splits[g + 1]).
+// T is float, Eigen::half or Eigen::bfloat16.
+//
+//   rows        [P, D]
+//   index       [N], each in [0, P) (caller checks)
+//   bag_splits  [G+1], from 0 to N without decreasing (caller checks)
+//   scale       [G]
+//   out         [G, D]
+template <typename T>
+void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
+                   absl::Span<const float> scale, const ParallelFor& parallel_for, T* out);
+
+// The same, of rows that lie in several parts; rows[n] is the row of the n-th id. Rows of `out` behind G become 0.
+//
+//   rows  [N] pointers to [D]
+//   out   [>= G, D]
+template <typename T>
+void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span<const int64_t> bag_splits,
+                        absl::Span<const float> scale, const ParallelFor& parallel_for, T* out, int64_t out_rows);
+
+// out[u, :] = sum of scale[g] * grads[g, :] over the ids n of all bags g with index[n] == u, in the order of n. Rows
+// never named become 0.
+//
+//   grads  [G, D]
+//   begin  [out_rows + 2], scratch as for RecoverGrad
+//   out    [out_rows, D]; each index in [0, out_rows)
+template <typename T>
+void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
+                       absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
+                       const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows);
 
 }  // namespace fusedrec

@@ -25,10 +25,7 @@
 
 namespace fusedrec {
 
-// Largest N: positions are kept in int32.
-constexpr int64_t kSegmentUniqueMaxIds = (int64_t{1} << 31) - 1;
-
-//   ids            [N]    any int64 value; negative ids are ordinary ids here
+//   ids            [N]    any int64 value; negative ids are ordinary ids here; N < 2^31
 //   segment_splits [S+1]  non-decreasing, starts at 0, ends at N (caller checks)
 //   unique_ids     [N]    out: the first U entries, grouped by segment, in order of first occurrence
 //   unique_splits  [S+1]  out: segment bounds inside unique_ids

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "user_states/snapshot.h"
+#include "user_states/page_pool.h"
 
 namespace fusedrec {
 

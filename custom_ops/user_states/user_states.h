@@ -35,7 +35,6 @@
 #include "absl/types/span.h"
 #include "common/parallel.h"
 #include "user_states/page_pool.h"
-#include "user_states/snapshot.h"
 #include "user_states/state_file.h"
 
 namespace fusedrec {

@@ -1,12 +1,29 @@
-// The cache of user states, its finds and writes, and what it says of itself.
+// The cache of user states, its finds and writes, and its statistics.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "common/kernel_util.h"
+#include "common/shapes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+#include "user_states/user_states.h"
 
 namespace fusedrec {
 
+using tensorflow::DataType;
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -102,11 +119,7 @@ REGISTER_OP("Fusedrec>UserStatesDrop")
     .Input("version: int64")
     .Output("dropped: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
-      return tensorflow::shape_inference::ScalarShape(c);
-    })
+    .SetShapeFn(Shapes("* [] -> []"))
     .Doc("Drops the states of old versions.");
 
 REGISTER_OP("Fusedrec>UserStatesSpill")
@@ -115,22 +128,305 @@ REGISTER_OP("Fusedrec>UserStatesSpill")
     .Input("tier_bytes: int64")
     .Output("bytes: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
-      return tensorflow::shape_inference::ScalarShape(c);
-    })
+    .SetShapeFn(Shapes("* [] [] -> []"))
     .Doc("Opens a file for the states that leave memory.");
 
 REGISTER_OP("Fusedrec>UserStatesStatistics")
     .Input("states: resource")
     .Output("counts: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(15));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* -> [15]"))
     .Doc("Counts since the cache was made; states, tokens, bytes, tier_states and tier_bytes describe this moment.");
+
+namespace {
+
+// Types and columns of the parts of a token, or of a user.
+struct Parts {
+  std::vector<DataType> types;
+  std::vector<int64_t> columns;
+
+  absl::Status Read(OpKernelConstruction* ctx, const std::string& kind) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr(absl::StrCat(kind, "_types"), &types));
+    TF_RETURN_IF_ERROR(ctx->GetAttr(absl::StrCat(kind, "_columns"), &columns));
+    const std::string name = absl::StrCat(kind, "_columns");
+    if (types.size() != columns.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " must have one number for each of the ", types.size(),
+                                                     " types, got ", columns.size(), "."));
+    }
+    for (const int64_t number : columns) {
+      TF_RETURN_IF_ERROR(RequireIn(name.c_str(), number, 0, kMostColumns, "the columns of one part."));
+    }
+    return absl::OkStatus();
+  }
+  std::vector<int64_t> Bytes() const {
+    std::vector<int64_t> bytes;
+    for (size_t p = 0; p < types.size(); ++p) bytes.push_back(columns[p] * tensorflow::DataTypeSize(types[p]));
+    return bytes;
+  }
+};
+
+class StatesResource : public tensorflow::ResourceBase {
+ public:
+  StatesResource(std::unique_ptr<UserStates> states, Parts of_token, Parts of_user)
+      : of_token(std::move(of_token)), of_user(std::move(of_user)), states_(std::move(states)) {}
+  UserStates* states() const { return states_.get(); }
+  std::string DebugString() const override { return "fusedrec.UserStates"; }
+
+  const Parts of_token, of_user;
+
+ private:
+  const std::unique_ptr<UserStates> states_;
+};
+
+class UserStatesOp : public tensorflow::ResourceOpKernel<StatesResource> {
+ public:
+  explicit UserStatesOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, of_token_.Read(ctx, "token"));
+    OP_REQUIRES_OK(ctx, of_user_.Read(ctx, "user"));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("page_tokens", &spec_.page_tokens));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_bytes", &spec_.max_bytes));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &spec_.ttl));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
+    spec_.token_bytes = of_token_.Bytes();
+    spec_.user_bytes = of_user_.Bytes();
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    if (!anonymous_) return ResourceOpKernel::Compute(ctx);
+    StatesResource* resource = nullptr;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, CreateResource(&resource));
+    const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    out->scalar<tensorflow::ResourceHandle>()() = handle;
+  }
+
+ private:
+  absl::Status CreateResource(StatesResource** resource) override {
+    auto states = UserStates::Make(spec_);
+    if (!states.ok()) return states.status();
+    *resource = new StatesResource(*std::move(states), of_token_, of_user_);
+    return absl::OkStatus();
+  }
+
+  UserStatesSpec spec_;
+  Parts of_token_, of_user_;
+  bool anonymous_;
+};
+
+template <absl::Status (*kRun)(OpKernelContext*, StatesResource*)>
+class StatesFunctionOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) final {
+    tensorflow::core::RefCountPtr<StatesResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    OP_REQUIRES_OK(ctx, kRun(ctx, resource.get()));
+  }
+};
+
+// Inputs 1 to 3 of a find and of a write.
+struct Request {
+  absl::Span<const int64_t> users;
+  int64_t version, now;
+
+  absl::Status Read(OpKernelContext* ctx) {
+    TF_RETURN_IF_ERROR(RequireRank("users", ctx->input(1), 1));
+    TF_RETURN_IF_ERROR(RequireRank("version", ctx->input(2), 0));
+    TF_RETURN_IF_ERROR(RequireRank("now", ctx->input(3), 0));
+    users = In<int64_t>(ctx->input(1));
+    version = ctx->input(2).scalar<int64_t>()();
+    now = ctx->input(3).scalar<int64_t>()();
+    return absl::OkStatus();
+  }
+};
+
+std::string Word(const Parts& parts) {
+  std::string words;
+  for (size_t p = 0; p < parts.types.size(); ++p) {
+    absl::StrAppend(&words, p ? ", " : "", tensorflow::DataTypeString(parts.types[p]), " x ", parts.columns[p]);
+  }
+  return words;
+}
+
+absl::Status RequireSameParts(const char* name, const Parts& got, const Parts& wanted) {
+  if (got.types == wanted.types && got.columns == wanted.columns) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must have the parts of the cache, ", Word(wanted), ", got ", Word(got), "."));
+}
+
+char* Bytes(Tensor* tensor) { return static_cast<char*>(tensor->data()); }
+
+// Reads states. Its attributes, from which static shapes come, must equal the attributes of the cache.
+class FindOp : public OpKernel {
+ public:
+  explicit FindOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, of_token_.Read(ctx, "token"));
+    OP_REQUIRES_OK(ctx, of_user_.Read(ctx, "user"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<StatesResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    Request request;
+    OP_REQUIRES_OK(ctx, request.Read(ctx));
+    OP_REQUIRES_OK(ctx, RequireSameParts("of_tokens", of_token_, resource->of_token));
+    OP_REQUIRES_OK(ctx, RequireSameParts("of_users", of_user_, resource->of_user));
+    UserStates* states = resource->states();
+
+    const int64_t users = request.users.size();
+    Tensor *revisions, *row_splits;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({users}), &revisions));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({users + 1}), &row_splits));
+    std::vector<UserStates::Snapshot> found;
+    Out<int64_t>(row_splits)[0] = 0;
+    for (int64_t b = 0; b < users; ++b) {
+      found.push_back(states->Find({request.users[b], request.version}, request.now));
+      Out<int64_t>(revisions)[b] = found.back().revision;
+      Out<int64_t>(row_splits)[b + 1] = Out<int64_t>(row_splits)[b] + found.back().tokens;
+    }
+
+    std::vector<char*> of_tokens, of_users;
+    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_tokens", of_token_, Out<int64_t>(row_splits)[users], &of_tokens));
+    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_users", of_user_, users, &of_users));
+    states->Read(found, of_tokens, CpuPool(ctx));
+    const std::vector<int64_t>& bytes = states->spec().user_bytes;
+    for (int64_t b = 0; b < users; ++b) {
+      const char* from = found[b].revision == 0 ? nullptr : found[b].of_user->data();
+      for (size_t q = 0; q < bytes.size(); ++q) {
+        char* to = of_users[q] + b * bytes[q];
+        if (from == nullptr) {
+          std::memset(to, 0, bytes[q]);
+        } else {
+          std::memcpy(to, from, bytes[q]);
+          from += bytes[q];
+        }
+      }
+    }
+  }
+
+ private:
+  static absl::Status Allocate(OpKernelContext* ctx, const char* name, const Parts& parts, int64_t rows,
+                               std::vector<char*>* data) {
+    OpOutputList outputs;
+    TF_RETURN_IF_ERROR(ctx->output_list(name, &outputs));
+    for (int p = 0; p < outputs.size(); ++p) {
+      Tensor* out;
+      TF_RETURN_IF_ERROR(outputs.allocate(p, TensorShape({rows, parts.columns[p]}), &out));
+      data->push_back(Bytes(out));
+    }
+    return absl::OkStatus();
+  }
+
+  Parts of_token_, of_user_;
+};
+
+// Reads the parts of `name` after a check of their types and shapes.
+absl::Status ReadParts(OpKernelContext* ctx, const char* name, const Parts& wanted, int64_t rows,
+                       std::vector<const char*>* data) {
+  OpInputList inputs;
+  TF_RETURN_IF_ERROR(ctx->input_list(name, &inputs));
+  Parts got;
+  for (int p = 0; p < inputs.size(); ++p) {
+    TF_RETURN_IF_ERROR(RequireRank(name, inputs[p], 2));
+    got.types.push_back(inputs[p].dtype());
+    got.columns.push_back(inputs[p].dim_size(1));
+    data->push_back(static_cast<const char*>(inputs[p].data()));
+  }
+  TF_RETURN_IF_ERROR(RequireSameParts(name, got, wanted));
+  for (int p = 0; p < inputs.size(); ++p) {
+    if (inputs[p].dim_size(0) == rows) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, "[", p, "] must have ", rows, " rows, got shape ",
+                                                   inputs[p].shape().DebugString(), "."));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Write(OpKernelContext* ctx, StatesResource* resource) {
+  Request request;
+  TF_RETURN_IF_ERROR(request.Read(ctx));
+  const int64_t users = request.users.size();
+  const Tensor &revisions = ctx->input(4), &splits = ctx->input(5);
+  TF_RETURN_IF_ERROR(RequireRank("revisions", revisions, 1));
+  TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
+  if (revisions.NumElements() != users || splits.NumElements() != users + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("revisions and row_splits must have ", users, " and ", users + 1,
+                                                   " entries for ", users, " users, got ", revisions.NumElements(),
+                                                   " and ", splits.NumElements(), "."));
+  }
+  const absl::Span<const int64_t> row_splits = In<int64_t>(splits);
+  TF_RETURN_IF_ERROR(RequireSplits("row_splits", row_splits, row_splits.back()));
+  UserStates::Content all{0, {}, {}};
+  TF_RETURN_IF_ERROR(ReadParts(ctx, "of_tokens", resource->of_token, row_splits.back(), &all.of_tokens));
+  TF_RETURN_IF_ERROR(ReadParts(ctx, "of_users", resource->of_user, users, &all.of_user));
+  Tensor* written;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({users}), &written));
+
+  const UserStatesSpec& spec = resource->states()->spec();
+  absl::Status first_error;
+  for (int64_t b = 0; b < users; ++b) {
+    Out<bool>(written)[b] = false;
+    const int64_t revision = In<int64_t>(revisions)[b];
+    if (revision == -1) continue;
+    UserStates::Content of_user{row_splits[b + 1] - row_splits[b], all.of_tokens, all.of_user};
+    for (size_t p = 0; p < spec.token_bytes.size(); ++p) of_user.of_tokens[p] += row_splits[b] * spec.token_bytes[p];
+    for (size_t q = 0; q < spec.user_bytes.size(); ++q) of_user.of_user[q] += b * spec.user_bytes[q];
+    const StateKey key{request.users[b], request.version};
+    const auto done = resource->states()->Write(key, revision, of_user, request.now, CpuPool(ctx));
+    first_error.Update(done.status());  // The other users of the batch are written.
+    if (done.ok()) Out<bool>(written)[b] = *done;
+  }
+  return first_error;
+}
+
+absl::Status Drop(OpKernelContext* ctx, StatesResource* resource) {
+  TF_RETURN_IF_ERROR(RequireRank("version", ctx->input(1), 0));
+  Tensor* dropped;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &dropped));
+  dropped->scalar<int64_t>()() = resource->states()->Drop(ctx->input(1).scalar<int64_t>()());
+  return absl::OkStatus();
+}
+
+absl::Status Spill(OpKernelContext* ctx, StatesResource* resource) {
+  TF_RETURN_IF_ERROR(RequireRank("tier_folder", ctx->input(1), 0));
+  TF_RETURN_IF_ERROR(RequireRank("tier_bytes", ctx->input(2), 0));
+  const std::string folder(ctx->input(1).scalar<tensorflow::tstring>()());
+  const int64_t most = ctx->input(2).scalar<int64_t>()();
+  TF_RETURN_IF_ERROR(resource->states()->OpenFile(folder, most));
+  ctx->set_output(0, ctx->input(2));
+  return absl::OkStatus();
+}
+
+absl::Status Statistics(OpKernelContext* ctx, StatesResource* resource) {
+  const UserStatesStatistics s = resource->states()->Statistics();
+  const int64_t counts[] = {s.states,  s.tokens,    s.bytes,       s.hits,        s.misses,
+                            s.writes,  s.outrun,    s.no_room,     s.evictions,   s.expirations,
+                            s.tier_states, s.tier_bytes, s.tier_hits, s.tier_evictions, s.tier_failures};
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({std::size(counts)}), &out));
+  std::copy(std::begin(counts), std::end(counts), Out<int64_t>(out).begin());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// States lie in host memory, where the pages of all users fit, for models on a GPU too.
+#define FUSEDREC_REQUEST \
+  .HostMemory("states").HostMemory("users").HostMemory("version").HostMemory("now")
+#define FUSEDREC_CONTENT \
+  .HostMemory("revisions").HostMemory("row_splits").HostMemory("of_tokens").HostMemory("of_users")
+FUSEDREC_KERNEL_ON_HOST("UserStates", UserStatesOp, .HostMemory("states"));
+FUSEDREC_KERNEL_ON_HOST("UserStatesFind", FindOp, FUSEDREC_REQUEST FUSEDREC_CONTENT);
+FUSEDREC_KERNEL_ON_HOST("UserStatesWrite", StatesFunctionOp<Write>,
+                        FUSEDREC_REQUEST FUSEDREC_CONTENT.HostMemory("written"));
+FUSEDREC_KERNEL_ON_HOST("UserStatesDrop", StatesFunctionOp<Drop>,
+                        .HostMemory("states").HostMemory("version").HostMemory("dropped"));
+FUSEDREC_KERNEL_ON_HOST("UserStatesSpill", StatesFunctionOp<Spill>,
+                        .HostMemory("states").HostMemory("tier_folder").HostMemory("tier_bytes").HostMemory("bytes"));
+FUSEDREC_KERNEL_ON_HOST("UserStatesStatistics", StatesFunctionOp<Statistics>,
+                        .HostMemory("states").HostMemory("counts"));
+#undef FUSEDREC_CONTENT
+#undef FUSEDREC_REQUEST
 
 }  // namespace fusedrec

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/counting_sort.h"
 #include "common/limits.h"
 #include "rank_partition/rank_partition.h"
 #include "segment_unique/segment_unique.h"
@@ -247,18 +248,12 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
 std::vector<PieceSums> SumTerms(const std::vector<PieceGradients>& gradients, const std::vector<PieceRows>& pieces,
                                 int64_t rows) {
   // terms[begin[v] .. begin[v + 1]): the ids of all pieces whose row is v, in the order of pieces.
-  std::vector<int64_t> begin(rows + 2, 0);
-  int64_t total = 0;
-  for (const PieceRows& piece : pieces) {
-    for (const int32_t row : piece.row) ++begin[row + 2];
-    total += piece.row.size();
-  }
-  for (int64_t v = 0; v < rows; ++v) begin[v + 2] += begin[v + 1];
-  std::vector<int32_t> terms(total);
-  int32_t term = 0;
-  for (const PieceRows& piece : pieces) {
-    for (const int32_t row : piece.row) terms[begin[row + 1]++] = term++;
-  }
+  std::vector<int32_t> row_of;
+  for (const PieceRows& piece : pieces) row_of.insert(row_of.end(), piece.row.begin(), piece.row.end());
+  std::vector<int64_t> begin(rows + 2);
+  std::vector<int32_t> terms(row_of.size());
+  CountingSort(row_of.size(), rows, [&](int64_t n) { return row_of[n]; }, begin.data(),
+               [&](int64_t n, int64_t to) { terms[to] = static_cast<int32_t>(n); });
   std::vector<PieceSums> sums;
   for (const PieceGradients& of_piece : gradients) {
     PieceSums& sum = sums.emplace_back();

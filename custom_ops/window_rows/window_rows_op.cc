@@ -1,22 +1,19 @@
-#include "common/limits.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
+#include <algorithm>
+#include <vector>
+
+#include "common/kernel_util.h"
+#include "common/shapes.h"
+#include "window_rows/window_rows.h"
 
 namespace fusedrec {
 
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-namespace {
-
-// M lists of vectors begin at input `first`.
-absl::Status RequireVectors(InferenceContext* c, int64_t first, int64_t end) {
-  ShapeHandle unused;
-  for (int64_t i = first; i < end; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
-  return absl::OkStatus();
-}
-
-}  // namespace
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 REGISTER_OP("Fusedrec>WindowUnique")
     .Input("ids: num_pieces * int64")
@@ -26,18 +23,7 @@ REGISTER_OP("Fusedrec>WindowUnique")
     .Output("numbers: num_pieces * int32")
     .Output("last: int32")
     .Attr("num_pieces: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t pieces;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_pieces", &pieces));
-      TF_RETURN_IF_ERROR(RequireVectors(c, 0, 2 * pieces));
-      for (int64_t i = 0; i < pieces; ++i) {
-        c->set_output(i, c->UnknownShapeOfRank(1));
-        c->set_output(pieces + i, c->input(pieces + i));
-        c->set_output(2 * pieces + i, c->input(i));
-      }
-      c->set_output(3 * pieces, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("num_pieces*[u] num_pieces*[s] -> num_pieces*[?] num_pieces*[s] num_pieces*[u] [?]"))
     .Doc("Finds the ids of each piece of a batch that no piece before holds, and the last piece that holds each id.");
 
 REGISTER_OP("Fusedrec>WindowRoute")
@@ -54,20 +40,8 @@ REGISTER_OP("Fusedrec>WindowRoute")
     .Output("gradient_splits: num_pieces * int32")
     .Attr("num_pieces: int >= 1")
     .Attr("num_segments: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t pieces;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_pieces", &pieces));
-      TF_RETURN_IF_ERROR(RequireVectors(c, 0, 4 * pieces + 1));
-      for (int64_t i = 0; i < pieces; ++i) {
-        c->set_output(i, c->input(3 * pieces + i));
-        c->set_output(pieces + 2 + i, c->UnknownShapeOfRank(1));
-        c->set_output(2 * pieces + 2 + i, c->UnknownShapeOfRank(1));
-        c->set_output(3 * pieces + 2 + i, c->input(pieces + i));
-      }
-      c->set_output(pieces, c->UnknownShapeOfRank(1));
-      c->set_output(pieces + 1, c->input(pieces));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] num_pieces*[n] num_pieces*[u] [v] -> "
+                       "num_pieces*[u] [?] [r] num_pieces*[?] num_pieces*[?] num_pieces*[r]"))
     .Doc("Says on the rank that asks where each id of a piece finds its row, and which gradients leave with which piece.");
 
 REGISTER_OP("Fusedrec>WindowGradients")
@@ -80,17 +54,203 @@ REGISTER_OP("Fusedrec>WindowGradients")
     .Output("rows: num_pieces * int32")
     .Attr("num_pieces: int >= 1")
     .Attr("num_segments: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t pieces;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_pieces", &pieces));
-      TF_RETURN_IF_ERROR(RequireVectors(c, 0, 2 * pieces + 2));
-      for (int64_t i = 0; i < pieces; ++i) {
-        c->set_output(i, c->UnknownShapeOfRank(1));
-        c->set_output(pieces + i, c->input(pieces + i));
-        c->set_output(2 * pieces + i, c->UnknownShapeOfRank(1));
-      }
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] [m] [r] -> num_pieces*[?] num_pieces*[r] num_pieces*[?]"))
     .Doc("Says on the rank that owns rows which gradients come with each piece.");
+
+namespace {
+
+absl::Status ReadVectors(OpKernelContext* ctx, const char* name, OpInputList* list) {
+  TF_RETURN_IF_ERROR(ctx->input_list(name, list));
+  for (int i = 0; i < list->size(); ++i) {
+    TF_RETURN_IF_ERROR(RequireRank(absl::StrCat(name, "[", i, "]").c_str(), (*list)[i], 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMessages(OpKernelContext* ctx, int64_t segments, std::vector<MessageView>* messages) {
+  OpInputList entries, splits;
+  TF_RETURN_IF_ERROR(ReadVectors(ctx, "messages", &entries));
+  TF_RETURN_IF_ERROR(ReadVectors(ctx, "splits", &splits));
+  for (int i = 0; i < entries.size(); ++i) messages->push_back({In<int64_t>(entries[i]), In<int32_t>(splits[i])});
+  return CheckWindow(*messages, segments);
+}
+
+// Copies `values` into a new output of a list.
+template <typename T>
+absl::Status Give(OpOutputList* list, int i, const std::vector<T>& values) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(list->allocate(i, TensorShape({static_cast<int64_t>(values.size())}), &out));
+  std::copy(values.begin(), values.end(), Out<T>(out).begin());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class WindowUniqueOp : public OpKernel {
+ public:
+  explicit WindowUniqueOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int64_t pieces;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_pieces", &pieces));
+    OP_REQUIRES_OK(ctx, RequireIn("num_pieces", pieces, 1, kMostPieces, "fewer micro-batches."));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList ids, splits;
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "ids", &ids));
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "id_splits", &splits));
+    OpOutputList new_ids, new_splits, numbers;
+    OP_REQUIRES_OK(ctx, ctx->output_list("new_ids", &new_ids));
+    OP_REQUIRES_OK(ctx, ctx->output_list("new_splits", &new_splits));
+    OP_REQUIRES_OK(ctx, ctx->output_list("numbers", &numbers));
+    std::vector<Tensor> found(ids.size());  // how many ids are new is known only after the work
+    std::vector<PieceIds> pieces;
+    int64_t total = 0;
+    for (int i = 0; i < ids.size(); ++i) {
+      const absl::Span<const int64_t> bounds = In<int64_t>(splits[i]);
+      OP_REQUIRES_OK(ctx, RequireSplits(absl::StrCat("id_splits[", i, "]").c_str(), bounds, ids[i].NumElements()));
+      OP_REQUIRES(ctx, splits[i].NumElements() == splits[0].NumElements() && splits[i].NumElements() > 1,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "id_splits[", i, "] must bound one segment or more, as many as id_splits[0], got ",
+                      splits[i].NumElements() - 1, " and ", splits[0].NumElements() - 1,
+                      ". Pass the splits of segment_unique for the same tables.")));
+      Tensor *of_new, *number;
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, ids[i].shape(), &found[i]));
+      OP_REQUIRES_OK(ctx, new_splits.allocate(i, splits[i].shape(), &of_new));
+      OP_REQUIRES_OK(ctx, numbers.allocate(i, ids[i].shape(), &number));
+      pieces.push_back({In<int64_t>(ids[i]), bounds, Out<int64_t>(&found[i]), Out<int64_t>(of_new),
+                        Out<int32_t>(number)});
+      total += ids[i].NumElements();
+    }
+    OP_REQUIRES_OK(ctx, RequireIn("the number of ids in pieces", total, 0, kMostPositions, "smaller batches."));
+    Tensor last;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({total}), &last));
+    const int64_t distinct = WindowUnique(pieces, CpuPool(ctx), Out<int32_t>(&last));
+    for (int i = 0; i < ids.size(); ++i) new_ids.set(i, found[i].Slice(0, pieces[i].new_splits.back()));
+    ctx->set_output(3 * ids.size(), last.Slice(0, distinct));
+  }
+};
+
+class WindowRouteOp : public OpKernel {
+ public:
+  explicit WindowRouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &segments_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_segments", segments_, 1, kMostSegments, "the number of tables."));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<MessageView> messages;
+    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages));
+    OpInputList restore, numbers;
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "restore", &restore));
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "numbers", &numbers));
+    const Tensor& last = ctx->input(4 * messages.size());
+    OP_REQUIRES_OK(ctx, RequireRank("last", last, 1));
+    OpOutputList rows, term_index, term_splits, gradient_splits;
+    OP_REQUIRES_OK(ctx, ctx->output_list("rows", &rows));
+    OP_REQUIRES_OK(ctx, ctx->output_list("term_index", &term_index));
+    OP_REQUIRES_OK(ctx, ctx->output_list("term_splits", &term_splits));
+    OP_REQUIRES_OK(ctx, ctx->output_list("gradient_splits", &gradient_splits));
+
+    int64_t ids = 0, held = 0;
+    std::vector<PieceRows> pieces;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      Tensor* of_piece;
+      OP_REQUIRES_OK(ctx, rows.allocate(i, numbers[i].shape(), &of_piece));
+      pieces.push_back({In<int32_t>(restore[i]), In<int32_t>(numbers[i]), Out<int32_t>(of_piece)});
+      for (const int32_t block : messages[i].splits) ids += block - segments_;
+      held += numbers[i].NumElements();
+    }
+    OP_REQUIRES(ctx, last.NumElements() == ids,
+                absl::InvalidArgumentError(absl::StrCat("last must have one entry for each of the ", ids,
+                                                        " ids of messages, got ", last.NumElements(),
+                                                        ". Pass the outputs of window_unique.")));
+    OP_REQUIRES_OK(ctx, RequireIn("the number of ids in numbers", held, 0, kMostPositions, "smaller batches."));
+    std::vector<int32_t> last_row(ids);
+    OP_REQUIRES_OK(ctx, NumberRows(messages, segments_, pieces, In<int32_t>(last), absl::MakeSpan(last_row)));
+
+    const size_t peers = messages[0].splits.size();
+    Tensor *marks, *marks_splits;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(messages.size() + 1, TensorShape({static_cast<int64_t>(peers)}),
+                                             &marks_splits));
+    const std::vector<int64_t> packed = PackMarks(messages, segments_, last_row, Out<int32_t>(marks_splits));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(messages.size(), TensorShape({static_cast<int64_t>(packed.size())}),
+                                             &marks));
+    std::copy(packed.begin(), packed.end(), Out<int64_t>(marks).begin());
+    const std::vector<PieceGradients> gradients = OrderGradients(messages, segments_, last_row);
+    const std::vector<PieceSums> sums = SumTerms(gradients, pieces, ids);
+    for (size_t i = 0; i < messages.size(); ++i) {
+      std::vector<int32_t> counts(peers, 0);
+      for (size_t n = 0; n < gradients[i].counts.size(); ++n) counts[n / segments_] += gradients[i].counts[n];
+      OP_REQUIRES_OK(ctx, Give(&term_index, i, sums[i].index));
+      OP_REQUIRES_OK(ctx, Give(&term_splits, i, sums[i].splits));
+      OP_REQUIRES_OK(ctx, Give(&gradient_splits, i, counts));
+    }
+  }
+
+ private:
+  int64_t segments_;
+};
+
+class WindowGradientsOp : public OpKernel {
+ public:
+  explicit WindowGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &segments_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_segments", segments_, 1, kMostSegments, "the number of tables."));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<MessageView> messages;
+    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages));
+    const Tensor &marks = ctx->input(2 * messages.size()), &marks_splits = ctx->input(2 * messages.size() + 1);
+    OP_REQUIRES_OK(ctx, RequireRank("marks", marks, 1));
+    OP_REQUIRES_OK(ctx, RequireRank("marks_splits", marks_splits, 1));
+    OpOutputList trained, trained_splits, rows;
+    OP_REQUIRES_OK(ctx, ctx->output_list("trained", &trained));
+    OP_REQUIRES_OK(ctx, ctx->output_list("trained_splits", &trained_splits));
+    OP_REQUIRES_OK(ctx, ctx->output_list("rows", &rows));
+
+    int64_t ids = 0;
+    for (const MessageView& message : messages) {
+      for (const int32_t block : message.splits) ids += block - segments_;
+    }
+    std::vector<int32_t> last_row(ids);
+    OP_REQUIRES_OK(ctx, ReadMarks(messages, segments_, {In<int64_t>(marks), In<int32_t>(marks_splits)},
+                                  absl::MakeSpan(last_row)));
+    const std::vector<PieceGradients> gradients = OrderGradients(messages, segments_, last_row);
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const std::vector<int64_t>& counts = gradients[i].counts;
+      std::vector<int64_t> message;
+      std::vector<int32_t> splits;
+      auto id = gradients[i].ids.begin();
+      for (auto header = counts.begin(); header != counts.end(); header += segments_) {
+        const size_t begin = message.size();
+        message.insert(message.end(), header, header + segments_);
+        for (auto count = header; count != header + segments_; id += *count++) {
+          message.insert(message.end(), id, id + *count);
+        }
+        splits.push_back(static_cast<int32_t>(message.size() - begin));
+      }
+      OP_REQUIRES_OK(ctx, Give(&trained, i, message));
+      OP_REQUIRES_OK(ctx, Give(&trained_splits, i, splits));
+      OP_REQUIRES_OK(ctx, Give(&rows, i, gradients[i].row));
+    }
+  }
+
+ private:
+  int64_t segments_;
+};
+
+// In host memory for models on a GPU as well: micro-batches share rows across ranks only, and their ids are in host memory
+// there.
+FUSEDREC_KERNEL_ON_HOST("WindowUnique", WindowUniqueOp,
+                        .HostMemory("ids").HostMemory("id_splits").HostMemory("new_ids").HostMemory("new_splits")
+                        .HostMemory("numbers").HostMemory("last"));
+FUSEDREC_KERNEL_ON_HOST("WindowRoute", WindowRouteOp,
+                        .HostMemory("messages").HostMemory("splits").HostMemory("restore").HostMemory("numbers")
+                        .HostMemory("last").HostMemory("rows").HostMemory("marks").HostMemory("marks_splits")
+                        .HostMemory("term_index").HostMemory("term_splits").HostMemory("gradient_splits"));
+FUSEDREC_KERNEL_ON_HOST("WindowGradients", WindowGradientsOp,
+                        .HostMemory("messages").HostMemory("splits").HostMemory("marks").HostMemory("marks_splits")
+                        .HostMemory("trained").HostMemory("trained_splits").HostMemory("rows"));
 
 }  // namespace fusedrec

@@ -1,6 +1,6 @@
-// One training step through all algorithms, three ranks in one process with several threads each: fuse, deduplicate,
-// partition, look up at the owner, bring the rows back, and the gradients the other way. Every id gets its row, and every
-// row the sum of the gradients of all its occurrences on all ranks.
+// One training step through the algorithms, three ranks in one process with several threads each: deduplicate, partition,
+// look up at the owner, bring the rows back, and the gradients the other way. Every id gets its row, and every row the sum
+// of the gradients of all its occurrences on all ranks.
 #include <cstring>
 #include <map>
 #include <random>
@@ -11,7 +11,6 @@
 #include "check.h"
 #include "common/bucket.h"
 #include "common/hash.h"
-#include "fuse_ids/fuse_ids.h"
 #include "hash_table/cpu/hash_table.h"
 #include "rank_partition/rank_partition.h"
 #include "recovery/recovery.h"
@@ -21,8 +20,7 @@
 namespace fusedrec {
 namespace {
 
-constexpr int kRanks = 3, kDim = 4, kSegments = 3;
-const std::vector<int64_t> kSegmentOfFeature = {0, 0, 1, 2};
+constexpr int kRanks = 3, kDim = 4, kSegments = 3, kFeatures = 4;  // two features have the first segment
 
 struct Rank {
   std::vector<int64_t> ids, splits, unique, unique_splits, message;
@@ -31,18 +29,12 @@ struct Rank {
   std::vector<float> grads;  // the same
 };
 
-// Steps 1 to 3. `size` ids of each feature; the last rank of an uneven step has none.
+// Steps 1 and 2. `size` ids of each feature; the last rank of an uneven step has none.
 Rank Send(int size, const ParallelFor& parallel_for, std::mt19937_64* random) {
-  std::vector<Ids> features(kSegmentOfFeature.size());
-  for (Ids& ids : features) {
-    for (int i = 0; i < size; ++i) ids.push_back(static_cast<int64_t>((*random)() % (size / 3 + 1)) - 5);
-  }
-  const int64_t n = static_cast<int64_t>(features.size()) * size;
+  const int64_t n = kFeatures * size;
   Rank rank;
-  rank.ids.resize(n);
-  rank.splits.resize(kSegments + 1);
-  FuseIds({features.begin(), features.end()}, absl::MakeSpan(rank.ids));
-  CountSegments(std::vector<int64_t>(features.size(), size), kSegmentOfFeature, absl::MakeSpan(rank.splits));
+  for (int64_t i = 0; i < n; ++i) rank.ids.push_back(static_cast<int64_t>((*random)() % (size / 3 + 1)) - 5);
+  rank.splits = {0, 2 * size, 3 * size, n};
   rank.unique.resize(n);
   rank.unique_splits.resize(kSegments + 1);
   rank.inverse.resize(n);

@@ -1,6 +1,6 @@
-// A cache of user states, with and without a file. Random sequences of finds, puts, appends and drops agree with a model
-// of lists. Threads that read, extend, replace and drop the same states see whole states only. ThreadSanitizer watches
-// the threads. A file that is cut, overwritten or full costs states, and nothing else.
+// A cache of user states, with and without a file. Threads that read, extend, replace and drop the same states see whole
+// states only. ThreadSanitizer watches the threads. A file that is cut, overwritten or full costs states, and nothing else.
+// tests/ops/test_user_states.py compares random sequences with lists.
 #include "user_states/user_states.h"
 
 #include <dirent.h>
@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <list>
 #include <memory>
 #include <random>
 #include <string>
@@ -85,176 +84,6 @@ int64_t CheckWhole(const UserStates& states, int64_t user, int64_t version, cons
   CHECK(narrow == what.Part(1, 0, snapshot.tokens), "user ", user, ", tokens ", snapshot.tokens);
   CHECK(wide == what.Part(3, 0, snapshot.tokens), "user ", user, ", tokens ", snapshot.tokens);
   return begun;
-}
-
-// The cache as a list, the state used last in front.
-struct Model {
-  struct State {
-    StateKey key;
-    int64_t begun, tokens, used;
-    int64_t revision;  // as the cache gave it
-  };
-  UserStatesSpec spec;
-  int64_t tier_bytes;  // 0: no file
-  std::list<State> states, in_file{};
-  UserStatesStatistics counts{};
-  int64_t newest = -1;      // version
-  int64_t arriving = 0;  // bytes in the file of a state that comes back
-
-  static int64_t BytesOf(const State& state) {
-    return (state.tokens + kPageTokens - 1) / kPageTokens * kPageBytes + kStateBytes;
-  }
-  static int64_t BytesOf(const std::list<State>& states) {
-    int64_t bytes = 0;
-    for (const State& state : states) bytes += BytesOf(state);
-    return bytes;
-  }
-  void Expire(int64_t now) {
-    for (std::list<State>* part : {&states, &in_file}) {
-      while (!part->empty() && spec.ttl > 0 && now - part->back().used > spec.ttl) {
-        ++counts.expirations;
-        part->pop_back();
-      }
-    }
-  }
-  State* Find(StateKey key, int64_t now) {
-    newest = std::max(newest, key.version);
-    for (auto state = in_file.begin(); state != in_file.end(); ++state) {
-      if (!(state->key == key)) continue;
-      const State back = *state;
-      in_file.erase(state);
-      ++counts.tier_hits;
-      arriving = BytesOf(back);
-      states.push_front(back);
-      MakeRoom();
-      arriving = 0;
-      break;
-    }
-    for (auto state = states.begin(); state != states.end(); ++state) {
-      if (!(state->key == key)) continue;
-      states.splice(states.begin(), states, state);
-      state->used = now;
-      return &states.front();
-    }
-    return nullptr;
-  }
-  void Forget(StateKey key) {
-    const auto same = [&](const State& state) { return state.key == key; };
-    states.remove_if(same);
-    in_file.remove_if(same);
-  }
-  void MakeRoom() {
-    for (; BytesOf(states) > spec.max_bytes; states.pop_back()) {
-      ++counts.evictions;
-      if (tier_bytes > 0 && states.back().key.version == newest) ToFile(states.back());
-    }
-  }
-  void ToFile(const State& state) {
-    const bool fits = BytesOf(state) + arriving <= tier_bytes;
-    // A state that is larger than the file moves no other one.
-    while (BytesOf(state) <= tier_bytes && !in_file.empty() && BytesOf(in_file) + BytesOf(state) + arriving > tier_bytes) {
-      ++counts.tier_evictions;
-      in_file.pop_back();
-    }
-    if (fits) {
-      in_file.push_front(state);
-    } else {
-      ++counts.tier_evictions;
-    }
-  }
-};
-
-void CheckSame(const UserStatesStatistics& got, const Model& model) {
-  int64_t tokens = 0;
-  for (const Model::State& state : model.states) tokens += state.tokens;
-  CHECK_EQ(got.states, static_cast<int64_t>(model.states.size()));
-  CHECK_EQ(got.tokens, tokens);
-  CHECK_EQ(got.bytes, Model::BytesOf(model.states));
-  CHECK(got.bytes <= model.spec.max_bytes);
-  CHECK_EQ(got.hits, model.counts.hits);
-  CHECK_EQ(got.misses, model.counts.misses);
-  CHECK_EQ(got.writes, model.counts.writes);
-  CHECK_EQ(got.outrun, model.counts.outrun);
-  CHECK_EQ(got.evictions, model.counts.evictions);
-  CHECK_EQ(got.expirations, model.counts.expirations);
-  CHECK_EQ(got.tier_states, static_cast<int64_t>(model.in_file.size()));
-  CHECK_EQ(got.tier_bytes, Model::BytesOf(model.in_file));
-  CHECK_EQ(got.tier_hits, model.counts.tier_hits);
-  CHECK_EQ(got.tier_evictions, model.counts.tier_evictions);
-  CHECK_EQ(got.tier_failures, 0);
-  CHECK(got.tier_bytes <= model.tier_bytes);
-}
-
-void RandomSequences(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
-  const int64_t tier_bytes = below(3) * (kPageBytes + kStateBytes + below(3000));
-  Model model{Spec(3 + below(12), 1 + below(6), below(2) * 9), tier_bytes, {}};
-  const std::unique_ptr<UserStates> states = MakeStates(model.spec);
-  const Folder folder;
-  if (tier_bytes > 0) CHECK_OK(states->OpenFile(folder.name(), tier_bytes));
-  int64_t now = 1000, begun = 0;
-  for (int step = 0; step < 300; ++step) {
-    now += below(4);
-    const StateKey key{below(5) - 2, below(3)};
-    const int64_t what = below(20), tokens = below(7);
-    if (what < 8) {
-      model.Expire(now);
-      const UserStates::Snapshot found = states->Find(key, now);
-      Model::State* wanted = model.Find(key, now);
-      ++(wanted == nullptr ? model.counts.misses : model.counts.hits);
-      CHECK_EQ(found.revision, wanted == nullptr ? 0 : wanted->revision, "seed ", seed, ", step ", step);
-      if (wanted != nullptr) {
-        CHECK_EQ(found.tokens, wanted->tokens);
-        CHECK_EQ(CheckWhole(*states, key.user, key.version, found, Threads(2)), wanted->begun);
-      }
-    } else if (what < 19) {
-      model.Expire(now);
-      model.newest = std::max(model.newest, key.version);
-      const bool puts = what < 12;
-      const auto same_key = [&](const Model::State& state) { return state.key == key; };
-      const auto of_key = std::find_if(model.states.begin(), model.states.end(), same_key);
-      const bool is_there = of_key != model.states.end();
-      const bool right = is_there && below(5) > 0;
-      const int64_t revision = puts ? 0 : right ? of_key->revision : 1'000'000;
-      const int64_t before = puts || !right ? 0 : of_key->tokens;
-      const Written content{key.user, key.version, puts ? ++begun : right ? of_key->begun : 0};
-      const absl::StatusOr<bool> written = Write(states.get(), content, revision, before, tokens, now, Threads(2));
-      if (!puts && !right) {
-        ++model.counts.outrun;
-        CHECK_OK(written.status());
-        CHECK(!*written);
-        CheckSame(states->Statistics(), model);
-        continue;
-      }
-      if (puts) model.Forget(key);
-      const int64_t pages = (before + tokens + kPageTokens - 1) / kPageTokens;
-      if (pages * kPageBytes + kStateBytes > model.spec.max_bytes) {
-        CHECK(absl::IsResourceExhausted(written.status()));
-        continue;
-      }
-      CHECK_OK(written.status());
-      CHECK(*written);
-      ++model.counts.writes;
-      if (puts) model.states.push_front({key, begun, 0, now, 0});
-      Model::State* state = model.Find(key, now);
-      *state = {key, content.begun, before + tokens, now, 0};
-      model.MakeRoom();
-      // A find tells the revision. Both count it.
-      ++model.counts.hits;
-      state->revision = states->Find(key, now).revision;
-      CHECK(state->revision > 0);
-    } else {
-      const int64_t version = below(4);
-      const auto is_old = [&](const Model::State& state) { return state.key.version < version; };
-      const size_t before = model.states.size() + model.in_file.size();
-      model.newest = std::max(model.newest, version);
-      model.states.remove_if(is_old);
-      model.in_file.remove_if(is_old);
-      CHECK_EQ(states->Drop(version), static_cast<int64_t>(before - model.states.size() - model.in_file.size()));
-    }
-    CheckSame(states->Statistics(), model);
-  }
 }
 
 void SnapshotsStayAndAppendsCopyNothing() {
@@ -374,19 +203,6 @@ void StatesComeBackFromTheFile() {
   CHECK_EQ(states->Statistics().tier_failures, 0);
 }
 
-void RefusedFiles() {
-  const Folder folder;
-  const std::unique_ptr<UserStates> states = MakeStates(Spec(2, 1, 0));
-  const auto refused = [&](const std::string& name, int64_t bytes, const std::string& words) {
-    const absl::Status status = states->OpenFile(name, bytes);
-    CHECK(status.ToString().find(words) != std::string::npos, "", status.ToString());
-  };
-  refused("/nowhere/at/all", 10'000, "tier_folder '/nowhere/at/all' must be a folder that can be written");
-  refused(folder.name(), kPageBytes + kStateBytes - 1, "tier_bytes must lie in [");
-  CHECK_OK(states->OpenFile(folder.name(), kPageBytes + kStateBytes));
-  refused(folder.name(), 10'000, "the cache has a file already");
-}
-
 // The open file of this process that lies in a folder.
 int FileIn(const std::string& folder) {
   DIR* open = opendir("/proc/self/fd");
@@ -500,17 +316,15 @@ void RefusedSizes() {
 
 TEST(user_states) {
   using namespace fusedrec;
-  for (uint64_t seed = 0; seed < 100; ++seed) RandomSequences(seed);
   SnapshotsStayAndAppendsCopyNothing();
   OtherRequestsWhileAWriteCopies();
   SnapshotsOutliveTheCache();
   Requests(Spec(400, 20, 0), 2);
   Requests(Spec(30, 20, 0), 6);
   Requests(Spec(60, 20, 8), 6);
-  Requests(Spec(30, 20, 0), 6, Model::BytesOf(Model::State{{}, 0, 40, 0, 0}) * 4);
+  Requests(Spec(30, 20, 0), 6, 4 * (40 / kPageTokens * kPageBytes + kStateBytes));  // four states of 40 tokens
   Requests(Spec(30, 20, 40), 12, 1 << 20);
   StatesComeBackFromTheFile();
-  RefusedFiles();
   DamagedFiles();
   FullDisk();
   RefusedSizes();

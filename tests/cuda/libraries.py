@@ -17,7 +17,8 @@ from tools.object_cache import Output, make_all
 from tools.sanitizers import algorithms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
+SOURCES = ROOT / "custom_ops"
+OPS = sorted({path.relative_to(SOURCES).parts[0] for path in SOURCES.rglob("*_cuda.h")})
 # Relative to ROOT, as are all paths of commands.
 WITHOUT_FAULTS, WITH_FAULTS = pathlib.Path("custom_ops"), pathlib.Path("build/emulation/custom_ops")
 FLAGS = [

@@ -165,6 +165,3 @@ class Kernels:
         function = getattr(self.library, f"fusedrec_{name}")
         function.restype = ctypes.c_int64
         return function(*map(self._convert, arguments))
-
-    def scratch(self, name, *arguments):
-        return self.memory.empty([self.count(f"{name}_scratch_bytes", *arguments)], np.uint8)

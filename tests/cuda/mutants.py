@@ -14,15 +14,13 @@ from tests.cuda.mutant import Mutant
 from tests.cuda.mutants_of_mixed import MUTANTS as MIXED_MUTANTS
 from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
-SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
-SPLIT = "common/stable_split.cuh"
+SEGMENT_UNIQUE = "segment_unique/segment_unique.cu"
 LOOK_BACK = "common/look_back.cuh"
-RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
-PIECES = "common/pieces.cuh"
-FUSE_IDS = "fuse_ids/cuda/fuse_ids_cuda.cuh"
-JOIN_MESSAGES = "join_messages/cuda/join_messages_cuda.cuh"
-INITIAL_ROWS = "initial_rows/cuda/initial_rows_cuda.cuh"
-RECOVERY = "recovery/cuda/recovery_cuda.cuh"
+RANK_PARTITION = "rank_partition/rank_partition.cu"
+FUSE_IDS = "fuse_ids/fuse_ids.cu"
+JOIN_MESSAGES = "join_messages/join_messages.cu"
+INITIAL_ROWS = "initial_rows/initial_rows.cu"
+RECOVERY = "recovery/recovery.cu"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
 CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
@@ -70,16 +68,24 @@ MUTANTS = [
         "many_tiles",
     ),
     Mutant(
-        "a barrier of a warp less: a count is read after it is raised", "rank_partition", SPLIT,
-        "count[bin];\n  __syncwarp();", "count[bin];\n  if (!FAULT) __syncwarp();", "many_tiles",
-    ),
-    Mutant(
         "an index shifted: headers of the next bound", "rank_partition", RANK_PARTITION,
-        "before[(s + 1) * ranks + r])", "before[(s + 1 - FAULT) * ranks + r])", "edge_cases",
+        "begin, end, splits[s + 1])", "begin, end, splits[s + 1 - FAULT])", "edge_cases",
     ),
     Mutant(
-        "an entry that begins a piece is taken for the end of the piece before", "fuse_ids", PIECES,
-        "pieces[middle].begin <= i)", "pieces[middle].begin <= i - FAULT)", "edge_cases", "heap-buffer-overflow",
+        "the first row of an owner counts to the owner before", "rank_partition", RANK_PARTITION,
+        "int64_t{sorted_owner[row - 1]} + 1;", "int64_t{sorted_owner[row - 1]} + 1 - FAULT;", "edge_cases",
+    ),
+    Mutant(
+        "keys are sorted without their highest bit", "rank_partition", "common/sort.cu",
+        "most >> bits != 0) ++bits;", "most >> bits != 0) ++bits;\n  bits -= FAULT;", "many_tiles",
+    ),
+    Mutant(
+        "a row out of range is the last row", "recovery", "common/sort.cu",
+        "row < num_rows ? row : num_rows;", "row < num_rows ? row : num_rows - FAULT;", "out_of_range",
+    ),
+    Mutant(
+        "an entry that begins a piece is taken for the end of the piece before", "fuse_ids", "common/pieces.cuh",
+        "return pieces[p].begin; }", "return pieces[p].begin + FAULT; }", "edge_cases", "heap-buffer-overflow",
     ),
     Mutant(
         "row_splits that decrease are not looked for", "fuse_ids", FUSE_IDS,
@@ -97,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lookup begins where the ids of the lookup before it do", "join_messages", JOIN_MESSAGES,
-        "at += segments[i] + ids;", "at += segments[i] + (FAULT ? 0 : ids);", "edge_cases", "answer == 0",
+        "at += segments[i] + ids;", "at += segments[i] + (FAULT ? 0 : ids);", "edge_cases", "Refused",
     ),
     Mutant(
         "counts are added before they are bounded", "join_messages", JOIN_MESSAGES,
@@ -122,10 +128,6 @@ MUTANTS = [
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,
         "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[(2 * chunk + 1 - FAULT) * grads.dim + d] = sum",
         "fill_their_chunks",
-    ),
-    Mutant(
-        "a barrier less: sums of digits are read before they are there", "recovery", "common/row_sort.cuh",
-        "= until;\n  __syncthreads();", "= until;\n  if (!FAULT) __syncthreads();", "order_of_a_sum",
     ),
     Mutant(
         "rows of all parts are read from where the first begins", "recovery", RECOVERY,

@@ -18,10 +18,13 @@ import traceback
 import types
 
 from tests.cuda import mutants
+from tests.cuda.launchers import Launchers
 from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
 # Workers, probability of giving way at an atomic operation, seed.
 SCHEDULES = [(1, 0.0, 0), (1, 0.3, 1), (2, 0.3, 2)]
+# Their checks take Launchers, so that TensorFlow's ops run them, too (tests/support/small_ops.py).
+SMALL_OPS = ("fuse_ids", "initial_rows", "join_messages", "rank_partition", "recovery", "segment_unique")
 # Probability that another stream runs a piece of its work at a call, seed.
 ORDERS = [(0.0, 0), (0.6, 1)]
 
@@ -29,6 +32,7 @@ ORDERS = [(0.0, 0), (0.6, 1)]
 def run(op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -> None:
     """Runs checks; the first that fails raises."""
     emulated = isinstance(kernels.memory, NumpyMemory)
+    argument = Launchers(kernels) if op in SMALL_OPS else kernels
     for name in names:
         check = getattr(checks, name)
         schedules = len(SCHEDULES) if emulated and not getattr(check, "once", False) else 1
@@ -37,12 +41,12 @@ def run(op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -
                 set_options = kernels.library.emulation_options
                 set_options(ctypes.c_int(workers), ctypes.c_double(preempt), ctypes.c_uint64(seed))
             started = time.monotonic()
-            check(kernels)
+            check(argument)
             print(f"{op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
         for wander, seed in ORDERS if emulated and getattr(check, "over_streams", False) else ():
             started = time.monotonic()
             with kernels.memory.deferred(kernels.library, wander, seed):
-                check(kernels)
+                check(argument)
             print(f"{op}: {name} over streams, seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
 
 

@@ -16,12 +16,23 @@ from tests.cuda import (
     op_kernels_model,
     op_kernels_ranks,
     op_kernels_replicas,
-    op_kernels_stages,
     op_kernels_sums,
     op_kernels_table,
 )
 from tests.cuda.host_rows import failed_lookups, hot, programs, waits
+from tests.cuda.op_kernels import LABELS, refused
+from tests.support import small_ops
 from tf_fusedrec._tf_compat import tf
+
+
+def run_small_ops() -> None:
+    """Runs the cases and refusals of the small ops by their GPU form."""
+    run = small_ops.TensorFlowOps(LABELS)
+    for name, check in small_ops.checks().items():
+        check(run)
+        print(f"{name} agrees", flush=True)
+    for call, words in small_ops.REFUSALS:
+        refused((tf.errors.InvalidArgumentError, ValueError), words, lambda: call(run))  # noqa: B023
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +52,8 @@ def main(arguments: list[str]) -> int:
         failed_lookups,
         op_kernels_replicas,
     )
-    for module in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
+    run_small_ops()
+    for module in (op_kernels_attention, *of_tables, op_kernels_model):
         module.run()
         print(f"{module.__name__} agrees", flush=True)
     op_kernels_ranks.run(arguments[0])

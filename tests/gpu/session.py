@@ -29,7 +29,8 @@ from tests.gpu import steps
 from tests.gpu.steps import ROOT, Step
 
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
-OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
+SOURCES = ROOT / "custom_ops"
+OPS = sorted({path.relative_to(SOURCES).parts[0] for path in SOURCES.rglob("*_cuda.h")})
 TOOLS = ("memcheck", "racecheck")
 BENCHMARKS = NAMES["gpu"]  # of benchmarks.ops
 # Rough seconds, for the order and the end of a session; and the limits, after which a step counts as hung.

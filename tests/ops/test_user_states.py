@@ -162,7 +162,11 @@ def test_errors_name_the_argument():
     cache, refused = Cache(1_000), tf.errors.InvalidArgumentError
     with pytest.raises(refused, match=r"max_bytes must lie in \[356, .*got 355. Remedy: room for one page"):
         Cache(355)
-    for options, name in (({"page_tokens": 0}, "page_tokens"), ({"ttl": -1}, "ttl")):
+    for options, name in (
+        ({"page_tokens": 0}, "page_tokens"),
+        ({"page_tokens": 5000}, "page_tokens"),
+        ({"ttl": -1}, "ttl"),
+    ):
         with pytest.raises(refused, match=f"{name} must lie in"):
             Cache(1_000, **options)
     other = PARTS._replace(of_token=((tf.float32, 3),))

@@ -139,7 +139,7 @@ def collective_marks() -> list[Mark]:
 def watch_termination(rank: int, within_s: float) -> None:
     """Delays the end of this process by std::terminate, such as after an exception in Horovod's thread.
 
-    A thread can read the cause and end the process. custom_ops/collective_marks/termination.h has the reason.
+    A thread can read the cause and end the process. custom_ops/collective_marks/termination.cc has the reason.
 
     Args:
       rank: Rank of this process, for the line that is printed if no thread ends the process.

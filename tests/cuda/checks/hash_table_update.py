@@ -120,7 +120,7 @@ def check_rows_of_16_bits(kernels):
 @once
 def check_initial_rows_and_slots(kernels):
     """A new row's slots begin as the rule wants, whatever the dimension; bits of the normal distribution are checked
-    where rows of the CPU are (tests/ops/test_initial_rows.py): both take them from one header."""
+    where rows of the CPU are (tests/ops/test_small_ops.py): both take them from one header."""
     for dim in (1, 4, 7):
         table = DeviceTable(kernels, dim, [5], rule="adagrad", a=0.0, initial_accumulator_value=3.0)
         _, inverse, handles = table.lookup([2, 1, 2], [3])

@@ -1,7 +1,9 @@
-// The OpKernels for a GPU as kernels for the CPU, over the emulated launchers: so TensorFlow runs their code without a
-// device. They carry a label, by which a graph asks for them where a kernel for the CPU is registered, too.
+// The GPU form of kernels as kernels for the CPU, over the emulated launchers: so TensorFlow runs their code without a
+// device. They carry a label, by which a graph asks for them where a kernel for the CPU is registered, too. The library
+// of the ops has the ops and the CPU form.
 #include "common/gpu_kernel_util.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
@@ -41,12 +43,16 @@ int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocat
 
 #define fusedrec_table_create CreateTable
 #define fusedrec_buffer_create CreateBuffer
-#define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
-#define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
+#undef REGISTER_OP_IMPL
+#define REGISTER_OP_IMPL(number, name, is_system_op)                                                       \
+  static ::tensorflow::InitOnStartupMarker const register_op##number TF_ATTRIBUTE_UNUSED =                 \
+      TF_INIT_ON_STARTUP_IF(false) << ::tensorflow::register_op::OpDefBuilderWrapper(name)
 #undef FUSEDREC_CPU_KERNEL
+#define FUSEDREC_CPU_KERNEL(builder, ...) static_assert(true)
 #undef FUSEDREC_GPU_KERNEL
-#define FUSEDREC_CPU_KERNEL(builder, ...) static_assert(true, "the op library has it")
 #define FUSEDREC_GPU_KERNEL(builder, ...) REGISTER_KERNEL_BUILDER(builder, __VA_ARGS__)
+#define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
+void* fusedrec::StreamOf(tensorflow::OpKernelContext*) { return nullptr; }
 
 #include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
@@ -56,10 +62,10 @@ int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocat
 #include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_replicas_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_update_gpu_kernel.cc"  // NOLINT
-#include "fuse_ids/cuda/fuse_ids_gpu_kernel.cc"  // NOLINT
-#include "initial_rows/cuda/initial_rows_gpu_kernel.cc"  // NOLINT
+#include "fuse_ids/fuse_ids_op.cc"  // NOLINT
+#include "initial_rows/initial_rows_op.cc"  // NOLINT
 #include "jagged_attention/attention_kernel.cc"  // NOLINT
-#include "join_messages/cuda/join_messages_gpu_kernel.cc"  // NOLINT
-#include "rank_partition/cuda/rank_partition_gpu_kernel.cc"  // NOLINT
-#include "recovery/cuda/recovery_gpu_kernel.cc"  // NOLINT
-#include "segment_unique/cuda/segment_unique_gpu_kernel.cc"  // NOLINT
+#include "join_messages/join_messages_op.cc"  // NOLINT
+#include "rank_partition/rank_partition_op.cc"  // NOLINT
+#include "recovery/recovery_op.cc"  // NOLINT
+#include "segment_unique/segment_unique_op.cc"  // NOLINT

@@ -42,8 +42,8 @@ int FusedrecDeviceTable::Accumulate(const int64_t* handles, int64_t num_rows, co
     if (num_ids > 0) return kDeviceBadInverse;
     return begin ? DropSums(stream) : kCudaSuccess;
   }
-  const Memory memory(allocator_, UpdateScratch(nullptr, num_ids, num_rows).carver.bytes());
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  UpdateScratch at(allocator_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(at.Take(num_ids, num_rows));
   HandleFacts facts;
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
   const bool rows_are_numbered = !begin && waiting_.count > 0 && SumsCoverRows();
@@ -59,10 +59,10 @@ int FusedrecDeviceTable::Accumulate(const int64_t* handles, int64_t num_rows, co
   const bool names_rows = facts.oldest != ~0u;
   if (names_rows && (waiting_.since == 0 || facts.oldest < waiting_.since)) waiting_.since = facts.oldest;
 
-  const UpdateScratch at(memory.data(), num_ids, num_rows);
   // No id: every handle is of another part of the lookup.
   if (num_ids == 0) return LastError();
-  const int32_t* const order = at.Sort(inverse, num_ids, num_rows, stream);
+  const int32_t* order;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(at.Sort(inverse, num_ids, num_rows, &order, stream));
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.count, 0, sizeof(*at.count), stream));
   const SumsView view = ViewOf(waiting_.sum_of_row, waiting_.rows, waiting_.sums);

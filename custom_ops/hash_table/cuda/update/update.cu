@@ -22,8 +22,8 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
     ++version_;
     return kCudaSuccess;
   }
-  const Memory memory(allocator_, UpdateScratch(nullptr, num_ids, num_rows).carver.bytes());
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  UpdateScratch at(allocator_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(at.Take(num_ids, num_rows));
   HandleFacts facts;
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, nullptr, ++attempt_, &facts,
@@ -31,8 +31,8 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   if (int64_t{facts.oldest} + options_.window <= moved_at_) return kDeviceStale;
   ++version_;
   if (num_ids == 0) return kCudaSuccess;
-  const UpdateScratch at(memory.data(), num_ids, num_rows);
-  const int32_t* const order = at.Sort(inverse, num_ids, num_rows, stream);
+  const int32_t* order;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(at.Sort(inverse, num_ids, num_rows, &order, stream));
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.count, 0, sizeof(*at.count), stream));
   Train(handles, num_rows, at.begin, columns, step, left_out, at.count, stream);

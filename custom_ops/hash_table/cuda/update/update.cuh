@@ -5,7 +5,7 @@
 // bits.
 #pragma once
 
-#include "common/row_sort.cuh"
+#include "common/sort.cuh"
 #include "hash_table/cuda/rows.cuh"
 #include "hash_table/rules/rule.h"
 
@@ -15,13 +15,13 @@ namespace device_table {
 constexpr int kUpdateThreads = 256;
 constexpr int kRowLanes = 16;  // of one row
 
-// begin[u], for u in [0, num_rows]: number of sorted positions before the first one of row u.
+// begin[u], for u in [0, num_rows]: number of sorted positions before the first one of row u. rows: of sorted positions.
 static __global__ void __launch_bounds__(kUpdateThreads)
-    BeginsKernel(row_sort::DigitOf sorted, int64_t num_index, int64_t num_rows, int32_t* __restrict__ begin) {
+    BeginsKernel(const uint32_t* __restrict__ rows, int64_t num_index, int64_t num_rows, int32_t* __restrict__ begin) {
   const int64_t p = GlobalThread();
   if (p > num_index) return;
-  const int64_t row = p < num_index ? sorted.Row(p) : num_rows;
-  for (int64_t u = p > 0 ? int64_t{sorted.Row(p - 1)} + 1 : 0; u <= row; ++u) begin[u] = static_cast<int32_t>(p);
+  const int64_t row = p < num_index ? rows[p] : num_rows;
+  for (int64_t u = p > 0 ? int64_t{rows[p - 1]} + 1 : 0; u <= row; ++u) begin[u] = static_cast<int32_t>(p);
 }
 
 // The summed gradient of one row, a column at a time.

@@ -8,25 +8,27 @@ namespace fusedrec {
 namespace device_table {
 
 struct UpdateScratch {
-  UpdateScratch(void* memory, int64_t num_ids, int64_t num_rows)
-      : carver(memory),
-        begin(carver.Take<int32_t>(num_rows + 1)),
-        count(carver.Take<unsigned>(1)),
-        sort(&carver, num_ids) {}
+  explicit UpdateScratch(const FusedrecAllocator& from) : memory(&from) {}
 
-  // Sorts the positions of `inverse` by handle, and writes where the positions of each handle begin.
-  const int32_t* Sort(const int32_t* inverse, int64_t num_ids, int64_t num_rows, void* stream) const {
-    const int32_t* const order = row_sort::SortByRow(sort, inverse, num_ids, num_rows, stream);
-    const row_sort::DigitOf sorted{inverse, order, static_cast<uint32_t>(num_rows), 0};
-    FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted, num_ids,
-                    num_rows, begin);
-    return order;
+  int Take(int64_t num_ids, int64_t num_rows) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(memory.Take({{&begin, num_rows + 1}, {&count, 1}}));
+    return sort.Take(num_ids, &memory);
   }
 
-  Carver carver;
-  int32_t* begin;   // [num_rows + 1]
-  unsigned* count;  // of the rows that are left out
-  row_sort::Scratch sort;
+  // Sorts the positions of `inverse` by handle, and writes where the positions of each handle begin.
+  int Sort(const int32_t* inverse, int64_t num_ids, int64_t num_rows, const int32_t** order, void* stream) const {
+    Sorted sorted;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(sort.ByRow(inverse, num_rows, &sorted, stream));
+    FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted.keys, num_ids,
+                    num_rows, begin);
+    *order = sorted.positions;
+    return kCudaSuccess;
+  }
+
+  ScratchMemory memory;
+  PositionSort sort;
+  int32_t* begin = nullptr;   // [num_rows + 1]
+  unsigned* count = nullptr;  // of the rows that are left out
 };
 
 }  // namespace device_table

@@ -87,7 +87,8 @@ def test_programs_use_public_names(path):
 @pytest.fixture(scope="module")
 def made():
     """The names that the example of PipelinedModel makes, which all others use."""
-    names = {"fr": fr, "keras": fr.keras, "np": np, "tf": fr.tf}
+    # AutoGraph finds the source of a class by the name of its module.
+    names = {"__name__": __name__, "fr": fr, "keras": fr.keras, "np": np, "tf": fr.tf}
     run("schedules.PipelinedModel", names)
     return names
 

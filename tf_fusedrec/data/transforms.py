@@ -71,7 +71,7 @@ IdsOfTables = Mapping[str, Any | Sequence[Any]]
 
 
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:
-    """Orders the samples of every batch so that the micro-batches of schedules.cut have few ids in common.
+    """Orders the samples of every batch so that the micro-batches of a schedule have few ids in common.
 
     Each micro-batch gets the share of the samples that `cut` gives it, and nearly that share of the tokens, the ids
     given here. Samples of a micro-batch keep their order. Where `cut` counts tokens, it moves the bounds by the few

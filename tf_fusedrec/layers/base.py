@@ -170,7 +170,7 @@ def _answers(times: SequenceTimes | None, x: tf.RaggedTensor, layer: str) -> tf.
     if not isinstance(times, SequenceTimes):  # The last token of a RaggedTensor would ask later after the next event.
         raise ValueError(
             f"timestamps must be SequenceTimes where layer {layer!r} is extended, got {type(times).__name__}. Say when "
-            "each token asks: ops.sequence_times(timestamps, query_times)."
+            "each token asks: layers.sequence_times(timestamps, query_times)."
         )
     check = tf.debugging.assert_equal(
         tf.size(times.answers, tf.int64), x.row_splits[-1], message="timestamps must have one time per token of x"

@@ -33,7 +33,7 @@ class HSTU(SequenceBlock):
       u, q, k, v = split(SiLU(x W + b));               out = x + dropout(LN'(attention * u)) W_o + b_o
       The paper's equations show neither the residual x nor a divisor. This layer adds both, as HSTU does.
     attention = sum_j SiLU(q_i k_j + bias_ij) v_j / divisor, over the tokens j that the masks of
-    ops.jagged_attention let token i see. All epsilons are 1e-6.
+    layers.jagged_attention let token i see. All epsilons are 1e-6.
 
     Args:
       num_heads: Number of heads, H.
@@ -50,7 +50,7 @@ class HSTU(SequenceBlock):
       min_full_length: Number of newest tokens per row that ignore the window.
       global_window: Number of oldest history tokens that every token sees, as it sees the context; only with a window.
       target_group_size: Size of the groups of a row's targets. A target sees the earlier targets of its group; with
-        size 1 it sees no other target. See ops.jagged_attention.
+        size 1 it sees no other target. See layers.jagged_attention.
       concat: True to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
         in "research" and [u, attention, u * LN'(attention)] in "production".
       group_norm: True if LN' normalises the attention per head, with one weight per head; "production" only.
@@ -59,7 +59,7 @@ class HSTU(SequenceBlock):
     Call:
       x: RaggedTensor <float>[B,(L),D].
       timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes, which a stack computes once by
-        `ops.sequence_times`. A time bias needs it.
+        `layers.sequence_times`. A time bias needs it.
       num_targets: None or <int>[B], number of targets at the end of each row.
       contextual_length: C, number of context tokens at the start of each row: an int, or <int>[B] by row.
       returns RaggedTensor <float>[B,(L),D].

@@ -17,7 +17,7 @@ class SASRec(SequenceBlock):
     and dropout of its weights in training.
 
     Plain TensorFlow computes the softmax attention and pads the batch to its longest row inside this layer.
-    ops.jagged_attention has no softmax: its SiLU weights need no sum over a row. All other steps use jagged tokens.
+    layers.jagged_attention has no softmax: its SiLU weights need no sum over a row. All other steps use jagged tokens.
 
     Args:
       num_heads: Number of heads H, a divisor of D.

@@ -31,6 +31,17 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
     Args:
       name: Name of the metric.
       **states: Shape of each state by name. States are float64, which counts exactly up to 2**53.
+
+    Examples:
+      >>> class ClickRate(fr.metrics.SummedMetric):
+      ...     def update_state(self, y_true, y_pred, sample_weight=None):
+      ...         self.add(tf.reduce_sum(y_true), tf.size(y_true))
+      ...     def value_of(self, clicks, targets):
+      ...         return clicks / targets
+      >>> rate = ClickRate("click_rate", clicks=(), targets=())
+      >>> rate.update_state(tf.constant([0.0, 1.0, 1.0]), None)
+      >>> round(float(rate.result()), 2)
+      0.67
     """
 
     def __init__(self, name: str, **states: tuple[int, ...]):
@@ -68,7 +79,8 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
         parts = np.split(flat, np.cumsum([state.shape.num_elements() for state in self._states])[:-1])
         return float(self.value_of(*(tf.reshape(part, state.shape) for part, state in zip(parts, self._states))))
 
-    def _add(self, *values: tf.Tensor) -> None:
+    def add(self, *values: tf.Tensor) -> None:
+        """Adds to the states, in the order of __init__. For update_state of a subclass."""
         for state, value in zip(self._states, values):
             state.assign_add(tf.cast(value, tf.float64))
 
@@ -137,7 +149,7 @@ class AUC(SummedMetric):
         scaled = (tf.clip_by_value(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT) / _LARGEST_LOGIT + 1) * (AUC_BINS / 2)
         bins = tf.minimum(tf.cast(scaled, tf.int32), AUC_BINS - 1)
         counts = [tf.math.unsorted_segment_sum(weights * member, bins, AUC_BINS) for member in (1 - labels, labels)]
-        self._add(*counts)
+        self.add(*counts)
 
     def value_of(self, negatives: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:
         below = tf.cumsum(negatives, exclusive=True)
@@ -190,7 +202,7 @@ class GAUC(SummedMetric):
         area = tf.math.segment_sum(labels * rank, group) - positives * (positives + 1) / 2
         weight = tf.math.segment_sum(weights, group)
         weight = tf.where(pairs > 0, weight if self._by_impressions else weight / size, 0)
-        self._add(tf.reduce_sum(weight * tf.math.divide_no_nan(area, pairs)), tf.reduce_sum(weight))
+        self.add(tf.reduce_sum(weight * tf.math.divide_no_nan(area, pairs)), tf.reduce_sum(weight))
 
     def _rows(self, y_pred: Any) -> tf.Tensor:
         """The row <int64>[n] of each prediction [G, n/G] or [G, (n)], as its group."""
@@ -219,7 +231,7 @@ class NormalizedEntropy(SummedMetric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         labels, logits, weights = _flat(y_true, y_pred, sample_weight)
         entropy = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-        self._add(*(tf.reduce_sum(weights * values) for values in (entropy, labels, tf.ones_like(labels))))
+        self.add(*(tf.reduce_sum(weights * values) for values in (entropy, labels, tf.ones_like(labels))))
 
     def value_of(self, entropy: tf.Tensor, positives: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         rate = positives / weight
@@ -236,7 +248,7 @@ class Calibration(SummedMetric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         labels, logits, weights = _flat(y_true, y_pred, sample_weight)
-        self._add(tf.reduce_sum(weights * tf.sigmoid(logits)), tf.reduce_sum(weights * labels))
+        self.add(tf.reduce_sum(weights * tf.sigmoid(logits)), tf.reduce_sum(weights * labels))
 
     def value_of(self, predicted: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:
         return tf.where(positives > 0, predicted / positives, np.nan)
@@ -265,7 +277,7 @@ class _MeanOfRanks(SummedMetric):
             ranks, known = self._ranks(ranks, tf.convert_to_tensor(y_pred))
         ranks, known, weights = _flat(ranks, known, sample_weight)
         weights *= known
-        self._add(tf.reduce_sum(weights * self.gain(ranks)), tf.reduce_sum(weights))
+        self.add(tf.reduce_sum(weights * self.gain(ranks)), tf.reduce_sum(weights))
 
     def _ranks(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Ranks <int32>[B] among C candidates, C + 1 for a score of NaN, and whether there is a target <bool>[B]."""

@@ -5,7 +5,7 @@
 
 The module replaces these names and forwards every other one to TFRA, which stays unchanged:
   de.keras.layers.HvdAllToAllEmbedding is FusedTfraEmbedding.
-  de.keras.callbacks.ModelCheckpoint and DEHvdModelCheckpoint are tf_fusedrec.tfra.ModelCheckpoint.
+  de.keras.callbacks.ModelCheckpoint and DEHvdModelCheckpoint are ModelCheckpoint below.
   de.keras.models.save_model, de_save_model and de_hvd_save_model allow this project's operations.
 
 Its savers make all ranks share one path, one decision and one outcome.

@@ -96,9 +96,7 @@ def _merged(results, table):
     return np.concatenate([r[1][table][1] for r in results])[np.argsort(ids)].astype(np.float32), np.sort(ids)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "then", "backend"), [(1, 3, "native"), (2, 1, "native"), (3, 4, "native"), (2, 3, "tfra")]
-)
+@pytest.mark.parametrize(("ranks", "then", "backend"), [(3, 2, "native"), (2, 3, "tfra")])
 def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_path):
     """Rows, slots, dense weights and Adam's counted steps must return, or the next two steps differ."""
     folder = str(tmp_path / "checkpoint")
@@ -145,11 +143,10 @@ def test_deltas_of_two_ranks_are_read_by_three(tmp_path):
     assert _together(found) == _together([held for held, _ in saved])
 
 
-def refused_on_one_rank(folder, filled):
+def refused_on_one_rank(folder):
     """Body: loads a checkpoint that is damaged for the last rank. Returns this rank's error and its state after it."""
     model, emb, optimizer = _model()
-    if filled:
-        _train(model, optimizer, 1)
+    _train(model, optimizer, 1)
     before = _held(emb)
     try:
         fr.checkpoint.load(folder, model, optimizer)
@@ -157,8 +154,7 @@ def refused_on_one_rank(folder, filled):
         return str(refusal), before, _held(emb)
 
 
-@pytest.mark.parametrize("filled", [False, True])
-def test_damage_that_one_rank_meets_is_refused_by_all(filled, tmp_path):
+def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path):
     model, emb, optimizer = _model()
     many = list(range(8000))
     _train(model, optimizer, 1, {"a": many, "b": many})
@@ -167,11 +163,11 @@ def test_damage_that_one_rank_meets_is_refused_by_all(filled, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1000] ^= 1  # of the last rows in hash order
     path.write_bytes(data)
-    results = run_ranks(refused_on_one_rank, 2, folder=str(tmp_path / "c"), filled=filled)
+    results = run_ranks(refused_on_one_rank, 2, folder=str(tmp_path / "c"))
     words = "item.rows-0.shard is damaged"
     assert words in results[1][0] and results[0][0].startswith("It failed on rank 1") and words in results[0][0]
     for _, before, after in results:
-        assert after == before and bool(before) == filled
+        assert after == before != {}
 
 
 def full_disk_on_rank_1(folder):

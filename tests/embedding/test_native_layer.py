@@ -107,6 +107,7 @@ def test_no_ids_at_all_is_a_step_too():
 
 RECORDS = [
     table("plain"),
+    table("uniform", dim=8, initializer=fr.Uniform(maxval=1.0)),
     table("f16", storage=fr.Storage(dtype="float16", stochastic_rounding=True), dtype="bfloat16"),
     table("mixed", storage=fr.Storage(dtype="mixed", hot_after=7)),
     table("cooling", storage=fr.Storage(dtype="mixed", hot_after=7), limits=fr.Limits(frequency_decay_steps=12)),
@@ -282,19 +283,6 @@ def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
     assert len(by_id) == 8 and (by_id[1], by_id[2]) == (-1.0, -0.5)
     emb.internals.groups[0].table.remove("t", np.array([1]))  # no gradient waits
     assert 1 not in emb.export_table("t")[0]
-
-
-def test_a_full_table_names_itself():
-    emb = layer(table(limits=fr.Limits(max_rows=2)))
-    with pytest.raises(
-        tf.errors.ResourceExhaustedError, match="max_rows of table 't' is 2, but a batch needs 1 rows more"
-    ):
-        emb({"t": tf.constant([1, 2, 3])})
-
-
-def test_its_config_is_plain_json():
-    emb = layer(table())
-    assert json.loads(json.dumps(emb.get_config()))["tables"][0]["name"] == "t"
 
 
 def test_a_table_deleted_during_tracing_is_freed_outside_the_graph():

@@ -1,4 +1,4 @@
-"""A linear model whose gradients NumPy can compute, on items of real histories; see tests/oracles/weight_sync.py."""
+"""A linear model whose gradients NumPy can compute; see tests/oracles/weight_sync.py."""
 
 import numpy as np
 
@@ -11,12 +11,10 @@ def samples(ids, step):
     return np.cos(phase).astype(np.float32), np.sin(np.asarray(ids, np.float64) % 5).astype(np.float32)
 
 
-def ids_of(batches):
-    """Returns the items of each batch. One step has none on any rank, another has none on one rank."""
-    import tf_fusedrec as fr
-
-    ids = [np.concatenate([batch[f"{role}_item"].values for role in ("history", "exposed")]) for batch in batches]
-    for step in (7, 9) if fr.rank() == 1 else (7,):
+def ids_of(steps, rank):
+    """Returns the skewed ids of a rank's batches. One step has none on any rank, another has none on rank 1."""
+    ids = [np.random.default_rng([step, rank]).zipf(1.2, 48) % 500 for step in range(steps)]
+    for step in (7, 9) if rank == 1 else (7,):
         ids[step] = ids[step][:0]
     return ids
 

@@ -101,7 +101,7 @@ def _third(number):
 
 FEW = [("sync", "plain"), ("ahead", "ttl"), ("parts", "admission"), ("window", "zeros"), ("stale", "hot")]
 # Cases by ranks and groups. Two groups meet every mode with every table, two thirds of them as groups of one rank.
-CASES = {(2, 2): _third(0) + _third(1), (4, 2): _third(2), (3, 3): FEW, (6, 2): FEW[:3]}
+CASES = {(2, 2): _third(0) + _third(1), (4, 2): _third(2), (3, 3): FEW}
 
 
 def _train_all(topology, cases=ALL):

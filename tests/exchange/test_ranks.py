@@ -1,4 +1,4 @@
-"""Topologies on 2 and 4 real processes, up to 20 steps: gradient_sync equals one group, weight_sync an oracle.
+"""Topologies on 2 and 4 real processes: weight_sync equals an oracle. test_gradient_sync.py has the other rule.
 
 One launch for each number of processes serves all tests. Two processes are groups of one rank, four have shards.
 """
@@ -10,15 +10,14 @@ import pathlib
 import numpy as np
 import pytest
 
-from models.data_sets.kuairand import convert_kuairand
-from tests.exchange import grm, linear
+from tests.exchange import linear
 from tests.oracles import weight_sync
-from tests.support import small_log
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Limits, Storage, Tier, Topology, optimizers
 from tf_fusedrec.checkpoint.loading import read_tables
 
+STEPS = 20
 SHARED = Topology(2, replicas_together=True)
 # Names to ranks, rule of the optimizer, its numbers, and the topology.
 AVERAGED = {
@@ -88,16 +87,12 @@ def _over_wire(wire, topology, name):
     return rows.numpy(), linear.records(embedding)
 
 
-def _run_all(folder, checkpoint):
+def _run_all(checkpoint):
     import tf_fusedrec as fr
 
-    batches, size = grm.batches(folder), fr.size()
-    ids = linear.ids_of(batches)
+    ids, size = linear.ids_of(STEPS, fr.rank()), fr.size()
     found = {"ids": ids, "initial": linear.initial_rows(np.unique(np.concatenate(ids)), optimizers.SGD(0.0))}
-    if size == 2:
-        found["one"] = grm.train(batches[:10], "one")
-        found["two"] = grm.train(batches[:10], "two", topology=SHARED)
-    else:
+    if size == 4:
         for wire in (None, *WIRES):
             found["wire", wire] = _over_wire(wire, Topology(), f"wire_{wire}")
             found["shared_wire", wire] = _over_wire(wire, SHARED, f"shared_wire_{wire}")
@@ -128,48 +123,20 @@ def _run_all(folder, checkpoint):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("kuairand") / "out"
-    convert_kuairand(small_log.FOLDER, out)
-    return str(out / "train")
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return str(tmp_path_factory.mktemp("checkpoint") / "c")
 
 
 @pytest.fixture(scope="module")
-def results_of(folder, checkpoint):
+def results_of(checkpoint):
     """A function from a number of ranks to the results of each rank."""
 
     @functools.cache
     def of(ranks):
         topologies = (SHARED, *(topology for *_, topology in AVERAGED.values()))
-        with pytest.MonkeyPatch.context() as patch:
-            # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
-            patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
-            return run_ranks(
-                _run_all, ranks, timeout_s=480, topologies=topologies, folder=folder, checkpoint=checkpoint
-            )
+        return run_ranks(_run_all, ranks, timeout_s=480, topologies=topologies, checkpoint=checkpoint)
 
     return of
-
-
-def test_gradient_sync_equals_one_group(results_of):
-    """Groups of one rank add gradients rank by rank, as one group does, so GRM is equal bit for bit.
-
-    test_gradient_sync.py has groups of several ranks.
-    """
-    results = results_of(2)
-    one = grm.merged([result["one"] for result in results], range(len(results)))
-    assert sum(len(ids) for ids, _ in one.values()) > 80
-    for rank, result in enumerate(results):
-        for table, of_one in one.items():
-            assert_equal_replicas([of_one, result["two"]["tables"][table]])
-        np.testing.assert_array_equal(result["two"]["loss"], result["one"]["loss"], err_msg=f"loss, rank {rank}")
-        for got, wanted in zip(result["two"]["dense"], result["one"]["dense"]):
-            np.testing.assert_array_equal(got, wanted, err_msg=f"dense, rank {rank}")
 
 
 def _start_of(results, name):
@@ -193,7 +160,7 @@ def test_weight_sync_is_algorithm_1(results_of, name):
     results = results_of(ranks)
     groups, _ = topology.sets(len(results))
     batches = [
-        [_joined([results[rank]["ids"][step] for rank in ranks], step) for ranks in groups] for step in range(grm.STEPS)
+        [_joined([results[rank]["ids"][step] for rank in ranks], step) for ranks in groups] for step in range(STEPS)
     ]
     start = _start_of(results, name)
     oracles = {

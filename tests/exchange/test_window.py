@@ -1,4 +1,4 @@
-"""Micro-batches that share rows, on 1 to 3 ranks: as one batch in results and in ids sent, with each row sent once.
+"""Micro-batches that share rows, on 1 and 3 ranks: as one batch in results and in ids sent, with each row sent once.
 
 Gradients are small multiples of 1/8 and are added without rounding, so every float must be equal bit for bit.
 """
@@ -148,12 +148,12 @@ def _all():
     return found, extra
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def results(request):
     return run_ranks(_all, request.param)
 
 
-several_ranks = pytest.mark.parametrize("results", [2, 3], indirect=True)
+several_ranks = pytest.mark.parametrize("results", [3], indirect=True)
 
 
 def test_micro_batches_are_one_batch(results):

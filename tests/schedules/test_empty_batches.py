@@ -11,10 +11,8 @@ from tf_fusedrec import keras, tf
 SAMPLES = (5, 6, 4, 7, 5, 1)
 # By kind of model, its schedule's equal on one process.
 REFERENCES = {
-    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "semi_async": "semi_async",
-    "pipelined": "semi_async", "plain": "plain",
+    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "semi_async": "semi_async", "plain": "plain",
 }  # fmt: skip
-ON_THREE_RANKS = ("nested",)  # the others on two
 
 
 class Means(keras.layers.Layer):
@@ -64,7 +62,7 @@ def make_model(kind):
 
     layouts = {
         "dual_buffer": schedules.DualBuffer(), "semi_async": schedules.SemiAsync(), "nested": schedules.Nested(2),
-        "pipelined": schedules.Pipelined(6), "frozen_window": schedules.FrozenWindow(2),
+        "frozen_window": schedules.FrozenWindow(2),
     }  # fmt: skip
     keras.utils.set_random_seed(3)
     embedding = fr.FusedEmbedding(
@@ -166,20 +164,19 @@ def fit(kinds):
 @pytest.fixture(scope="module")
 def trained():
     """By number of ranks, the results of each rank."""
-    others = [kind for kind in REFERENCES if kind not in ON_THREE_RANKS]
-    kinds = {1: sorted(set(REFERENCES.values())), 2: others, 3: ON_THREE_RANKS}
+    kinds = {1: sorted(set(REFERENCES.values())), 2: list(REFERENCES)}
     return {ranks: run_ranks(fit, ranks, timeout_s=600, kinds=of_ranks) for ranks, of_ranks in kinds.items()}
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_ranks_that_have_data_in_turns_train_as_one_process(trained, kind):
-    of_ranks = [one[kind] for one in trained[3 if kind in ON_THREE_RANKS else 2]]
+    of_ranks = [one[kind] for one in trained[2]]
     expected = trained[1][0][REFERENCES[kind]]
     for of_rank in of_ranks:
         # Sums of float32 in another order, through six steps of Adam; weights and rows are of the order of 1.
         for weight, of_one in zip(of_rank["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(weight, of_one, atol=1e-4)
-        if kind not in ("plain", "pipelined"):  # Keras' logs are a rank's own; the reference has a step of its own
+        if kind != "plain":  # Keras' logs are a rank's own
             assert of_rank["history"] == pytest.approx(expected["history"], abs=1e-4)
         assert of_rank["finite"] and np.isfinite(of_rank["losses"]).all() and np.isfinite(of_rank["evaluated"]).all()
         assert of_rank["scale"] in (0, 2.0**15)  # Keras' initial scale, which no step has lowered
@@ -190,7 +187,7 @@ def test_ranks_that_have_data_in_turns_train_as_one_process(trained, kind):
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_the_state_of_a_rank_follows_its_own_samples(trained, kind):
     """A moving average and two counters, by NumPy. A micro-batch is a call of its own, if it has samples."""
-    of_ranks = [one[kind] for one in trained[3 if kind in ON_THREE_RANKS else 2]]
+    of_ranks = [one[kind] for one in trained[2]]
     for of_job in ([trained[1][0][REFERENCES[kind]]], of_ranks):
         for rank, of_rank in enumerate(of_job):
             steps = range(rank, len(SAMPLES), len(of_job))

@@ -12,15 +12,25 @@ SAMPLES = 12
 # Samples of each rank in every step. Each rank has an empty batch once, and one step is one rank's alone.
 SHARES = ((7, 0, 5), (0, 11, 1), (1, 3, 8), (0, 12, 0), (4, 8, 0))
 # Nested has the look-ahead of DualBuffer and the micro-batches of FrozenWindow.
-KINDS = ("sync", "semi_async", "nested", "plain", "equal_ranks")
+KINDS = ("sync", "semi_async", "nested", "plain", "global_mean", "equal_ranks")
+OF_KERAS = ("plain", "global_mean")  # models without a schedule
 
 
 def fit(kinds):
     """Body: by kind of model, dense weights and this rank's rows after a step on each row of SHARES, and the loss."""
     import tf_fusedrec as fr
-    from tf_fusedrec import collectives, schedules, tf
+    from tf_fusedrec import collectives, losses, schedules, tf
 
-    rank, size, found = fr.rank(), fr.size(), {}
+    rank, size, found = collectives.rank(), collectives.size(), {}
+
+    class GlobalMean(keras.Model):
+        """Ends a loss of its own with losses.global_mean."""
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return losses.weighted_binary_cross_entropy(
+                tf.cast(y > 0, tf.float32), y_pred[:, 0], sample_weight, name="loss"
+            )
+
     layouts = {"semi_async": schedules.SemiAsync(), "nested": schedules.Nested(2)}
 
     def batches():
@@ -42,6 +52,8 @@ def fit(kinds):
         outputs = keras.layers.Dense(1)(hidden)
         if kind == "plain":
             model = fr.schedules.weigh_by_samples(keras.Model(inputs, outputs))
+        elif kind == "global_mean":
+            model = GlobalMean(inputs, outputs)
         else:
             model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
         if kind == "equal_ranks":
@@ -50,7 +62,7 @@ def fit(kinds):
         data = tf.data.Dataset.from_generator(batches, output_signature=clicks.SIGNATURE)
         history = model.fit(data, steps_per_epoch=len(SHARES), verbose=0).history
         rows = {name: embedding.export_table(name) for name in ("item", "user")}
-        found[kind] = [w.numpy() for w in model.trainable_weights if w.shape.rank], rows, history["loss"]
+        found[kind] = [w.numpy() for w in model.trainable_weights if w.shape.rank], rows, history.get("loss")
     return found
 
 
@@ -80,9 +92,9 @@ def test_three_ranks_of_uneven_batches_equal_one_process(trained, kind):
     assert max(differences(trained, kind)) < 2e-5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("equal_ranks", "plain")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("equal_ranks", *OF_KERAS)])
 def test_the_logged_loss_is_that_of_one_process(trained, kind):
-    """Keras logs of a plain model are each rank's own. The factor of a rank is no part of them."""
+    """Keras logs of a model of its own are each rank's. The factor of a rank is no part of them."""
     for of_rank in trained[1]:
         np.testing.assert_allclose(of_rank[kind][2], trained[0][kind][2], rtol=1e-5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.feed.ahead import RouteAhead
+from tests.schedules.ahead import RouteAhead
 from tf_fusedrec import Limits, keras
 from tf_fusedrec.schedules import (
     DualBuffer,

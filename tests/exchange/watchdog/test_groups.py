@@ -43,8 +43,7 @@ print("all steps were made", flush=True)
 """
 
 
-@pytest.mark.parametrize("rule", ["gradient_sync", "weight_sync"])
-@pytest.mark.parametrize("how", ["dies", "stops"])
+@pytest.mark.parametrize(("how", "rule"), [("dies", "weight_sync"), ("stops", "gradient_sync")])
 def test_the_loss_of_a_rank_ends_all_groups(tmp_path, how, rule):
     codes, errors = run_program(tmp_path, how, rule, source=PROGRAM, number=4)
     assert 0 not in codes, errors

@@ -1,4 +1,4 @@
-"""FrozenWindow(M) on 1 and 3 processes, 2 are in ../test_matrix.py: gradient accumulation, bit for bit.
+"""FrozenWindow(M) on 1 and 3 processes: gradient accumulation, bit for bit.
 
 The oracle is a loop of single passes, with gradients added up in Python: of rows per rank over micro-batches, then over
 ranks (rank_sums.py). On one process, a loop of single steps with FusedEmbedding(accumulate_steps=M) is a second oracle.
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.frozen_window.rank_sums import RankSums
+from tests.schedules.rank_sums import RankSums
 from tests.support.ranks import run_ranks
 
 STEPS = 4

@@ -22,16 +22,7 @@ class PlainTables(keras.layers.Layer):
         return {name: self._rows(self.features[name], ids) for name, ids in inputs.items()}
 
     def _rows(self, feature, ids):
-        flat = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
-        rows = tf.gather(self.shown[feature.table], tf.searchsorted(tf.constant(self.ids[feature.table]), flat))
-        if not isinstance(ids, tf.RaggedTensor):
-            return rows
-        ragged = ids.with_flat_values(rows)
-        if feature.combiner is None:
-            return ragged
-        assert feature.combiner == "mean"
-        sums = tf.math.unsorted_segment_sum(rows, ids.value_rowids(), ids.nrows())
-        return tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), tf.float32)[:, tf.newaxis])
+        return tf.gather(self.shown[feature.table], tf.searchsorted(tf.constant(self.ids[feature.table]), ids))
 
 
 def gradients_of(model, tables):

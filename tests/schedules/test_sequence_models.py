@@ -1,4 +1,4 @@
-"""Retrieval under FrozenWindow; GRM under accumulation, the reference of ../test_matrix.py."""
+"""Sequence models in micro-batches, GRM on two ranks as well, equal whole batches."""
 
 import copy
 
@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.models.batches import of_any_size, ranking_batch, retrieval_batch
-from tests.models.experiments import RETRIEVAL
+from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
-from tests.schedules.frozen_window.rank_sums import RankSums
+from tests.support.graphs import reduced_in_between
+from tests.support.ranks import run_ranks
 
-M = 2
+M, STEPS = 2, 3
 COUNTED = ("ids", "last", "count", "updated", "pool")
 
 
@@ -27,12 +28,8 @@ def _ranking_batch(step, rank):
     )
 
 
-def _make(fields, gradient_op="average", plain=None):
-    """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank.
-
-    plain: a function from the embedding to the layer that the model looks up instead.
-    """
-    import tf_fusedrec as fr
+def _make(fields):
+    """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank."""
     from models.build import make_embedding, make_model
     from models.experiment import from_dict
     from tf_fusedrec import keras
@@ -40,11 +37,9 @@ def _make(fields, gradient_op="average", plain=None):
     fields = copy.deepcopy(fields)
     fields["model"]["dropout"] = 0.0
     experiment = from_dict(fields)
-    config = make_embedding(experiment).get_config()
-    embedding = fr.FusedEmbedding.from_config({**config, "gradient_op": gradient_op})
+    embedding = make_embedding(experiment)
     keras.utils.set_random_seed(3)
-    rows = plain(embedding) if plain else embedding
-    return make_model(experiment, rows, np.arange(1, 60), np.ones(59, np.int64)), embedding
+    return make_model(experiment, embedding, np.arange(1, 60), np.ones(59, np.int64)), embedding
 
 
 def _trained(schedule, fields, batches):
@@ -60,68 +55,14 @@ def _trained(schedule, fields, batches):
     model(batches[0], training=False)
     make_optimizer_slots(model)
     step = tf.function(unconverted(model.train_step), input_signature=[of_any_size(batches[0])])
+    # Counts over ranks come from the data, so the backward pass does not wait for other ranks.
+    assert not reduced_in_between(step.get_concrete_function(batches[0]).graph.get_operations())
     states, losses = [], []
     for batch in batches:
         model.reset_metrics()
         losses.append(float(step(batch)["loss"]))
         states.append(clicks.state(model, embedding))
     return states, losses
-
-
-def accumulated(fields, batches, ranks, optimizer):
-    """GRM's oracle: a pass per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step.
-
-    Yields (model, embedding) after every step.
-    """
-    import tf_fusedrec as fr
-    from tf_fusedrec import tf
-    from tf_fusedrec._tf_compat import unconverted
-
-    model, embedding = _make(fields, gradient_op="sum")
-    sums_of_rows = RankSums(embedding, 1 / ranks)
-    model.compile(optimizer)
-    rank = fr.rank()
-    model(batches[rank][0], training=False)
-
-    def gradients(batch, weight):
-        with sums_of_rows.collecting(), tf.GradientTape() as tape:
-            loss = model.compute_loss(batch, None, model(batch, training=True), None) * weight
-            return tape.gradient(loss, model.trainable_variables)
-
-    signature = [of_any_size(batches[rank][0]), tf.TensorSpec([])]
-    gradients = tf.function(unconverted(gradients), input_signature=signature)
-    for step, mine in enumerate(batches[rank]):
-        positions = np.sum([_positions(batches[r][step]) for r in range(ranks)], axis=0, dtype=np.float32)
-        sums = None
-        for piece, weight in zip([_piece(mine, i) for i in range(M)], positions / positions.sum()):
-            grads = gradients(piece, tf.constant(weight, tf.float32))
-            sums = grads if sums is None else [total + g for total, g in zip(sums, grads)]
-        if ranks > 1:
-            import horovod.tensorflow as hvd
-
-            sums = [hvd.allreduce(g, op=hvd.Average, name=f"dense.{i}") for i, g in enumerate(sums)]
-        model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
-        sums_of_rows.update()
-        yield model, embedding
-
-
-def _positions(batch):
-    """Returns the number of exposures of each micro-batch."""
-    return np.diff(batch["exposed_item"].row_splits.numpy()[_bounds(batch)])
-
-
-def _piece(batch, i):
-    begin, end = _bounds(batch)[i : i + 2]
-    return {name: tensor[begin:end] for name, tensor in batch.items()}
-
-
-def _bounds(batch):
-    """Returns M + 1 bounds by tokens. Each user and each value of a ragged feature is one token."""
-    from tf_fusedrec import tf
-    from tf_fusedrec.data.batches import token_bounds
-
-    tokens = 1 + sum(tensor.row_lengths() for tensor in batch.values() if isinstance(tensor, tf.RaggedTensor))
-    return [int(bound) for bound in token_bounds(tokens, M)]
 
 
 def assert_near(states, others, rtol):
@@ -147,6 +88,33 @@ def test_retrieval_with_shared_negatives_equals_whole_batches():
     (states, losses), (whole, wanted) = (_trained(schedule, fields, batches) for schedule in (FrozenWindow(M), "sync"))
     assert_near(states, whole, rtol=1e-3)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+def _of_rank():
+    """Body: the state of GRM after uneven batches, by schedule."""
+    import tf_fusedrec as fr
+    from tf_fusedrec.schedules import FrozenWindow
+
+    batches = [_ranking_batch(step, fr.rank()) for step in range(STEPS)]
+    return [_trained(schedule, RANKING, batches)[0][-1] for schedule in ("sync", FrozenWindow(M))]
+
+
+def test_ranking_on_two_ranks_equals_whole_batches_of_one_process():
+    from tf_fusedrec import tf
+
+    batches = [[_ranking_batch(step, rank) for rank in range(2)] for step in range(STEPS)]
+    joined = [tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *of_ranks) for of_ranks in batches]
+    wanted = _trained("sync", RANKING, joined)[0][-1]
+    for of_ranks in zip(*run_ranks(_of_rank, 2)):
+        orders = {}
+        for what in of_ranks[0]:
+            table = what.rpartition(" ")[0]
+            if table == "dense":
+                got = of_ranks[1][what]
+            else:
+                got = np.concatenate([state[what] for state in of_ranks])
+                got = got[orders.setdefault(table, np.argsort(got))]
+            np.testing.assert_allclose(got, wanted[what], rtol=1e-3, atol=1e-4, err_msg=what)
 
 
 def test_micro_batches_draw_negatives_of_their_own():

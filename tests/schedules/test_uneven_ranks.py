@@ -66,7 +66,7 @@ class Calls(keras.callbacks.Callback):
 
 def _arrays(rank, mine):
     """Returns the cases of arrays, which Keras repeats inside one data set for all epochs."""
-    from tests.schedules.feed.ahead import RouteAhead
+    from tests.schedules.ahead import RouteAhead
 
     x, y, _ = clicks.batch([15, 4][rank % 2], seed=5 + rank)  # a quarter is for validation: 11 and 3 to train with
     x = {name: x[name].numpy() for name in ("item", "user")}
@@ -90,7 +90,7 @@ def _arrays(rank, mine):
 def _cases():
     """Body: returns the result of each case, and of an equal number of batches on all ranks, with empty ones."""
     import tf_fusedrec as fr
-    from tests.schedules.feed.ahead import RouteAhead
+    from tests.schedules.ahead import RouteAhead
     from tf_fusedrec.schedules import FrozenWindow, Nested, PipelinedModel
 
     rank = fr.rank()

@@ -51,9 +51,7 @@ ROWS = {
     "weight_sync": Row(2, Topology(2, "weight_sync", sync_every=2, moment_scale=1.0)),
     "gradient_sync": Row(4, Topology(2, "gradient_sync"), schedules=(Sync(), DualBuffer(), Nested(M), Pipelined(6))),
     "weight_sync, late": Row(
-        4,
-        Topology(2, "weight_sync", moment_scale=1.0, average_late=True),
-        schedules=(Sync(), Nested(M), Pipelined(6)),
+        4, Topology(2, "weight_sync", moment_scale=1.0, average_late=True), schedules=(Sync(), Pipelined(6))
     ),
 }
 
@@ -83,7 +81,7 @@ def _train(ranks):
 
     without_fusions()
     found = {}
-    batches = _batches(fr.collectives.rank())
+    batches = _batches(fr.rank())
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.signature(FEATURES))
     for name, row in ROWS.items():
         if row.ranks != ranks:

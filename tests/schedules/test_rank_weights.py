@@ -21,7 +21,7 @@ def fit(kinds):
     import tf_fusedrec as fr
     from tf_fusedrec import collectives, losses, schedules, tf
 
-    rank, size, found = collectives.rank(), collectives.size(), {}
+    rank, size, found = fr.rank(), fr.size(), {}
 
     class GlobalMean(keras.Model):
         """Ends a loss of its own with losses.global_mean."""

@@ -18,12 +18,7 @@ _NUMBERS = _COLUMNS[1:3]
 
 
 def describe(layer_name: str, layer: Any, *, all_ranks: bool) -> str:
-    """The text of FusedEmbedding.describe. Eager; collective with all_ranks.
-
-    Args:
-      layer_name, layer: Name of a layer, and its tables, features, groups and options.
-      all_ranks: As for FusedEmbedding.describe.
-    """
+    """The text of FusedEmbedding.describe for a layer's name and its internals. Eager; collective with all_ranks."""
     counts = [group.table.size(name) for group in layer.groups for name in group.table.names]
     rows, size = np.array(counts, np.int64), collectives.size()
     owner = f"rank {collectives.rank()} of {size}"

@@ -41,16 +41,9 @@ def flatten_inputs(
     mask: Mapping[str, Any],
     tables: Mapping[str, Table],
 ) -> dict[str, FlatFeature]:
-    """Checks the inputs of a call and flattens every feature.
+    """Checks the inputs of a call, see FusedEmbedding.call, and flattens every feature.
 
-    Args:
-      layer_name: Name of the layer, for messages.
-      configs: The layer's features by name.
-      ids, weights, mask: See FusedEmbedding.call.
-      tables: The table of each feature. Operations on ids run where its ids travel.
-
-    Raises:
-      ValueError: no dict, an unknown feature, or a feature that `flatten` refuses.
+    Raises ValueError if there is no dict, an unknown feature, or a feature that `flatten` refuses.
     """
     if not isinstance(ids, Mapping) or not ids:
         raise ValueError(f"inputs of {layer_name!r} must be a dict from feature names to ids, got {ids!r}.")
@@ -90,12 +83,10 @@ def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFe
     """Checks and flattens one feature.
 
     Args:
-      config: The feature's record.
       value: Ids in any accepted form.
       weights: <float>, one number per id, in the form of `value` or flat; or None.
       mask: <bool>, False at padding, in the form of `value` or of its first dimensions; None: the mask that a Keras
         layer left on `value`, if any.
-      table: The feature's table.
 
     Raises:
       ValueError: ids are not integers, the rank does not suit the combiner, or there are weights without a combiner.
@@ -114,18 +105,11 @@ def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFe
 def _flatten_ids(
     config: FeatureConfig, value, mask, *, pooled: bool
 ) -> tuple[FlatFeature, tf.Tensor | None, tf.Tensor | None]:
-    """Flattens a feature without its weights.
+    """Flattens a feature without its weights. `pooled`: the lookup pools the ids of a sample.
 
     Returns:
       The feature; its mask <bool>[m], False at padding, or None where nothing can be padding; the order <int64>[m] in
       which the ids of a SparseTensor were taken, None for the other forms.
-
-    Args:
-      config, value, mask: As in `flatten`.
-      pooled: True if the lookup pools the ids of a sample.
-
-    Raises:
-      ValueError: ids are not integers, or the rank does not suit the combiner.
     """
     what = f"feature {config.name!r}"
     mask = getattr(value, "_keras_mask", None) if mask is None else mask
@@ -221,19 +205,15 @@ def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:
     """The mask <bool>[m] of each id. A mask of the first dimensions of the ids covers all of their inner dimensions."""
     if mask.dtype != tf.bool:
         raise ValueError(f"mask of {what} must be bool, got {mask.dtype.name}.")
-    rank = mask.shape.rank
-    if rank is None or not 1 <= rank <= value.shape.rank or (isinstance(mask, tf.SparseTensor) and rank != 2):
+    rank, are_dense = mask.shape.rank, isinstance(value, tf.Tensor) and isinstance(mask, tf.Tensor)
+    suits = rank is not None and 1 <= rank <= value.shape.rank and not (isinstance(mask, tf.SparseTensor) and rank != 2)
+    if not suits or (are_dense and not mask.shape.is_compatible_with(value.shape[:rank])):
         raise ValueError(
             f"mask of {what} must have the shape of its ids or of their first dimensions, got {mask.shape} for ids "
             f"of shape {value.shape}."
         )
     message = f"mask of {what} must be one per id, in the rows of its ids. Use a mask made from these ids."
-    if isinstance(value, tf.Tensor) and isinstance(mask, tf.Tensor):
-        if not mask.shape.is_compatible_with(value.shape[:rank]):
-            raise ValueError(
-                f"mask of {what} must have the shape of its ids or of their first dimensions, got {mask.shape} for ids "
-                f"of shape {value.shape}."
-            )
+    if are_dense:
         same = tf.debugging.assert_equal(tf.shape(mask), tf.shape(value)[:rank], message=message)
         with tf.control_dependencies([same]):
             inner = tf.reshape(mask, tf.concat([tf.shape(mask), [1] * (value.shape.rank - rank)], 0))
@@ -331,15 +311,10 @@ def _nested_splits(form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> list[
 
 
 def _of_same_rows(flat: tf.Tensor, message: str, other, form) -> tf.Tensor:
-    """`flat`, after a check that `other` has the rows of `form`, or of its first dimensions.
+    """`flat`, values of `other`, after a check that weights or mask `other` has the rows of the ids `form`.
 
-    Args:
-      flat: Values of `other`, one per id of `form`.
-      message: Words of the error.
-      other, form: Weights or mask, and ids. One of them is not dense. Indices of a SparseTensor are sorted.
-
-    Raises:
-      InvalidArgumentError: at run time, if the rows differ.
+    A mask may have the rows of the first dimensions. One of the two is not dense. Indices of a SparseTensor are sorted.
+    Raises InvalidArgumentError at run time if the rows differ.
     """
     theirs, ours = _nested_splits(other), _nested_splits(form)
     rows = tf.size(theirs[0]) - 1 if theirs else tf.size(flat_values(other))
@@ -357,11 +332,7 @@ def _of_same_rows(flat: tf.Tensor, message: str, other, form) -> tf.Tensor:
 
 
 def restore_form(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-    """Gives flat rows the form of their feature: one row per id, or one pooled row per sample.
-
-    Args:
-      feature: The flattened feature.
-      rows: [n, D], rows of its ids; [B, D] where the lookup pooled them.
+    """Gives rows [n, D] of a feature's ids, [B, D] where the lookup pooled them, the form of the feature.
 
     Returns:
       combiner None: dense [B, ..., D]; RaggedTensor [B, (L), D] for ragged and sparse features; zeros at padding.

@@ -96,14 +96,7 @@ class GroupConfig:
 
 
 class TableGroup:
-    """The tables of one group with their rows on this rank.
-
-    Args:
-      layer_name: Name of the FusedEmbedding.
-      config: Tables and features.
-      options: Options of the layer.
-      layout: The position of this process among the ranks.
-    """
+    """The tables of one group with their rows on this rank."""
 
     def __init__(self, layer_name: str, config: GroupConfig, options: LayerOptions, layout: RankLayout):
         self.prefix = f"{layer_name}.{config.name}"  # of collectives' names, the same on all ranks
@@ -278,13 +271,9 @@ class TableGroup:
 
 
 def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> tuple[GroupConfig, ...]:
-    """Fuses tables of equal spec into groups.
+    """Fuses tables of equal spec into groups, in the order of their first table's name: the same on all ranks.
 
-    Returns:
-      Groups in the order of their first table's name, which is the same on all ranks.
-
-    Raises:
-      ValueError: see check_names.
+    Raises ValueError, see check_names.
     """
     check_names(tables, features)
     _check_optimizers(tables)

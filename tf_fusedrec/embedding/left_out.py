@@ -30,37 +30,18 @@ class LeftOut:
         self._counts, self._features, self._sources = counts, features, sources
         self._told: set[str] = set()
 
-    def note(
-        self,
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        inverse: tf.Tensor,
-        grads: tf.Tensor,
-        left_out: tf.Tensor,
-        update: tf.Tensor,
-    ) -> tf.Operation | None:
+    def note(self, *arguments: tf.Tensor) -> tf.Operation | None:
         """Adds the left out rows of one update. Not collective.
 
         Args:
-          message: <int64>[V + R * S] of the lookup, see ops.table_lookup.
-          splits: <int32>[R].
-          inverse: <int32>[V] of the lookup.
-          grads: [>= V, D] in the order received.
-          left_out: <int32>[k], numbers of rows as in `inverse`.
-          update: <int64>[], number of the update.
+          arguments: The lookup's message <int64>[V + R * S], splits <int32>[R] and inverse <int32>[V], see
+            ops.table_lookup; its gradients [>= V, D] in the order received; the left out rows <int32>[k], numbers as
+            in `inverse`; the number of the update, <int64>[].
         """
-        arguments = [message, splits, inverse, grads, left_out, update]
         return tf.numpy_function(self._tell, arguments, [], stateful=True)
 
-    def _tell(
-        self,
-        message: np.ndarray,
-        splits: np.ndarray,
-        inverse: np.ndarray,
-        grads: np.ndarray,
-        left_out: np.ndarray,
-        update: np.int64,
-    ) -> None:
+    def _tell(self, *arguments: np.ndarray) -> None:
+        message, splits, inverse, grads, left_out, update = arguments
         tables = list(self._features)
         ids, segments, sources = _received(message, splits, len(tables))
         places = np.flatnonzero(np.isin(inverse, left_out))

@@ -57,13 +57,7 @@ class Begun(NamedTuple):
 
 
 class Replica:
-    """One of the replicas of a shard that train apart.
-
-    Args:
-      table: A table made with `averaged`.
-      layout: The position of this process among the ranks.
-      name: Prefix of the collectives' names, the same on all ranks.
-    """
+    """One of the replicas of a shard that train apart. `name` is the prefix of the collectives' names."""
 
     def __init__(self, table: NativeTable, layout: RankLayout, name: str):
         self._table, self._layout, self._name = table, layout, name
@@ -84,9 +78,7 @@ class Replica:
     def note_update(self, looked_up: Sequence[Message], begun: Begun | None) -> None:
         """Notes which rows an update has trained; every `sync_every` updates, averages. Collective then.
 
-        Args:
-          looked_up: The lookups of the update.
-          begun: What `begin` has returned before the update.
+        looked_up: the lookups of the update. begun: the result of `begin` before it.
         """
         for message, splits in looked_up:
             self._table.note_trained(message, splits)

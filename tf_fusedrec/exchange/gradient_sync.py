@@ -63,48 +63,39 @@ def share_ids(outgoing: Sequence[Outgoing], routes: Sequence[Route], layout: Ran
     """Sends the ids of all groups to all replicas of this shard. All lookups share a collective.
 
     Args:
-      outgoing: The argument of routing.send_ids.
-      routes: Its result.
-      layout: The position of this process among the ranks.
+      outgoing, routes: The argument of routing.send_ids and its result.
 
     Returns:
       The routes, each with the shared ids, and the ids of all groups, each once, as `trained`.
     """
     name, segments = outgoing[0].name, [ids.num_segments for ids in outgoing]
-    distinct = [_distinct(route.trained, count) for route, count in zip(routes, segments)]
-    if not by_ranges(layout.replicas.size):
-        gathered = split_messages(*_to_each_replica(distinct, f"{name}.replicas.ids", layout), segments)
-        all_ids = [_distinct(message, count) for message, count in zip(gathered, segments)]
-        return [
-            route._replace(
-                trained=own_message(ids.unique.ids, ids.unique.splits),
-                shared=SharedIds(
-                    index=group_ids.inverse,
-                    num_sent=tf.size(group_ids.unique.ids, tf.int64),
-                    sent_splits=tf.fill([layout.replicas.size], tf.size(group_ids.unique.ids)),
-                    inverse=ids.inverse,
-                    num_summed=tf.size(ids.unique.ids, out_type=tf.int64),
-                ),
-            )
-            for route, group_ids, ids in zip(routes, distinct, all_ids)
-        ]
-    ranked = [_by_range(group_ids.unique, ids, layout) for group_ids, ids in zip(distinct, outgoing)]
-    sent = join_messages([(ids.message, ids.send_splits) for ids in ranked])
-    arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
-    in_range = [_distinct(message, count) for message, count in zip(split_messages(*arrived, segments), segments)]
-    gathered = split_messages(*_to_each_replica(in_range, f"{name}.replicas.ranges", layout), segments)
+    group_ids = [_distinct(route.trained, count) for route, count in zip(routes, segments)]
+    if by_ranges(layout.replicas.size):
+        ranked = [_by_range(ids.unique, sent, layout) for ids, sent in zip(group_ids, outgoing)]
+        sent = join_messages([(ids.message, ids.send_splits) for ids in ranked])
+        arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
+        summed = [_distinct(message, count) for message, count in zip(split_messages(*arrived, segments), segments)]
+        trained = split_messages(*_to_each_replica(summed, f"{name}.replicas.ranges", layout), segments)
+        numbers = [tf.gather(by_range.restore, ids.inverse) for by_range, ids in zip(ranked, group_ids)]
+        splits = [by_range.id_splits for by_range in ranked]
+    else:
+        gathered = split_messages(*_to_each_replica(group_ids, f"{name}.replicas.ids", layout), segments)
+        summed = [_distinct(message, count) for message, count in zip(gathered, segments)]
+        trained = [own_message(ids.unique.ids, ids.unique.splits) for ids in summed]
+        numbers = [ids.inverse for ids in group_ids]
+        splits = [tf.fill([layout.replicas.size], tf.size(ids.unique.ids)) for ids in group_ids]
     return [
         route._replace(
-            trained=message,
+            trained=trained[i],
             shared=SharedIds(
-                index=tf.gather(by_range.restore, group_ids.inverse),
-                num_sent=tf.size(by_range.restore, out_type=tf.int64),
-                sent_splits=by_range.id_splits,
-                inverse=ids.inverse,
-                num_summed=tf.size(ids.unique.ids, out_type=tf.int64),
+                index=numbers[i],
+                num_sent=tf.size(group_ids[i].unique.ids, tf.int64),
+                sent_splits=splits[i],
+                inverse=summed[i].inverse,
+                num_summed=tf.size(summed[i].unique.ids, out_type=tf.int64),
             ),
         )
-        for route, group_ids, by_range, ids, message in zip(routes, distinct, ranked, in_range, gathered)
+        for i, route in enumerate(routes)
     ]
 
 
@@ -119,10 +110,8 @@ def sum_over_groups(
     """Sums the gradients of all groups. Collective among the replicas of a shard.
 
     Args:
-      shared: The shared ids of the lookup.
       received: [V, D], the result of routing.send_gradients.
       name: Prefix of the collectives' names, the same on all ranks.
-      layout: The position of this process among the ranks.
       wire: Type of longer numbers in each exchange; None for their own.
 
     Returns:

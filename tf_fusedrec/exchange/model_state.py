@@ -66,11 +66,7 @@ def vocabularies(model: keras.Model) -> list[Digest]:
 
 
 def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
-    """A sentence that names a difference from rank 0; None if all ranks have equal bits.
-
-    Args:
-      of_ranks: R lists of digests, of the same variables in the same order.
-    """
+    """A sentence that names a difference from rank 0; None if all R ranks have equal bits of the same variables."""
     for rank, of_rank in enumerate(of_ranks):
         if len(of_rank) != len(of_ranks[0]):
             return f"rank {rank} has {len(of_rank)} dense weights and slots, rank 0 has {len(of_ranks[0])}"
@@ -91,12 +87,7 @@ def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
 def difference_at_start(steps: Sequence[int], of_ranks: Sequence[Sequence[Digest]]) -> str | None:
     """The same sentence where rank 0's values may replace the other ranks' values; None if all ranks have equal bits.
 
-    Args:
-      steps: R numbers of steps that the optimizer has made.
-      of_ranks: R lists of digests, see difference.
-
-    Raises:
-      RuntimeError: ranks differ, and one of them has trained or has variables of other forms.
+    Raises RuntimeError if ranks differ, and one of them has trained (`steps` of its optimizer) or has other variables.
     """
     differs = difference(of_ranks)
     same_forms = len({tuple(digest.form for digest in of_rank) for of_rank in of_ranks}) == 1

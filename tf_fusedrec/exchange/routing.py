@@ -98,79 +98,59 @@ def local_route(ids: tf.Tensor, segment_splits: tf.Tensor, name: str) -> Route:
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> Message:
-    """The message that a single process would receive from itself, duplicates included.
-
-    Args:
-      ids: <int64>[N], grouped by segment.
-      segment_splits: <int64>[S+1].
-    """
+    """The message of ids <int64>[N], grouped by segment, that a single process would receive from itself."""
     message = tf.concat([segment_splits[1:] - segment_splits[:-1], ids], axis=0)
     return message, tf.reshape(tf.size(message), [1])
 
 
-class _Departure(NamedTuple):
-    """The ids of one lookup, or of all micro-batches of one window."""
-
-    outgoing: Sequence[Outgoing]
-    ranked: Sequence[ops.RankedIds]  # the new ids of each
-    window: ops.WindowRoute | None
-
-    @property
-    def messages(self) -> list[Message]:
-        of_ids = [(ids.message, ids.send_splits) for ids in self.ranked]
-        return of_ids if self.window is None else [*of_ids, (self.window.marks, self.window.marks_splits)]
-
-    @property
-    def segments(self) -> list[int]:
-        return [ids.num_segments for ids in self.outgoing] + [1] * (self.window is not None)
-
-
 def send_ids(outgoing: Sequence[Outgoing], layout: RankLayout) -> list[Route]:
-    """Sends the ids of all lookups to their owners in one all-to-all. Collective.
-
-    Args:
-      outgoing: The ids of each lookup, in the same order on all ranks.
-      layout: The position of this process among the ranks.
-
-    Returns:
-      The route of each lookup.
-    """
+    """Sends the ids of all lookups, in the same order on all ranks, to their owners in one all-to-all. Collective."""
     windows: dict[Hashable, list[int]] = {}
     for i, ids in enumerate(outgoing):
         windows.setdefault(ids.window or i, []).append(i)
-    departures = [_depart([outgoing[i] for i in positions], layout.group.size) for positions in windows.values()]
-    sent = [message for departure in departures for message in departure.messages]
-    segments = [count for departure in departures for count in departure.segments]
+    departures: list[tuple[list[Outgoing], list[ops.RankedIds], ops.WindowRoute | None]] = []
+    sent: list[Message] = []
+    segments: list[int] = []
+    for positions in windows.values():
+        lookups = [outgoing[i] for i in positions]
+        shared = ops.window_unique([ids.unique for ids in lookups]) if len(lookups) > 1 else None
+        new = [ids.unique[:2] for ids in lookups] if shared is None else shared.new
+        ranked = [ids.partition(*part, num_ranks=layout.group.size) for ids, part in zip(lookups, new)]
+        sent += [(ids.message, ids.send_splits) for ids in ranked]
+        segments += [ids.num_segments for ids in lookups]
+        window = None
+        if shared is not None:
+            window = ops.window_route(shared, ranked, num_segments=lookups[0].num_segments)
+            sent.append((window.marks, window.marks_splits))
+            segments.append(1)
+        departures.append((lookups, ranked, window))
     if layout.group.size == 1:
         arrived = iter([(message[: splits[0]], splits) for message, splits in sent])
     else:
         received = collectives.all_to_all(*join_messages(sent), name=f"{outgoing[0].name}.ids", ranks=layout.group)
         arrived = iter(split_messages(*received, segments))
     routes: dict[int, Route] = {}
-    for positions, departure in zip(windows.values(), departures):
-        routes.update(zip(positions, _routes(departure, [next(arrived) for _ in departure.messages])))
+    for positions, (lookups, ranked, window) in zip(windows.values(), departures):
+        requests = [next(arrived) for _ in lookups]
+        if window is None:
+            routes[positions[0]] = _route(lookups[0], ranked[0], requests[0])
+        else:
+            routes.update(zip(positions, _window_routes(lookups, ranked, window, requests, next(arrived))))
     return [routes[i] for i in range(len(outgoing))]
 
 
-def _depart(outgoing: Sequence[Outgoing], ranks: int) -> _Departure:
-    if len(outgoing) == 1:
-        (ids,) = outgoing
-        return _Departure(outgoing, [ids.partition(ids.unique.ids, ids.unique.splits, num_ranks=ranks)], None)
-    window = ops.window_unique([ids.unique for ids in outgoing])
-    ranked = [ids.partition(*new, num_ranks=ranks) for ids, new in zip(outgoing, window.new)]
-    return _Departure(outgoing, ranked, ops.window_route(window, ranked, num_segments=outgoing[0].num_segments))
+def _route(sent: Outgoing, ranked: ops.RankedIds, request: Message) -> Route:
+    index, num_unique = tf.gather(ranked.restore, sent.unique.inverse), tf.size(ranked.restore, out_type=tf.int64)
+    splits, row_splits = ranked.id_splits, request[1] - sent.num_segments
+    return Route(sent.name, index, index, num_unique, request, request, splits, row_splits, splits)
 
 
-def _routes(departure: _Departure, arrived: Sequence[Message]) -> list[Route]:
-    window, segments = departure.window, departure.outgoing[0].num_segments
-    if window is None:
-        (sent,), (ranked,), (request,) = departure.outgoing, departure.ranked, arrived
-        index, num_unique = tf.gather(ranked.restore, sent.unique.inverse), tf.size(ranked.restore, out_type=tf.int64)
-        splits = ranked.id_splits
-        return [Route(sent.name, index, index, num_unique, request, request, splits, request[1] - segments, splits)]
-    *requests, marks = arrived
+def _window_routes(
+    lookups: Sequence[Outgoing], ranked: Sequence[ops.RankedIds], window: ops.WindowRoute,
+    requests: Sequence[Message], marks: Message,
+) -> list[Route]:  # fmt: skip
     messages, splits = zip(*requests)
-    gradients = ops.window_gradients(messages, splits, *marks, num_segments=segments)
+    gradients = ops.window_gradients(messages, splits, *marks, num_segments=lookups[0].num_segments)
     return [
         Route(
             name=sent.name,
@@ -179,15 +159,15 @@ def _routes(departure: _Departure, arrived: Sequence[Message]) -> list[Route]:
             num_unique=tf.size(window.rows[i], out_type=tf.int64),
             request=requests[i],
             trained=gradients.trained[i],
-            unique_splits=departure.ranked[i].id_splits,
-            row_splits=splits[i] - segments,
+            unique_splits=ranked[i].id_splits,
+            row_splits=splits[i] - sent.num_segments,
             gradient_splits=window.gradient_splits[i],
             piece=Piece(
                 sent.window, i, len(requests), window.term_index[i], window.term_splits[i], gradients.rows[i],
                 window.marks_splits if i == 0 else None,
             ),
         )
-        for i, sent in enumerate(departure.outgoing)
+        for i, sent in enumerate(lookups)
     ]  # fmt: skip
 
 
@@ -197,7 +177,6 @@ def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DTyp
     Args:
       route: The route of the ids.
       rows: [P, D], the rows of route.request, and padding.
-      layout: The position of this process among the ranks.
       wire: Type of longer numbers in the exchange; None for their own.
 
     Returns:
@@ -213,10 +192,7 @@ def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DTyp
 def recover_rows(fused: ops.FusedIds, route: Route, arrived: Sequence[tf.Tensor]) -> tf.Tensor:
     """The row of each id, pooled where a feature is: [G, D].
 
-    Args:
-      fused: The ids of the lookup and their bags.
-      route: Their route.
-      arrived: Results of return_rows of this lookup's window, up to this lookup.
+    arrived: results of return_rows of this lookup's window, up to this lookup.
     """
     if route.index is None:
         return arrived[0]
@@ -236,10 +212,7 @@ def send_gradients(route: Route, sums: Sequence[tf.Tensor], layout: RankLayout, 
     """Sends gradients of rows to their owner: the mirror of return_rows. Collective.
 
     Args:
-      route: The route of the ids.
       sums: Results of sum_gradients of this lookup's window, up to this lookup.
-      layout: The position of this process among the ranks.
-      wire: As in return_rows.
 
     Returns:
       [V, D], in the order of the received ids; with replicas, of the ids that this group of ranks sent.
@@ -269,12 +242,7 @@ def by_ranges(replicas: int) -> bool:
 
 
 def traffic(sent: Outgoing, route: Route, layout: RankLayout) -> tf.Tensor:
-    """<int64>[3] of one lookup: requested ids, sent ids, bytes of ids, headers, rows and gradients to other ranks.
-
-    Args:
-      sent, route: An argument of send_ids and its result, or that of share_ids.
-      layout: The position of this process among the ranks.
-    """
+    """<int64>[3] of one lookup: requested ids, sent ids, bytes of ids, headers, rows and gradients to other ranks."""
 
     def away(splits: tf.Tensor, ranks: collectives.Ranks) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(splits) - splits[ranks.index], tf.int64)
@@ -302,13 +270,10 @@ def join_sources(parts: Sequence[Message]) -> Message:
 
 
 def split_answer(answer: ops.TableRows, routes: Sequence[Route], segments: int) -> list[ops.TableRows]:
-    """A table's answer to `join_sources` of the requests, by route.
+    """A table's answer to `join_sources` of the requests, by route: rows [bucketed V_i, D], any numbers after V_i.
 
-    With replicas, the answer has the rows of the requests, and the inverse of `join_sources` of the trained ids.
-
-    Returns:
-      An answer for each route: rows [bucketed V_i, D], any numbers after V_i; the inverse <int32> of its trained ids;
-      the handles of all. Where columns fill whole cache lines, rows share the answer's memory.
+    With replicas, the answer has the rows of the requests, and the inverse of `join_sources` of the trained ids. Where
+    columns fill whole cache lines, rows share the answer's memory.
     """
     if len(routes) == 1:
         return [answer]
@@ -346,24 +311,14 @@ def _send_buffer(rows: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tenso
 
 
 def join_messages(parts: Sequence[Message]) -> Message:
-    """Joins the messages of several lookups. Each rank's block has its blocks of all lookups, in their order.
-
-    Returns:
-      <int64>[P], padded to a bucketed size, and the entries of each block <int32>[R].
-    """
+    """Joins messages into one, padded to a bucketed size. Each rank's block has its blocks of all, in their order."""
     return parts[0] if len(parts) == 1 else ops.join_messages(*zip(*parts))
 
 
 def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int]) -> list[Message]:
     """Splits a received message that `join_messages` made. Headers of counts give the length of each block.
 
-    Args:
-      message: <int64>, blocks of all sources, not padded.
-      splits: <int32>[R], entries of each source's block.
-      segments: S_i of each lookup.
-
-    Raises:
-      InvalidArgumentError: several messages, of which a header does not agree with its block.
+    Raises InvalidArgumentError at run time for several messages, if a header does not agree with its block.
     """
     if len(segments) == 1:
         return [(message, splits)]

@@ -87,16 +87,12 @@ _MAX_NAMED = 8  # ranks that a sentence names one by one
 
 
 def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[str, Any]:
-    """The summary that rank 0 publishes.
-
-    Args:
-      states: Last state of each rank, by rank; missing for a rank without a report.
-      silent: Seconds since the last sign of life, by rank, for ranks that gave none in time.
+    """The summary that rank 0 publishes, of the last state of each rank and of its seconds of silence.
 
     Returns:
       waits: For each collective in which a rank waits, its name, call and ranks, and `missing`: the number of calls
         begun by each rank that has not arrived.
-      silent: Seconds of silence, by rank.
+      silent: Seconds of silence, by rank, for ranks that gave no sign of life in time.
       idle: Last collective of each idle rank, by rank.
       ended: Ranks with an ended program.
     """

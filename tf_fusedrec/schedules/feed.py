@@ -214,10 +214,7 @@ class StepState:
     Tensors pass by reference, without a copy. The state is at most two queues of one element, made outside of any
     graph, so that all traced functions share them. A queue on a device would copy host tensors to the device, and the
     next step would wait until they are back. So tensors that were made under tf.device("/CPU:0"), and strings, have a
-    queue in host memory.
-
-    Args:
-      example: Any structure of tensors, composite tensors and constants. `take` returns the constants of the example.
+    queue in host memory. Constants are those of the example.
     """
 
     def __init__(self, example: Any):
@@ -226,7 +223,10 @@ class StepState:
 
         self._structure = tf.nest.map_structure(spec, example)
         self._dtypes = [tensor.dtype for tensor in _tensors(example)]
-        self._on_host = [_is_on_host(tensor) for tensor in _tensors(example)]
+        self._on_host = [
+            tensor.dtype == tf.string or tf.DeviceSpec.from_string(tensor.device or "").device_type == "CPU"
+            for tensor in _tensors(example)
+        ]
         self._queues: dict[bool, tf.queue.FIFOQueue] = {}  # by whether its tensors are in host memory
         with tf.init_scope():
             for on_host in sorted(set(self._on_host)):
@@ -287,10 +287,6 @@ class StepState:
         return [item for item, item_on_host in zip(items, self._on_host) if item_on_host == on_host]
 
 
-def _is_on_host(tensor: tf.Tensor) -> bool:
-    return tensor.dtype == tf.string or tf.DeviceSpec.from_string(tensor.device or "").device_type == "CPU"
-
-
 def _placed(on_host: bool) -> contextlib.AbstractContextManager:
     return tf.device("/CPU:0") if on_host else contextlib.nullcontext()
 
@@ -302,8 +298,9 @@ def _tensors(value: Any) -> list[tf.Tensor]:
 class EqualSteps:
     """Replaces Keras' compiled test or predict function: takes an iterator and returns the result of its steps.
 
+    A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more.
+
     Args:
-      model: A PipelinedModel. A call makes the steps of `steps_at_once`, or fewer if no rank has data for more.
       name: Name of the all-reduce that asks which ranks have data.
       step: The step of one batch, of any number of samples.
       put_together: The function from the steps' results to the result of a call: `last` or `concatenated`.
@@ -402,10 +399,8 @@ def _of_any_size(spec: Any) -> Any:
 
 @contextlib.contextmanager
 def equal_lengths(model: keras.Model) -> Iterator[None]:
-    """Inside, Keras iterates over the inputs of `model` equally often on all ranks, for any kind of input.
-
-    Keras makes one handler for each input: of fit, of its validation data or split, of evaluate and predict. It has no
-    public way to replace the handler.
+    """Inside, Keras iterates over each input of `model` equally often on all ranks: of fit, of its validation data or
+    split, of evaluate and predict. Keras has no public way to replace the handler that it makes for an input.
     """
     if collectives.size() == 1:
         yield
@@ -428,12 +423,8 @@ class EqualHandler(_adapters.DataHandler):
     Keras stops a rank after its own number of batches. Here all ranks take the largest number, or None if one rank does
     not know its number. When the data of a rank has ended, Feed and EqualSteps give it batches of no samples.
 
-    Args:
-      x, y, kwargs: Arguments of Keras' DataHandler, which are those of fit.
-
-    Raises:
-      ValueError: on all ranks, where the inputs of ranks differ in kind or in `steps_per_epoch`, or where a rank cannot
-        read its input.
+    Raises ValueError on all ranks, where the inputs of ranks differ in kind or in `steps_per_epoch`, or where a rank
+    cannot read its input.
     """
 
     _dataset: tf.data.Dataset

@@ -21,6 +21,7 @@ Exchanges run in the order of need, and three things fix it:
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,12 @@ def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor
     Raises:
       ValueError: see FrozenWindow.
     """
-    _refuse_sums(model.loss if hasattr(model, "loss") else None)
+    for part in tf.nest.flatten(getattr(model, "loss", None)):
+        if getattr(part, "reduction", None) == keras.losses.Reduction.SUM:
+            raise ValueError(
+                f"loss {part.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
+                "Use the reduction 'sum_over_batch_size'."
+            )
     pieces = cut(data, micro_batches)
     # `cut` refuses a known size below M. Ranks may know different sizes, and their all-reduces need equal names.
     may_be_empty = known_num_samples(data) is None or collectives.size() > 1
@@ -87,7 +93,8 @@ def _train(
     run.step.update(received)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
     with tf.control_dependencies([received[i] for i in positions]):
-        sums = [None if total is None else _identity(total) for total in sums]
+        identity = functools.partial(tf.nest.map_structure, tf.identity, expand_composites=True)
+        sums = [None if total is None else identity(total) for total in sums]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
 
@@ -123,16 +130,3 @@ def _sum(parts: list[Any]) -> Any:
     for part in parts[1:]:
         total += tf.convert_to_tensor(part)
     return total
-
-
-def _identity(gradient: Any) -> Any:
-    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
-
-
-def _refuse_sums(loss: Any) -> None:
-    for part in tf.nest.flatten(loss):
-        if getattr(part, "reduction", None) == keras.losses.Reduction.SUM:
-            raise ValueError(
-                f"loss {part.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
-                "Use the reduction 'sum_over_batch_size'."
-            )

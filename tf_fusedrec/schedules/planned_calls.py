@@ -118,7 +118,6 @@ def plan_step(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, lookup
     """The lookups that a batch will make. Nothing is sent yet. Frozen layers are left out.
 
     Args:
-      model: The PipelinedModel.
       pieces: Micro-batches, or the whole batch, as `data` of train_step.
       steps_ahead: See PipelinedModel.steps_ahead.
       lookups_per_update: Steps that look up before the first of them updates.
@@ -304,12 +303,7 @@ def running_step(model: Any) -> RunningStep | None:
 
 @contextlib.contextmanager
 def running(model: Any, step: Step, rows: Sequence[tf.Tensor]) -> Iterator[RunningStep]:
-    """The training calls inside take these rows, in place of looking rows up.
-
-    Args:
-      model: The PipelinedModel.
-      step: The step of its batch, after look_up.
-      rows: The result of step.return_rows().
+    """The training calls inside take these rows, the result of step.return_rows(), in place of looking rows up.
 
     Raises:
       ValueError: training calls were missing, more than planned, or had other features.
@@ -333,11 +327,7 @@ def running(model: Any, step: Step, rows: Sequence[tf.Tensor]) -> Iterator[Runni
 
 
 class _RunningCalls(CallHooks):
-    """The calls of one layer in a RunningStep.
-
-    Attributes:
-      positions: Positions of the layer's lookups in the step; no call has taken their rows yet.
-    """
+    """The calls of one layer in a RunningStep. No call has taken the rows of the lookups at `positions` yet."""
 
     def __init__(self, run: RunningStep, embedding: FusedEmbedding):
         self._run, self.embedding = run, embedding

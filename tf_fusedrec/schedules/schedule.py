@@ -392,13 +392,8 @@ def _check_micro_batches(micro_batches: Any) -> None:
 
 
 def _check_lead(lead: Any) -> None:
-    _check_int(
-        "lead",
-        lead,
-        1,
-        LARGEST_LEAD,
-        " Use 1 for one batch ahead, 3 if a batch is slow to read, route and look up.",
-    )
+    remedy = " Use 1 for one batch ahead, 3 if a batch is slow to read, route and look up."
+    _check_int("lead", lead, 1, LARGEST_LEAD, remedy)
 
 
 def _check_int(name: str, value: Any, least: int, most: int | None = None, remedy: str = "") -> None:

@@ -78,14 +78,10 @@ class _SelectedGradients(CallHooks):
 
 
 class Guard:
-    """A context of the forward and backward pass of one batch or micro-batch, which may have no samples.
+    """A context of the forward and backward pass of one batch or micro-batch `data`, which may have no samples.
 
     Inside, optimizers of the model get selected gradients, and so do its tables. At the end, variables get their values
     back. `gradient` and `logs` select what does not pass through an optimizer.
-
-    Args:
-      model: A keras.Model.
-      data: Its batch, as `data` of train_step.
     """
 
     def __init__(self, model: Any, data: Any):

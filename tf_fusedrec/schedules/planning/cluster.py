@@ -76,11 +76,9 @@ class Cluster:
         return dataclasses.asdict(self)
 
     def all_to_all_s(self, members: tuple[int, ...], sent_bytes: float) -> float:
-        """Seconds of an all-to-all. All sets of ranks of a topology make theirs at the same time.
+        """Seconds of an all-to-all in which each of `members`, ascending, sends these bytes to the others, evenly.
 
-        Args:
-          members: The ranks that take part, in ascending order.
-          sent_bytes: Bytes that each sends to the others together, evenly.
+        All sets of ranks of a topology make theirs at the same time.
         """
         n = len(members)
         if n == 1:

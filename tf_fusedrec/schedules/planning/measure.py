@@ -78,15 +78,9 @@ def _lookup(micro_batches: Sequence[StepLookup]) -> Lookup:
 
 
 def measure(model: Any, sample: Any, ranks: int) -> Measured:
-    """Times the parts of a step: two steps of dense compute, and the ops of its lookups. Eager.
+    """Times the parts of a step: two steps of dense compute, and the ops of its lookups on `ranks` owners. Eager.
 
-    Args:
-      model: A compiled PipelinedModel.
-      sample: A batch as `data` of train_step.
-      ranks: Owners among which ids are sorted.
-
-    Raises:
-      ValueError: the model has no loss.
+    Raises ValueError if the model has no loss.
     """
     if not model.built:
         model(keras.utils.unpack_x_y_sample_weight(sample)[0], training=False)  # makes its weights

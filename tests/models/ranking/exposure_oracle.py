@@ -83,13 +83,3 @@ def relu_network(x, network):
 def head(model, x):
     kernel, bias = float64(model.head)
     return x @ kernel + bias
-
-
-def check_empty_inputs(model, batch, exposures):
-    """Asserts that loss and gradients are finite in training."""
-    with tf.GradientTape() as tape:
-        outputs = model(batch, training=True)
-        loss = model.compute_loss(x=batch, y_pred=outputs)
-    assert outputs["ctr"].shape == [sum(exposures)] and np.isfinite(float(loss))
-    for gradient in tape.gradient(loss, model.trainable_variables):
-        assert gradient is None or np.isfinite(tf.convert_to_tensor(gradient)).all()

@@ -1,0 +1,137 @@
+"""DLRM, DIN and DCN-V2 equal NumPy exposure by exposure; their FLOPs; rare items; empty inputs."""
+
+import numpy as np
+import pytest
+
+from models.dcn import DCN
+from models.din import DIN
+from models.dlrm import DLRM
+from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig
+from tests.models.ranking import exposure_oracle as oracle
+from tf_fusedrec import keras, tf
+
+DCN_FIELDS = {**oracle.FIELDS, "cross_layers": 3, "deep_units": (7, 6)}
+DCN_COLUMNS = 4 + 8 * (4 + 3)
+MODELS = {
+    "dlrm": (DLRM, DLRMConfig(**oracle.FIELDS, bottom_units=(5,), top_units=(7, 6))),
+    "din": (DIN, DINConfig(**oracle.FIELDS, attention_units=(5, 3), top_units=(7, 6))),
+    "dcn": (DCN, DCNConfig(**DCN_FIELDS)),
+    "dcn_low_rank": (DCN, DCNConfig(**DCN_FIELDS, cross_rank=5)),
+}
+
+
+def made(kind):
+    model, config = MODELS[kind]
+    return oracle.make(model, config)
+
+
+def dlrm_logits(model, exposure):
+    vectors = [oracle.relu_network(exposure.dense, model.bottom), *exposure.own, *exposure.means]
+    pairs = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i + 1, len(vectors))]
+    return oracle.head(model, oracle.relu_network(np.concatenate([*vectors, pairs]), model.top))
+
+
+def din_weight(attention, event, candidate, since):
+    """The activation unit of Zhou et al. as one network over [event, candidate, event * candidate, since]."""
+    kernel, bias = attention.kernel.numpy().astype(np.float64), attention.bias.numpy()
+    x = np.concatenate([event, candidate, event[: len(candidate)] * candidate, [since]])
+    x = np.maximum(x @ kernel + bias, 0)
+    hidden, last = map(oracle.float64, attention.others)
+    return (np.maximum(x @ hidden[0] + hidden[1], 0) @ last[0] + last[1])[0]
+
+
+def din_logits(model, exposure):
+    interest = np.zeros(24)
+    for event, since in zip(exposure.events, exposure.since):
+        interest += din_weight(model.attention, event, exposure.candidate, since) * event
+    x = np.concatenate([exposure.dense, *exposure.own, interest])
+    return oracle.head(model, oracle.relu_network(x, model.top))
+
+
+def dcn_logits(model, exposure):
+    x_0 = x = np.concatenate([exposure.dense, *exposure.own, *exposure.means])
+    for cross in model.crosses:
+        kernel, bias = oracle.float64(cross.wide)
+        if model.config.cross_rank:
+            kernel = oracle.float64(cross.narrow)[0] @ kernel
+        assert kernel.shape == (DCN_COLUMNS, DCN_COLUMNS)
+        assert np.linalg.matrix_rank(kernel) <= (model.config.cross_rank or DCN_COLUMNS)
+        x = x_0 * (x @ kernel + bias) + x
+    return oracle.head(model, np.concatenate([x, oracle.relu_network(x_0, model.deep)]))
+
+
+# Weights that begin too small to show, and the tolerance: float32 sums of a few dozen to a hundred terms near 1.
+NO_WEIGHTS = lambda model: []  # noqa: E731
+BIASES = lambda model: [cross.wide.bias for cross in model.crosses]  # noqa: E731
+ATTENTION = lambda model: model.attention.trainable_weights  # noqa: E731
+TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}
+
+
+@pytest.mark.parametrize(
+    ("kind", "logits", "weights", "tolerance"),
+    [
+        ("dlrm", dlrm_logits, NO_WEIGHTS, {"atol": 2e-6}), ("din", din_logits, ATTENTION, TOLERANCE),
+        ("dcn", dcn_logits, BIASES, TOLERANCE), ("dcn_low_rank", dcn_logits, BIASES, TOLERANCE),
+    ],
+)  # fmt: skip
+def test_logits_against_numpy(kind, logits, weights, tolerance):
+    model, batch = made(kind), oracle.batch_of([5, 0, 12], [3, 2, 1])
+    model(batch)
+    for weight in weights(model):
+        weight.assign(tf.random.normal(weight.shape, stddev=0.7, seed=1))
+    outputs = model(batch)
+    assert tuple(outputs) == ("ctr", "ctcvr", "conversion")
+    expected = [logits(model, exposure) for exposure in oracle.exposures_of(model, batch)]
+    np.testing.assert_allclose(tf.stack(list(outputs.values()), axis=1), expected, **tolerance)
+    assert np.std(expected, axis=0).min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["dcn", "dcn_low_rank"])
+def test_flops_of_dcn_are_those_of_the_weights(kind):
+    model, batch = made(kind), oracle.batch_of([4, 2], [2, 3])
+    model(batch)
+    of_kernels = sum(np.prod(weight.shape) for weight in model.trainable_weights if "kernel" in weight.name)
+    assert float(model.forward_flops(batch)) == 5 * 2 * of_kernels
+
+
+def test_flops_of_din_count_events_exposures_and_pairs():
+    model, batch = made("din"), oracle.batch_of([4, 0, 2], [2, 2, 3])
+    events, exposures, joined = 4 + 2, 2 + 2 + 3, 4 * 2 + 2 * 3
+    top = (4 + 8 * 4 + 24) * 7 + 7 * 6 + 6 * 3
+    of_pair = 17 * 5 + 5 * 3 + 3 * 1 + 24  # with the product of the weight and the event
+    expected = 2 * (events * 24 * 5 + exposures * (16 * 5 + top) + joined * of_pair)
+    assert float(model.forward_flops(batch)) == expected
+
+
+def test_rare_items_share_a_row_and_are_told_from_frequent_ones():
+    popularity = np.where(oracle.CATALOGUE % 2, 3, 1)
+    for least, ids, known in (
+        (3, [1, 2, 3, 58, 59, 60, 1000], [1, -1, 3, -1, 59, -1, -1]), (9, [1, 2], [-1, -1]),
+    ):  # fmt: skip
+        config = DLRMConfig(**{**vars(MODELS["dlrm"][1]), "min_item_count": least})
+        model = oracle.make(DLRM, config, popularity)
+        np.testing.assert_array_equal(model._frequent_or_rare(tf.constant(ids, tf.int64)), known)
+
+
+def test_a_step_trains_every_task_and_counts():
+    model, batch = made("dlrm"), oracle.batch_of([4, 2], [2, 3])
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    before = [weight.numpy() for weight in (model(batch), model.head.kernel)[1:]]
+    logs = model.train_step(batch)
+    assert (before[0] != model.head.kernel.numpy()).any(axis=0).all()  # a column for each task
+    assert float(logs["samples"]) == 2 and float(logs["tokens"]) == 4 + 2 + 2 + 3
+    vectors = 1 + 2 + 2 + 3
+    bottom, top = 4 * 5 + 5 * 8, (vectors * 8 + vectors * (vectors - 1) // 2) * 7 + 7 * 6 + 6 * 3
+    assert float(logs["gflops"]) * 1e9 == pytest.approx(3 * 5 * 2 * (bottom + top + vectors**2 * 8))
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "din", "dcn"])
+@pytest.mark.parametrize(("histories", "exposures"), [([], []), ([0, 3], [2, 1]), ([3, 2], [0, 0])])
+def test_empty_inputs_have_finite_gradients(histories, exposures, kind):
+    model, batch = made(kind), oracle.batch_of(histories, exposures)
+    with tf.GradientTape() as tape:
+        outputs = model(batch, training=True)
+        loss = model.compute_loss(x=batch, y_pred=outputs)
+    assert outputs["ctr"].shape == [sum(exposures)] and np.isfinite(float(loss))
+    for gradient in tape.gradient(loss, model.trainable_variables):
+        assert gradient is None or np.isfinite(tf.convert_to_tensor(gradient)).all()

@@ -45,6 +45,25 @@ def test_public_names_are_few_and_have_one_path():
         _ = fr.nothing
 
 
+@pytest.mark.parametrize(
+    ("shown", "base", "names"),
+    [
+        (
+            fr.FusedEmbedding,
+            fr.keras.layers.Layer,
+            "describe export_table layout loss_scaled_by optimizers prefetch remove statistics synchronize tables",
+        ),
+        (
+            fr.schedules.PipelinedModel,
+            fr.keras.Model,
+            "drain embedding_inputs loss_weights micro_batch schedule steps_ahead",
+        ),
+    ],
+)
+def test_a_class_shows_its_users_no_machinery(shown, base, names):
+    assert [name for name in dir(shown) if name[0] != "_" and not hasattr(base, name)] == names.split()
+
+
 def used(code):
     """Yields the dotted names of this package in a program, as users write them after tf_fusedrec."""
     tree, names = ast.parse(code), {"fr": ""}

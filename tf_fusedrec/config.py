@@ -8,7 +8,7 @@ import keyword
 import numbers
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from tf_fusedrec._tf_compat import keras
@@ -358,7 +358,7 @@ class TableConfig:
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "optimizer": optimizer,
         }
-        plain = {n: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for n, v in values.items()}
+        plain = {n: dataclasses.asdict(v) if dataclasses.is_dataclass(type(v)) else v for n, v in values.items()}
         plain["initializer"] = {"class_name": type(self.initializer).__name__, **plain["initializer"]}
         return plain
 
@@ -380,7 +380,7 @@ class TableConfig:
 
 
 RECORDS = {"storage": Storage, "limits": Limits, "tier": Tier, "external": External}  # in a TableConfig, by field
-_hints = functools.cache(typing.get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules.uneven_batches import Guard
 
 # Samples of each step, of one rank alone: step i is a batch of rank i % R. The last has fewer than micro-batches.
 SAMPLES = (5, 6, 4, 7, 5, 1)
@@ -207,3 +208,17 @@ def test_a_synchronised_normalization_without_samples_on_any_rank_keeps_its_stat
     assert np.all(before[2] > 0)
     layer(tf.zeros([0, 2]), training=True)
     np.testing.assert_array_equal(layer.get_weights(), before)
+
+
+def test_rows_that_belong_to_no_sample_get_no_gradient_of_an_empty_batch():
+    table = fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))
+    model = fr.schedules.PipelinedModel()
+    model.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+    with Guard(model, tf.zeros([0, 2])):
+        with tf.GradientTape() as tape:
+            rows = model.embedding({"item": tf.range(3)})["item"]
+            loss = tf.reduce_sum(rows) * tf.reduce_mean(tf.zeros([0]))  # NaN
+        before = model.embedding.export_table("item")[1]
+        tape.gradient(loss, model.embedding.trainable_variables)
+    assert model.embedding.statistics()["item"]["left_out"] == 0
+    np.testing.assert_array_equal(model.embedding.export_table("item")[1], before)

@@ -66,7 +66,7 @@ class ForkingWorker:
         return True
 
     def start(self, session):
-        if "tests.support.ranks" in sys.modules:
+        if any(item.get_closest_marker("ranks") for item in session.items):
             multiprocessing.forkserver.ensure_running()  # for all forks, because it imports TensorFlow
         session.config._tmp_path_factory.getbasetemp()  # else each fork empties it
         faulthandler.cancel_dump_traceback_later()  # a thread, for which the fork would wait
@@ -86,7 +86,9 @@ class ForkingWorker:
 
     def run(self, items):
         """Runs the tests that the worker sends."""
-        multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # It is the worker's child.
+        server = multiprocessing.forkserver._forkserver
+        if server._forkserver_pid is not None:
+            server.ensure_running = lambda: None  # It waits for the server as for a child, which is the worker's.
         self.interactor.sendevent = lambda name, **fields: self.connection.send((name, fields))
         while not self.is_last:
             self.interactor.item_index, next_index = self.connection.recv()

@@ -15,9 +15,10 @@ ranking, "serving_default"
 retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
 retrieval, "top_k"
-  the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history.
+  the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history; ids -1
+  where there are fewer than k others.
 retrieval with an index, "top_k_ivf"
-  the same, from the lists of an inverted-file index (item_index.py); ids -1 where they hold fewer than k items.
+  the same, from the lists of an inverted-file index (item_index.py).
 Histories longer than the model's are cut to their newest events.
 
 With states (ops "ours"; the model extends states, see user_state.py), kept_states.py says what a request names:

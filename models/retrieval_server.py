@@ -75,7 +75,6 @@ class RetrievalServer:
             best, scores = best_of_all(users, seen, inputs["k"], catalogue.shape[0], embed)
         else:
             best, scores = best_of_lists(users, seen, inputs["k"], index, embed)
-        return {
-            "ids": tf.where(best < 0, tf.constant(-1, tf.int64), tf.gather(catalogue, tf.maximum(best, 0))),
-            "scores": scores,
-        }
+        ids = tf.gather(catalogue, tf.maximum(best, 0))
+        # Items of the history have the lowest score, and come where there are fewer than k others.
+        return {"ids": tf.where(scores > scores.dtype.min, ids, tf.constant(-1, tf.int64)), "scores": scores}

@@ -26,8 +26,9 @@ STRANGE = ("Fusedrec>", "TFRA>", "Horovod")  # operations that a server with Ten
 ENCODERS = {
     "hstu": {},
     "fuxi_alpha": {"encoder": "fuxi_alpha", "whole_catalogue": True},
-    "sasrec": {"encoder": "sasrec"},
+    "sasrec": {"encoder": "sasrec"},  # with an index
 }
+INDEX = IndexOptions(share=0.6, lists=4)
 
 
 def trained(fields, batch):
@@ -40,10 +41,10 @@ def trained(fields, batch):
     return experiment, model
 
 
-def exported(folder, experiment, model):
+def exported(folder, experiment, model, index=None):
     extra = {"experiment": experiment.to_dict(), "items": len(ITEMS)}
     fr.checkpoint.save(folder / "checkpoint", model, model.optimizer, extra=extra)
-    export(trained_model(folder / "checkpoint"), folder / "saved_model")
+    export(trained_model(folder / "checkpoint"), folder / "saved_model", index=index)
     return str(folder / "saved_model")
 
 
@@ -76,7 +77,7 @@ def exported_once(name):
         experiment, model = trained(experiments.ranking(name), ranking_batches()[1])
     folder = pathlib.Path(tempfile.mkdtemp(prefix="exported-"))
     atexit.register(shutil.rmtree, folder)
-    return model, exported(folder, experiment, model)
+    return model, exported(folder, experiment, model, INDEX if name == "sasrec" else None)
 
 
 @pytest.mark.slow
@@ -115,6 +116,8 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(encoder):
     assert not users[2].any()  # no history
 
     best = {name: value.numpy() for name, value in signatures["top_k"](**constants, k=tf.constant(15)).items()}
+    every = signatures["top_k"](**constants, k=tf.constant(len(ITEMS)))["ids"].numpy()
+    assert [np.sum(row == -1) for row in every] == [3, 1, 0]  # the items of the history
     scores = users @ model.embed_items(tf.constant(ITEMS)).numpy().T
     for row, seen in enumerate([[4, 5, 6], [2], []]):
         unseen = [item for item in ITEMS if item not in seen]
@@ -126,16 +129,13 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(encoder):
 @pytest.mark.slow
 def test_an_index_is_part_of_the_version(tmp_path):
     """A server takes the index of a delta's rows from the delta, as does the full export that the delta makes."""
-    batch = {"item_id": ragged([20], ITEMS), "timestamp": ragged([20], START + 60 * ITEMS)}
-    fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "encoder": "sasrec"}}
-    _, model = trained(fields, batch)
-    index = IndexOptions(share=0.6, lists=4)
-    export(model, tmp_path / "1", index=index)
+    base = pathlib.Path(exported_once("sasrec")[1])
+    model = trained_model(base.parent / "checkpoint")
     vectors = np.random.default_rng(0).normal(size=(20, model.config.dim)).astype(np.float32)
     fr.checkpoint.warm_start(model, "item", ITEMS, vectors)
-    export(model, tmp_path / "delta", index=index, base=tmp_path / "1")
-    fr.apply_delta(tmp_path / "1", tmp_path / "delta", tmp_path / "2")  # has the graph of a new export
-    first, second = (tf.saved_model.load(str(tmp_path / version)) for version in "12")
+    export(model, tmp_path / "delta", index=INDEX, base=base)
+    fr.apply_delta(base, tmp_path / "delta", tmp_path / "2")  # has the graph of a new export
+    first, second = (tf.saved_model.load(str(path)) for path in (base, tmp_path / "2"))
     inputs = {"item_id": ITEMS[:3], "timestamp": START + ITEMS[:3], "row_splits": [0, 3], "query_time": [START + 9]}
     inputs = {name: tf.constant(value, tf.int64) for name, value in inputs.items()}
 
@@ -155,7 +155,7 @@ def test_an_index_is_part_of_the_version(tmp_path):
     for id_, score in zip(found, wanted["scores"].numpy()[0]):
         assert id_ < 0 or id_ not in of_exact or score == pytest.approx(of_exact[id_], abs=1e-6)
     with pytest.raises(ValueError, match="an index needs a retrieval model, got GRM"):
-        signatures_of(exported_once("grm")[0], index=index)
+        signatures_of(exported_once("grm")[0], index=INDEX)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from tf_fusedrec._tf_compat import keras
+from tf_fusedrec.ops.table import check_tables
 from tf_fusedrec.optimizers.rules import Rule, from_dict
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -158,7 +159,7 @@ class Limits:
     max_rows: int = 0
     eviction: Literal["lru", "lfu"] | None = None
     ttl: int = 0
-    admission_count: int = dataclasses.field(default=1, metadata={"least": 1})
+    admission_count: int = 1
     max_candidates: int = 0
     frequency_decay_steps: int = 0
 
@@ -234,7 +235,7 @@ class TableConfig:
     """
 
     name: str
-    dim: int = dataclasses.field(metadata={"least": 1})
+    dim: int
     optimizer: Any = None
     initializer: Initializer = Normal()
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -262,7 +263,9 @@ class TableConfig:
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
                 "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
             )
-        self._check_together()
+        refusal = check_tables([self.record()])
+        if refusal:
+            raise ValueError(f"TableConfig.{refusal}")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -270,10 +273,8 @@ class TableConfig:
         paths = {"record_tombstones": self.record_tombstones} if self.record_tombstones else {}
         for name in ("storage", "limits", "tier"):
             record = getattr(self, name)
-            values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-            paths.update(
-                {f"{name}.{key}": value for key, value in values.items() if value != getattr(type(record), key)}
-            )
+            changed = {key: value for key, value in vars(record).items() if value != getattr(type(record), key)}
+            paths.update({f"{name}.{key}": value for key, value in changed.items()})
         return paths
 
     def _check_values(self, record: Any, prefix: str = "") -> None:
@@ -283,16 +284,15 @@ class TableConfig:
             value, path = getattr(record, field.name), prefix + field.name
             kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
             choices = [choice for kind in kinds for choice in typing.get_args(kind) or (kind,)]
-            least = field.metadata.get("least", 0)
             if Any in kinds or Initializer in kinds:
                 continue
             if dataclasses.is_dataclass(value) and type(value) in kinds:
                 self._check_values(value, f"{path}.")
-            elif int in kinds and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                self._refuse(path, f"an int >= {least}", value)
-            elif not any(isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in choices):
+            elif (int in kinds and isinstance(value, bool)) or not any(
+                isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in choices
+            ):
                 names = ["None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in choices]
-                self._refuse(path, f"one of {', '.join(names)}" if len(names) > 1 else f"a {names[0]}", value)
+                self._refuse(path, "one of " * (len(names) > 1) + ", ".join(names), value)
 
     def _refuse(self, path: str, wanted: str, got: Any) -> typing.NoReturn:
         raise ValueError(f"TableConfig.{path} must be {wanted}, got {got!r} for table {self.name!r}.")
@@ -311,40 +311,17 @@ class TableConfig:
                 "Use a TableConfig without them."
             )
 
-    def _check_together(self) -> None:
-        storage, limits, tier = self.storage, self.limits, self.tier
-        if (storage.dtype == "mixed") != (storage.hot_after > 0):
-            raise ValueError(
-                f"TableConfig.storage.hot_after > 0 and dtype='mixed' go together, got {storage.hot_after} and "
-                f"{storage.dtype!r} for table {self.name!r}."
-            )
-        if (tier.memory_budget > 0) != bool(tier.folder):
-            raise ValueError(
-                f"TableConfig.tier.memory_budget > 0 and folder go together, got {tier.memory_budget} and "
-                f"{tier.folder!r} for table {self.name!r}."
-            )
-        if tier.memory_budget and storage.dtype == "mixed":
-            raise ValueError(
-                f"TableConfig.tier.memory_budget does not work with storage.dtype='mixed' (table {self.name!r}). Set "
-                "another storage.dtype."
-            )
-        if storage.stochastic_rounding and (storage.dtype or self.dtype) == "float32":
-            raise ValueError(f"TableConfig.storage.stochastic_rounding needs a 16-bit dtype (table {self.name!r}).")
-        if tier.hot_rows and not tier.host_rows:
-            raise ValueError(
-                f"TableConfig.tier.hot_rows needs host_rows=True, because other tables have no rows in host memory for "
-                f"a GPU, got {tier.hot_rows} for table {self.name!r}. Use host_rows=True, or leave hot_rows 0."
-            )
-        if limits.eviction and not limits.max_rows:
-            raise ValueError(
-                f"TableConfig.limits.eviction {limits.eviction!r} needs max_rows > 0 (table {self.name!r})."
-            )
-        if limits.frequency_decay_steps and storage.dtype != "mixed" and limits.eviction != "lfu":
-            raise ValueError(
-                "TableConfig.limits.frequency_decay_steps needs storage.dtype='mixed' or eviction='lfu', which compare "
-                f"counts, got {limits.frequency_decay_steps} with {storage.dtype!r} and {limits.eviction!r} for table "
-                f"{self.name!r}. Set one of them, or leave frequency_decay_steps 0."
-            )
+    def record(self, **of_group: Any) -> dict[str, Any]:
+        """The options that the op HashTable takes, by path; `of_group` are those that no TableConfig has."""
+        options = {"name": self.name, "dim": self.dim, "unknown": self.unknown}
+        options["record_tombstones"] = self.record_tombstones
+        options["initializer"] = self.initializer.distribution
+        options.update({"initializer.a": self.initializer.a, "initializer.b": self.initializer.b})
+        for name in ("storage", "limits", "tier"):
+            options.update({f"{name}.{key}": value for key, value in vars(getattr(self, name)).items()})
+        options["storage.dtype"] = self.storage.dtype or self.dtype
+        options["limits.eviction"] = self.limits.eviction or "none"
+        return {**options, **of_group}
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable dict of all fields. TF1 optimizers, which have no config, stay as they are."""

@@ -1,5 +1,4 @@
-// The largest sizes that ops accept, and the Status for larger sizes. There is no memory for larger sizes, and their sums
-// overflow.
+// The Status for sizes that are too large.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +8,6 @@
 #include "common/host_device.h"
 
 namespace fusedrec {
-
-constexpr int64_t kMostColumns = int64_t{1} << 20;          // of a row
-constexpr int64_t kMostCount = int64_t{1} << 48;            // of the counts of a table: rows, bytes, lookups
-constexpr int64_t kMostVersion = (int64_t{1} << 32) - 1;    // of a table; table_limits.h has that of its clock
 
 inline absl::Status RequireIn(const char* name, int64_t got, int64_t least, int64_t most, const char* remedy) {
   if (least <= got && got <= most) return absl::OkStatus();

@@ -1,11 +1,13 @@
-// The limits of one table of a group: how many rows it has, which of them leave, and how long their lookups count. Tables
-// of a group may differ in them.
+// What kernels read of the options of tables (options.h): the limits of one table, how many rows it has, which of them
+// leave and how long their lookups count; and the options that all tables of a group have in common.
 // This header compiles for both compilers.
 #pragma once
 
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "hash_table/storage.h"
+#include "initial_rows/initial_number.h"
 
 namespace fusedrec {
 
@@ -59,6 +61,19 @@ struct Limits {
   FUSEDREC_HOST_DEVICE bool IsOver(uint32_t last, uint32_t clock, int64_t window) const {
     return ttl > 0 && last + (ttl > window ? ttl : window) < clock;
   }
+};
+
+struct TableOptions {
+  int dim = 0;
+  Storage storage = Storage::kFloat32;
+  bool stochastic_rounding = false;
+  Distribution distribution = Distribution::kConstant;
+  double a = 0.0, b = 0.0;     // of the distribution
+  bool unknown_zeros = false;  // whether inference lookups return zeros for an id without a row
+  int64_t window = 1;          // training lookups whose rows stay where they are
+  bool record_tombstones = false;  // whether the table knows the ids that left
+  int64_t hot_after = 0;  // > 0: rows begin in 16 bits, and have float32 while they count that many training lookups
+  bool averaged = false;           // replicas of this table are averaged: it records the ids that they exchange
 };
 
 }  // namespace fusedrec

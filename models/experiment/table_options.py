@@ -88,13 +88,13 @@ def _make_table(name: str, defaults: Defaults, own: Any) -> fr.TableConfig:
         fields.update(_checked("embedding.all_tables", defaults.fields, fr.TableConfig))
         fields["optimizer"] = _rule_of(f"{where}.optimizer", defaults, mine.pop("optimizer", {}))
         fields["initializer"] = _initializer_of(f"{where}.initializer", defaults, mine.pop("initializer", {}))
-    for section, record in config.RECORDS.items():
-        values = {**fields.get(section, {}), **mine.get(section, {})}
-        if values:
-            mine[section] = record(**values)
     try:
+        for section, record in config.RECORDS.items():
+            values = {**fields.get(section, {}), **mine.get(section, {})}
+            if values:
+                mine[section] = record(**values)
         return fr.TableConfig(**{"name": name, **fields, **mine})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # an external table needs a folder
         raise ValueError(f"{where}: {error}") from error
 
 

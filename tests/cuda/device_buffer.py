@@ -28,17 +28,16 @@ class PoolMoves(ctypes.Structure):
 class DeviceBuffer(DeviceTable):
     """Looks up and updates rows of the active buffer.
 
-    Takes the arguments of DeviceTable, and hot_rows: number of slots of the pool.
+    Takes the arguments of DeviceTable; hot_rows is the number of slots of the pool.
     """
 
-    def __init__(self, *arguments, hot_rows=0, **options):
-        self.hot_rows = hot_rows
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, host_rows=True, **options)
 
     def _create(self, spec):
         self.buffer = ctypes.c_void_p()
         pointer = ctypes.byref(self.buffer)
-        self._call("buffer_create", spec, self.allocator, self.hot_rows, pointer, table=False)
+        self._call("buffer_create", spec, self.allocator, pointer, table=False)
         self._take_active()
 
     def _take_active(self):

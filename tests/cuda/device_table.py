@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 
 import numpy as np
 
 from tests.cuda.memory import Allocator
+from tests.support.table_records import PATHS, records_of
 
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
-DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
 # Parameters of the rules in the order of custom_ops/hash_table/rules, after clipnorm.
 RULES = {
     "sgd": (),
@@ -20,7 +21,6 @@ RULES = {
     "adam": ("one_minus_beta_1", "one_minus_beta_2", "epsilon", "weight_decay"),
     "ftrl": ("initial_accumulator_value", "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta"),
 }
-EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
 DOUBLED, CLOCK_ENDS, MORE = -8, -9, -10
@@ -42,62 +42,16 @@ class IdSink(ctypes.Structure):
         self.ids, self.numbers = listed(ids), listed(numbers)
 
 
-class Options(ctypes.Structure):
-    """TableOptions of table_options.h."""
+class Texts(ctypes.Structure):
+    """FusedrecTableTexts."""
 
     _fields_ = [
-        ("dim", ctypes.c_int),
-        ("storage", ctypes.c_int),
-        ("stochastic_rounding", ctypes.c_bool),
-        ("distribution", ctypes.c_int),
-        ("a", ctypes.c_double),
-        ("b", ctypes.c_double),
-        ("unknown_zeros", ctypes.c_bool),
-        ("window", ctypes.c_int64),
-        ("record_tombstones", ctypes.c_bool),
-        ("hot_after", ctypes.c_int64),
-        ("averaged", ctypes.c_bool),
-    ]
-
-
-# Limits of table_limits.h.
-LIMITS = np.dtype(
-    [
-        ("max_rows", "i8"),
-        ("eviction", "i4"),
-        ("ttl", "i8"),
-        ("admission_count", "i8"),
-        ("max_candidates", "i8"),
-        ("frequency_decay_steps", "i8"),
-    ],
-    align=True,
-)
-
-
-def limits_of(segments, options):
-    """Takes the limits out of `options`, each one value or a list by segment. Returns <LIMITS>[segments]."""
-    limits = np.zeros(segments, LIMITS)
-    limits["admission_count"] = 1
-    for name in {*LIMITS.names} & {*options}:
-        value = options.pop(name)
-        number = lambda policy: EVICTIONS.get(policy, policy)  # noqa: E731
-        limits[name] = [number(one) for one in value] if isinstance(value, list) else number(value)
-    return limits
-
-
-class Spec(ctypes.Structure):
-    """FusedrecTableSpec; has the fields of its options."""
-
-    _anonymous_ = ("part_options",)
-    _fields_ = [
-        ("part_options", Options),
+        ("texts", ctypes.POINTER(ctypes.c_char_p)),
+        ("segments", ctypes.c_int64),
+        ("chunk_rows", ctypes.c_int64),
         ("rule", ctypes.c_char_p),
         ("parameters", ctypes.POINTER(ctypes.c_float)),
         ("num_parameters", ctypes.c_int64),
-        ("chunk_rows", ctypes.c_int64),
-        ("segments", ctypes.c_int64),
-        ("seeds", ctypes.c_void_p),
-        ("limits", ctypes.c_void_p),
     ]
 
 
@@ -124,24 +78,21 @@ class DeviceTable:
     Args:
       kernels: tests.cuda.memory.Kernels.
       rule: Name.
-      more: Further fields of Spec, parameters of rules, and limits: each one value for all segments, or a list with
-        one for each.
+      more: chunk_rows, parameters of rules, and options of tests.support.table_records.
     """
 
     def __init__(self, kernels, dim, seeds, storage="float32", distribution="constant", rule="sgd", **more):
         self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
         self.allocations_left = None  # None: no limit but memory
-        seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
-        limits = limits_of(len(seeds), more)
         given = {name: more.pop(name) for name in {"clipnorm", *sum(RULES.values(), ())} & {*more}}
         numbers = [given.get(name, float(name == "moment_scale")) for name in ("clipnorm", *RULES.get(rule, ()))]
-        parameters = (ctypes.c_float * len(numbers))(*numbers)
-        more = {"chunk_rows": 64, "window": 1, **more}
-        spec = Spec(
-            segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
-            rule=rule.encode(), parameters=parameters, num_parameters=len(numbers),
-            seeds=seeds.ctypes.data, limits=limits.ctypes.data, **more,
+        more = {"chunk_rows": 64, "storage": storage, "distribution": distribution, **more}
+        records = records_of(dim, seeds, **{name: more.pop(name) for name in PATHS if name in more})
+        texts = (ctypes.c_char_p * len(records))(*(json.dumps(record).encode() for record in records))
+        spec = Texts(
+            texts=texts, segments=len(records), rule=rule.encode(), num_parameters=len(numbers),
+            parameters=(ctypes.c_float * len(numbers))(*numbers), **more,
         )  # fmt: skip
         self.allocator = Allocator(self._allocate, self._release)
         self.handle = ctypes.c_void_p()

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.cuda.op_kernels import run_op
 from tests.golden import tables
+from tests.support.table_records import arguments_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.optimizers.rules import RULES
@@ -19,7 +20,7 @@ def call(op, *arguments, **static):
 
 
 def run_program(number: int, rule: Any = None) -> tables.Program:
-    create = lambda options: run_op(True, ops.hash_table, (), anonymous=True, **options)  # noqa: E731
+    create = lambda options: run_op(True, ops.hash_table, (), **arguments_of(anonymous=True, **options))  # noqa: E731
     program = tables.Program(number, create, call, rule)
     program.run()
     return program

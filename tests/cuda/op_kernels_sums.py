@@ -28,7 +28,7 @@ from tf_fusedrec._tf_compat import tf
 # With a time to live that ends while gradients wait; no max_rows, because waiting rows would fill it.
 OPTIONS = [{**PROGRAMS[n], "max_rows": 0, "ttl": ttl} for n, ttl in ((0, 2), (1, 1), (2, 3))]
 OPTIONS[0]["max_rows"] = 160
-OPTIONS[1].update(segment_max_rows=[0, 0], segment_ttl=[1, 0])
+OPTIONS[1].update(max_rows=[0, 0], ttl=[1, 0])
 
 
 def apply_accumulated(table, rate, step):

@@ -12,21 +12,21 @@ import numpy as np
 
 from tests.cuda.op_kernels import refused, run_op, same
 from tests.oracles.hash_table import pack
+from tests.support.table_records import arguments_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
-from tf_fusedrec.tables import places
 
 DIM, SEGMENTS = 5, 2
 LONG = 2  # programs with all steps; the others test their rules only
 PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
 PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7, 0.0], **PLAIN, "max_rows": 40, "eviction": "lru",
-     "record_tombstones": True, "segment_admission_count": [2, 1], "max_candidates": 30, "hot_after": 2,
+     "record_tombstones": True, "admission_count": [2, 1], "max_candidates": 30, "hot_after": 2,
      "frequency_decay_steps": 2, "stochastic_rounding": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
-     "stochastic_rounding": True, "segment_max_rows": [50, 44], "segment_eviction": ["lfu", "lru"], "window": 2,
-     "segment_admission_count": [1, 2]},
+     "stochastic_rounding": True, "max_rows": [50, 44], "eviction": ["lfu", "lru"], "window": 2,
+     "admission_count": [1, 2]},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "ttl": 3, "record_tombstones": True},
     {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru",
@@ -44,7 +44,7 @@ class Side:
     def __init__(self, name, on_device, options):
         self.on_device = on_device
         options = {"shared_name": f"{name}/{on_device}", "dim": DIM, "seeds": [11, -22], **options}
-        self.handle = run_op(on_device, ops.hash_table, (), **options)
+        self.handle = run_op(on_device, ops.hash_table, (), **arguments_of(**options))
 
     def call(self, op, *arguments, **more):
         answer = run_op(self.on_device, op, (self.handle, *arguments), **more)
@@ -192,16 +192,13 @@ def run_upkeep(sides, random, dtype, number, options):
 
 def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
-    wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
+    wrong = tf.errors.InvalidArgumentError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
-    lacking = {"memory_budget": 1 << 20, "tier_folder": "/tmp", "hot_rows": 8}
-    averaged, narrow = ({"hot_after": 2, **more} for more in ({"averaged": True}, {"storage": "float16"}))
-    assert {*lacking} == {*places.DEVICE.lacks}
-    for option, value in lacking.items():
-        refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
-    refused(unimplemented, "must have averaged with hot_after", lambda: Side("replica", True, {**sgd, **averaged}))
-    refused(wrong, "it needs storage 'float32'", lambda: Side("mixed", True, {**sgd, **narrow}))
-    refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
+    tier = {"memory_budget": 1 << 20, "tier_folder": "/tmp"}
+    refused(wrong, "must be 0 on a GPU. Use a table under", lambda: Side("tier", True, {**sgd, **tier}))
+    refused(
+        wrong, "dim of table '' must be an int in [1, 1048576], got", lambda: Side("w", True, {**sgd, "dim": 2**20 + 1})
+    )
     refused(wrong, "number of parameters must be 1, got 0", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
     side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)

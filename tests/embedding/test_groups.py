@@ -82,8 +82,8 @@ def test_wrong_names_are_refused(tables, features, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dim": 0}, "TableConfig.dim must be an int >= 1, got 0 for table 't'"),
-        ({"dim": 4.0}, "TableConfig.dim must be an int >= 1, got 4.0"),
+        ({"dim": 0}, "TableConfig.dim of table 't' must be an int in .1, 1048576., got 0"),
+        ({"dim": 4.0}, "TableConfig.dim must be int, got 4.0"),
         ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
         ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),

@@ -1,5 +1,7 @@
 """Tables of one group keep limits of their own: each behaves as it would in a group of its own, bit for bit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -135,14 +137,13 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
     plain = fr.TableConfig("plain", DIM, fr.optimizers.SGD(0.1))
     counted = fr.TableConfig("counted", DIM, fr.optimizers.SGD(0.1), limits=fr.Limits(admission_count=2))
     tables = [plain, counted][:: 1 - 2 * first]
-    options = {"accumulate_steps": 1, "lookups_per_update": 1}
-    places.check(places.DEVICE, tables, averaged=False, **options)
-    with pytest.raises(
-        ValueError, match=r"got TableConfig.limits.admission_count=2, and must have its default. Use a layer"
-    ):
-        places.check(places.HOST_ROWS, tables, averaged=False, **options)
-    with pytest.raises(ValueError, match="have admission_count > 1, hot_after or frequency_decay_steps, which"):
-        places.check(places.CPU, tables, averaged=True, **options)
+    host_rows = [dataclasses.replace(table, tier=fr.Tier(host_rows=True)) for table in tables]
+    records = lambda of, **group: [table.record(lookups_per_update=1, **group) for table in of]  # noqa: E731
+    places.check(places.DEVICE, records(tables), accumulate_steps=1)
+    with pytest.raises(ValueError, match="admission_count of table 'counted' is 2, and must be 1 on a GPU"):
+        places.check(places.HOST_ROWS, records(host_rows), accumulate_steps=1)
+    with pytest.raises(ValueError, match="must be 1 where replicas are averaged"):
+        places.check(places.CPU, records(tables, averaged=True), accumulate_steps=1)
 
 
 @pytest.mark.parametrize("first", [0, 1])

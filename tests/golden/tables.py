@@ -19,6 +19,7 @@ import numpy as np
 
 from tests.golden import hashes
 from tests.oracles.hash_table import pack
+from tests.support.table_records import arguments_of
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
@@ -122,9 +123,9 @@ class Program:
             "unknown": self.pick(["initial", "zeros"]), "record_tombstones": self.pick([False, True]),
             "window": self.pick([1, 1, 2]), "averaged": storage != "mixed" and self.pick([False, True]),
             "hot_after": self.pick([2, 3]) if storage == "mixed" else 0,
-            "segment_max_rows": each(0, 0, 30, 44), "segment_eviction": each("none", "lru", "lfu", "lru", "lfu"),
-            "segment_ttl": each(0, 0, 2, 4), "segment_admission_count": each(1, 1, 2, 3),
-            "segment_max_candidates": each(0, 20), "segment_frequency_decay_steps": each(0, 0, 2, 5),
+            "max_rows": each(0, 0, 30, 44), "eviction": each("none", "lru", "lfu", "lru", "lfu"),
+            "ttl": each(0, 0, 2, 4), "admission_count": each(1, 1, 2, 3),
+            "max_candidates": each(0, 20), "frequency_decay_steps": each(0, 0, 2, 5),
         }  # fmt: skip
         if self.number >= ON_HOST:
             options.update(memory_budget=self.pick([1 << 13, 1 << 14]), hot_after=0, averaged=False)
@@ -316,7 +317,7 @@ def run_on_host(number: int, rule: Any = None) -> Program:
 
         def create(options):
             tier = {"tier_folder": folder} if number >= ON_HOST else {}
-            tables.append(ops.hash_table(**options, **tier))
+            tables.append(ops.hash_table(**arguments_of(**options, **tier)))
             return tables[-1]
 
         program = Program(number, create, call_on_host, rule)

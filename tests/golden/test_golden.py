@@ -9,6 +9,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.golden.make import FOLDER, OPS, answers, make_model, state, train, weights
 from tf_fusedrec import checkpoint
+from tf_fusedrec.checkpoint import loading
 
 VERSIONS = sorted(path.parent for path in FOLDER.glob("*/expected.json"))
 # Another processor may order the sums of matrix products otherwise.
@@ -33,7 +34,7 @@ def test_checkpoints_of_earlier_versions(version):
     assert checkpoint.load(version / "checkpoint", model, model.optimizer) == {"step": 16}
     assert state(embedding) == want["tables"]
     assert weights(model) == want["weights"]
-    rows = checkpoint.read_tables(version / "checkpoint")
+    rows = loading.read_tables(version / "checkpoint")
     assert rows["item"][0].tolist() == sorted(map(int, want["tables"]["item.rows"]))
 
 

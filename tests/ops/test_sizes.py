@@ -50,9 +50,9 @@ CALLS = {
 }  # fmt: skip
 # Options of a table by the smallest size that it refuses.
 OPTIONS = {
-    "dim": 2**31, "max_rows": 2**62, "ttl": 2**62, "admission_count": 2**62, "max_candidates": 2**62,
-    "frequency_decay_steps": 2**62, "hot_after": 2**62, "memory_budget": 2**62, "window": 2**62,
-    "hot_rows": 2**31,
+    path: option["most"] + 1
+    for path, option in ops.table_schema().items()
+    if "most" in option and path != "seed"
 }  # fmt: skip
 
 
@@ -115,9 +115,8 @@ def test_options_of_tables_beyond_any_memory_are_refused(option, tmp_path):
     for size in {OPTIONS[option], 2**63 - 1, -1, -(2**63)}:
 
         def make(size=size):
-            options = {"dim": 4, "tier_folder": str(tmp_path), option: size}
-            name = f"sizes/{option}/{size}"
-            ops.hash_table(shared_name=name, seeds=[1], rule="sgd", hyperparameters=[0.0], **options)
+            record = {"dim": 4, "tier.folder": str(tmp_path), option: size}
+            ops.hash_table(shared_name=f"sizes/{option}/{size}", tables=[record], rule="sgd", hyperparameters=[0.0])
 
         assert str(size) in _refuses(option, make)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.oracles.hash_table import pack
 from tests.oracles.initial_rows import initial_row_oracle
+from tests.support.table_records import records_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.files.hash_order import mix64
@@ -22,8 +23,8 @@ class Table:
         self.dim, self.spec = dim, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
         self.seeds = [(-1) ** s * (5 + s) for s in range(segments)]
         self.handle = ops.hash_table(
-            shared_name=f"tests/{next(_numbers)}", dim=dim, seeds=self.seeds, rule=rule,
-            hyperparameters=list(hyperparameters), **self.spec,
+            shared_name=f"tests/{next(_numbers)}", tables=records_of(dim, self.seeds, **self.spec), rule=rule,
+            hyperparameters=list(hyperparameters),
         )  # fmt: skip
 
     def initial(self, key):

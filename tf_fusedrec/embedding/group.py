@@ -310,8 +310,8 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
     # Of an amount, which a group sums over its tables, the spec has the presence only.
-    amounts = ("tier.memory_budget", "tier.hot_rows")
-    options = {p: v for p, v in table.options.items() if p not in amounts and not p.startswith("limits.")}
+    schema = ops.table_schema()
+    options = {path: value for path, value in table.options.items() if schema[path]["scope"] == "group"}
     values = {"unknown": table.unknown != "initial", **options, "frozen": not table.trainable}
     if shared:
         values["tier.folder"] = bool(table.tier.folder)

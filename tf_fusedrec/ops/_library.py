@@ -76,6 +76,9 @@ _functions.fusedrec_mark_collective.restype = None
 _functions.fusedrec_mark_collective.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _functions.fusedrec_watch_termination.restype = None
 _functions.fusedrec_watch_termination.argtypes = [ctypes.c_int, ctypes.c_double]
+_functions.fusedrec_table_schema.restype = ctypes.c_char_p
+_functions.fusedrec_check_table.restype = ctypes.c_char_p
+_functions.fusedrec_check_table.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int64, ctypes.c_char_p]
 _functions.fusedrec_termination.restype = ctypes.c_int
 _functions.fusedrec_termination.argtypes = [ctypes.c_char_p, ctypes.c_int64]
 

@@ -6,11 +6,14 @@ TensorFlow runs the calls on one table in program order. custom_ops/hash_table/*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.ops._library import library
+from tf_fusedrec.ops._library import _functions, library
 
 
 class TableRows(NamedTuple):
@@ -53,7 +56,12 @@ class Unsynced(NamedTuple):
 
 
 def hash_table(
-    *, shared_name: str, dim: int, seeds: Sequence[int], rule: str, hyperparameters: Sequence[float], **options: Any
+    *,
+    shared_name: str,
+    tables: Sequence[Mapping[str, Any]],
+    rule: str,
+    hyperparameters: Sequence[float],
+    anonymous: bool = False,
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or returns the one that has this shared_name.
 
@@ -61,22 +69,42 @@ def hash_table(
 
     Args:
       shared_name: Name of the resource. It lives until table_destroy, unless it is anonymous.
-      dim: D, columns of a row.
-      seeds: One int64 per segment. The initial row is a pure function of (seed, id).
+      tables: Options of each segment by path, see table_schema; others have their default. The initial row is a pure
+        function of (seed, id).
       rule, hyperparameters: Update rule and its numbers, from a record of tf_fusedrec/optimizers.
-      **options: Further attributes of the op, see custom_ops/hash_table/hash_table_op.cc.
+      anonymous: True if the table goes with its handle, and no name finds it.
 
     Returns:
       <resource>[].
 
     Raises:
-      InvalidArgumentError: The rule is unknown, the folder cannot be written, or options exclude each other.
-      TypeError: The op has no attribute of that name.
-      UnimplementedError: Tables on a GPU lack an option.
+      InvalidArgumentError: The rule is unknown, the folder cannot be written, or check_tables refuses the options.
     """
     return library.fusedrec_hash_table(
-        shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters), **options
-    )
+        shared_name=shared_name, anonymous=anonymous, tables=list(map(_text, tables)), rule=rule,
+        hyperparameters=list(hyperparameters),
+    )  # fmt: skip
+
+
+def _text(table: Mapping[str, Any]) -> str:
+    return json.dumps(table, ensure_ascii=False)
+
+
+@functools.cache
+def table_schema() -> dict[str, dict[str, Any]]:
+    """The options of a table by path, from custom_ops/hash_table/options.h.
+
+    Each has a scope ("table", "group": equal in a group, "sum": the group has the sum), a default, for texts choices,
+    for integers the least and most, and the places that lack it: "device", "host_rows", "averaged". Rows may leave or
+    move because of one with moves_rows.
+    """
+    return json.loads(_functions.fusedrec_table_schema())
+
+
+def check_tables(tables: Sequence[Mapping[str, Any]], place: str = "CPU") -> str:
+    """Why these tables cannot be a group on a "CPU" or "device"; "" where they can. Arguments as for hash_table."""
+    texts = [_text(table).encode() for table in tables]
+    return _functions.fusedrec_check_table((ctypes.c_char_p * len(texts))(*texts), len(texts), place.encode()).decode()
 
 
 def table_destroy(table: tf.Tensor) -> None:

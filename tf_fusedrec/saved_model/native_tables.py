@@ -9,6 +9,7 @@ from __future__ import annotations
 import pathlib
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,21 +84,19 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         # A session runs its graph many times and needs the name to find the table. A loader of functions calls this
         # once, and the handle is enough.
         of_session = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-        initial = self._unknown
+        table: dict[str, Any] = {"name": self._name, "dim": self._dim, "unknown": "zeros"}
+        table["storage.dtype"] = "mixed" if self._hot_after else self._stored.name
+        table["storage.hot_after"] = self._hot_after
+        if self._unknown is not None:
+            initial = {"": self._unknown.distribution, ".a": self._unknown.a, ".b": self._unknown.b}
+            table.update({f"initializer{key}": value for key, value in initial.items()})
+            table.update(unknown="initial", seed=self._unknown.seed)
         return ops.hash_table(
             shared_name=self._shared_name,
             anonymous=not of_session,
-            dim=self._dim,
-            seeds=[initial.seed if initial else 0],
-            segment_names=[self._name],
+            tables=[table],
             rule="sgd",
             hyperparameters=[0.0],
-            storage=self._stored.name,
-            hot_after=self._hot_after,
-            unknown="initial" if initial else "zeros",
-            distribution=initial.distribution if initial else "constant",
-            a=initial.a if initial else 0.0,
-            b=initial.b if initial else 0.0,
         )
 
     def _initialize(self) -> None:

@@ -6,7 +6,6 @@ returns them in the order received. Its handles save the update a second search.
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import Limits, TableConfig
+from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
 from tf_fusedrec.optimizers.keras_counterparts import resolve
 from tf_fusedrec.optimizers.trainer import Trainer
@@ -65,13 +64,10 @@ class NativeTable(Table):
     ):
         spec = tables[0]
         self.place = places.place_of(spec)
-        places.check(
-            self.place,
-            tables,
-            accumulate_steps=accumulate_steps,
-            lookups_per_update=lookups_per_update,
-            averaged=averaged,
-        )
+        seeds = [table_seed(seed, table.name) for table in tables]
+        of_group = {"lookups_per_update": lookups_per_update, "averaged": averaged}
+        records = [table.record(seed=s, **of_group) for s, table in zip(seeds, tables)]
+        places.check(self.place, records, accumulate_steps=accumulate_steps)
         self.names = [table.name for table in tables]
         self.left_out = {}
         self.clears = 0
@@ -85,39 +81,17 @@ class NativeTable(Table):
         self._initializer = spec.initializer
         self._with_admission = {table.name for table in tables if table.limits.admission_count > 1}
         # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        leave = any(table.limits.eviction or table.limits.ttl for table in tables)
-        self._moves_rows = bool(leave or spec.storage.hot_after or spec.tier.memory_budget)
+        schema = ops.table_schema()
+        self._moving = sorted({path for table in tables for path in table.options if schema[path]["moves_rows"]})
         self._lookups_per_update = lookups_per_update
         self._accumulate_steps, self._average = accumulate_steps, average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
-        limits = [dataclasses.asdict(table.limits) for table in tables]
-        options = {
-            f"segment_{f.name}": [of[f.name] or "none" if f.name == "eviction" else of[f.name] for of in limits]
-            for f in dataclasses.fields(Limits)
-        }
-        self._seeds = [table_seed(seed, table.name) for table in tables]
+        self._seeds = seeds
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
-            dim=spec.dim,
-            seeds=self._seeds,
-            segment_names=self.names,
+            tables=records,
             rule=self._rule.rule,
             hyperparameters=list(self._rule.parameters.values()),
-            distribution=spec.initializer.distribution,
-            a=spec.initializer.a,
-            b=spec.initializer.b,
-            unknown=spec.unknown,
-            window=lookups_per_update,
-            averaged=averaged,
-            storage=self._stored_dtype,
-            stochastic_rounding=spec.storage.stochastic_rounding,
-            hot_after=spec.storage.hot_after,
-            memory_budget=sum(table.tier.memory_budget for table in tables),
-            tier_folder=spec.tier.folder,
-            host_rows=spec.tier.host_rows,
-            hot_rows=sum(table.tier.hot_rows for table in tables),
-            record_tombstones=spec.record_tombstones,
-            **options,
         )
         weakref.finalize(self, ops.table_destroy, self._handle)
 
@@ -152,10 +126,10 @@ class NativeTable(Table):
                 f"tables {self.names} have host_rows on a GPU, which holds the rows of one lookup. {cause} Use "
                 f"{remedy}, or make the layer under tf.device('/CPU:0')."
             )
-        if self._moves_rows and lookups > self._lookups_per_update:
+        if self._moving and lookups > self._lookups_per_update:
             raise ValueError(
-                f"tables {self.names} may evict or move rows (eviction, ttl, hot_after or memory_budget). {cause} Use "
-                f"{remedy}, or FusedEmbedding(lookups_per_update={lookups})."
+                f"tables {self.names} may evict or move rows ({', '.join(self._moving)}). {cause} Use {remedy}, or "
+                f"FusedEmbedding(lookups_per_update={lookups})."
             )
 
     def update(

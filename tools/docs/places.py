@@ -1,4 +1,5 @@
-"""The tables of docs/gpu.md that say what works where, from the record in tf_fusedrec/tables/places.py.
+"""The tables of docs/gpu.md that say what works where, from custom_ops/hash_table/options.h
+and tf_fusedrec/tables/places.py.
 
 tests/schedules/test_places.py makes a layer and a model for every cell of both tables together.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from tf_fusedrec.config import RECORDS, TableConfig
+from tf_fusedrec.ops.table import table_schema
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, Schedule, SemiAsync, Sync
-from tf_fusedrec.tables.places import AVERAGED_LACK, PLACES, Place
+from tf_fusedrec.tables.places import HOST_ROWS, PLACES, Place
 
 # Options that a TableConfig needs in addition to the first one. A file tier is one option of two fields.
 TOGETHER = {
@@ -47,14 +49,16 @@ _HEAD = ["CPU", "device", "`host_rows`"]
 
 def option_works(option: str, place: Place, topology: str) -> bool:
     """Returns whether tables with this option can be made at a place under a topology."""
-    fields = {option, *TOGETHER.get(option, ())}
-    averaged = topology == "weight_sync"
-    return not fields & {*place.lacks, *(AVERAGED_LACK if averaged else ())}
+    if option.startswith("external.") and place is HOST_ROWS:
+        return False  # rows of another model have no tier
+    lacking = {place.name, *(["averaged"] if topology == "weight_sync" else [])}
+    paths = {option, *TOGETHER.get(option, ())}
+    return not any(lacking & {*table_schema().get(path, {"lacks": ()})["lacks"]} for path in paths)
 
 
 def schedule_works(schedule: Schedule, place: Place, topology: str) -> bool:
     """Returns whether tables without options can train at a place under a schedule and a topology."""
-    if topology == "weight_sync" and not place.averages:
+    if topology == "weight_sync" and place.name in table_schema()["averaged"]["lacks"]:
         return False
     return place.lookups_per_update is None or schedule.stages.lookups_per_update <= place.lookups_per_update
 

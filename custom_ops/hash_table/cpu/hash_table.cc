@@ -26,11 +26,6 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec) {
     return absl::InvalidArgumentError(absl::StrCat("limits must be empty or one for each of the ", spec.seeds.size(),
                                                    " segments, got ", spec.limits.size(), "."));
   }
-  const absl::Status pools = RequirePools(spec);
-  if (!pools.ok()) return pools;
-  if (spec.memory_budget > 0 && spec.tier_folder.empty()) {
-    return absl::InvalidArgumentError("memory_budget needs a tier_folder for the rows beyond it, got none.");
-  }
   std::unique_ptr<HashTable> table(new HashTable(std::move(spec)));
   const absl::Status opened = table->rows_.Open();
   if (!opened.ok()) return opened;

@@ -2,9 +2,11 @@
 
 #include "hash_table/cuda/table.h"
 
-int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
                           FusedrecDeviceTable** table, void* stream) {
-  return FusedrecDeviceTable::Make(*spec, *allocator, table, stream);
+  fusedrec::TableSpec spec;
+  if (!FusedrecDeviceTable::Read(*texts, &spec)) return fusedrec::kCudaInvalidValue;
+  return FusedrecDeviceTable::Make(spec, texts->chunk_rows, *allocator, table, stream);
 }
 
 void fusedrec_table_destroy(FusedrecDeviceTable* table) { delete table; }

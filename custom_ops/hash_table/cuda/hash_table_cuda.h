@@ -30,7 +30,6 @@
 
 #include "common/cuda_api.h"
 #include "hash_table/table_limits.h"
-#include "hash_table/table_options.h"
 #include "hash_table/rules/rule.h"
 
 namespace fusedrec {
@@ -77,15 +76,14 @@ struct FusedrecMerge {
   int64_t step;
 };
 
-struct FusedrecTableSpec {
-  fusedrec::TableOptions options;
+// What a table is made of: the text of each segment (options.h), host, and its rule.
+struct FusedrecTableTexts {
+  const char* const* texts;
+  int64_t segments;
+  int64_t chunk_rows;       // a power of two, at least 32
   const char* rule;         // its name
   const float* parameters;  // host, [num_parameters], in the order of the rule's Parameters
   int64_t num_parameters;
-  int64_t chunk_rows;  // a power of two, at least 32
-  int64_t segments;
-  const uint64_t* seeds;           // host, [segments]
-  const fusedrec::Limits* limits;  // host, [segments]
 };
 
 // A message as the all-to-all delivers it (rank_partition.h).
@@ -97,7 +95,7 @@ struct FusedrecMessage {
   uint64_t fingerprint = 0;
 };
 
-FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
                                             FusedrecDeviceTable** table, void* stream);
 FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 

@@ -31,51 +31,33 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage
 
 }  // namespace
 
-FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const AnyRule& rule,
-                                         const FusedrecAllocator& allocator)
+FusedrecDeviceTable::FusedrecDeviceTable(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator)
     : allocator_(allocator),
-      options_(spec.options),
-      limits_(spec.limits, spec.limits + spec.segments),
-      rule_(rule),
+      options_(spec),
+      limits_(spec.limits),
+      rule_(spec.rule),
       layout_(LayoutOf(options_, SlotsOf(rule_), options_.storage)),
       cold_layout_(LayoutOf(options_, SlotsOf(rule_), IsMixed() ? Storage::kFloat16 : options_.storage)),
-      segments_(spec.segments) {
-  while (chunk_rows() < spec.chunk_rows) ++chunk_bits_;
+      segments_(spec.seeds.size()) {
+  while (this->chunk_rows() < chunk_rows) ++chunk_bits_;
 }
 
-int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
+int FusedrecDeviceTable::Make(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
-  const TableOptions& options = spec.options;
-  AnyRule rule;
-  const auto is_in = [](auto x, int64_t low, int64_t high) {
-    return low <= static_cast<int64_t>(x) && static_cast<int64_t>(x) <= high;
-  };
-  if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(options.dim, 1, kDeviceTableMaxColumns) ||
-      !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) ||
-      !ReadRule(spec.rule, spec.parameters, spec.num_parameters, &rule).empty() ||
-      !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
-      options.window < 0 || spec.limits == nullptr || options.hot_after < 0 ||
-      (options.hot_after > 0 && (options.storage != Storage::kFloat32 || options.averaged))) {
+  if (chunk_rows < 32 || chunk_rows > kDeviceTableMaxRows || (chunk_rows & (chunk_rows - 1)) != 0) {
     return kCudaInvalidValue;
   }
-  for (int64_t s = 0; s < spec.segments; ++s) {
-    const Limits& limits = spec.limits[s];
-    if (!is_in(limits.eviction, 0, 2) || limits.max_rows < 0 || limits.ttl < 0 || limits.admission_count < 1 ||
-        limits.max_candidates < 0 || limits.frequency_decay_steps < 0) {
-      return kCudaInvalidValue;
-    }
-  }
-  auto table = new FusedrecDeviceTable(spec, rule, allocator);
+  auto table = new FusedrecDeviceTable(spec, chunk_rows, allocator);
   *made = table;
-  const int64_t segments = spec.segments;
+  const int64_t segments = spec.seeds.size();
   table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
   table->limits_view_ = Memory(allocator, segments * sizeof(Limits));
   table->views_ = Memory(allocator, 2 * segments * sizeof(SegmentLines));
   int answer = kDeviceOutOfMemory;
   if (table->seeds_.data() != nullptr && table->limits_view_.data() != nullptr && table->views_.data() != nullptr) {
-    answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds, segments, stream);
+    answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds.data(), segments, stream);
     if (answer == kCudaSuccess) {
-      answer = CopyToDevice(reinterpret_cast<Limits*>(table->limits_view_.data()), spec.limits, segments, stream);
+      answer = CopyToDevice(reinterpret_cast<Limits*>(table->limits_view_.data()), spec.limits.data(), segments, stream);
     }
     if (answer == kCudaSuccess) answer = table->UploadSegments(stream);
   }

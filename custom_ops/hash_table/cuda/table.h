@@ -13,7 +13,7 @@
 #include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
-#include "hash_table/rules/rules.h"
+#include "hash_table/options.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -64,8 +64,12 @@ struct FusedrecDeviceTable {
  public:
   using Memory = fusedrec::device_table::Memory;
 
-  static int Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, FusedrecDeviceTable** made,
-                  void* stream);
+  static bool Read(const FusedrecTableTexts& texts, fusedrec::TableSpec* spec) {
+    return fusedrec::ReadTables({texts.texts, texts.texts + texts.segments}, fusedrec::kOnDevice, spec).empty() &&
+           fusedrec::ReadRule(texts.rule, texts.parameters, texts.num_parameters, &spec->rule).empty();
+  }
+  static int Make(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
+                  FusedrecDeviceTable** made, void* stream);
   int Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
              int64_t* handles, int64_t* num_rows, void* stream);
   // peeks: for the next lookup, at which rows may expire and an id without a row gets its initial row.
@@ -181,7 +185,7 @@ struct FusedrecDeviceTable {
     int64_t promoted = 0, demoted = 0, fresh_hot = 0;
   };
 
-  FusedrecDeviceTable(const FusedrecTableSpec& spec, const fusedrec::AnyRule& rule, const FusedrecAllocator& allocator);
+  FusedrecDeviceTable(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
   // Allocates for `more` rows, or places, of these bytes.
   int AllocateChunks(Chunks* now, int64_t bytes, int64_t more, Growth* growth) const;

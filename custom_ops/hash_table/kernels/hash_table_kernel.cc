@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "common/bucket.h"
-#include "hash_table/kernels/table_attributes.h"
 #include "hash_table/kernels/table_resource.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
@@ -19,7 +18,7 @@ using tensorflow::TensorShape;
 class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &spec_));
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, kOnCpu, &spec_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
   }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
@@ -14,6 +15,19 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace fusedrec {
+
+// Reads the attributes of HashTable. device: kOnCpu, or kOnDevice, where host_rows decides which of a GPU's places it is.
+inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, Place device, TableSpec* spec) {
+  std::vector<std::string> texts;
+  std::string rule;
+  std::vector<float> parameters;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("tables", &texts));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &parameters));
+  std::string refused = ReadTables(texts, device, spec);
+  if (refused.empty()) refused = ReadRule(rule, parameters.data(), parameters.size(), &spec->rule);
+  return refused.empty() ? absl::OkStatus() : absl::InvalidArgumentError(refused);
+}
 
 class TableResource : public tensorflow::ResourceBase {
  public:

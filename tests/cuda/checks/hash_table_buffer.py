@@ -205,8 +205,7 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     buffer.drop()
     assert buffer.rows() == [0, 0, 0] and answer_of(buffer.lookup, [2, 0, 2, 5], [4]) == ABSENT
     buffer.close()
-    for more in ({"max_rows": 5}, {"eviction": "lru"}, {"ttl": 2}):
-        assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, **more) == INVALID
+    assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, admission_count=2) == INVALID
 
 
 class ReusingBuffer(DeviceBuffer):

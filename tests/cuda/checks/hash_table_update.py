@@ -98,7 +98,7 @@ def check_rows_of_16_bits(kernels):
     """
     ids = [64, *range(64)]
     grads = np.random.default_rng(4).uniform(0.0001, 0.0004, [64, 3]).astype(np.float32)
-    for stochastic in (0, 1):
+    for stochastic in (False, True):
         runs = []
         for _ in range(2):
             table = DeviceTable(kernels, 3, [1], storage="float16", a=1.0, stochastic_rounding=stochastic)
@@ -109,7 +109,7 @@ def check_rows_of_16_bits(kernels):
             table.close()
         np.testing.assert_array_equal(*runs)
         exact, grid = 1.0 + grads, 2.0**-10
-        if stochastic == 0:
+        if not stochastic:
             np.testing.assert_array_equal(runs[0], exact.astype(np.float16))
         else:
             assert np.all((runs[0] == 1.0) | (runs[0] == 1.0 + grid))

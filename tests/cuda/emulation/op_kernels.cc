@@ -27,16 +27,16 @@ FusedrecAllocator Counting(const FusedrecAllocator& allocator) {
   return {inner, &AllocateWhileAnyAreLeft, &Release};
 }
 
-int CreateTable(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, FusedrecDeviceTable** table,
+int CreateTable(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator, FusedrecDeviceTable** table,
                 void* stream) {
   const FusedrecAllocator counting = Counting(*allocator);
-  return fusedrec_table_create(spec, &counting, table, stream);
+  return fusedrec_table_create(texts, &counting, table, stream);
 }
 
-int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, int64_t hot_rows,
-                 FusedrecDeviceBuffer** buffer, void* stream) {
+int CreateBuffer(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator, FusedrecDeviceBuffer** buffer,
+                 void* stream) {
   const FusedrecAllocator counting = Counting(*allocator);
-  return fusedrec_buffer_create(spec, &counting, hot_rows, buffer, stream);
+  return fusedrec_buffer_create(texts, &counting, buffer, stream);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ from tf_fusedrec._tf_compat import tf
 
 # A lookup could make room in the first segment, but the second one is full.
 OPTIONS = {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], **PLAIN, "storage": "bfloat16",
-           "stochastic_rounding": True, "segment_max_rows": [4, 2], "segment_eviction": ["lru", "none"]}  # fmt: skip
+           "stochastic_rounding": True, "max_rows": [4, 2], "eviction": ["lru", "none"]}  # fmt: skip
 FIRST = [[[0, 1, 2, 3], [0, 1]]]
 RATE, STEP = np.float32(0.5).reshape(()), np.array(1, np.int64)
 
@@ -105,7 +105,7 @@ def rows_stay(name, hot_rows, ahead):
 
 
 def run():
-    assert len(OPTIONS["segment_max_rows"]) == SEGMENTS
+    assert len(OPTIONS["max_rows"]) == SEGMENTS
     for hot_rows in (0, 3, 30):
         for ahead in (False, True):
             for program in (no_row_leaves, rows_stay_pinned, rows_stay):

@@ -28,18 +28,17 @@ from tests.cuda.op_kernels_table import (
     update,
 )  # fmt: skip
 from tests.oracles.hash_table import pack
+from tests.support.table_records import PATHS
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import NATIVE_FIELDS
-from tf_fusedrec.tables import places
 
 SGD = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "host_rows": True}
 PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7, 0.0], **PLAIN, "max_rows": 60, "eviction": "lru",
      "record_tombstones": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
-     "stochastic_rounding": True, "segment_max_rows": [55, 0], "segment_eviction": ["lfu", "none"],
-     "segment_ttl": [0, 1], "frequency_decay_steps": 3},
+     "stochastic_rounding": True, "max_rows": [55, 0], "eviction": ["lfu", "none"],
+     "ttl": [0, 1], "frequency_decay_steps": 3},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
 ]  # fmt: skip
@@ -147,13 +146,13 @@ def run_program(number, options):
 
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
-    wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
-    lacking = {"admission_count": 2, "hot_after": 3}
-    assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
-    for option, value in {**lacking, "window": 2, "averaged": True}.items():
-        refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023
-    of_one = {**SGD, "segment_admission_count": [1, 2]}
-    refused(unimplemented, "must have admission_count with host_rows = 1, got 2", lambda: Side("one", True, of_one))
+    wrong = tf.errors.InvalidArgumentError
+    lacking = {path for path, option in ops.table_schema().items() if "host_rows" in option["lacks"]}
+    values = {"admission_count": [1, 2], "hot_after": 3, "window": 2, "averaged": True}
+    assert lacking == {PATHS[name] for name in values}
+    for name, value in values.items():
+        words = f"{PATHS[name]} of table '' is "
+        refused(wrong, words, lambda: Side("refused", True, {**SGD, name: value}))  # noqa: B023
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     find_rows = lambda message, splits=splits: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: E731

@@ -12,7 +12,6 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 SEGMENTS, DIM, STEPS, HISTORIES = 2, 4, 60, 24
-LIMITS = ("frequency_decay_steps", "max_rows", "eviction", "ttl")
 
 
 def random_options(random):
@@ -38,8 +37,7 @@ def random_batch(random, step):
 
 
 def table_of(options):
-    by_segment = {f"segment_{name}" if name in LIMITS else name: value for name, value in options.items()}
-    return new_table(SEGMENTS, DIM, **by_segment)
+    return new_table(SEGMENTS, DIM, **options)
 
 
 def gradients(random, received):

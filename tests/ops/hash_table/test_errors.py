@@ -239,23 +239,28 @@ def test_upkeep(table):
 SPECS = {
     "a_rule": ({"rule": "sgdd"}, "rule must be one of sgd, momentum, .* got 'sgdd'"),
     "hyperparameters": ({"hyperparameters": [0.0, 1.0]}, "rule sgd: the number of parameters must be 1, got 2"),
-    "mixed_16_bits": ({"hot_after": 2, "storage": "float16"}, "hot_after .* needs storage 'float32'"),
-    "mixed_and_tier": ({"hot_after": 2, "memory_budget": 99, "tier_folder": "."}, "hot_after .* no memory budget"),
-    "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget needs a tier_folder .* got none"),
-    "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "tier_folder '/no/such' must be a folder"),
-    "segment_names": ({"segment_names": ["a", "b"]}, "one for each of the 1 seeds, got 2"),
-    "decay": ({"segment_frequency_decay_steps": [-2]}, r"segment_frequency_decay_steps\[0\] must .* halves no count"),
-    "limits_of_two": ({"segment_max_rows": [1, 2]}, "segment_max_rows must be empty or one for each .* 1 seeds, got 2"),
-    "policies_of_two": (
-        {"segment_eviction": ["lru", "lfu"]},
-        "segment_eviction must be empty or one for each .* got 2",
+    "mixed_alone": ({"storage": "mixed"}, "hot_after of table '' is 0 with storage.dtype 'mixed': a number > 0"),
+    "mixed_and_tier": (
+        {"hot_after": 2, "memory_budget": 99, "tier_folder": "."},
+        "a budget does not work with 'mixed'",
     ),
-    "a_limit_below_0": ({"segment_ttl": [-1]}, r"segment_ttl\[0\] must lie in \[0, .*, got -1. Remedy: 0, which sets"),
-    "no_admission": ({"segment_admission_count": [0]}, r"segment_admission_count\[0\] must lie in \[1, .*, got 0"),
-    "a_limit_of_all": ({"max_rows": 2**62}, r"max_rows must lie in \[0, .*, got 4611686018427387904"),
-    "a_policy": (
-        {"segment_eviction": ["mru"]},
-        "segment_eviction must hold 'none', 'lru', 'lfu' alone, got 'mru' at 0",
+    "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget of table '' is 99 with tier.folder ''"),
+    "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "folder '/no/such' must be a folder"),
+    "a_limit_below_0": ({"ttl": -1, "names": "a"}, r"limits.ttl of table 'a' must be an int in \[0, .*\], got -1"),
+    "no_admission": ({"admission_count": 0}, r"limits.admission_count of table '' must be an int in \[1, .*, got 0"),
+    "a_limit_beyond_memory": ({"max_rows": 2**62}, r"max_rows .* int in \[0, .*, got 4611686018427387904"),
+    "a_fraction": ({"ttl": 1.5}, "limits.ttl .* must be an int in .*, got 1.5"),
+    "a_policy": ({"eviction": "mru"}, "eviction of table '' must be one of 'none', 'lru', 'lfu', got 'mru'"),
+    "a_flag": ({"record_tombstones": 1}, "record_tombstones of table '' must be True or False, got 1"),
+    "a_text": ({"tier_folder": True}, "tier.folder of table '' must be a text, got True"),
+    "a_number": ({"a": "x"}, "initializer.a of table '' must be a finite number, got 'x'"),
+    "tables_of_two_groups": (
+        {"segments": 2, "window": [1, 2], "names": ["a", "b"]},
+        "lookups_per_update of table 'b' must be that of the other tables of its group, 1, got 2",
+    ),
+    "a_sum_of_budgets": (
+        {"segments": 2, "memory_budget": [2**48, 1], "tier_folder": "."},
+        "must sum to at most 281474976710656 and",
     ),
 }
 
@@ -275,7 +280,7 @@ def test_another_dim_than_the_tables(table):
 
 @pytest.mark.parametrize("names", [[], ["clicks", "users"]])
 def test_max_rows_smaller_than_a_batch(names):
-    with new_table(2, max_rows=3, eviction="lru", segment_names=names) as table:
+    with new_table(2, max_rows=3, eviction="lru", **({"names": names} if names else {})) as table:
         table.train([[[1, 2], []]], np.ones([2, 4], np.float32))
         before = table.find([[[1, 2, 5], []]])
         which = "table 'clicks'" if names else "segment 0"
@@ -289,7 +294,7 @@ def test_max_rows_smaller_than_a_batch(names):
 
 FULL = {
     "no_eviction": {"max_rows": 2, "admission_count": 2},
-    "another_segment_evicts": {"segment_max_rows": [2, 2], "segment_eviction": ["lru", "none"], "admission_count": 2},
+    "another_segment_evicts": {"max_rows": [2, 2], "eviction": ["lru", "none"], "admission_count": 2},
     "a_budget": {"memory_budget": 4 * 32, "admission_count": 2},
     "a_budget_and_eviction": {"memory_budget": 4 * 32, "max_rows": 3, "eviction": "lfu", "admission_count": 2},
 }

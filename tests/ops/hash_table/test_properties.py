@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.oracles.hash_table import Exhausted, TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
+from tests.support.table_records import arguments_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.files.hash_order import mix64
@@ -73,10 +74,11 @@ class Pair:
         self.oracle = TableOracle(2, initial, **self.policies)
 
     def _new_table(self):
-        options = {f"segment_{key}" if isinstance(value, list) else key: value for key, value in self.policies.items()}
         return ops.hash_table(
-            shared_name=f"properties/{self.number}/{self.moved}", dim=DIM, seeds=SEEDS, rule="sgd",
-            hyperparameters=[0.0], distribution="uniform", a=0.0, b=1.0, **options,
+            **arguments_of(
+                shared_name=f"properties/{self.number}/{self.moved}", dim=DIM, seeds=SEEDS, rule="sgd",
+                hyperparameters=[0.0], distribution="uniform", a=0.0, b=1.0, **self.policies,
+            )
         )  # fmt: skip
 
     def destroy(self):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tf_fusedrec import ops
 from tf_fusedrec.data.batches import num_samples
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Topology
@@ -14,7 +15,6 @@ from tf_fusedrec.schedules.planned_calls import required_embeddings
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload
 from tf_fusedrec.schedules.planning.measure import lookups_of, measure
-from tf_fusedrec.tables.places import AVERAGED_LACK
 
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
 MICRO_BATCHES = (2, 4, 8, 16)
@@ -200,7 +200,7 @@ def _takes(model: PipelinedModel, schedule: Schedule) -> bool:
 
 def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]) -> Iterator[Topology]:
     specs = [table for embedding in required_embeddings(model) for table in embedding.tables]
-    averages = all(table.options.keys().isdisjoint(AVERAGED_LACK) for table in specs)
+    averages = all(not ops.check_tables([table.record(averaged=True)]) for table in specs)
     for topology in cluster.topologies():
         yield topology
         if topology.groups > 1 and averages and "weight_sync" in tolerate:

@@ -52,14 +52,6 @@ void NarrowStochastically(const float* from, int64_t n, uint32_t column, uint32_
 
 }  // namespace
 
-absl::StatusOr<Storage> StorageOf(const std::string& name) {
-  if (name == "float32") return Storage::kFloat32;
-  if (name == "bfloat16") return Storage::kBfloat16;
-  if (name == "float16") return Storage::kFloat16;
-  return absl::InvalidArgumentError(
-      absl::StrCat("storage must be 'float32', 'bfloat16' or 'float16', got '", name, "'."));
-}
-
 RowFormat::RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
     : storage_(storage),
       stochastic_(stochastic && storage != Storage::kFloat32),

@@ -20,7 +20,6 @@
 
 namespace fusedrec {
 
-absl::StatusOr<Storage> StorageOf(const std::string& name);
 
 struct RowHeader {
   uint32_t last;     // clock of the last training lookup

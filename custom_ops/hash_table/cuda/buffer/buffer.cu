@@ -22,18 +22,19 @@ int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned 
   return LastError();
 }
 
-int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, int64_t hot_rows,
+int FusedrecDeviceBuffer::Make(const FusedrecTableTexts& texts, const FusedrecAllocator& allocator,
                                FusedrecDeviceBuffer** made, void* stream) {
   *made = nullptr;
-  if (hot_rows < 0 || hot_rows > kDeviceTableMaxRows) return kCudaInvalidValue;
-  for (int64_t s = 0; s < spec.segments; ++s) {
-    const Limits& limits = spec.limits[s];
-    if (limits.max_rows != 0 || limits.eviction != Eviction::kNone || limits.ttl != 0) return kCudaInvalidValue;
-  }
+  TableSpec spec;
+  if (!FusedrecDeviceTable::Read(texts, &spec) || !spec.host_rows) return kCudaInvalidValue;
+  // Host memory decides which rows exist, and knows the rows that left.
+  const int64_t hot_rows = spec.hot_rows;
+  spec.limits.assign(spec.limits.size(), Limits());
+  spec.record_tombstones = false;
   std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator, hot_rows));
   for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
     FusedrecDeviceTable* half;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(FusedrecDeviceTable::Make(spec, allocator, &half, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(FusedrecDeviceTable::Make(spec, texts.chunk_rows, allocator, &half, stream));
     table.reset(half);
     table->RefuseNewRows();
   }
@@ -151,9 +152,9 @@ void FusedrecDeviceBuffer::Rows(int64_t* rows) const {
   rows[2] = prefetched_.count + more_.count + hot_.count;
 }
 
-int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, int64_t hot_rows,
+int fusedrec_buffer_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
                            FusedrecDeviceBuffer** buffer, void* stream) {
-  return FusedrecDeviceBuffer::Make(*spec, *allocator, hot_rows, buffer, stream);
+  return FusedrecDeviceBuffer::Make(*texts, *allocator, buffer, stream);
 }
 
 void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer) { delete buffer; }

@@ -13,8 +13,8 @@ struct FusedrecDeviceBuffer {
  public:
   using Memory = fusedrec::device_table::Memory;
 
-  static int Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, int64_t hot_rows,
-                  FusedrecDeviceBuffer** made, void* stream);
+  static int Make(const FusedrecTableTexts& texts, const FusedrecAllocator& allocator, FusedrecDeviceBuffer** made,
+                  void* stream);
   ~FusedrecDeviceBuffer();
   int HostMemory(int64_t bytes, char** memory);
   int Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records, const FusedrecHotRows& hot,

@@ -53,10 +53,10 @@ struct FusedrecPoolMoves {
   int64_t leaving, kept, dropped;  // how many
 };
 
-// Both buffers grow with the batches; the pool has its memory from the beginning. max_rows, eviction and ttl of the spec
-// must be 0.
-FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
-                                             int64_t hot_rows, FusedrecDeviceBuffer** buffer, void* stream);
+// Both buffers grow with the batches; the pool has its memory from the beginning. The texts have
+// tier.host_rows; tier.hot_rows are the pool's, and their limits are left to host memory.
+FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
+                                             FusedrecDeviceBuffer** buffer, void* stream);
 FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);
 
 // Page-locked memory for records that go to the device: at least `bytes`, until the next call, which waits for the copies

@@ -1,5 +1,8 @@
-// Converts a TableSpec for the launchers of a device table (hash_table_cuda.h), and refuses options that it lacks.
+// A TableSpec for the launchers of a device table (hash_table_cuda.h), and their answers as a Status.
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -7,41 +10,6 @@
 #include "hash_table/cuda/hash_table_cuda.h"
 
 namespace fusedrec {
-
-// Refuses options that only the table in host memory has.
-inline absl::Status RequireDeviceForm(const TableSpec& spec) {
-  const auto refuse = [](const char* option, const auto& got, const auto& wanted) {
-    return absl::UnimplementedError(absl::StrCat(
-        "a table on a GPU must have ", option, " = ", wanted, ", got ", got,
-        ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
-  };
-  if (spec.host_rows) {
-    if (spec.hot_after != 0) return refuse("hot_after with host_rows", spec.hot_after, 0);
-    for (const Limits& limits : spec.limits) {
-      if (limits.admission_count != 1) return refuse("admission_count with host_rows", limits.admission_count, 1);
-    }
-    if (spec.averaged) return refuse("averaged with host_rows", "True", "False");
-    // The rows of one batch belong to one lookup.
-    if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
-  } else {
-    if (spec.hot_after != 0 && spec.averaged) return refuse("averaged with hot_after", "True", "False");
-    if (spec.hot_rows != 0) return refuse("hot_rows without host_rows", spec.hot_rows, 0);
-    if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
-    if (!spec.tier_folder.empty()) {
-      return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
-    }
-  }
-  const absl::Status pools = RequirePools(spec);
-  if (!pools.ok()) return pools;
-  const auto at_most = [](const char* what, int64_t got, int64_t most) {
-    return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
-                                                   ". Remedy: split the group of tables, or tf.device('/CPU:0')."));
-  };
-  const int64_t segments = static_cast<int64_t>(spec.seeds.size());
-  if (segments > kDeviceTableMaxSegments) return at_most("segments", segments, kDeviceTableMaxSegments);
-  if (spec.dim > kDeviceTableMaxColumns) return at_most("columns (dim)", spec.dim, kDeviceTableMaxColumns);
-  return absl::OkStatus();
-}
 
 // Rows of a chunk: a power of two for about 32 MiB, which is little beside a device's memory and much beside a launch.
 inline int64_t DeviceChunkRows(int64_t row_bytes) {
@@ -51,11 +19,13 @@ inline int64_t DeviceChunkRows(int64_t row_bytes) {
   return rows;
 }
 
-// The spec of the launchers, and the parameters to which it points. Other pointers lead into the TableSpec.
-struct DeviceSpec : FusedrecTableSpec {
+// A TableSpec for the launchers, which read its texts. It must outlive this.
+struct DeviceTexts : FusedrecTableTexts {
+  std::vector<const char*> of_segments;
   std::vector<float> numbers;
 
-  explicit DeviceSpec(const TableSpec& spec) {
+  explicit DeviceTexts(const TableSpec& spec) {
+    for (const std::string& text : spec.texts) of_segments.push_back(text.c_str());
     AnyRule copy = spec.rule;
     std::visit(
         [this](auto& r) {
@@ -65,13 +35,11 @@ struct DeviceSpec : FusedrecTableSpec {
         copy);
     const auto [wide, scalars] = SlotsOf(spec.rule);
     const RowFormat format(spec.storage, spec.dim, wide, scalars, false);
-    options = spec;
+    texts = of_segments.data();
+    segments = static_cast<int64_t>(of_segments.size());
+    chunk_rows = DeviceChunkRows(format.stride());
     parameters = numbers.data();
     num_parameters = static_cast<int64_t>(numbers.size());
-    chunk_rows = DeviceChunkRows(format.stride());
-    segments = static_cast<int64_t>(spec.seeds.size());
-    seeds = spec.seeds.data();
-    limits = spec.limits.data();
   }
 };
 

@@ -29,8 +29,8 @@ class DeviceTableResource : public tensorflow::ResourceBase {
       if (!host_rows.ok()) return host_rows.status();
       resource->host_rows_ = *std::move(host_rows);
     } else {
-      const DeviceSpec of(resource->spec_);
-      TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&of, &allocator, &resource->table_, StreamOf(ctx)),
+      const DeviceTexts texts(resource->spec_);
+      TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&texts, &allocator, &resource->table_, StreamOf(ctx)),
                                             "its segments"));
     }
     *made = resource.release();

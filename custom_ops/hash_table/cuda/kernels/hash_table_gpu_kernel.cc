@@ -4,7 +4,6 @@
 
 #include "common/bucket.h"
 #include "hash_table/cuda/kernels/device_table_resource.h"
-#include "hash_table/kernels/table_attributes.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace fusedrec {
@@ -18,9 +17,8 @@ using tensorflow::TensorShape;
 class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResource> {
  public:
   explicit DeviceHashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &spec_));
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, kOnDevice, &spec_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
-    OP_REQUIRES_OK(ctx, RequireDeviceForm(spec_));
   }
 
   void Compute(OpKernelContext* ctx) override {

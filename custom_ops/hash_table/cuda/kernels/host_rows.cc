@@ -20,15 +20,11 @@ absl::Status OtherMessage(const char* counted) {
 
 absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec,
                                                          const FusedrecAllocator& allocator, void* stream) {
-  DeviceSpec of(spec);
-  // Host memory decides which rows exist, and knows the rows that left.
-  const std::vector<Limits> none(of.segments);
-  of.limits = none.data();
-  of.options.record_tombstones = false;
+  const DeviceTexts texts(spec);
   auto table = HashTable::Make(spec);
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
-  const int answer = fusedrec_buffer_create(&of, &allocator, spec.hot_rows, &buffer, stream);
+  const int answer = fusedrec_buffer_create(&texts, &allocator, &buffer, stream);
   if (answer != 0) return DeviceTableStatus(answer, spec, spec.hot_rows > 0 ? "its hot_rows" : "its segments");
   return std::unique_ptr<HostRows>(new HostRows(*std::move(table), buffer));
 }

@@ -147,6 +147,9 @@ class Limits:
       eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
         error.
       ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
+      ttl_minutes: Minutes of wall time without a training lookup after which a row is removed; 0 for never. A lookup
+        removes it up to a minute later. A loaded row counts as looked up by the first training lookup after the load.
+        The clock of the rank that owns the row decides, so the table has one copy over all ranks, in host memory.
       admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
       max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
@@ -159,6 +162,7 @@ class Limits:
     max_rows: int = 0
     eviction: Literal["lru", "lfu"] | None = None
     ttl: int = 0
+    ttl_minutes: int = 0
     admission_count: int = 1
     max_candidates: int = 0
     frequency_decay_steps: int = 0

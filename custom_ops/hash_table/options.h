@@ -36,6 +36,7 @@ struct TableSpec : TableOptions {
   std::vector<std::string> texts;  // of the segments, of which the rest is made
   std::vector<uint64_t> seeds;     // one per segment
   std::vector<Limits> limits;      // of the segments; empty: no segment has one
+  std::vector<int64_t> ttl_minutes;  // of the segments, as limits: minutes without a lookup after which a row leaves
   std::vector<std::string> names;  // of the segments, for messages; they may be empty
   int64_t memory_budget = 0;       // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;         // of that file
@@ -49,6 +50,8 @@ struct TableSpec : TableOptions {
   }
 };
 
+constexpr int64_t kMostMinutes = int64_t{1} << 31;
+
 namespace table_options {
 
 using Value = std::variant<std::string, bool, int64_t, double>;
@@ -59,7 +62,7 @@ using Names = std::vector<const char*>;  // by the number of an enumerator
 struct Table : TableOptions {
   std::string name, folder;
   int dtype = 0, eviction = 0, distribution = 0, unknown = 0;  // numbers in the lists of FieldsOf
-  int64_t columns = 0, seed = 0, memory_budget = 0, hot_rows = 0;
+  int64_t columns = 0, seed = 0, memory_budget = 0, hot_rows = 0, ttl_minutes = 0;
   bool host_rows = false;
   Limits limits;
 
@@ -97,6 +100,7 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"limits.max_rows", &limits->max_rows, Scope::kTable},
       {"limits.eviction", &t->eviction, Scope::kTable, 0, 0, 0, {"none", "lru", "lfu"}, true},
       {"limits.ttl", &limits->ttl, Scope::kTable, 0, 0, kMostCount, {}, true},
+      {"limits.ttl_minutes", &t->ttl_minutes, Scope::kTable, kOnDevice | kInHostRows | kAveraged, 0, kMostMinutes, {}, true},
       {"limits.admission_count", &limits->admission_count, Scope::kTable, kInHostRows | kAveraged, 1},
       {"limits.max_candidates", &limits->max_candidates, Scope::kTable},
       {"limits.frequency_decay_steps", &limits->frequency_decay_steps, Scope::kTable, kAveraged},
@@ -365,6 +369,7 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
     spec->names.push_back(table.name);
     spec->seeds.push_back(static_cast<uint64_t>(table.seed));
     spec->limits.push_back(table.limits);
+    spec->ttl_minutes.push_back(table.ttl_minutes);
     spec->memory_budget += table.memory_budget;
     spec->hot_rows += table.hot_rows;
     if (spec->memory_budget > kMostCount || spec->hot_rows > kMostPositions) {

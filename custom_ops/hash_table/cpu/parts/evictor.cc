@@ -1,6 +1,8 @@
 #include "hash_table/cpu/parts/evictor.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "hash_table/cpu/parts/victims.h"
@@ -16,7 +18,18 @@ auto IsNoneOf(const WaitingIds& waiting) {
   };
 }
 
+std::atomic<int64_t> minute_of_tests{-1};
+
+int64_t MinuteNow() {
+  const int64_t set = minute_of_tests.load();
+  if (set >= 0) return set;
+  return std::chrono::duration_cast<std::chrono::minutes>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
+
+// For tests, which do not wait: the minute that the tables of this process see; -1: that of the system's clock.
+extern "C" __attribute__((visibility("default"))) void fusedrec_set_minute(int64_t minute) { minute_of_tests = minute; }
 
 absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting, bool evicts) {
   const Limits& limits = rows_->limits(segment);
@@ -55,10 +68,34 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
   return *TakeLowest(rows_, segment, segment, count, IsNoneOf(waiting), score, take);
 }
 
+std::vector<uint32_t> Evictor::NoteMinute(uint32_t clock) {
+  if (most_minutes_ == 0) return {};
+  const int64_t now = MinuteNow();
+  std::lock_guard<std::mutex> lock(minutes_mutex_);
+  if (!minutes_.empty() && clock < minutes_.back().first_clock) minutes_.clear();  // a load has set the clock back
+  // Rows of before the first lookup, which a load has brought, count as looked up by it.
+  if (minutes_.empty()) minutes_.push_back({now, 0});
+  if (now <= minutes_.back().number) return {};
+  minutes_.push_back({now, clock});
+  const auto is_before = [](const Minute& minute, int64_t number) { return minute.number < number; };
+  std::vector<uint32_t> oldest;
+  for (const int64_t minutes : rows_->spec().ttl_minutes) {
+    const auto kept = std::lower_bound(minutes_.begin(), minutes_.end(), now - minutes, is_before);
+    oldest.push_back(minutes == 0 ? 0 : kept->first_clock);
+  }
+  while (minutes_.front().number < now - most_minutes_) minutes_.pop_front();
+  return oldest;
+}
+
 void Evictor::EvictExpired(uint32_t clock) {
+  const std::vector<uint32_t> oldest = NoteMinute(clock);
+  const auto is_too_old = [&](int64_t segment, const RowHeader& header, const Pins& pins) {
+    return !oldest.empty() && header.last < oldest[segment] && !pins.Hold(header);
+  };
   std::vector<int64_t> segments;
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    if (rows_->limits(segment).ExpireAt(clock)) segments.push_back(segment);
+    const bool aged = !oldest.empty() && oldest[segment] > 0;
+    if (aged || rows_->limits(segment).ExpireAt(clock)) segments.push_back(segment);
   }
   if (segments.empty()) return;
   const Pins pins = rows_->pins().Current();
@@ -67,7 +104,8 @@ void Evictor::EvictExpired(uint32_t clock) {
     for (const int64_t segment : segments) {
       std::vector<int64_t> expired;
       rows_->ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
-        if (HasExpired(segment, header, pins)) expired.push_back(id);
+        const bool over = rows_->limits(segment).ExpireAt(clock) && HasExpired(segment, header, pins);
+        if (over || is_too_old(segment, header, pins)) expired.push_back(id);
       });
       if (!expired.empty()) rows_->pins().NoteMove(pins.now);
       for (const int64_t id : expired) rows_->RemoveKey(&shard, segment, id);

@@ -4,7 +4,10 @@
 // A scan of the segment finds the exact rows. It chooses 1/16 of max_rows more than needed, so that scans are rare.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -19,7 +22,9 @@ using WaitingIds = std::vector<std::pair<int64_t, int64_t>>;
 
 class Evictor {
  public:
-  explicit Evictor(ShardedRows* rows) : rows_(rows) {}
+  explicit Evictor(ShardedRows* rows) : rows_(rows) {
+    for (const int64_t minutes : rows->spec().ttl_minutes) most_minutes_ = std::max(most_minutes_, minutes);
+  }
 
   // The caller of these two methods holds the room mutex.
   // Makes room for new ids of a segment under max_rows, or with `evicts` false only looks for it. Fails when not enough rows
@@ -36,7 +41,21 @@ class Evictor {
   }
 
  private:
+  // The beginning of a minute of wall time: the clock of its first lookup. Rows that a lookup of at least this clock has
+  // touched are not older. So no row stores its time.
+  struct Minute {
+    int64_t number;
+    uint32_t first_clock;
+  };
+
+  // Notes a lookup. Returns by segment the clock below which rows are too old by ttl_minutes; empty: it is not the first
+  // lookup of its minute, or no segment has a ttl_minutes.
+  std::vector<uint32_t> NoteMinute(uint32_t clock);
+
   ShardedRows* const rows_;
+  int64_t most_minutes_ = 0;
+  std::mutex minutes_mutex_;
+  std::deque<Minute> minutes_;  // ascending, of the last most_minutes_
 };
 
 }  // namespace fusedrec

@@ -12,11 +12,20 @@ from tf_fusedrec.layers.mmoe import MMoE
 from tf_fusedrec.layers.positions import PositionEmbedding, PositionTimeEmbedding
 from tf_fusedrec.layers.sasrec import SASRec
 from tf_fusedrec.layers.sync_batch_normalization import SyncBatchNormalization
-from tf_fusedrec.ops import OutputGate, RelativeBias, jagged_attention, sequence_times
+from tf_fusedrec.ops import (
+    BucketTable,
+    OutputGate,
+    RelativeBias,
+    TimeFunction,
+    bias_attention,
+    jagged_attention,
+    sequence_times,
+)
 
 __all__ = [
-    "HSTU",
+    "BucketTable",
     "FuXi",
+    "HSTU",
     "MMoE",
     "OutputGate",
     "PositionEmbedding",
@@ -24,6 +33,8 @@ __all__ = [
     "RelativeBias",
     "SASRec",
     "SyncBatchNormalization",
+    "TimeFunction",
+    "bias_attention",
     "interleave",
     "jagged_attention",
     "sequence_times",

@@ -205,6 +205,15 @@ def bias_attention(
       InvalidArgumentError: as in jagged_attention.
 
     Source: Ye et al., FuXi-alpha, section 3 (adaptive multi-channel self-attention); FuXi-beta.
+
+    Examples:
+      >>> tokens, row_splits = tf.ones([5, 2, 8]), tf.constant([0, 3, 5], tf.int64)  # two rows, two heads
+      >>> times = fr.layers.sequence_times(tf.ragged.constant([[0, 60, 3600], [0, 5]], dtype=tf.int64))
+      >>> table = fr.layers.BucketTable(tf.ones([3]), tf.constant([60, 3600], tf.int64))
+      >>> by_bucket = fr.layers.RelativeBias(time=table, times=times)
+      >>> by_power = fr.layers.RelativeBias(time=fr.layers.TimeFunction("power", tf.constant([1.0, 0.5])), times=times)
+      >>> [fr.layers.bias_attention(tokens, row_splits, bias=bias).shape for bias in (by_bucket, by_power)]
+      [TensorShape([5, 2, 8]), TensorShape([5, 2, 8])]
     """
     if bias.position_weights is None and bias.time is None:
         raise ValueError("bias must have position_weights, time, or both, got neither.")

@@ -60,7 +60,7 @@ class Cache:
 @pytest.mark.parametrize("seed", range(16))
 def test_random_orders_agree_with_lists(seed, tmp_path):
     random = np.random.default_rng(seed)
-    pages, states, ttl = random.integers(2, 12), random.integers(1, 5), random.choice([0, 9])
+    pages, states, ttl = random.integers(2, 8), random.integers(1, 5), random.choice([0, 60])
     max_bytes = int(pages * PAGE_BYTES + states * (STATE_BYTES + USER_BYTES))
     cache = Cache(max_bytes, ttl=int(ttl))
     tier_bytes = int(random.integers(1, 4) * (PAGE_BYTES + STATE_BYTES + USER_BYTES + random.integers(0, 300)))
@@ -69,12 +69,14 @@ def test_random_orders_agree_with_lists(seed, tmp_path):
         assert ops.user_states_spill(cache.handle, str(tmp_path), tier_bytes) == tier_bytes
     oracle = StatesOracle(max_bytes, PAGE_TOKENS, TOKEN_BYTES, USER_BYTES, int(ttl), tier_bytes)
     now = 100
-    for _ in range(60):
+    for step in range(120):
         now += int(random.integers(0, 4))
-        version, users = int(random.integers(0, 3)), random.integers(-2, 3, random.integers(0, 4)).tolist()
+        # States of the newest version alone go to the file, and become old while they are there.
+        version = step // 40 - int(random.integers(0, 9) == 0)
+        users = random.integers(-4, 5, random.integers(1, 4)).tolist()
         what = random.integers(0, 20)
-        if what == 0:
-            assert ops.user_states_drop(cache.handle, version) == oracle.drop(version)
+        if (what == 0 and step % 40 > 30) or step % 40 == 39:
+            assert ops.user_states_drop(cache.handle, version + 1) == oracle.drop(version + 1)
         elif what < 8:
             wanted = [oracle.find((user, version), now) for user in users]
             wanted = [

@@ -340,6 +340,9 @@ inline std::string Read(const std::string& text, Table* table) {
 //   useful  whether options that a user cannot mean are refused, too: an op takes them
 inline std::string ReadTables(const std::vector<std::string>& texts, int place, TableSpec* spec, bool useful = false) {
   using namespace table_options;  // NOLINT
+  if (texts.empty() || static_cast<int64_t>(texts.size()) > kMostSegments) {
+    return "tables must be 1 to " + std::to_string(kMostSegments) + ", got " + std::to_string(texts.size()) + ".";
+  }
   Table first;
   for (const std::string& text : texts) {
     Table table;
@@ -376,9 +379,6 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
       return "memory_budget and hot_rows of a group must sum to at most " + std::to_string(kMostCount) + " and " +
              std::to_string(kMostPositions) + ", got more at table '" + table.name + "'.";
     }
-  }
-  if (texts.empty() || static_cast<int64_t>(texts.size()) > kMostSegments) {
-    return "tables must be 1 to " + std::to_string(kMostSegments) + ", got " + std::to_string(texts.size()) + ".";
   }
   return "";
 }

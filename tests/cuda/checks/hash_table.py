@@ -244,7 +244,7 @@ def check_what_does_not_fit_is_refused(kernels):
     for changes in (
         {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": "lion"}, {"clipnorm": -1.0}, {"max_rows": -1}, {"dim": 0},
         {"eviction": "mru"}, {"hot_after": 2, "storage": "float16"}, {"memory_budget": 9, "tier_folder": "."},
-        {"seeds": np.zeros(2**20 + 1, np.int64)}, {"seeds": []},
+        {"seeds": []},
     ):  # fmt: skip
         try:
             table_of(kernels, **{"dim": 2, **changes})

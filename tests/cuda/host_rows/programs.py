@@ -28,7 +28,6 @@ from tests.cuda.op_kernels_table import (
     update,
 )  # fmt: skip
 from tests.oracles.hash_table import pack
-from tests.support.table_records import PATHS
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
@@ -147,12 +146,11 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong = tf.errors.InvalidArgumentError
-    lacking = {path for path, option in ops.table_schema().items() if "host_rows" in option["lacks"]}
-    values = {"admission_count": [1, 2], "hot_after": 3, "window": 2, "averaged": True}
-    assert lacking == {PATHS[name] for name in values}
-    for name, value in values.items():
-        words = f"{PATHS[name]} of table '' is "
-        refused(wrong, words, lambda: Side("refused", True, {**SGD, name: value}))  # noqa: B023
+    for path, option in ops.table_schema().items():
+        if "host_rows" in option["lacks"]:
+            value = option["default"] + 1 if "least" in option else True
+            words = f"{path} of table '' is "
+            refused(wrong, words, lambda: Side("refused", True, {**SGD, path: value}))  # noqa: B023
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     find_rows = lambda message, splits=splits: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: E731

@@ -1,10 +1,12 @@
 """The options of a table: Python's records and custom_ops/hash_table/options.h have the same."""
 
+import ctypes
 import dataclasses
 import typing
 
 import tf_fusedrec as fr
 from tf_fusedrec import config, ops
+from tf_fusedrec.ops._library import _functions
 
 # Options that are no fields of the three records.
 OWN = {
@@ -44,3 +46,5 @@ def test_a_text_is_read_whatever_its_names_have():
     for wrong in ([1], {"x": 1}, None):
         assert "must be a flat JSON object" in ops.check_tables([{"name": "t", "dim": wrong}])
     assert ops.check_tables([]) == "tables must be 1 to 1048576, got 0."
+    texts = (ctypes.c_char_p * (2**20 + 1))(*[b'{"dim": 1}'] * (2**20 + 1))
+    assert _functions.fusedrec_check_table(texts, len(texts), b"CPU") == b"tables must be 1 to 1048576, got 1048577."

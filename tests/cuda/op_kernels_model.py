@@ -14,18 +14,19 @@ import numpy as np
 from tests.cuda.op_kernels import LABELS, refused
 from tests.schedules import clicks
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import Limits, Storage, Tier
 from tf_fusedrec.ops import _library
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
 from tf_fusedrec.tables import places
 
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
-LRU = {"max_rows": 18, "eviction": "lru"}
+LRU = {"limits": Limits(max_rows=18, eviction="lru")}
 OF_DEVICE = {
-    **LRU, "record_tombstones": True, "admission_count": 2, "max_candidates": 12, "storage_dtype": "mixed",
-    "hot_after": 2, "frequency_decay_steps": 3,
+    "record_tombstones": True, "storage": Storage("mixed", hot_after=2),
+    "limits": Limits(18, "lru", admission_count=2, max_candidates=12, frequency_decay_steps=3),
 }  # fmt: skip
-OF_HOST_ROWS = {**LRU, "record_tombstones": True, "ttl": 9}
+OF_HOST_ROWS = {"record_tombstones": True, "limits": Limits(18, "lru", ttl=9)}
 
 
 def on_device_where_it_can(function, labels):
@@ -84,9 +85,9 @@ def fitted(schedule, table):
 
 def run():
     with on_device():
-        mixed = {"storage_dtype": "mixed", "hot_after": 2, "host_rows": True}
+        mixed = {"storage": Storage(dtype="mixed", hot_after=2), "tier": Tier(host_rows=True)}
         refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
-    host_rows, hot_rows = {"host_rows": True}, {"host_rows": True, "hot_rows": 12}
+    host_rows, hot_rows = {"tier": Tier(host_rows=True)}, {"tier": Tier(host_rows=True, hot_rows=12)}
     for table, reference, others in (
         (LRU, FrozenWindow(2), ((Nested(2), hot_rows),)),
         (OF_DEVICE, "sync", ((DualBuffer(), {}),)),

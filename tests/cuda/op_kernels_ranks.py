@@ -35,7 +35,7 @@ SCHEDULES = ("sync", DualBuffer(), FrozenWindow(M), Nested(M), SemiAsync(), Pipe
 def make_embedding(name=None, host_rows=False):
     """Makes two groups of tables: their dimensions differ. `host_rows`: of users, whose ids then travel apart."""
     tables = [
-        fr.TableConfig(name, dim, fr.optimizers.Adagrad(0.1), fr.Uniform(-1, 1), host_rows=rows_of_host)
+        fr.TableConfig(name, dim, fr.optimizers.Adagrad(0.1), fr.Uniform(-1, 1), tier=fr.Tier(host_rows=rows_of_host))
         for name, dim, rows_of_host in (("item", 4, False), ("user", 8, host_rows))
     ]
     features = [

@@ -86,7 +86,7 @@ def fitted(schedule, table):
 def run():
     with on_device():
         mixed = {"storage": Storage(dtype="mixed", hot_after=2), "tier": Tier(host_rows=True)}
-        refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
+        refused(ValueError, "TableConfig.storage.hot_after of table", lambda: fitted("sync", mixed))
     host_rows, hot_rows = {"tier": Tier(host_rows=True)}, {"tier": Tier(host_rows=True, hot_rows=12)}
     for table, reference, others in (
         (LRU, FrozenWindow(2), ((Nested(2), hot_rows),)),

@@ -42,7 +42,9 @@ def ids_of(n: int) -> np.ndarray:
 def filled(kernels: Any, dim: int, load: float, rule: str, lines: int = 1 << 20) -> tuple[DeviceTable, np.ndarray]:
     """Returns a table whose `lines` (a power of two) are filled to `load` (above 0.375), and its ids."""
     ids = ids_of(int(load * 5 * lines) - 1)
-    options = {"distribution": "uniform", "a": -0.1, "b": 0.1, "rule": rule, "epsilon": EPSILON}
+    options = {"distribution": "uniform", "a": -0.1, "b": 0.1, "rule": rule}
+    if rule != "sgd":
+        options["epsilon"] = EPSILON
     table = DeviceTable(kernels, dim, [1], chunk_rows=1 << 16, **options)
     for part in np.array_split(ids, 4):
         table.lookup(np.concatenate([[len(part)], part]), [len(part) + 1], padding=0)
@@ -102,7 +104,7 @@ def train(
     rows, inverse = memory.empty([n, dim], np.float32), memory.empty([n], np.int32)
     handles, grads = memory.empty([n], np.int64), memory.put(np.full([n, dim], 1e-3, np.float32))
     left_out, num_left_out, num_rows = memory.empty([n], np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    update = Step(learning_rate=LEARNING_RATE, step=1)
+    update = Step(learning_rate=LEARNING_RATE, number=1)
 
     def lookup() -> None:
         kernels.run("table_lookup", table.handle, message, STORAGES["float32"], rows, n, inverse, handles, num_rows)

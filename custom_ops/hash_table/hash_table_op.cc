@@ -24,8 +24,6 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("shared_name: string = ''")
     .Attr("anonymous: bool = false")
     .Attr("tables: list(string)")  // options.h
-    .Attr("rule: string")
-    .Attr("hyperparameters: list(float)")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("A dynamic embedding table of S segments (tables of one group), which makes rows as ids come (MTGRBoost, section 4.1).");

@@ -10,6 +10,19 @@ int PlaceOf(const std::string& name) {
   return 0;
 }
 
+// The names of each rule's parameters.
+std::string ParametersOfRules() {
+  std::string all;
+  ForEachRule([&all](auto rule) {
+    std::string names;
+    rule.Parameters([&names](const char* name, auto&&...) {
+      names += std::string(names.empty() ? "\"" : ", \"") + name + '"';
+    });
+    all += std::string(all.empty() ? "{\"" : ", \"") + rule.kName + "\": [" + names + "]";
+  });
+  return all + "}";
+}
+
 std::string Schema() {
   table_options::Table defaults;
   std::ostringstream out;
@@ -34,6 +47,7 @@ std::string Schema() {
     if (std::holds_alternative<int64_t*>(field.member)) {
       out << ", \"least\": " << field.least << ", \"most\": " << field.most;
     }
+    if (field.path == std::string("rule")) out << ", \"parameters\": " << ParametersOfRules();
     out << ", \"default\": ";
     const table_options::Value value = field.value();
     if (const auto* text = std::get_if<std::string>(&value)) {
@@ -53,7 +67,7 @@ std::string Schema() {
 #define FUSEDREC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // The fields of a table's text as a JSON object by path: scope, lacks (places), moves_rows, choices, least and most,
-// default.
+// default; that of "rule" has the parameters of each rule, "rule.epsilon" and the like in a table's text.
 FUSEDREC_EXPORT const char* fusedrec_table_schema() {
   static const std::string schema = fusedrec::Schema();
   return schema.c_str();

@@ -32,7 +32,7 @@ constexpr std::pair<const char*, Place> kPlaces[] = {
 
 // The tables of a group, which one resource holds; the same on all ranks.
 struct TableSpec : TableOptions {
-  AnyRule rule;
+  AnyRule rule;                    // of all of them
   std::vector<std::string> texts;  // of the segments, of which the rest is made
   std::vector<uint64_t> seeds;     // one per segment
   std::vector<Limits> limits;      // of the segments; empty: no segment has one
@@ -60,7 +60,9 @@ using Names = std::vector<const char*>;  // by the number of an enumerator
 
 // One table, as its text says.
 struct Table : TableOptions {
-  std::string name, folder;
+  std::string name, folder, rule = "sgd";
+  RuleParameters parameters;  // of the rule: "rule.epsilon" in the text
+  AnyRule made_rule;
   int dtype = 0, eviction = 0, distribution = 0, unknown = 0;  // numbers in the lists of FieldsOf
   int64_t columns = 0, seed = 0, memory_budget = 0, hot_rows = 0, ttl_minutes = 0;
   bool host_rows = false;
@@ -109,6 +111,7 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"tier.host_rows", &t->host_rows},
       {"tier.hot_rows", &t->hot_rows, Scope::kSum, kOnDevice, 0, kMostPositions},
       {"record_tombstones", &t->record_tombstones},
+      {"rule", &t->rule},
       {"lookups_per_update", &t->window, Scope::kGroup, kInHostRows, 1},
       {"averaged", &t->averaged, Scope::kGroup, kInHostRows},
   };
@@ -329,8 +332,23 @@ inline std::string Read(const std::string& text, Table* table) {
     if (!refused.empty()) return refused;
     values.erase(given);
   }
-  if (!values.empty()) return "a table has no option " + values.begin()->first + ", got it for table '" + table->name + "'.";
-  return "";
+  const std::string of_rule = "rule.";
+  for (const auto& [path, value] : values) {
+    if (path.compare(0, of_rule.size(), of_rule) != 0) {
+      return "a table has no option " + path + ", got it for table '" + table->name + "'.";
+    }
+    double* const parameter = &table->parameters[path.substr(of_rule.size())];
+    if (const auto* integer = std::get_if<int64_t>(&value)) {
+      *parameter = static_cast<double>(*integer);
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      *parameter = *real;
+    } else if (const auto* flag = std::get_if<bool>(&value)) {
+      *parameter = *flag;
+    } else {
+      return path + " of table '" + table->name + "' must be a number, got " + TextOf(value) + ".";
+    }
+  }
+  return ReadRule(table->rule, table->parameters, &table->made_rule);
 }
 
 }  // namespace table_options
@@ -358,6 +376,7 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
     if (spec->texts.empty()) {
       first = table;
       static_cast<TableOptions&>(*spec) = table;
+      spec->rule = table.made_rule;
       spec->tier_folder = table.folder;
       spec->host_rows = table.host_rows;
     }
@@ -367,6 +386,9 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
         return At(of_this[f], table) + " must be that of the other tables of its group, " + TextOf(of_first[f].value()) +
                ", got " + TextOf(of_this[f].value()) + ".";
       }
+    }
+    if (table.parameters != first.parameters) {
+      return "the parameters of rule " + table.rule + " of table '" + table.name + "' must be those of the other tables of its group.";
     }
     spec->texts.push_back(text);
     spec->names.push_back(table.name);

@@ -11,16 +11,6 @@ from tests.cuda.memory import Allocator
 from tests.support.table_records import PATHS, records_of
 
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
-# Parameters of the rules in the order of custom_ops/hash_table/rules, after clipnorm.
-RULES = {
-    "sgd": (),
-    "momentum": ("momentum", "nesterov"),
-    "adagrad": ("initial_accumulator_value", "epsilon", "epsilon_inside", "moment_offset"),
-    "rowwise_adagrad": ("initial_accumulator_value", "epsilon", "epsilon_inside", "mean", "moment_scale"),
-    "rmsprop": ("one_minus_rho", "epsilon", "epsilon_inside"),
-    "adam": ("one_minus_beta_1", "one_minus_beta_2", "epsilon", "weight_decay"),
-    "ftrl": ("initial_accumulator_value", "learning_rate_power", "l1", "l2", "l2_shrinkage", "beta"),
-}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
 DOUBLED, CLOCK_ENDS, MORE = -8, -9, -10
@@ -49,9 +39,6 @@ class Texts(ctypes.Structure):
         ("texts", ctypes.POINTER(ctypes.c_char_p)),
         ("segments", ctypes.c_int64),
         ("chunk_rows", ctypes.c_int64),
-        ("rule", ctypes.c_char_p),
-        ("parameters", ctypes.POINTER(ctypes.c_float)),
-        ("num_parameters", ctypes.c_int64),
     ]
 
 
@@ -85,15 +72,11 @@ class DeviceTable:
         self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
         self.allocations_left = None  # None: no limit but memory
         self.segments = len(seeds)
-        given = {name: more.pop(name) for name in {"clipnorm", *sum(RULES.values(), ())} & {*more}}
-        numbers = [given.get(name, float(name == "moment_scale")) for name in ("clipnorm", *RULES.get(rule, ()))]
-        more = {"chunk_rows": 64, "storage": storage, "distribution": distribution, **more}
-        records = records_of(dim, seeds, **{name: more.pop(name) for name in PATHS if name in more})
+        chunk_rows = more.pop("chunk_rows", 64)
+        options = {name if name in PATHS else f"rule.{name}": value for name, value in more.items()}
+        records = records_of(dim, seeds, storage=storage, distribution=distribution, rule=rule, **options)
         texts = (ctypes.c_char_p * len(records))(*(json.dumps(record).encode() for record in records))
-        spec = Texts(
-            texts=texts, segments=len(records), rule=rule.encode(), num_parameters=len(numbers),
-            parameters=(ctypes.c_float * len(numbers))(*numbers), **more,
-        )  # fmt: skip
+        spec = Texts(texts=texts, segments=len(records), chunk_rows=chunk_rows)
         self.allocator = Allocator(self._allocate, self._release)
         self.handle = ctypes.c_void_p()
         self._create(spec)

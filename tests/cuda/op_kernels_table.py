@@ -199,7 +199,6 @@ def run_refusals():
     refused(
         wrong, "dim of table '' must be an int in [1, 1048576], got", lambda: Side("w", True, {**sgd, "dim": 2**20 + 1})
     )
-    refused(wrong, "number of parameters must be 1, got 0", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
     side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     lookup = lambda message, splits, dim=DIM: side.call(ops.table_lookup, message, splits, dim=dim)  # noqa: E731

@@ -17,7 +17,7 @@ for name in ("tensorflow", "tf_keras"):
 sys.modules["tensorflow"].version = types.SimpleNamespace(VERSION="2.16.2")
 sys.modules["tf_keras"].__version__ = "2.9.1"
 """
-ROOMS = "callbacks.stopping, checkpoint, data.TokenBatches, doctor, layers, losses.negatives, losses.global_mean"
+ROOMS = "callbacks.stopping, checkpoint, data.TokenBatches, layers, losses.negatives, losses.global_mean"
 AFTER_TENSORFLOW = f"""
 import warnings, tensorflow as tf, tf_fusedrec as fr, tf_keras
 warnings.filterwarnings("error", "non-integer arguments to randrange")

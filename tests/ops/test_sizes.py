@@ -116,7 +116,7 @@ def test_options_of_tables_beyond_any_memory_are_refused(option, tmp_path):
 
         def make(size=size):
             record = {"dim": 4, "tier.folder": str(tmp_path), option: size}
-            ops.hash_table(shared_name=f"sizes/{option}/{size}", tables=[record], rule="sgd", hyperparameters=[0.0])
+            ops.hash_table(shared_name=f"sizes/{option}/{size}", tables=[record])
 
         assert str(size) in _refuses(option, make)
 

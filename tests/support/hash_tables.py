@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.oracles.hash_table import pack
 from tests.oracles.initial_rows import initial_row_oracle
-from tests.support.table_records import records_of
+from tests.support.table_records import records_of, rule_record
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.files.hash_order import mix64
@@ -19,13 +19,14 @@ _numbers = itertools.count()
 class Table:
     """One HashTable, by default with plain gradient descent. The segments' seeds are 5, -6, 7 and so on."""
 
-    def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=(0.0,), **spec):
+    def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=None, **spec):
         self.dim, self.spec = dim, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
         self.seeds = [(-1) ** s * (5 + s) for s in range(segments)]
+        made = {"rule": rule} if hyperparameters is None else rule_record(rule, hyperparameters)
         self.handle = ops.hash_table(
-            shared_name=f"tests/{next(_numbers)}", tables=records_of(dim, self.seeds, **self.spec), rule=rule,
-            hyperparameters=list(hyperparameters),
-        )  # fmt: skip
+            shared_name=f"tests/{next(_numbers)}",
+            tables=records_of(dim, self.seeds, **made, **self.spec),
+        )
 
     def initial(self, key):
         """Returns a uniform initial row <float32>[D]. The last bits of a normal one may differ from the oracle's."""

@@ -30,7 +30,15 @@ def records_of(dim, seeds, **options):
     return records
 
 
+def rule_record(rule, parameters):
+    """Returns the options of a rule, from its parameters in the order of custom_ops/hash_table/rules."""
+    from tf_fusedrec import ops
+
+    names = ops.table_schema()["rule"]["parameters"][rule]
+    return {"rule": rule, **{f"rule.{name}": number for name, number in zip(names, parameters, strict=True)}}
+
+
 def arguments_of(*, shared_name, dim, seeds, rule, hyperparameters, anonymous=False, **options):
     """Returns the arguments of ops.hash_table."""
-    made = {"rule": rule, "hyperparameters": list(hyperparameters), "anonymous": anonymous}
-    return {"shared_name": shared_name, "tables": records_of(dim, seeds, **options), **made}
+    tables = records_of(dim, seeds, **options, **rule_record(rule, hyperparameters))
+    return {"shared_name": shared_name, "tables": tables, "anonymous": anonymous}

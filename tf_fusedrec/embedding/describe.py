@@ -19,17 +19,17 @@ _NUMBERS = _COLUMNS[1:3]
 
 def describe(layer_name: str, layer: Any, *, all_ranks: bool) -> str:
     """The text of FusedEmbedding.describe for a layer's name and its internals. Eager; collective with all_ranks."""
-    counts = [group.table.size(name) for group in layer.groups for name in group.table.names]
+    counts = [group.table.size(name) for group in layer.all_groups for name in group.table.names]
     rows, size = np.array(counts, np.int64), collectives.size()
     owner = f"rank {collectives.rank()} of {size}"
     if all_ranks:
         rows, owner = collectives.all_gather(rows[np.newaxis]).sum(axis=0), f"all {size} ranks"
     lines = [
-        f"{layer_name}: {len(layer.tables)} tables, {len(layer.groups)} groups (one exchange of rows each), "
+        f"{layer_name}: {len(layer.tables)} tables, {len(layer.all_groups)} groups (one exchange of rows each), "
         f"{len(layer.features)} features, backend {layer.options.backend}; rows of {owner}"
     ]
     rows_of_table = iter(rows.tolist())
-    for group in layer.groups:
+    for group in layer.all_groups:
         lines += ["", _group(group)]
         entries = [_table(group, config, next(rows_of_table)) for config in group.config.tables]
         widths = [max(map(len, column)) for column in zip(_COLUMNS, *entries)]

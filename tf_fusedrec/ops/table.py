@@ -59,8 +59,6 @@ def hash_table(
     *,
     shared_name: str,
     tables: Sequence[Mapping[str, Any]],
-    rule: str,
-    hyperparameters: Sequence[float],
     anonymous: bool = False,
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or returns the one that has this shared_name.
@@ -71,7 +69,6 @@ def hash_table(
       shared_name: Name of the resource. It lives until table_destroy, unless it is anonymous.
       tables: Options of each segment by path, see table_schema; others have their default. The initial row is a pure
         function of (seed, id).
-      rule, hyperparameters: Update rule and its numbers, from a record of tf_fusedrec/optimizers.
       anonymous: True if the table goes with its handle, and no name finds it.
 
     Returns:
@@ -80,10 +77,7 @@ def hash_table(
     Raises:
       InvalidArgumentError: The rule is unknown, the folder cannot be written, or check_tables refuses the options.
     """
-    return library.fusedrec_hash_table(
-        shared_name=shared_name, anonymous=anonymous, tables=list(map(_text, tables)), rule=rule,
-        hyperparameters=list(hyperparameters),
-    )  # fmt: skip
+    return library.fusedrec_hash_table(shared_name=shared_name, anonymous=anonymous, tables=list(map(_text, tables)))
 
 
 def _text(table: Mapping[str, Any]) -> str:
@@ -96,7 +90,7 @@ def table_schema() -> dict[str, dict[str, Any]]:
 
     Each has a scope ("table", "group": equal in a group, "sum": the group has the sum), a default, for texts choices,
     for integers the least and most, and the places that lack it: "device", "host_rows", "averaged". Rows may leave or
-    move because of one with moves_rows.
+    move because of one with moves_rows. "rule" has the parameters of each rule; their paths begin with "rule.".
     """
     return json.loads(_functions.fusedrec_table_schema())
 

@@ -98,6 +98,10 @@ class Rule:
         """The parameters of the rule by the names and in the order of custom_ops/hash_table/rules, clipnorm first."""
         return {"clipnorm": vars(self)["clipnorm"]}  # a field of every record
 
+    def record(self) -> dict[str, Any]:
+        """The rule of a table by path, see ops.table_schema."""
+        return {"rule": self.rule, **{f"rule.{name}": number for name, number in self.parameters.items()}}
+
     @property
     def rate_scale(self) -> float:
         """Factor of the learning rate in the op.

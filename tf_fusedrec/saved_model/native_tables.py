@@ -95,8 +95,6 @@ class _Table(tf.saved_model.experimental.TrackableResource):
             shared_name=self._shared_name,
             anonymous=not of_session,
             tables=[table],
-            rule="sgd",
-            hyperparameters=[0.0],
         )
 
     def _initialize(self) -> None:

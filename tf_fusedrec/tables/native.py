@@ -89,9 +89,7 @@ class NativeTable(Table):
         self._seeds = seeds
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
-            tables=records,
-            rule=self._rule.rule,
-            hyperparameters=list(self._rule.parameters.values()),
+            tables=[{**record, **self._rule.record()} for record in records],
         )
         weakref.finalize(self, ops.table_destroy, self._handle)
 

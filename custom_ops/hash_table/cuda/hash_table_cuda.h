@@ -76,14 +76,11 @@ struct FusedrecMerge {
   int64_t step;
 };
 
-// What a table is made of: the text of each segment (options.h), host, and its rule.
+// What a table is made of: the text of each segment (options.h), host.
 struct FusedrecTableTexts {
   const char* const* texts;
   int64_t segments;
-  int64_t chunk_rows;       // a power of two, at least 32
-  const char* rule;         // its name
-  const float* parameters;  // host, [num_parameters], in the order of the rule's Parameters
-  int64_t num_parameters;
+  int64_t chunk_rows;  // a power of two, at least 32
 };
 
 // A message as the all-to-all delivers it (rank_partition.h).

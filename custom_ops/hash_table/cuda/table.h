@@ -65,8 +65,7 @@ struct FusedrecDeviceTable {
   using Memory = fusedrec::device_table::Memory;
 
   static bool Read(const FusedrecTableTexts& texts, fusedrec::TableSpec* spec) {
-    return fusedrec::ReadTables({texts.texts, texts.texts + texts.segments}, fusedrec::kOnDevice, spec).empty() &&
-           fusedrec::ReadRule(texts.rule, texts.parameters, texts.num_parameters, &spec->rule).empty();
+    return fusedrec::ReadTables({texts.texts, texts.texts + texts.segments}, fusedrec::kOnDevice, spec).empty();
   }
   static int Make(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                   FusedrecDeviceTable** made, void* stream);

@@ -19,13 +19,8 @@ namespace fusedrec {
 // Reads the attributes of HashTable. device: kOnCpu, or kOnDevice, where host_rows decides which of a GPU's places it is.
 inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, Place device, TableSpec* spec) {
   std::vector<std::string> texts;
-  std::string rule;
-  std::vector<float> parameters;
   TF_RETURN_IF_ERROR(ctx->GetAttr("tables", &texts));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &parameters));
-  std::string refused = ReadTables(texts, device, spec);
-  if (refused.empty()) refused = ReadRule(rule, parameters.data(), parameters.size(), &spec->rule);
+  const std::string refused = ReadTables(texts, device, spec);
   return refused.empty() ? absl::OkStatus() : absl::InvalidArgumentError(refused);
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
+#include <map>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -44,46 +44,49 @@ inline float SlotStart(const AnyRule& rule, int k) {
   return std::visit([k](const auto& r) { return r.SlotStart(k); }, rule);
 }
 
-// The parameters of a rule in the order of Parameters.
+using RuleParameters = std::map<std::string, double>;  // by name
+
+// Sets the parameters of a rule. A parameter that is not given keeps its default, which may be out of its range.
 class ParameterReader {
  public:
-  ParameterReader(const float* numbers, int64_t count) : numbers_(numbers), count_(count) {}
+  explicit ParameterReader(RuleParameters given) : given_(std::move(given)) {}
 
   void operator()(const char* name, float& member, Range range) {
-    if (read_ < count_) member = numbers_[read_];
-    if (refusal_.empty() && read_ < count_ && !(member >= range.least && member <= range.most)) {
+    const auto at = given_.find(name);
+    if (at != given_.end()) {
+      member = static_cast<float>(at->second);
+      given_.erase(at);
+    }
+    if (refusal_.empty() && !(member >= range.least && member <= range.most)) {
       std::ostringstream text;
       text << name << " must be finite and lie in [" << range.least << ", " << range.most << "], got " << member;
       refusal_ = text.str();
     }
-    ++read_;
   }
   void operator()(const char* name, bool& member) {
     float number = member;
     (*this)(name, number, Range{0, 1});
     member = number != 0;
   }
-  // Why the numbers are no parameters of the rule; empty: they are.
+  // Why these are no parameters of the rule; empty: they are.
   std::string Refusal() const {
-    if (read_ == count_) return refusal_;
-    return "the number of parameters must be " + std::to_string(read_) + ", got " + std::to_string(count_);
+    return refusal_.empty() && !given_.empty() ? "it has no parameter " + given_.begin()->first : refusal_;
   }
 
  private:
-  const float* numbers_;
-  int64_t count_, read_ = 0;
+  RuleParameters given_;  // those that no member has taken
   std::string refusal_;
 };
 
 // Makes the rule of this name from its parameters. Returns a refusal, or nothing.
-inline std::string ReadRule(const std::string& name, const float* parameters, int64_t count, AnyRule* rule) {
+inline std::string ReadRule(const std::string& name, const RuleParameters& parameters, AnyRule* rule) {
   std::string known, refusal;
   bool is_known = false;
   ForEachRule([&](auto r) {
     known += std::string(known.empty() ? "" : ", ") + r.kName;
     if (name != r.kName) return;
     is_known = true;
-    ParameterReader reader(parameters, count);
+    ParameterReader reader(parameters);
     r.Parameters(reader);
     refusal = reader.Refusal();
     *rule = r;

@@ -115,9 +115,24 @@ inline std::map<int64_t, Record> RecordsById(const HashTable& table, int64_t seg
   return by_id;
 }
 
+// Makes a rule from its parameters in the order of its header. Returns a refusal, or nothing.
+inline std::string MakeRule(const std::string& name, const std::vector<float>& numbers, AnyRule* rule) {
+  RuleParameters parameters;
+  ForEachRule([&](auto r) {
+    if (name != r.kName) return;
+    size_t i = 0;
+    r.Parameters([&](const char* parameter, auto&&...) {
+      if (i < numbers.size()) parameters[parameter] = numbers[i];
+      ++i;
+    });
+    for (; i < numbers.size(); ++i) parameters["number " + std::to_string(i)] = numbers[i];
+  });
+  return ReadRule(name, parameters, rule);
+}
+
 inline std::unique_ptr<HashTable> MakeTable(TableSpec spec, const std::string& rule = "sgd",
                                             const std::vector<float>& hyperparameters = {0.0f}) {
-  CHECK_EQ(ReadRule(rule, hyperparameters.data(), hyperparameters.size(), &spec.rule), "", "rule ", rule);
+  CHECK_EQ(MakeRule(rule, hyperparameters, &spec.rule), "", "rule ", rule);
   auto table = HashTable::Make(std::move(spec));
   CHECK_OK(table.status());
   return *std::move(table);

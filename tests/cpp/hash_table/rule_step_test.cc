@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "batches.h"
 #include "check.h"
 #include "hash_table/cpu/rule_step.h"
 
@@ -65,7 +66,7 @@ bool SameBits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 AnyRule MakeOrFail(const Case& tried) {
   AnyRule rule;
-  CHECK_EQ(ReadRule(tried.rule, tried.hyperparameters.data(), tried.hyperparameters.size(), &rule), "", "rule ", tried.rule);
+  CHECK_EQ(MakeRule(tried.rule, tried.hyperparameters, &rule), "", "rule ", tried.rule);
   return rule;
 }
 
@@ -135,7 +136,7 @@ void RowsAreSummedInParts(const Case& tried, int dim, std::mt19937* random) {
 
 void Refused(const std::string& rule, const std::vector<float>& hyperparameters, const std::string& words) {
   AnyRule made;
-  const std::string said = ReadRule(rule, hyperparameters.data(), hyperparameters.size(), &made);
+  const std::string said = MakeRule(rule, hyperparameters, &made);
   CHECK(said.find(words) != std::string::npos, "said: ", said);
 }
 
@@ -150,7 +151,7 @@ TEST(rule_step) {
     }
   }
   fusedrec::Refused("lion", {0}, "adam, ftrl, got 'lion'");
-  fusedrec::Refused("adam", {0}, "rule adam: the number of parameters must be 5, got 1");
-  fusedrec::Refused("sgd", {0, 0.9f}, "rule sgd: the number of parameters must be 1, got 2");
+  fusedrec::Refused("adam", {0}, "rule adam: one_minus_beta_1 must be finite and lie in [");
+  fusedrec::Refused("sgd", {0, 0.9f}, "rule sgd: it has no parameter number 1");
   fusedrec::Refused("sgd", {std::numeric_limits<float>::infinity()}, "clipnorm must be finite and lie in [0, ");
 }

@@ -92,7 +92,8 @@ def restored(kernels, exported, known, **more):
 
 
 def mixed_slots(kernels, rule="adagrad", **more):
-    numbers = {"epsilon": 1e-6, "initial_accumulator_value": 0.1, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.1}
+    of_rule = {"sgd": {}, "adam": {"epsilon": 1e-6, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.1}}
+    numbers = of_rule.get(rule, {"epsilon": 1e-6, "initial_accumulator_value": 0.1})
     more = {"hot_after": 2, "distribution": "uniform", "a": -0.5, "b": 0.5, "chunk_rows": 32, **more}
     return DeviceTable(kernels, 5, [1, 2], rule=rule, **numbers, **more)
 

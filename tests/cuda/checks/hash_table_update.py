@@ -56,7 +56,7 @@ def check_rules(kernels):
     for number, (name, (rule, options, numbers)) in enumerate(RULES.items()):
         random = np.random.default_rng(number)
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
-        numbers = {"initial_accumulator_value": start, **numbers}
+        numbers = {**({"initial_accumulator_value": start} if start else {}), **numbers}
         table = DeviceTable(kernels, dim, [1], rule=rule.removesuffix("w"), a=0.25, **numbers)
         options = {**({"initial_accumulator_value": start} if start else {}), **options}
         oracle = OptimizerOracle(np.full(dim, 0.25), "sgd" if rule == "momentum" else rule, **options)

@@ -238,7 +238,13 @@ def test_upkeep(table):
 
 SPECS = {
     "a_rule": ({"rule": "sgdd"}, "rule must be one of sgd, momentum, .* got 'sgdd'"),
-    "hyperparameters": ({"hyperparameters": [0.0, 1.0]}, "rule sgd: the number of parameters must be 1, got 2"),
+    "a_parameter": ({"rule.momentum": 0.5}, "rule sgd: it has no parameter momentum"),
+    "a_parameter_in_text": ({"rule.clipnorm": "1"}, "rule.clipnorm of table '' must be a number, got '1'"),
+    "a_parameter_left_out": ({"rule": "adam"}, r"rule adam: one_minus_beta_1 must be finite and lie in \[1.*, got 0"),
+    "rules_of_two_groups": (
+        {"segments": 2, "rule.clipnorm": [0.5, 1], "names": ["a", "b"]},
+        "the parameters of rule sgd of table 'b' must be those of the other tables of its group",
+    ),
     "mixed_alone": ({"storage": "mixed"}, "hot_after of table '' is 0 with storage.dtype 'mixed': a number > 0"),
     "mixed_and_tier": (
         {"hot_after": 2, "memory_budget": 99, "tier_folder": "."},

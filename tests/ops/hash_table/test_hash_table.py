@@ -58,7 +58,7 @@ def test_edge_cases_of_ids(segments):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_unknown_ids_have_zeros_where_they_are_asked_for(dtype):
     record = {"dim": 3, "seed": 5, "initializer.a": 0.25, "unknown": "zeros"}
-    table = ops.hash_table(shared_name="", tables=[record], rule="sgd", hyperparameters=[0.0], anonymous=True)
+    table = ops.hash_table(shared_name="", tables=[record], anonymous=True)
     message, splits = tf.constant([2, 7, INT64_MIN], tf.int64), tf.constant([3])
     np.testing.assert_array_equal(ops.table_lookup(table, message, splits, dim=3).rows[:2], np.full([2, 3], 0.25))
     message, splits = tf.constant([4, INT64_MIN, 8, 7, INT64_MAX], tf.int64), tf.constant([5])
@@ -68,7 +68,7 @@ def test_unknown_ids_have_zeros_where_they_are_asked_for(dtype):
 
 
 def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
-    make = {"shared_name": "tests/anonymous", "tables": [{"dim": 4}], "rule": "sgd", "hyperparameters": [0.0]}
+    make = {"shared_name": "tests/anonymous", "tables": [{"dim": 4}]}
     first, second = (ops.hash_table(**make, anonymous=True) for _ in range(2))
     ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
     assert [ops.table_size(table).numpy().tolist() for table in (first, second)] == [[1], [0]]
@@ -80,7 +80,7 @@ def test_an_option_that_the_op_lacks_is_refused_by_name():
         tf.errors.InvalidArgumentError, match="a table has no option limits.max_row, got it for table 't'"
     ):
         record = {"name": "t", "dim": 4, "limits.max_row": 3}
-        ops.hash_table(shared_name="tests/lacks", tables=[record], rule="sgd", hyperparameters=[0.0])
+        ops.hash_table(shared_name="tests/lacks", tables=[record])
 
 
 @pytest.mark.parametrize("batch", SOURCES.values(), ids=SOURCES)
@@ -228,7 +228,7 @@ def test_calls_inside_a_function_run_in_program_order():
 
 
 def test_a_name_names_one_table():
-    make = lambda: ops.hash_table(shared_name="tests/named", tables=[{"dim": 4}], rule="sgd", hyperparameters=[0])  # noqa: E731
+    make = lambda: ops.hash_table(shared_name="tests/named", tables=[{"dim": 4}])  # noqa: E731
     message, splits, _ = pack([[[3, 4]]])
     ops.table_lookup(make(), message, splits, dim=4)
     assert_same_integers(ops.table_size(make()), [2])

@@ -22,24 +22,14 @@ inline int64_t DeviceChunkRows(int64_t row_bytes) {
 // A TableSpec for the launchers, which read its texts. It must outlive this.
 struct DeviceTexts : FusedrecTableTexts {
   std::vector<const char*> of_segments;
-  std::vector<float> numbers;
 
   explicit DeviceTexts(const TableSpec& spec) {
     for (const std::string& text : spec.texts) of_segments.push_back(text.c_str());
-    AnyRule copy = spec.rule;
-    std::visit(
-        [this](auto& r) {
-          r.Parameters([this](const char*, const auto& member, auto...) { numbers.push_back(member); });
-          rule = r.kName;
-        },
-        copy);
     const auto [wide, scalars] = SlotsOf(spec.rule);
     const RowFormat format(spec.storage, spec.dim, wide, scalars, false);
     texts = of_segments.data();
     segments = static_cast<int64_t>(of_segments.size());
     chunk_rows = DeviceChunkRows(format.stride());
-    parameters = numbers.data();
-    num_parameters = static_cast<int64_t>(numbers.size());
   }
 };
 

@@ -315,8 +315,8 @@ class TableConfig:
                 "Use a TableConfig without them."
             )
 
-    def record(self, **of_group: Any) -> dict[str, Any]:
-        """The options that the op HashTable takes, by path; `of_group` are those that no TableConfig has."""
+    def record(self, **group_options: Any) -> dict[str, Any]:
+        """The options that the op HashTable takes, by path; `group_options` are those that no TableConfig has."""
         options = {"name": self.name, "dim": self.dim, "unknown": self.unknown}
         options["record_tombstones"] = self.record_tombstones
         options["initializer"] = self.initializer.distribution
@@ -325,7 +325,7 @@ class TableConfig:
             options.update({f"{name}.{key}": value for key, value in vars(getattr(self, name)).items()})
         options["storage.dtype"] = self.storage.dtype or self.dtype
         options["limits.eviction"] = self.limits.eviction or "none"
-        return {**options, **of_group}
+        return {**options, **group_options}
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable dict of all fields. TF1 optimizers, which have no config, stay as they are."""

@@ -65,8 +65,8 @@ class NativeTable(Table):
         spec = tables[0]
         self.place = places.place_of(spec)
         seeds = [table_seed(seed, table.name) for table in tables]
-        of_group = {"lookups_per_update": lookups_per_update, "averaged": averaged}
-        records = [table.record(seed=s, **of_group) for s, table in zip(seeds, tables)]
+        group_options = {"lookups_per_update": lookups_per_update, "averaged": averaged}
+        records = [table.record(seed=s, **group_options) for s, table in zip(seeds, tables)]
         places.check(self.place, records, accumulate_steps=accumulate_steps)
         self.names = [table.name for table in tables]
         self.left_out = {}

@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 # Rooms that not every program needs. tfra is not in __all__, because it needs TFRA.
-_ON_DEMAND = ("callbacks", "data", "losses", "metrics", "saved_model", "tfra")
+_ON_DEMAND = ("callbacks", "losses", "metrics", "tfra")
 
 
 def __getattr__(name: str) -> Any:

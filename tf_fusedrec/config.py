@@ -293,7 +293,8 @@ class TableConfig:
             if dataclasses.is_dataclass(value) and type(value) in kinds:
                 self._check_values(value, f"{path}.")
             elif (int in kinds and isinstance(value, bool)) or not any(
-                isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in choices
+                isinstance(value, kind) if isinstance(kind, type) else isinstance(value, str) and value == kind
+                for kind in choices
             ):
                 names = ["None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in choices]
                 self._refuse(path, "one of " * (len(names) > 1) + ", ".join(names), value)

@@ -8,13 +8,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 REGISTER_OP("Fusedrec>ClusterSamples")
     .Input("ids: num_features * int64")
     .Input("row_splits: num_features * int64")

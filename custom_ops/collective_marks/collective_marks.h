@@ -36,7 +36,7 @@ __attribute__((visibility("default"))) void fusedrec_mark_collective(const char*
 __attribute__((visibility("default"))) int64_t fusedrec_describe_marks(char* out, int64_t room);
 
 // Installs the handler of termination.cc for this process. A forked child keeps the handler that was there before.
-//   rank: Rank of this process, for the line.
+//   rank: Rank of this process, which the error line names.
 //   within_s: Seconds that the watchdog has.
 __attribute__((visibility("default"))) void fusedrec_watch_termination(int rank, double within_s);
 // Copies the exception's text, at most `room` bytes with a zero at the end. Returns 1 when the process is ending, else 0.

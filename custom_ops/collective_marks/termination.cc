@@ -1,6 +1,6 @@
-// Keeps the exception for which C++ ends this process. A thread of Python says it, or this file if that thread cannot.
+// Keeps the exception that makes C++ end this process. A Python thread reports it; if that thread cannot, this file does.
 //
-// Horovod's thread throws where it loses a rank and there are sets of ranks, and nothing catches. C++ then calls the
+// With process sets, Horovod's thread throws when it loses a rank, and nothing catches the exception. C++ then calls the
 // handler of std::terminate and aborts, so Python never hears of it. The handler here runs no Python, because another
 // thread may hold the interpreter's lock for ever. It keeps the exception's text, and waits for the watchdog, which polls
 // fusedrec_termination, asks the other ranks for the cause, and ends the process. If the time limit passes first, the

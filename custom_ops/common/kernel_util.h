@@ -16,9 +16,17 @@
 
 namespace fusedrec {
 
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
 enum class On { kCpu, kGpu };
 
-inline ParallelFor CpuPool(tensorflow::OpKernelContext* ctx) {
+inline ParallelFor CpuPool(OpKernelContext* ctx) {
   auto* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& body) {
     if (total > 0) pool->ParallelFor(total, BlocksByCost<tensorflow::thread::ThreadPool>(unit_cost, 0), body);
@@ -26,16 +34,16 @@ inline ParallelFor CpuPool(tensorflow::OpKernelContext* ctx) {
 }
 
 template <typename T>
-absl::Span<const T> In(const tensorflow::Tensor& t) {
+absl::Span<const T> In(const Tensor& t) {
   return {t.flat<T>().data(), static_cast<size_t>(t.NumElements())};
 }
 
 template <typename T>
-absl::Span<T> Out(tensorflow::Tensor* t) {
+absl::Span<T> Out(Tensor* t) {
   return {t->flat<T>().data(), static_cast<size_t>(t->NumElements())};
 }
 
-inline absl::Status RequireRank(const char* name, const tensorflow::Tensor& t, int rank) {
+inline absl::Status RequireRank(const char* name, const Tensor& t, int rank) {
   if (t.dims() == rank) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must have rank ", rank, ", got shape ",
                                                  t.shape().DebugString(), ". Reshape it before the call."));

@@ -1,7 +1,7 @@
 // Concatenation of ids on a GPU: ids that were made on the device stay there.
 //
-// Results equal the CPU's, bit for bit. All sizes follow from the shapes of inputs, so no size waits
-// for the device. row_splits are on the device, too. A kernel checks them. Where some are wrong, no bag is written.
+// Results equal the CPU's, bit for bit. All sizes follow from the shapes of inputs, so no size waits for the device.
+// row_splits are on the device, too. A kernel checks them. If some are wrong, no bag is written.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)

@@ -12,12 +12,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 REGISTER_OP("Fusedrec>FuseIds")
     .Input("ids: num_features * int64")
     .Input("row_splits: num_ragged * int64")
@@ -161,9 +155,10 @@ class FuseIdsOp : public OpKernel {
     for (int i = 0; i < features->row_splits.size(); ++i) {
       const int64_t f = ragged_features_[i];
       const Tensor& splits = features->row_splits[i];
-      TF_RETURN_IF_ERROR(RequireRank(NameOfSplits(f).c_str(), splits, 1));
+      const std::string name = NameOfSplits(f);
+      TF_RETURN_IF_ERROR(RequireRank(name.c_str(), splits, 1));
       if (splits.NumElements() == 0) return CheckSplits(*features, f, {});
-      TF_RETURN_IF_ERROR(RequireSize(NameOfSplits(f).c_str(), splits.NumElements()));
+      TF_RETURN_IF_ERROR(RequireSize(name.c_str(), splits.NumElements()));
       if (kOn == On::kCpu) TF_RETURN_IF_ERROR(CheckSplits(*features, f, In<int64_t>(splits)));
       features->splits_of[f] = &splits;
     }

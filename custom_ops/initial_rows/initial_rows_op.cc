@@ -8,11 +8,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-
 REGISTER_OP("Fusedrec>InitialRows")
     .Input("rows: T")
     .Input("exists: bool")
@@ -25,7 +20,7 @@ REGISTER_OP("Fusedrec>InitialRows")
     .Attr("a: float")
     .Attr("b: float = 0.0")
     .SetShapeFn(Shapes("[w,d] [w] [w] [s] -> [w,d]"))
-    .Doc("Gives rows that a table does not hold yet their initial value, a pure function of (table seed, id, column).");
+    .Doc("Fills the rows that a table lacks with their initial values, a pure function of (table seed, id, column).");
 
 template <On kOn, typename T>
 class InitialRowsOp : public OpKernel {

@@ -16,11 +16,6 @@ namespace {
 
 #include "jagged_attention/visibility.inc.h"
 
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 template <typename... Words>
 absl::Status Invalid(const Words&... words) {
   return absl::InvalidArgumentError(absl::StrCat(words...));

@@ -102,7 +102,7 @@ absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> se
       at += segments[i] + ids;
     }
     if (at != end) {
-      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must end behind the last lookup, got ",
+      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must end after the last lookup, got ",
                                                      end - at, " more entries.", kRemedy));
     }
   }

@@ -9,7 +9,7 @@
 //     first     1 7 | 2 5 9        splits 2 3
 //     second    2 4 4 | 0          splits 3 1
 //     joined    1 7 2 4 4 | 2 5 9 0        splits 5 4
-// The received message has no index. The header of a block tells where the next block begins.
+// The received message has no index. The header of a block gives the start of the next block.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace fusedrec {
 
-// A message <int64>[P] and the entries of its blocks <int32>[R]. Entries behind the last block are padding.
+// A message <int64>[P] and the entries of its blocks <int32>[R]. Entries after the last block are padding.
 struct MessageView {
   absl::Span<const int64_t> entries;
   absl::Span<const int32_t> splits;
@@ -38,7 +38,7 @@ int64_t EntriesOf(const std::vector<MessageView>& messages);
 void JoinSplits(const std::vector<MessageView>& messages, absl::Span<int32_t> splits);
 
 //   messages  [L], checked by CheckBlocks
-//   joined    [>= sum of all blocks]  out: entries behind the last block become 0
+//   joined    [>= sum of all blocks]  out: entries after the last block become 0
 void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined);
 
 // Checks that the blocks of a joined message fill it. Reads no entries.

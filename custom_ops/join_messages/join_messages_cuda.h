@@ -1,15 +1,15 @@
 // Joining and splitting of messages on a GPU: entries stay on the device, splits and lengths are in host memory.
 //
-// Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/pieces.cuh). Only the
-// headers of a received message tell the lengths of its blocks: a warp per source reads them, one lookup after the other,
-// because the header of a lookup begins where the ids of the lookup before it end.
+// Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/pieces.cuh). The
+// lengths of received blocks are in their headers only. One warp per source reads them, one lookup after the other,
+// because the header of a lookup begins where the ids of the previous lookup end.
 #pragma once
 
 #include "common/cuda_api.h"
 
 //   messages  [L]                     host, of arrays on the device
 //   splits    [L]                     host, of arrays [R] in host memory, checked by the caller
-//   joined    [joined_size >= sum of all blocks]  device, out: entries behind the last block become 0
+//   joined    [joined_size >= sum of all blocks]  device, out: entries after the last block become 0
 FUSEDREC_CUDA_API int fusedrec_join_messages(const int64_t* const* messages, const int32_t* const* splits,
                                              int64_t num_messages, int64_t num_ranks,
                                              const FusedrecAllocator* memory, int64_t* joined, int64_t joined_size,

@@ -9,14 +9,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 REGISTER_OP("Fusedrec>JoinMessages")
     .Input("messages: num_messages * int64")
     .Input("splits: num_messages * int32")

@@ -1,6 +1,7 @@
 #include "rank_partition/rank_partition.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -148,7 +149,8 @@ void UnpackMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> 
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t count = message[start + s];
       std::copy(id, id + count, ids.begin() + next[s]);
-      for (int64_t i = 0; i < count; ++i) position[v++] = static_cast<int32_t>(next[s] + i);
+      std::iota(position.data() + v, position.data() + v + count, static_cast<int32_t>(next[s]));
+      v += count;
       next[s] += count;
       id += count;
     }

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < num_segments * num_ranks) headers[i] = message[block_begin[i / num_segments] + i % num_segments];
 }
 
-// Runs (r, s) of ids in order of arrival: run_begin [R * S + 1] in that order, run_to [R * S] in ids.
+// Runs (r, s) of ids in order of arrival: run_begin [R * S], the first place in that order; run_to [R * S], in ids.
 __global__ void __launch_bounds__(kThreads)
     UnpackMessageKernel(const int64_t* __restrict__ message, const int64_t* __restrict__ run_begin,
                         const int64_t* __restrict__ run_to, int64_t num_segments, int64_t num_runs, int64_t num_ids,

@@ -26,7 +26,7 @@ FUSEDREC_CUDA_API int fusedrec_message_headers(const int64_t* message, const int
                                                int64_t num_segments, int64_t num_ranks,
                                                const FusedrecAllocator* memory, int64_t* headers, void* stream);
 
-// headers: as above, checked by the caller (CheckHeaders). ids [V], position [V]: device, out. segment_splits [S+1],
+// headers: as above, checked by the caller (CheckHeader). ids [V], position [V]: device, out. segment_splits [S+1],
 // id_splits [R]: host, out.
 FUSEDREC_CUDA_API int fusedrec_unpack_message(const int64_t* message, const int64_t* headers, int64_t num_segments,
                                               int64_t num_ranks, const FusedrecAllocator* memory, int64_t* ids,

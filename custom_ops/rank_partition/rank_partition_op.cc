@@ -9,12 +9,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 // The message has at least U + R * S entries, padded to a bucketed size.
 REGISTER_OP("Fusedrec>RankPartition")
     .Input("unique_ids: int64")
@@ -133,10 +127,11 @@ class UnpackMessageOp : public OpKernel {
     const absl::Span<const int64_t> entries = In<int64_t>(message);
     const absl::Span<const int32_t> blocks = In<int32_t>(splits);
     const int64_t ranks = blocks.size(), num_ids = message.NumElements() - ranks * num_segments_;
-    [[maybe_unused]] std::vector<int64_t> headers(kOn == On::kGpu ? ranks * num_segments_ : 0);
+    [[maybe_unused]] std::vector<int64_t> headers;  // on a GPU
     if constexpr (kOn == On::kGpu) {
       // Waits once, for the headers.
       OP_REQUIRES_OK(ctx, CheckReceivedSplits(entries.size(), blocks, num_segments_));
+      headers.resize(ranks * num_segments_);  // at most the entries, as checked
       Gpu gpu(ctx);
       OP_REQUIRES_OK(ctx, gpu.Check("message_headers",
                                     fusedrec_message_headers(entries.data(), blocks.data(), num_segments_, ranks,

@@ -212,9 +212,10 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
                        const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows) {
   // bags[begin[u] .. begin[u + 1]): the bag of every n with index[n] == u, in the order of n.
   std::vector<int32_t> bags(index.size());
-  int32_t g = 0;
+  int32_t g = -1;
+  int64_t bag_end = 0;
   CountingSort(index.size(), out_rows, [&](int64_t n) { return index[n]; }, begin, [&](int64_t n, int32_t to) {
-    while (bag_splits[g + 1] <= n) ++g;
+    while (bag_end <= n) bag_end = bag_splits[++g + 1];
     bags[to] = g;
   });
   const int64_t mean = index.size() / std::max<int64_t>(out_rows, 1) + 1;

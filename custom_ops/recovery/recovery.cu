@@ -72,7 +72,7 @@ struct Parts {
   }
 };
 
-// Rows of `out` [out_rows, dim] behind the bags become 0.
+// Rows of `out` [out_rows, dim] after the bags become 0.
 template <typename T, typename Rows>
 __global__ void __launch_bounds__(kThreads)
     PooledRecoverKernel(Rows rows, const int32_t* __restrict__ index, const int64_t* __restrict__ bag_splits,
@@ -113,7 +113,7 @@ struct GradRows {
 };
 
 // Sums of the rows inside each chunk. `columns` threads, a power of two, share a chunk.
-// parts [chunks, 2, dim]: of the row that a chunk begins with and that began before; of the row that goes on behind it.
+// parts [chunks, 2, dim]: of the row that a chunk begins with and that began before; of the row that goes on in the next chunk.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RecoverGradSumKernel(GradRows<T> grads, Sorted sorted, int64_t num_index, int64_t num_rows, int columns,
@@ -122,13 +122,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t begin = chunk * kChunk, end = begin + kChunk < num_index ? begin + kChunk : num_index;
   if (begin >= num_index) return;
   const uint32_t before = begin > 0 ? sorted.keys[begin - 1] : 0xffffffffu;
-  const uint32_t behind = end < num_index ? sorted.keys[end] : 0xffffffffu;
+  const uint32_t after_chunk = end < num_index ? sorted.keys[end] : 0xffffffffu;
   for (int64_t d = threadIdx.x % columns; d < grads.dim; d += columns) {
     uint32_t row = sorted.keys[begin];
     float sum = 0.0f;
     for (int64_t p = begin; p < end; ++p) {
       sum += grads.At(sorted.positions[p], d);
-      const uint32_t next = p + 1 < end ? sorted.keys[p + 1] : behind;
+      const uint32_t next = p + 1 < end ? sorted.keys[p + 1] : after_chunk;
       if (next == row && p + 1 < end) continue;
       if (row < num_rows) {
         if (row == before) {
@@ -188,8 +188,8 @@ int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t*
   return LastError();
 }
 
-// Waits for the device: whether bags are sound is asked before a kernel follows them. The wait lies in front of the work
-// and not behind it, so that the host is free again while the work runs.
+// Waits for the device: kernels follow bags only after this check. The wait precedes the work, so the host is free while
+// the work runs.
 int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index, int64_t num_index, int64_t num_rows,
               ScratchMemory* scratch, void* stream) {
   unsigned *wrong, answer = 0;
@@ -222,7 +222,7 @@ int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
         const float* bag_scale, int64_t num_bags, ScratchMemory* scratch, void* out, int64_t num_rows, void* stream) {
   int32_t* bag_of;
   float* parts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch->Take({{&bag_of, num_index}, {&parts, 2 * Chunks(num_index) * dim}}));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch->Take({{&bag_of, bag_splits == nullptr ? 0 : num_index}, {&parts, 2 * Chunks(num_index) * dim}}));
   if (bag_splits != nullptr) {
     FUSEDREC_LAUNCH(BagOfKernel, BlocksFor(num_index, kThreads), kThreads, 0, stream, bag_splits, num_bags, num_index,
                     bag_of);

@@ -22,7 +22,7 @@ namespace fusedrec {
 // First entry of `index` that is not in [0, rows), or -1.
 int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows);
 
-// out[n, :] = rows[index[n], :] for n < N; Rows of `out` after N become 0.
+// out[n, :] = rows[index[n], :] for n < N. Rows of `out` after N become 0.
 //
 //   rows   bytes of [P, D]
 //   index  [N], each in [0, P) (caller checks)
@@ -53,7 +53,7 @@ template <typename T>
 void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
                    absl::Span<const float> scale, const ParallelFor& parallel_for, T* out);
 
-// The same, of rows that lie in several parts; rows[n] is the row of the n-th id. Rows of `out` behind G become 0.
+// The same for rows in several parts; rows[n] is the row of the n-th id. Rows of `out` after G become 0.
 //
 //   rows  [N] pointers to [D]
 //   out   [>= G, D]

@@ -1,9 +1,9 @@
 // Recovery on a GPU: the gather, its deterministic gradient, and the pooled forms of both.
 //
-// Contracts as in recovery.h, with two differences. Without bags, an index out of range is not
-// reported, because a report would wait for the device. It reads zeros and adds to no row, as in TensorFlow's own gather on
-// a GPU. The sum of a row that lies in more than one chunk (below) is rounded in another order than on a CPU, the same on
-// every run.
+// Contracts as in recovery.h, with two differences:
+//   - Without bags, an index out of range is not reported, because a report would wait for the device. It reads zeros and
+//     adds to no row, as in TensorFlow's own gather on a GPU.
+//   - The sum of a row in more than one chunk (below) is rounded in another order than on a CPU, the same on every run.
 //
 // # Bags
 // bag_splits have the size of a batch and are on the device. The kernels follow them without a check of bounds. So another
@@ -12,7 +12,7 @@
 // pageable memory would wait for the stream as well.
 //
 // # The gradient
-// A stable sort orders the positions by row, (common/sort.cuh). The sorted positions
+// A stable sort (common/sort.cuh) orders the positions by row. The sorted positions
 // are cut into chunks of kChunk. A row within one chunk is summed in the order of its positions. A row that goes on in the
 // next chunk leaves a partial sum per chunk; these are added in order afterwards. So the work of a chunk does not
 // depend on how often a row is used. Many blocks share an id that half of the batch names.

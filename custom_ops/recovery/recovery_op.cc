@@ -9,13 +9,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 REGISTER_OP("Fusedrec>Recover")
     .Input("rows: T")
     .Input("index: int32")
@@ -23,7 +16,7 @@ REGISTER_OP("Fusedrec>Recover")
     .Attr("T: {float, half, bfloat16}")
     .Attr("pad: bool = false")
     .SetShapeFn(Shapes("[p,d] [n] -> [n unless pad,d]"))
-    .Doc("Brings rows to where they are used: out[n] = rows[index[n]] (FusedRec, section 3, 'Embedding Recovery').");
+    .Doc("Gathers rows: out[n] = rows[index[n]] (FusedRec, section 3, 'Embedding Recovery').");
 
 REGISTER_OP("Fusedrec>RecoverGrad")
     .Input("grads: T")
@@ -43,7 +36,7 @@ REGISTER_OP("Fusedrec>PooledRecover")
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(Shapes("[p,d] [n] [b] [g] -> [g,d]"))
-    .Doc("Brings rows to where they are used and pools them by bag.");
+    .Doc("Gathers rows and pools them by bag.");
 
 REGISTER_OP("Fusedrec>PooledRecoverParts")
     .Input("rows: num_parts * T")
@@ -55,7 +48,7 @@ REGISTER_OP("Fusedrec>PooledRecoverParts")
     .Attr("num_parts: int >= 1")
     .Attr("pad: bool = false")
     .SetShapeFn(Shapes("num_parts*[p,d] [n] [b] [g] -> [g unless pad,d]"))
-    .Doc("PooledRecover from rows that lie in several parts.");
+    .Doc("PooledRecover from rows in several parts.");
 
 REGISTER_OP("Fusedrec>PooledRecoverGrad")
     .Input("grads: T")

@@ -5,10 +5,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-
 REGISTER_OP("Fusedrec>SegmentUnique")
     .Input("ids: int64")
     .Input("segment_splits: int64")

@@ -1,4 +1,4 @@
-// Pages of equal size, and the states of users that consist of them. A page that nobody holds is handed out again.
+// Pages of equal size, and the states of users that consist of them. A page without a user is handed out again.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ struct StateSnapshot {
   int64_t revision = 0;  // 0: there is no state
   int64_t tokens = 0;
   std::vector<Page> pages;
-  std::shared_ptr<const std::vector<char>> of_user;  // the parts, one behind another
+  std::shared_ptr<const std::vector<char>> of_user;  // the parts, one after another
 };
 
 }  // namespace fusedrec

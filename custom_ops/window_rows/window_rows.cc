@@ -248,7 +248,10 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
 std::vector<PieceSums> SumTerms(const std::vector<PieceGradients>& gradients, const std::vector<PieceRows>& pieces,
                                 int64_t rows) {
   // terms[begin[v] .. begin[v + 1]): the ids of all pieces whose row is v, in the order of pieces.
+  size_t total = 0;
+  for (const PieceRows& piece : pieces) total += piece.row.size();
   std::vector<int32_t> row_of;
+  row_of.reserve(total);
   for (const PieceRows& piece : pieces) row_of.insert(row_of.end(), piece.row.begin(), piece.row.end());
   std::vector<int64_t> begin(rows + 2);
   std::vector<int32_t> terms(row_of.size());

@@ -7,14 +7,6 @@
 
 namespace fusedrec {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 REGISTER_OP("Fusedrec>WindowUnique")
     .Input("ids: num_pieces * int64")
     .Input("id_splits: num_pieces * int64")
@@ -24,7 +16,7 @@ REGISTER_OP("Fusedrec>WindowUnique")
     .Output("last: int32")
     .Attr("num_pieces: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[u] num_pieces*[s] -> num_pieces*[?] num_pieces*[s] num_pieces*[u] [?]"))
-    .Doc("Finds the ids of each piece of a batch that no piece before holds, and the last piece that holds each id.");
+    .Doc("Finds the ids of each piece of a batch that no earlier piece has, and the last piece of each id.");
 
 REGISTER_OP("Fusedrec>WindowRoute")
     .Input("messages: num_pieces * int64")
@@ -42,7 +34,7 @@ REGISTER_OP("Fusedrec>WindowRoute")
     .Attr("num_segments: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] num_pieces*[n] num_pieces*[u] [v] -> "
                        "num_pieces*[u] [?] [r] num_pieces*[?] num_pieces*[?] num_pieces*[r]"))
-    .Doc("Says on the rank that asks where each id of a piece finds its row, and which gradients leave with which piece.");
+    .Doc("On the asking rank: the number of each id's row, and the gradients that leave with each piece.");
 
 REGISTER_OP("Fusedrec>WindowGradients")
     .Input("messages: num_pieces * int64")
@@ -55,7 +47,7 @@ REGISTER_OP("Fusedrec>WindowGradients")
     .Attr("num_pieces: int >= 1")
     .Attr("num_segments: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] [m] [r] -> num_pieces*[?] num_pieces*[r] num_pieces*[?]"))
-    .Doc("Says on the rank that owns rows which gradients come with each piece.");
+    .Doc("On the owner rank: the gradients that arrive with each piece.");
 
 namespace {
 

@@ -109,6 +109,11 @@ def test_models_whose_tables_no_checkpoint_can_hold_are_refused(tmp_path):
         (TypeError, "model must be a keras.Model or a FusedEmbedding, got str", lambda: checkpoint.save("c", "model")),
         (
             TypeError,
+            "optimizer must be an optimizer, got the layer 'one'",
+            lambda: checkpoint.save(tmp_path / "c", plain, both.two[0]),
+        ),
+        (
+            TypeError,
             "layers must be a list of FusedEmbedding layers, got ",
             lambda: checkpoint.save(tmp_path / "c", plain, layers=embedding_of(DictTable("a"))),
         ),

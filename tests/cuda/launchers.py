@@ -18,6 +18,7 @@ INVALID, OUT_OF_MEMORY = 1, 2  # of cuda_api.h
 COMBINERS = ("sum", "mean", "sqrtn")
 DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
 PADDING = 5
+SMALL_OPS = ("fuse_ids", "initial_rows", "join_messages", "rank_partition", "recovery", "segment_unique")
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}  # 2: bits of bfloat16
 
 
@@ -61,7 +62,7 @@ class Launchers:
         assert answer == 0, f"fusedrec_{name} answered {answer}"
 
     def refuse_without_memory(self, call: Callable[[], Any]) -> None:
-        """Asserts that a call says so when the allocator has no memory."""
+        """Asserts that a call answers OUT_OF_MEMORY when the allocator has no memory."""
         self.allocator, allocator = Allocator(lambda *_: None, lambda *_: None), self.allocator
         try:
             call()

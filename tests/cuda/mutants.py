@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "keys are sorted without their highest bit", "rank_partition", "common/sort.cu",
-        "most >> bits != 0) ++bits;", "most >> bits != 0) ++bits;\n  bits -= FAULT;", "many_tiles",
+        "most >> bits != 0) ++bits;", "most >> bits != 0) ++bits;\n  bits -= FAULT;", "many_ids",
     ),
     Mutant(
         "a row out of range is the last row", "recovery", "common/sort.cu",

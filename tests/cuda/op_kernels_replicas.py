@@ -118,7 +118,7 @@ def average_at_once(replicas, random):
 
 
 def average_late(replicas, random):
-    """The mean is begun before an update and merged behind it. Meanwhile the lookup of the next batch is under way."""
+    """The mean is begun before an update and merged after it. Meanwhile the lookup of the next batch is under way."""
     exchanged = []
     under_way = [look_up_both(sides, random, 5) for sides in replicas]
     for step in range(12):

@@ -97,7 +97,7 @@ def looked_up(sides, random, dtype, lookup=look_up):
 
 
 def run_late(options):
-    """Each update comes behind the next lookup. Rows of two lookups stay."""
+    """Each update follows the next lookup. Rows of two lookups stay."""
     random = np.random.default_rng(30)
     sides = [Side("late", on_device, {**options, "window": 2}) for on_device in (False, True)]
     before = looked_up(sides, random, tf.float32)

@@ -18,13 +18,11 @@ import traceback
 import types
 
 from tests.cuda import mutants
-from tests.cuda.launchers import Launchers
+from tests.cuda.launchers import SMALL_OPS, Launchers
 from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
 # Workers, probability of giving way at an atomic operation, seed.
 SCHEDULES = [(1, 0.0, 0), (1, 0.3, 1), (2, 0.3, 2)]
-# Their checks take Launchers, so that TensorFlow's ops run them, too (tests/support/small_ops.py).
-SMALL_OPS = ("fuse_ids", "initial_rows", "join_messages", "rank_partition", "recovery", "segment_unique")
 # Probability that another stream runs a piece of its work at a call, seed.
 ORDERS = [(0.0, 0), (0.6, 1)]
 

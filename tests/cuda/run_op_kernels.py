@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import numpy as np
+
 from tests.cuda import (
     op_kernels_attention,
     op_kernels_golden,
@@ -20,7 +22,8 @@ from tests.cuda import (
     op_kernels_table,
 )
 from tests.cuda.host_rows import failed_lookups, hot, programs, waits
-from tests.cuda.op_kernels import LABELS, refused
+from tests.cuda.launchers import COMBINERS, DISTRIBUTIONS
+from tests.cuda.op_kernels import LABELS, refused, same
 from tests.support import small_ops
 from tf_fusedrec._tf_compat import tf
 
@@ -33,6 +36,21 @@ def run_small_ops() -> None:
         print(f"{name} agrees", flush=True)
     for call, words in small_ops.REFUSALS:
         refused((tf.errors.InvalidArgumentError, ValueError), words, lambda: call(run))  # noqa: B023
+
+
+def run_bits_of_the_cpu() -> None:
+    """Initial rows and the scales of bags have the bits of the CPU."""
+    random, sides = np.random.default_rng(0), (small_ops.TensorFlowOps(), small_ops.TensorFlowOps(LABELS))
+    lengths = np.arange(300)
+    ids, splits = random.integers(-(2**62), 2**62, lengths.sum()), np.concatenate([[0], np.cumsum(lengths)])
+    for combiner in COMBINERS:
+        for host, device in zip(*(side.fuse_ids([ids], {0: splits}, [0], [combiner]) for side in sides)):
+            same(host, device, combiner)
+    rows, exists = random.normal(size=[50, 7]), random.integers(0, 2, 50) == 1
+    more = exists, random.integers(-(2**63), 2**63 - 1, 50), [0, 0, 30, 50], [1, -(2**63), 7]
+    for name in DISTRIBUTIONS:
+        for dtype in (np.float32, np.float16):
+            same(*(side.initial_rows(rows.astype(dtype), *more, name, -0.7, 1.3) for side in sides), name)
 
 
 def main(arguments: list[str]) -> int:
@@ -53,6 +71,7 @@ def main(arguments: list[str]) -> int:
         op_kernels_replicas,
     )
     run_small_ops()
+    run_bits_of_the_cpu()
     for module in (op_kernels_attention, *of_tables, op_kernels_model):
         module.run()
         print(f"{module.__name__} agrees", flush=True)

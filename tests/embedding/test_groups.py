@@ -85,6 +85,7 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"dim": 0}, "TableConfig.dim of table 't' must be an int in .1, 1048576., got 0"),
         ({"dim": 4.0}, "TableConfig.dim must be int, got 4.0"),
         ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
+        ({"dtype": tf.float32}, "TableConfig.dtype must be one of .* got tf.float32"),
         ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
         *[

@@ -144,6 +144,8 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
         places.check(places.HOST_ROWS, records(host_rows), accumulate_steps=1)
     with pytest.raises(ValueError, match="must be 1 where replicas are averaged"):
         places.check(places.CPU, records(tables, averaged=True), accumulate_steps=1)
+    with pytest.raises(ValueError, match="rule 'weight_sync'.*Use Topology.rule='gradient_sync'"):
+        places.check(places.HOST_ROWS, records(host_rows[:1], averaged=True), accumulate_steps=1)
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -1,4 +1,4 @@
-"""The ops from fused ids to recovery: cases and refusals of all devices, shape functions, and what is the CPU's.
+"""The ops from fused ids to recovery: cases and refusals of all devices, shape functions, and tests of the CPU form.
 
 tests/cuda runs the same cases over the emulated kernels, and over the ops with these kernels.
 """
@@ -227,6 +227,7 @@ def test_16_bit_sums_are_kept_in_float32_and_rounded_once():
 
 def test_padded_buffers_are_bucketed():
     rows, index, bags = tf.ones([5, 3]), tf.range(5), (tf.constant([0, 2, 5], tf.int64), tf.ones([2]))
+    assert RUN.join_messages([[1, 5]], [[2]])[0].shape == (256,)
     assert ops.recover(rows, index, pad=True).shape == [256, 3]
     assert ops.recover_grad(rows, index, 7, pad=True).shape == [256, 3]
     assert ops.pooled_recover_parts([rows], index, *bags, pad=True).shape == [256, 3]

@@ -15,7 +15,7 @@ LIES = [
     ([-1, 0], [2], "message of rank 0 counts -1 ids in segment 0 of lookup 0"),
     ([2**62, 2**62], [2], "message of rank 0 counts 4611686018427387904 ids in segment 0 of lookup 0"),
     ([1, 5], [2], "message of rank 0 must hold 1 counts of lookup 1, got 0 entries"),
-    ([1, 5, 0, 9], [4], "message of rank 0 must end behind the last lookup, got 1 more entries"),
+    ([1, 5, 0, 9], [4], "message of rank 0 must end after the last lookup, got 1 more entries"),
     ([], [0], "message of rank 0 must hold 1 counts of lookup 0, got 0 entries"),
 ]
 

@@ -1,4 +1,4 @@
-"""The small ops in TensorFlow for the checks of tests/cuda/checks: NumPy arrays in and out. And what the ops refuse.
+"""The small ops in TensorFlow for tests/cuda/checks: NumPy arrays in and out. REFUSALS lists the refusals of the ops.
 
 tests/ops runs the kernels for the CPU, tests/cuda/run_op_kernels.py those for a GPU over the emulation.
 """
@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from tests.cuda.launchers import SMALL_OPS
 from tests.oracles.join_messages import LIES
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-NAMES = ("fuse_ids", "initial_rows", "join_messages", "rank_partition", "recovery", "segment_unique")
-
 
 def checks() -> dict[str, Callable]:
     """Returns the checks that need no launcher, by op and name."""
-    modules = {op: importlib.import_module(f"tests.cuda.checks.{op}") for op in NAMES}
+    modules = {op: importlib.import_module(f"tests.cuda.checks.{op}") for op in SMALL_OPS}
     return {
         f"{op}: {name}": getattr(module, name)
         for op, module in modules.items()
@@ -162,6 +161,10 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
         "id -5 of table 'user' does not fit the 61 bits",
     ),
     (lambda run: run.rank_partition([7, 8], [0, 0, 2], 2, "tfra", 3), "id 8 of segment 1 does not fit the 3 bits"),
+    (
+        lambda run: run.rank_partition([3, 15, 16, -1, 2], [0, 5], 2, "tfra", 4),
+        "id 16 of segment 0 does not fit the 4 bits",
+    ),
     (lambda run: run.rank_partition([7, 8], [0, 2], 2, "tfra", 3), "Use key_encoding='hash'"),
     (lambda run: run.rank_partition([7, -1], [0, 2], 2, "tfra", 63), "id -1 of segment 0 does not fit the 63 bits"),
     (lambda run: run.unpack_message([[1]], 2), "received_splits[0] must lie in [2, 1], got 1"),

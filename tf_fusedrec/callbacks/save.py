@@ -92,6 +92,10 @@ class Checkpoint(keras.callbacks.Callback):
         mode: str = "auto",
     ):
         super().__init__()
+        if steps_per_epoch is not None and not isinstance(steps_per_epoch, int):
+            raise TypeError(
+                f"steps_per_epoch must be an int or None, got {steps_per_epoch!r}. Use layers=[...] for layers."
+            )
         if every_steps < 0:
             raise ValueError(f"every_steps must be >= 0, got {every_steps}.")
         if mode not in ("auto", "min", "max"):

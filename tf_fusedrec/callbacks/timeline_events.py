@@ -130,7 +130,10 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
 
 
 def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
-    """Ops of the newest profile in a folder, whose event CLOCK was at `clock_s` seconds since the Unix epoch."""
+    """Ops of the newest profile in a folder.
+
+    `clock_s` is the time of its event CLOCK, in seconds since the Unix epoch.
+    """
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     space = XSpace()
     space.ParseFromString(newest.read_bytes())

@@ -84,7 +84,7 @@ class Checkpointer:
     ):
         self._directory = pathlib.Path(directory)
         self._model, self._optimizer = model, optimizer
-        self._embeddings = saved_embeddings(model, layers)
+        self._embeddings = saved_embeddings(model, layers, optimizer)
         self._tables: list[Any] = [group.table for layer in self._embeddings for group in layer.internals.groups]
         self._full_every, self._background, self._timeout_s = full_every, background, timeout_s
         if full_every < 1:
@@ -261,7 +261,7 @@ def save(
     Raises:
       OSError, RuntimeError: the save failed on this or another rank, for example on a full disk. Earlier checkpoints
         stay.
-      ValueError: a number is not finite (NotFinite), dense weights differ between ranks, or an argument is refused by
+      ValueError: a number is not finite, dense weights differ between ranks, or an argument is refused by
         Checkpointer.
       TypeError: see Checkpointer.
 

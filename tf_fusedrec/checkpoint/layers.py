@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 
 
-def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
+def saved_embeddings(
+    model: tf.Module, layers: Sequence[FusedEmbedding] = (), optimizer: Any = None
+) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks."""
     if not isinstance(model, tf.Module):
         raise TypeError(
@@ -17,6 +20,11 @@ def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) ->
         )
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
+    if isinstance(optimizer, FusedEmbedding):
+        raise TypeError(
+            f"optimizer must be an optimizer, got the layer {optimizer.name!r}. The layers of the model are found; use "
+            "layers=[...] for others."
+        )
     embeddings = list({id(layer): layer for layer in (*embeddings_of(model), *layers)}.values())
     if not embeddings:
         raise ValueError(

@@ -67,7 +67,7 @@ def load(
       RuntimeError: another rank refused the checkpoint.
     """
     directory = pathlib.Path(directory)
-    embeddings = saved_embeddings(model, layers)
+    embeddings = saved_embeddings(model, layers, optimizer)
     backends: list[Any] = [group.table for layer in embeddings for group in layer.internals.groups]
     names = dict(names or {})
     known = [name for backend in backends for name in backend.names]

@@ -60,7 +60,8 @@ def keeps_changes(table: Any, section: str = "rows") -> bool:
 def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapping[str, int]) -> Plan:
     """Begins a save: removes the remains of interrupted saves and makes a new folder. Only rank 0 calls it.
 
-    A delta has the name of its full save, and the clock of each table at that save.
+    For a delta, `full` is the name of its full save, and `since` the clock of each table at that save. `full=None`
+    begins a full save.
     """
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"directory {os.fspath(directory)} is a file, want a folder. Name another path.")

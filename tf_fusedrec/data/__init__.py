@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from tf_fusedrec.data.dataset import TokenBatches as TokenBatches
     from tf_fusedrec.data.growing import GrowingFolder as GrowingFolder
     from tf_fusedrec.data.parquet import ParquetFolder as ParquetFolder
+    from tf_fusedrec.data.plan import Cost as Cost
     from tf_fusedrec.data.plan import StochasticLength as StochasticLength
     from tf_fusedrec.data.transforms import cluster_samples as cluster_samples
     from tf_fusedrec.data.transforms import lookahead as lookahead
 
 _MODULES = {
     "Column": "columns",
+    "Cost": "plan",
     "GrowingFolder": "growing",
     "ParquetFolder": "parquet",
     "StochasticLength": "plan",

@@ -86,6 +86,10 @@ class Cost:
 
     Example: Cost(655_360, 256) is the cost of blocks of width 256 with 4 attention heads of 64. A token takes 2 * 4 *
     256 * 256 + 2 * 256 * 256 multiplications in the projections, and 2 * 256 for each of its L / 2 visible pairs.
+
+    Examples:
+      >>> fr.data.Cost(655_360, 256).of(np.array([1, 100])).tolist()
+      [655616.0, 68096000.0]
     """
 
     linear: float = 1.0

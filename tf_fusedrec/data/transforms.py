@@ -73,8 +73,8 @@ IdsOfTables = Mapping[str, Any | Sequence[Any]]
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:
     """Orders the samples of every batch so that the micro-batches of a schedule have few ids in common.
 
-    Each micro-batch gets the share of the samples that `cut` gives it, and nearly that share of the tokens, the ids
-    given here. Samples of a micro-batch keep their order. Where `cut` counts tokens, it moves the bounds by the few
+    Each micro-batch gets its share of the samples (data/batches.py), and nearly that share of the tokens, the ids
+    given here. Samples of a micro-batch keep their order. A schedule that cuts by tokens moves the bounds by the few
     samples that the shares differ. The new order is a function of the batch and of M. Several batches are ordered at
     once, ahead of training; benchmarks/papers/clustering measures the time, and the ids of all micro-batches.
 

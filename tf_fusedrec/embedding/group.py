@@ -67,7 +67,7 @@ class LayerOptions:
             if table.limits.ttl_minutes and self.topology.groups > 1:
                 raise ValueError(
                     f"limits.ttl_minutes of table {table.name!r} is {table.limits.ttl_minutes} under {self.topology}, "
-                    "whose groups have other clocks. Use limits.ttl, or Topology(groups=1)."
+                    "and the clocks of its groups differ. Use limits.ttl, or Topology(groups=1)."
                 )
         for table in tables if self.backend != "native" else ():
             if table.options:
@@ -315,7 +315,7 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
-    # Of an amount, which a group sums over its tables, the spec has the presence only.
+    # A group sums amounts over its tables, so the spec has only whether there is one.
     schema = ops.table_schema()
     options = {path: value for path, value in table.options.items() if schema[path]["scope"] == "group"}
     values = {"unknown": table.unknown != "initial", **options, "frozen": not table.trainable}

@@ -121,7 +121,7 @@ class _ScaledLoss(CallHooks):
 
 
 class Internals:
-    """What other rooms of this package need of a FusedEmbedding. Keras and TensorFlow do not track it.
+    """The state of a FusedEmbedding that other modules of this package use. Keras and TensorFlow do not track it.
 
     Keras would track TFRA's variables as weights, and TensorFlow's checkpoint would hold rank 0's rows only.
 
@@ -409,7 +409,7 @@ class FusedEmbedding(keras.layers.Layer):
         graph = tf.compat.v1.get_default_graph()
         calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
-            world, hooks = self.internals.all_groups[0].layout.world, self.internals.hooks
+            world, hooks = self.layout.world, self.internals.hooks
             calls = TrainingCalls(self._anchor.read_value(), self.name, world, hooks)
             self._refuse_tables_of_two_layers(graph)
             self.internals.steps[graph] = calls

@@ -162,7 +162,7 @@ class GAUC(SummedMetric):
     """Mean AUC of the groups (users) that have both classes. The result is exact, and ties count one half.
 
     A group must be whole in one update, as in our ranking batches. A group in several updates counts several times.
-    metrics.gauc documents the definition and `weight`.
+    metrics.exact.gauc documents the definition and `weight`.
 
     update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order. Without groups, labels and logits
       are [G, n] or ragged [G, (n)], and each row is a group. A prediction of sample_weight 0 does not count. Other
@@ -317,7 +317,7 @@ class _MeanOfFirstRanks(_MeanOfRanks):
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
 class HitRate(_MeanOfFirstRanks):
-    """HR@K; see metrics.hit_rate."""
+    """HR@K; see metrics.exact.hit_rate."""
 
     _prefix = "hr"
 
@@ -327,7 +327,7 @@ class HitRate(_MeanOfFirstRanks):
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
 class NDCG(_MeanOfFirstRanks):
-    """NDCG@K, one relevant item; see metrics.ndcg."""
+    """NDCG@K, one relevant item; see metrics.exact.ndcg."""
 
     _prefix = "ndcg"
 
@@ -337,7 +337,7 @@ class NDCG(_MeanOfFirstRanks):
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
 class MRR(_MeanOfRanks):
-    """Mean reciprocal rank; see metrics.mrr."""
+    """Mean reciprocal rank; see metrics.exact.mrr."""
 
     def __init__(self, name: str = "mrr"):
         super().__init__(name)

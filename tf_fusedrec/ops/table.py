@@ -81,7 +81,7 @@ def hash_table(
 
 
 def _text(table: Mapping[str, Any]) -> str:
-    return json.dumps(table, ensure_ascii=False)
+    return json.dumps(table, ensure_ascii=False, default=float)  # takes NumPy's numbers, too
 
 
 @functools.cache

@@ -97,7 +97,8 @@ def write_server_changes(
 ) -> None:
     """Writes the folder `server` of a delta.
 
-    `versions` are those of base and result, and the layout. `changes` have "ids", "rows" and "removed", by table.
+    `versions` are the versions of the base and of the result, and the layout, 32 letters each. `changes` have "ids",
+    "rows" and "removed", by table.
     """
     folder.mkdir(parents=True)
     tensors = {f"weights/{at}": weight for at, weight in enumerate(weights)}

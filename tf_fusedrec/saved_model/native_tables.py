@@ -56,7 +56,7 @@ class NativeTables(tf.Module):
     def find(
         self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As StockTables.find, with True <bool>[n]: a table has the initial rows of its missing ids."""
+        """As StockTables.find, but a missing id has its initial row, so the second result is True everywhere."""
         rows = [self._tables[table].rows(table_ids) for table, table_ids in requests]
         return tf.concat(rows, 0), tf.ones_like(ids, tf.bool)
 

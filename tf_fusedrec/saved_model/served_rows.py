@@ -28,9 +28,9 @@ _STEPS = 127  # in the largest number of a row
 
 
 class Lookup:
-    """Reads rows of a served model: the loaded `tables`, then by table the `unknown` rows, None for zeros.
+    """Reads rows of a served model, in the dtype that `dtypes` gives each table.
 
-    The model gets rows in the dtypes of `dtypes`, by table.
+    An id without a row in `tables` has the initial row of `unknown`, or zeros where that is None.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class CachedStates(NamedTuple):
 
 
 class StateCache(tf.Module):
-    """States of users, bounded in bytes, in host memory of the server. ops.user_states has the parts.
+    """States of users, bounded in bytes, in host memory of the server. StateParts describes the parts.
 
     A state belongs to the version of the model that computed it. The signature "apply_delta" begins a new version, and
     so does `next_version`: all states become unreachable at once. A program that changes weights or rows of a loaded
@@ -51,6 +51,12 @@ class StateCache(tf.Module):
     Raises:
       ValueError: dtype is unknown, or max_bytes does not hold a longest state.
       InvalidArgumentError: Another argument is out of range.
+
+    Examples:
+      >>> parts = fr.saved_model.StateParts(of_token=((tf.float32, 16),), of_user=((tf.int64, 1),))
+      >>> cache = fr.saved_model.StateCache(parts, longest=100, max_bytes=1 << 20)
+      >>> cache.state_bytes(100) < 1 << 20  # fr.Signature(..., resources=(cache,)) takes it
+      True
     """
 
     def __init__(

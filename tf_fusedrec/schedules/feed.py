@@ -48,7 +48,7 @@ def steps_at_once(model: Any) -> int:
 class Feed:
     """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 
-    A call makes the steps of `steps_at_once`, or fewer if no rank has data for more. Batches have an unknown
+    A call makes steps_at_once(model) steps, or fewer if no rank has data for more. Batches have an unknown
     number of samples, whatever the data set says. After an error the next call starts over. If rows were loaded or set
     between two calls, the schedule starts over on the batches that are read.
 
@@ -298,7 +298,7 @@ def _tensors(value: Any) -> list[tf.Tensor]:
 class EqualSteps:
     """Replaces Keras' compiled test or predict function: takes an iterator and returns the result of its steps.
 
-    A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more.
+    A call makes steps_at_once(model) steps, or fewer if no rank has data for more.
 
     Args:
       name: Name of the all-reduce that asks which ranks have data.
@@ -399,8 +399,10 @@ def _of_any_size(spec: Any) -> Any:
 
 @contextlib.contextmanager
 def equal_lengths(model: keras.Model) -> Iterator[None]:
-    """Inside, Keras iterates over each input of `model` equally often on all ranks: of fit, of its validation data or
-    split, of evaluate and predict. Keras has no public way to replace the handler that it makes for an input.
+    """Inside, Keras iterates over each input of `model` equally often on all ranks.
+
+    Inputs are those of fit, its validation data or split, evaluate and predict. Keras has no public way to replace the
+    handler that it makes for an input.
     """
     if collectives.size() == 1:
         yield

@@ -313,7 +313,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     @property
     def micro_batch(self) -> MicroBatch:  # type: ignore[override]
-        """The micro-batch that the model works on, for a compute_loss or call. A whole batch is micro-batch 0."""
+        """The micro-batch that the model works on, for a compute_loss or call. A whole batch is micro-batch 0.
+
+        `number` is its position, `share` its share of the batch's loss, and `weight` the result of `loss_weights` for
+        it, None for a whole batch.
+        """
         return self.__dict__.get("_micro_batch", WHOLE)
 
     @property

@@ -302,7 +302,7 @@ def _guard(
     refuse: Callable[[TableState], None],
     applies: Callable[..., bool] = lambda *arguments, **options: True,
 ) -> None:
-    """Makes a writer or reader of Keras, whose argument `model_at` is the model, refuse tables where `applies`."""
+    """Makes a writer or reader of Keras refuse tables where `applies`. Its argument `model_at` is the model."""
     write = getattr(module, name)
 
     @functools.wraps(write)

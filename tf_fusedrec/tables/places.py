@@ -72,6 +72,10 @@ def check(place: Place, records: Sequence[Mapping[str, Any]], *, accumulate_step
             "holds the rows of one lookup. Use a schedule whose rows are fresh, such as DualBuffer(); or "
             f"{_TO_HOST}."
         )
+    if place is HOST_ROWS and records[0].get("averaged"):
+        raise ValueError(
+            f"{names} cannot be averaged (rule 'weight_sync'). Use Topology(rule='gradient_sync'); or {_TO_HOST}."
+        )
     refusal = check_tables(records, "CPU" if place is CPU else "device")
     if refusal:
         raise ValueError(f"TableConfig.{refusal}")

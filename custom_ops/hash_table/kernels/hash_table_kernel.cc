@@ -10,10 +10,6 @@
 namespace fusedrec {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:

@@ -9,9 +9,6 @@
 namespace fusedrec {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 namespace {
 

@@ -7,8 +7,6 @@
 namespace fusedrec {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 namespace {
 

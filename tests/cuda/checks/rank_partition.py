@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.cuda.checks import once
-from tests.cuda.launchers import INVALID
+from tests.cuda.launchers import INVALID, Refused
 from tests.oracles.rank_partition import rank_partition_oracle, unpack_oracle
 from tests.oracles.segment_unique import segment_unique_oracle
 from tests.support.ids import EDGE_CASES, from_segments, random_segments
@@ -32,13 +32,24 @@ def check_random_segments(ops):
         compare(ops, ids, splits, seed % 5 + 1, OWNERS[seed % 2])
 
 
-def check_many_tiles_and_ranks(ops):
+def check_many_ids_and_ranks(ops):
     random = np.random.default_rng(1)
     ids = random.integers(-(2**60), 2**60, 6_001)
     for ranks, bounds in ((3, 7), (64, 2), (1500, 1)):
         splits = np.concatenate([[0], np.sort(random.integers(0, len(ids), bounds)), [len(ids)]])
         compare(ops, ids, splits, ranks, "hash_range")
     compare(ops, ids[:4096], np.array([0, 2048, 2048, 4096]), 2, "tfra")
+
+
+def check_launcher_finds_the_first_id_that_does_not_fit(ops):
+    """Whatever the order of threads."""
+    for id_bits, misfit in ((4, 2), (63, 3)):
+        try:
+            ops.rank_partition([3, 15, 16, -1, 2], [0, 5], 2, "hash_range", id_bits)
+        except Refused as refusal:
+            assert refusal.args == (misfit,), id_bits
+        else:
+            raise AssertionError(f"ids beyond {id_bits} bits were not refused")
 
 
 def check_unpack(ops):

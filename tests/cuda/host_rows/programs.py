@@ -146,11 +146,17 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong = tf.errors.InvalidArgumentError
-    for path, option in ops.table_schema().items():
-        if "host_rows" in option["lacks"]:
-            value = option["default"] + 1 if "least" in option else True
-            words = f"{path} of table '' is "
-            refused(wrong, words, lambda: Side("refused", True, {**SGD, path: value}))  # noqa: B023
+    schema = ops.table_schema()
+    lacking, on_device = (
+        {path for path in schema if place in schema[path]["lacks"]} for place in ("host_rows", "device")
+    )
+    assert lacking - on_device == {"storage.hot_after", "limits.admission_count", "lookups_per_update", "averaged"}
+    for path in sorted(lacking):
+        default = schema[path]["default"]
+        value = True if default is False else default + 1
+        more = {"storage.dtype": "mixed"} if path == "storage.hot_after" else {}
+        words = f"{path} of table '' is {value}, and must be {default} on a GPU with host_rows"
+        refused(wrong, words, lambda: Side("refused", True, {**SGD, **more, path: value}))  # noqa: B023
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     find_rows = lambda message, splits=splits: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: E731

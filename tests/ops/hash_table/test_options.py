@@ -4,6 +4,8 @@ import ctypes
 import dataclasses
 import typing
 
+import numpy as np
+
 import tf_fusedrec as fr
 from tf_fusedrec import config, ops
 from tf_fusedrec.ops._library import _functions
@@ -37,6 +39,13 @@ def test_records_and_schema_have_the_same_choices_and_scopes():
     scopes = {path: option["scope"] for path, option in schema.items()}
     assert all((scope == "table") == path.startswith("limits.") for path, scope in scopes.items() if path not in OWN)
     assert {path for path, scope in scopes.items() if scope == "sum"} == {"tier.memory_budget", "tier.hot_rows"}
+
+
+def test_numbers_of_numpy_are_taken():
+    uniform = fr.Uniform(np.float32(-0.1), np.float32(0.1))
+    table = fr.TableConfig("t", np.int64(2).item(), fr.optimizers.SGD(0.1, momentum=np.float32(0.9)), uniform)
+    layer = fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")])
+    assert np.abs(layer({"t": np.array([1])})["t"]).max() <= 0.1
 
 
 def test_a_text_is_read_whatever_its_names_have():

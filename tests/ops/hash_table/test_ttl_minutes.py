@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.schedules.planning.models import make_model
 from tests.support.hash_tables import new_table
 from tf_fusedrec import ops
 from tf_fusedrec.ops import _library
+from tf_fusedrec.schedules.planning import choice
 
 
 @pytest.fixture
@@ -87,10 +89,13 @@ def test_a_clock_that_is_set_back_removes_nothing_early(at):
         assert sorted(ids_of(table)) == [9, 53]
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_copies_of_a_table_and_gpus_are_refused(groups):
+def test_a_plan_leaves_out_groups():
+    model, _ = make_model(limits=fr.Limits(ttl_minutes=5))
+    assert {one.groups for one in choice._topologies(model, fr.Cluster(4, 1e9), choice.TOLERATED)} == {1}
+
+
+def test_replicas_and_gpus_are_refused():
     table = fr.TableConfig("t", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(ttl_minutes=5))
     assert "must be 0 on a GPU" in ops.check_tables([table.record()], "device")
-    if groups > 1:
-        with pytest.raises(ValueError, match="limits.ttl_minutes of table 't' is 5 .* Use limits.ttl, or Topology"):
-            fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], topology=fr.Topology(groups))
+    with pytest.raises(ValueError, match="limits.ttl_minutes of table 't' is 5 .* Use limits.ttl, or Topology"):
+        fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], topology=fr.Topology(2))

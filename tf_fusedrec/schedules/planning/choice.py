@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_fusedrec import ops
 from tf_fusedrec.data.batches import num_samples
+from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, PipelinedModel, Schedule, SemiAsync, Sync
@@ -198,10 +199,21 @@ def _takes(model: PipelinedModel, schedule: Schedule) -> bool:
     return True
 
 
+def _allows(embedding: FusedEmbedding, topology: Topology) -> bool:
+    """Whether the layer can be made with this topology."""
+    try:
+        dataclasses.replace(embedding.internals.options, topology=topology).check_tables(embedding.tables)
+    except ValueError:
+        return False
+    return True
+
+
 def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]) -> Iterator[Topology]:
     specs = [table for embedding in required_embeddings(model) for table in embedding.tables]
     averages = all(not ops.check_tables([table.record(averaged=True)]) for table in specs)
     for topology in cluster.topologies():
+        if not all(_allows(embedding, topology) for embedding in required_embeddings(model)):
+            continue
         yield topology
         if topology.groups > 1 and averages and "weight_sync" in tolerate:
             for every in (1, 8):

@@ -63,7 +63,7 @@ def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
 
 def _lookup(micro_batches: Sequence[StepLookup]) -> Lookup:
     group = micro_batches[0].group
-    dtypes = [group.dtype, tf.as_dtype(micro_batches[0].output_dtype)]
+    narrow = micro_batches[0].narrow_dtype
     unique = [ops.segment_unique(lookup.fused.ids, lookup.fused.segment_splits) for lookup in micro_batches]
     window = ops.window_unique(unique)
     return Lookup(
@@ -72,7 +72,7 @@ def _lookup(micro_batches: Sequence[StepLookup]) -> Lookup:
         ended=tuple(np.bincount(window.last, minlength=len(unique)).tolist()),
         tables=len(group.config.tables),
         dim=group.config.tables[0].dim,
-        number_bytes=min(dtype.size for dtype in dtypes),
+        number_bytes=(group.dtype if narrow is None else narrow).size,
         state_bytes=group.table.row_bytes,
     )
 

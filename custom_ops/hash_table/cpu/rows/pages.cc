@@ -58,7 +58,7 @@ absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the embedding table needs ", bytes, " more bytes of memory, but ", available, " are available and ", kReserve,
         " of them are left to the rest of the process. What it holds stays readable. Remedy: max_rows with an eviction "
-        "policy, memory_budget with a folder for the rows beyond it, a 16-bit storage_dtype, or more ranks."));
+        "policy, memory_budget with a folder for the rows beyond it, a 16-bit storage.dtype, or more ranks."));
   }
   bytes = (bytes + kPage - 1) / kPage * kPage;
   // No mapping begins at a multiple of 2 MiB on request, so this takes more and gives the ends back.
@@ -92,7 +92,7 @@ absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget cannot grow by ", bytes,
                                                      " bytes: ", std::strerror(error),
                                                      ". What the table holds stays readable. Remedy: free disk space, "
-                                                     "or another tier_folder."));
+                                                     "or another tier.folder."));
   }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
   if (mapped == MAP_FAILED) {

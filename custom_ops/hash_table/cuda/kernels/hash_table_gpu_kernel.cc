@@ -9,10 +9,6 @@
 namespace fusedrec {
 
 using tensorflow::DEVICE_GPU;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResource> {
  public:

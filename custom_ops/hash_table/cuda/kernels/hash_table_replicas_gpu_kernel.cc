@@ -6,9 +6,6 @@
 namespace fusedrec {
 
 using tensorflow::DEVICE_GPU;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 namespace {
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.support.shared import shared_path
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import sequence_times
 
 ROW_LENGTHS = {
     "mixed": [7, 24, 1, 0, 13],
@@ -48,6 +49,40 @@ def oracle_file(name):
     """Reads the arrays and settings of one file of independent reference results."""
     arrays = dict(np.load(shared_path(f"oracle/hstu/{name}.npz")))
     return arrays, json.loads(bytes(arrays.pop("meta_json")))
+
+
+def reference_times(arrays):
+    """Returns the times of a file's tokens, each of which asks at the time of the next one."""
+    stamps = np.concatenate([arrays["timestamps"], arrays["timestamps"][:, -1:]], axis=1)
+    splits = arrays["seq_offsets"]
+    flat = (np.concatenate([row[at : at + n] for row, n in zip(stamps, np.diff(splits))]) for at in (0, 1))
+    return sequence_times(*(tf.RaggedTensor.from_row_splits(of, splits) for of in flat))
+
+
+def assert_equals_reference(call, inputs, variables, arrays, tolerance=None):
+    """Output and gradients of call(inputs) equal the file's, in whose names `inputs` and `variables` are.
+
+    tolerance: of gradients, relative to their largest entry; None: the noise in the file.
+    """
+
+    def as_ours(name, value):  # The file stores Linear weights as [out, in] and scalars as [1].
+        return value.T if name.endswith("__weight") else np.reshape(value, variables.get(name, inputs.get(name)).shape)
+
+    for name, variable in variables.items():
+        variable.assign(as_ours(name, arrays[name]))
+    inputs = {name: tf.constant(value) for name, value in inputs.items()}
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = call(*inputs.values())
+        total = tf.reduce_sum(out * arrays["dout"])
+    assert_within_noise(out, arrays["out"], arrays["noise_out"])
+    for name, gradient in tape.gradient(total, {**inputs, **variables}).items():
+        assert isinstance(gradient, tf.Tensor), f"the gradient of {name} is not dense"
+        expected = as_ours(name, arrays[f"d_{name}"])
+        if tolerance is None:
+            assert_within_noise(gradient, expected, arrays[f"noise_d_{name}"])
+        else:
+            np.testing.assert_allclose(gradient, expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max()))
 
 
 def assert_within_noise(ours, expected, noise, factor=8.0):

@@ -27,7 +27,8 @@ LAYERS = {
             "attention_window": 5,
             "min_full_length": 2,
             "divisor": "row_length",
-        },
+            "attention_dropout": 0.5,
+        },  # fmt: skip
         False,
     ),
     "hstu_mtgrboost": (layers.HSTU, {**HSTU_SIZES, "form": "mtgrboost", "time_encoding": "power"}, True),
@@ -84,6 +85,7 @@ def test_mixed_bfloat16_runs_near_float32(name):
     np.testing.assert_allclose(tf.cast(out, tf.float32), expected, atol=0.03 * np.abs(expected).max())
     for variable, gradient in zip(half.trainable_variables, tape.gradient(total, half.trainable_variables)):
         assert gradient.dtype == variable.dtype == tf.float32 and np.all(np.isfinite(gradient)), variable.name
+        assert np.any(gradient), variable.name
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -95,13 +97,20 @@ def test_rows_without_tokens_are_ordinary(name, lengths):
     assert np.all(np.isfinite(out.values))
 
 
-@pytest.mark.parametrize("name", [name for name, (_, arguments, _) in LAYERS.items() if "dropout" in arguments])
-def test_dropout_works_in_training_only(name):
+@pytest.mark.parametrize(
+    "name", [name for name, (_, given, _) in LAYERS.items() if {"dropout", "attention_dropout"} & set(given)]
+)
+def test_dropout_works_in_training_only_and_follows_the_seed(name):
     _, call = made(name)
     lengths = ROW_LENGTHS["mixed"]
     still = call(lengths).values
     np.testing.assert_array_equal(call(lengths, training=False).values, still)
-    assert np.any(call(lengths, training=True).values != still)
+    drawn = []
+    for seed in (3, 3, 4):
+        tf.random.set_seed(seed)
+        drawn.append(call(lengths, training=True).values)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.any(drawn[0] != still) and np.any(drawn[0] != drawn[2])
 
 
 @pytest.mark.parametrize(

@@ -165,13 +165,3 @@ def test_serve_names_signatures_and_inputs():
         run_signature(path, "top_k", {})
     with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Pass exactly"):
         run_signature(path, "serving_default", {"x": np.zeros(1)})
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    model, _ = exported_once("grm")
-    fr.checkpoint.save(tmp_path / "other", model)
-    with pytest.raises(ValueError, match="was not written by models.train"):
-        trained_model(tmp_path / "other")
-    with pytest.raises(ValueError, match="must hold a checkpoint"):
-        trained_model(tmp_path / "nothing")

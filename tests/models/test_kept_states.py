@@ -335,10 +335,14 @@ def retrieval():
     return made(experiments.RETRIEVAL)
 
 
-@pytest.mark.parametrize("encoder", ["hstu", "fuxi_beta"])
-def test_retrieval_with_states(encoder, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoder", "times"), [("hstu", "buckets"), ("fuxi_alpha", "buckets"), ("fuxi_beta", "power"), ("sasrec", "none")]
+)
+def test_retrieval_with_states(encoder, times, monkeypatch):
     """The signature's function, which an export would trace. FuXi-beta has keys without columns."""
-    retrieval = made({**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "encoder": encoder}})
+    model = {**experiments.RETRIEVAL["model"], "encoder": encoder, "time_encoding": times}
+    retrieval = made({**experiments.RETRIEVAL, "model": model})
     given = {}
     monkeypatch.setattr(fr, "export", lambda *arguments, signatures, **options: given.update(signatures))
     export(retrieval, "nowhere", "ours", StateOptions(10**6, page_tokens=4))

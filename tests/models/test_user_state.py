@@ -1,4 +1,7 @@
-"""Requests against kept states answer as the model does on whole histories; what cannot be kept is refused."""
+"""Requests against states of a GRM answer as the model does on whole histories; what cannot be kept is refused.
+
+test_kept_states.py asks exports, with every encoder of retrieval models.
+"""
 
 import dataclasses
 
@@ -9,14 +12,12 @@ from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import from_dict
 from models.experiment.model_config import GRMConfig
 from models.grm import GRM
-from models.retrieval import HSTURetrieval, RetrievalConfig
-from models.user_state import GRMStates, RetrievalStates
+from models.user_state import GRMStates
 from tests.models import experiments
-from tests.models.batches import ranking_batch, retrieval_batch
+from tests.models.batches import ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.stock_attention import STOCK
 
 CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), causal_context=True, max_history=30, max_exposures=9, dim=8, qk_dim=4,
@@ -31,11 +32,6 @@ def make_grm(**options):
     model = GRM(config, PlainEmbedding(config.table_of_feature, config.dim), np.arange(1, 60), np.arange(59))
     model(ranking_batch([1], [1]))
     return model
-
-
-@pytest.fixture(scope="module")
-def grm():
-    return make_grm()
 
 
 def piece(batch, begin, end, of_exposures=True):
@@ -83,44 +79,7 @@ def test_requests_add_no_rows():
     model(no_rows(columns(experiment.model, "train")))
     states, batch = GRMStates(model), ranking_batch([3], [2])
     states.update({**batch, "user_budget": tf.zeros([1], tf.int64)}, states.none(1))
-    assert [group.table.size(name) for group in model.embedding.internals.groups for name in group.table.names] == [
-        0
-    ] * 3
-
-
-def test_grm_in_stock_operations(grm):
-    states, batch = GRMStates(grm), ranking_batch(HISTORIES, EXPOSURES)
-    half = np.array(HISTORIES) // 2
-    kernels = grm.blocks[0].kernels
-    try:
-        for block in grm.blocks:
-            block.kernels = STOCK
-        want = grm(batch)
-        _, state = states.update(piece(batch, half * 0, half, of_exposures=False), states.none(5))
-        assert_near(states.update(piece(batch, half, np.array(HISTORIES)), state)[0], want)
-    finally:
-        for block in grm.blocks:
-            block.kernels = kernels
-
-
-@pytest.mark.slow
-def test_many_candidates_come_in_pieces():
-    """One user has more of them than a row of the model has places for."""
-    grm = make_grm(num_blocks=1)
-    histories, exposures = np.array([12, 0, 9, 1, 5]), [3, 2, 50, 1, 0]
-    batch, states = ranking_batch(histories, exposures), GRMStates(grm)
-    half = histories // 2
-    _, state = states.update(piece(batch, half * 0, half, of_exposures=False), states.none(5))
-    score = tf.function(states.answer_in_pieces, autograph=False)
-    request = {**piece(batch, half, histories), **{name: x for name, x in batch.items() if name.startswith("exposed_")}}
-    got, _ = score(request, state, 9)
-    parts, cut = [], [[3, 2, 25, 1, 0], [0, 0, 25, 0, 0]]
-    for number in range(2):
-        few = {name: jagged.split(x, cut)[number] if name.startswith("exposed_") else x for name, x in batch.items()}
-        parts.append({task: few["exposed_item"].with_values(logits) for task, logits in grm(few).items()})
-    assert_near(got, {task: jagged.concat([part[task] for part in parts]).values for task in got})
-    with pytest.raises(ValueError, match="piece must be >= 1, got 0"):
-        states.answer_in_pieces(request, state, 0)
+    assert [len(model.embedding.export_table(table.name)[0]) for table in model.embedding.tables] == [0] * 3
 
 
 @pytest.mark.slow
@@ -139,41 +98,5 @@ def test_context_that_sees_the_history():
     assert_near(states.update(piece(batch, history, history), state)[0], model(batch))
     with pytest.raises(tf.errors.InvalidArgumentError, match="a state with context takes targets only, got new events"):
         states.update(piece(batch, history - (history == 5), history), state)
-
-
-def test_requests_that_do_not_fit_their_state(grm):
-    states, batch = GRMStates(grm), ranking_batch(HISTORIES, EXPOSURES)
-    history = np.array(HISTORIES)
-    _, state = states.update(piece(batch, history * 0, history), states.none(5))
-    refused = tf.errors.InvalidArgumentError
-    with pytest.raises(refused, match="an event is older than the state of its user"):
-        states.update(piece(batch, history - 2 * (history == 12), history), state)
-    later = piece(batch, history - (history == 30), history)
-    later["history_time"] = later["history_time"].with_values(later["history_time"].values + 10**8)
-    with pytest.raises(
-        refused, match="a user has more than max_history = 30 events. Start again: pass the newest events"
-    ):
-        states.update(later, state)
-    with pytest.raises(refused, match="must have the same number of rows"):
-        states.update(batch, states.none(4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta", "sasrec"])
-def test_retrieval_embeds_as_on_whole_histories(encoder):
-    keras.utils.set_random_seed(5)
-    times = {"fuxi_beta": "power"}.get(encoder, "buckets")
-    config = RetrievalConfig(max_history=40, dim=8, qk_dim=4, value_dim=4, encoder=encoder, time_encoding=times)
-    model = HSTURetrieval(config, PlainEmbedding(config.table_of_feature, 8), np.arange(1, 60))
-    lengths = [20, 0, 1, 13]
-    batch = retrieval_batch(lengths)
-    now = tf.reduce_max(batch["timestamp"].values) + tf.constant([5, 70, 9000, 3], tf.int64)
-    want = model.embed_users(batch["item_id"], batch["timestamp"], now)
-    states, places = RetrievalStates(model), cuts(lengths, 3)
-    state = states.none(4)
-    for begin, end in zip(places, places[1:]):
-        parts = {name: piece({"history_x": column}, begin, end)["history_x"] for name, column in batch.items()}
-        vectors, state = states.embed_users(parts["item_id"], parts["timestamp"], now, state)
-    np.testing.assert_allclose(vectors, want, rtol=0, atol=2e-6)  # float32 sums in another order
-    with pytest.raises(tf.errors.InvalidArgumentError, match="an event is older than the state of its user"):
-        states.embed_users(batch["item_id"], batch["timestamp"], now, state)
+    with pytest.raises(ValueError, match="piece must be >= 1, got 0"):
+        states.answer_in_pieces(batch, state, 0)

@@ -11,9 +11,8 @@ import yaml
 import tf_fusedrec as fr
 from models import build
 from models.experiment import records as experiment
-from models.experiment import table_options
 from tests.models.batches import ranking_batch
-from tests.models.experiment.test_experiment import fields
+from tests.models.experiment.test_experiment import fields, refused
 from tf_fusedrec import config, keras, optimizers, tf
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs/configuration.md"
@@ -81,16 +80,6 @@ def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(path, tmp_path):
     assert found and wanted not in found.values(), "other tables have the option too"
 
 
-@pytest.mark.parametrize("kind", table_options.TABLE_OPTIMIZERS)
-def test_a_table_has_a_rule_of_its_own_with_all_its_fields(kind):
-    rule = table_options.TABLE_OPTIMIZERS[kind]
-    others = {"variant": "hsp", "epsilon_inside": True, "nesterov": True, "learning_rate_power": -0.25}
-    arguments = {field.name: others.get(field.name, 0.625) for field in dataclasses.fields(rule)}
-    found = tables(tables={"item": {"optimizer": {"name": kind, **arguments}}})
-    assert found["item"].optimizer == rule(**arguments)
-    assert found["action"].optimizer == optimizers.Adagrad(0.05)
-
-
 def test_options_of_all_tables_and_of_one():
     found = tables(
         optimizer="adam", learning_rate=0.5, arguments={"beta_2": 0.5}, stddev=0.25,
@@ -110,68 +99,59 @@ def test_options_of_all_tables_leave_external_tables_alone():
 
 
 @pytest.mark.parametrize(
-    ("embedding", "message"),
+    ("overrides", "message"),
     [
-        ({"tables": {"itm": {}}}, r"embedding.tables names \['itm'\], and the model has the tables \['action', '"),
-        ({"tables": {"item": {"rows": 5}}}, r"embedding.tables.item names \['rows'\], and a table takes \['dim"),
-        ({"tables": {"item": {"name": "x"}}}, r"embedding.tables.item names \['name'\], and a table takes"),
-        ({"tables": {"item": 5}}, "embedding.tables.item must hold options of a table, got 5"),
-        ({"tables": ["item"]}, "embedding.tables must hold names and their values"),
-        ({"all_tables": {"rows": 5}}, r"embedding.all_tables names \['rows'\], and a table takes"),
+        ("tables.itm={}", r"embedding.tables names \['itm'\], and the model has the tables \['action', '"),
+        ("tables.item.rows=5", r"embedding.tables.item names \['rows'\], and a table takes \['dim"),
+        ("tables.item.name=x", r"embedding.tables.item names \['name'\], and a table takes"),
+        ("tables.item=5", "embedding.tables.item must hold options of a table, got 5"),
+        ("tables=[item]", "embedding.tables must hold names and their values"),
+        ("all_tables.rows=5", r"embedding.all_tables names \['rows'\], and a table takes"),
         (
-            {"all_tables": {"optimizer": "adam"}},
-            "embedding.all_tables.optimizer is not taken: for all tables, set embedding.optimizer, learning_rate",
+            "all_tables.optimizer=adam",
+            "embedding.all_tables.optimizer is not taken: for all tables, set embedding.optimiz",
         ),
-        ({"all_tables": {"initializer": "zeros"}}, "for all tables, set embedding.stddev; for one table, embed"),
-        ({"tables": {"item": {"limits": 3}}}, "embedding.tables.item.limits must hold options of a table, got 3"),
-        ({"tables": {"item": {"tier": {"ttl": 3}}}}, r"item.tier names \['ttl'\], and a table takes \['fol"),
-        ({"tables": {"item": {"limits": {"ttl": "long"}}}}, "item: TableConfig.limits.ttl must be int, got 'long'"),
-        ({"tables": {"item": {"limits": {"ttl": None}}}}, "item: TableConfig.limits.ttl must be int, got None"),
-        ({"tables": {"item": {"tier": {"host_rows": 1}}}}, "item: TableConfig.tier.host_rows must be bool, got 1"),
-        ({"tables": {"item": {"dim": 0}}}, "embedding.tables.item: TableConfig.dim of table 'item' must be an int in"),
+        ("all_tables.initializer=zeros", "for all tables, set embedding.stddev; for one table, embed"),
+        ("tables.item.limits=3", "embedding.tables.item.limits must hold options of a table, got 3"),
+        ("tables.item.tier.ttl=3", r"item.tier names \['ttl'\], and a table takes \['fol"),
+        ("tables.item.limits.ttl=long", "item: TableConfig.limits.ttl must be int, got 'long'"),
+        ("tables.item.limits.ttl=null", "item: TableConfig.limits.ttl must be int, got None"),
+        ("tables.item.tier.host_rows=1", "item: TableConfig.tier.host_rows must be bool, got 1"),
+        ("tables.item.dim=0", "embedding.tables.item: TableConfig.dim of table 'item' must be an int in"),
         (
-            {"tables": {"item": {"limits": {"eviction": "lru"}}}},
-            r"embedding.tables.item: TableConfig.limits.eviction of table 'item' is 'lru' with limits.max_rows 0",
+            "tables.item.limits.eviction=lru",
+            r"TableConfig.limits.eviction of table 'item' is 'lru' with limits.max_rows 0",
         ),
-        ({"tables": {"item": {"limits": {"eviction": 3}}}}, "limits.eviction must be one of 'lru', 'lfu', None, got 3"),
-        ({"tables": {"item": {"optimizer": "lion"}}}, r"item.optimizer.name must be one of \['adagrad'"),
-        ({"tables": {"item": {"optimizer": 3}}}, r"item.optimizer must be a name, or hold a name and arguments, got 3"),
+        ("tables.item.limits.eviction=3", "limits.eviction must be one of 'lru', 'lfu', None, got 3"),
+        ("tables.item.optimizer=lion", r"item.optimizer.name must be one of \['adagrad'"),
+        ("tables.item.optimizer=3", r"item.optimizer must be a name, or hold a name and arguments, got 3"),
         (
-            {"tables": {"item": {"optimizer": {"name": "sgd", "beta": 1}}}},
+            "tables.item.optimizer={name: sgd, beta: 1}",
             r"embedding.tables.item.optimizer names \['beta'\], and 'sgd' takes \['clipnorm', 'momentum', 'nesterov'\]",
         ),
+        ("tables.item.optimizer={beta_2: 0.5}", r"tables.item.optimizer names \['beta_2'\], and 'adagrad' takes"),
+        ("tables.item.optimizer={learning_rate: fast}", "item.optimizer.learning_rate must be float, got 'fast'"),
         (
-            {"tables": {"item": {"optimizer": {"beta_2": 0.5}}}},
-            r"embedding.tables.item.optimizer names \['beta_2'\], and 'adagrad' takes",
+            "tables.item.optimizer={learning_rate: -1}",
+            "item.optimizer: Adagrad.learning_rate must be a finite number >= 0",
         ),
+        ("tables.item.initializer=glorot", r"item.initializer.name must be one of \['con"),
         (
-            {"tables": {"item": {"optimizer": {"learning_rate": "fast"}}}},
-            "embedding.tables.item.optimizer.learning_rate must be float, got 'fast'",
-        ),
-        (
-            {"tables": {"item": {"optimizer": {"learning_rate": -1}}}},
-            "embedding.tables.item.optimizer: Adagrad.learning_rate must be a finite number >= 0",
-        ),
-        ({"tables": {"item": {"initializer": "glorot"}}}, r"item.initializer.name must be one of \['con"),
-        (
-            {"tables": {"item": {"initializer": {"name": "uniform", "stddev": 1.0}}}},
+            "tables.item.initializer={name: uniform, stddev: 1.0}",
             r"embedding.tables.item.initializer names \['stddev'\], and 'uniform' takes \['maxval', 'minval'\]",
         ),
         (
-            {"tables": {"item": {"external": {"folder": "a"}, "optimizer": "sgd"}}},
+            "tables.item={external: {folder: a}, optimizer: sgd}",
             r"embedding.tables.item: Table 'item' is external, .* its config sets \['optimizer'\]",
         ),
+        (
+            "tables.item.dim=8; task=retrieval; data.source=movielens",  # a retrieval model has one number of columns
+            "embedding.tables.item.dim is 8, but model.dim is 50, .*Set model.dim",
+        ),
     ],
-)  # fmt: skip
-def test_unknown_and_unfit_options_are_refused(embedding, message):
-    with pytest.raises(ValueError, match=message):
-        experiment.from_dict(fields(embedding=embedding))
-
-
-def test_a_retrieval_model_refuses_rows_of_another_size():
-    sections = fields(task="retrieval", data={"source": "movielens"}, embedding={"tables": {"item": {"dim": 8}}})
-    with pytest.raises(ValueError, match="embedding.tables.item.dim is 8, but model.dim is 50, .*Set model.dim"):
-        experiment.from_dict(sections)
+)
+def test_unknown_and_unfit_options_are_refused(tmp_path, overrides, message):
+    refused(tmp_path, f"embedding.{overrides}", message)
 
 
 def test_a_schedule_keeps_rows_that_wait_for_their_update():

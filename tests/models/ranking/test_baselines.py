@@ -1,4 +1,6 @@
-"""DLRM, DIN and DCN-V2 equal NumPy exposure by exposure; their FLOPs; rare items; empty inputs."""
+"""DLRM, DIN and DCN-V2 equal NumPy exposure by exposure; their FLOPs; rare items; empty and shortened inputs."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -6,13 +8,16 @@ import pytest
 from models.dcn import DCN
 from models.din import DIN
 from models.dlrm import DLRM
-from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig
+from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
+from models.grm import GRM
+from tests.models.batches import ragged
 from tests.models.ranking import exposure_oracle as oracle
 from tf_fusedrec import keras, tf
 
 DCN_FIELDS = {**oracle.FIELDS, "cross_layers": 3, "deep_units": (7, 6)}
 DCN_COLUMNS = 4 + 8 * (4 + 3)
 MODELS = {
+    "grm": (GRM, GRMConfig(**oracle.FIELDS, num_blocks=1, qk_dim=4, value_dim=4)),
     "dlrm": (DLRM, DLRMConfig(**oracle.FIELDS, bottom_units=(5,), top_units=(7, 6))),
     "din": (DIN, DINConfig(**oracle.FIELDS, attention_units=(5, 3), top_units=(7, 6))),
     "dcn": (DCN, DCNConfig(**DCN_FIELDS)),
@@ -20,9 +25,9 @@ MODELS = {
 }
 
 
-def made(kind):
+def made(kind, **changed):
     model, config = MODELS[kind]
-    return oracle.make(model, config)
+    return oracle.make(model, dataclasses.replace(config, **changed))
 
 
 def dlrm_logits(model, exposure):
@@ -108,7 +113,7 @@ def test_rare_items_share_a_row_and_are_told_from_frequent_ones():
     for least, ids, known in (
         (3, [1, 2, 3, 58, 59, 60, 1000], [1, -1, 3, -1, 59, -1, -1]), (9, [1, 2], [-1, -1]),
     ):  # fmt: skip
-        config = DLRMConfig(**{**vars(MODELS["dlrm"][1]), "min_item_count": least})
+        config = dataclasses.replace(MODELS["dlrm"][1], min_item_count=least)
         model = oracle.make(DLRM, config, popularity)
         np.testing.assert_array_equal(model._frequent_or_rare(tf.constant(ids, tf.int64)), known)
 
@@ -125,13 +130,48 @@ def test_a_step_trains_every_task_and_counts():
     assert float(logs["gflops"]) * 1e9 == pytest.approx(3 * 5 * 2 * (bottom + top + vectors**2 * 8))
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "din", "dcn"])
-@pytest.mark.parametrize(("histories", "exposures"), [([], []), ([0, 3], [2, 1]), ([3, 2], [0, 0])])
+@pytest.mark.parametrize("kind", ["grm", "dlrm", "din", "dcn"])
+@pytest.mark.parametrize(("histories", "exposures"), [([], []), ([0, 3], [2, 1]), ([3, 2], [0, 0]), ([0], [0])])
 def test_empty_inputs_have_finite_gradients(histories, exposures, kind):
     model, batch = made(kind), oracle.batch_of(histories, exposures)
     with tf.GradientTape() as tape:
         outputs = model(batch, training=True)
         loss = model.compute_loss(x=batch, y_pred=outputs)
     assert outputs["ctr"].shape == [sum(exposures)] and np.isfinite(float(loss))
+    assert sum(exposures) or float(loss) == 0.0
     for gradient in tape.gradient(loss, model.trainable_variables):
         assert gradient is None or np.isfinite(tf.convert_to_tensor(gradient)).all()
+
+
+def test_a_step_leaves_events_out_of_the_history_and_keeps_what_the_exposures_show():
+    batch = oracle.batch_of([12, 0, 12], [2, 1, 3])
+    batch["history_rating"] = ragged([12, 0, 12], np.arange(24), np.float32)
+    given = {**oracle.FIELDS, "item_features": (), "history_dense": ("rating",), "history_dropout": 0.5}
+    model = oracle.make(DLRM, DLRMConfig(**given))
+    whole, rows, numbers = model.read(batch, training=False)
+    assert whole is batch
+    np.testing.assert_array_equal(numbers.exposed, model.dense_of(batch).exposed)
+    cut, fewer, left = model.read(batch, training=True)
+    lengths = cut["history_item"].row_lengths().numpy()
+    assert lengths[1] == 0 and 0 < lengths.sum() < 24
+    at = left.history.values.numpy()[:, 0].round().astype(int)  # the statistics are those of no data: mean 0
+    assert list(at) == sorted(set(at)) and [(at < 12).sum(), (at >= 12).sum()] == [lengths[0], lengths[2]]
+    for name in ("history_item", "history_time"):
+        np.testing.assert_array_equal(cut[name].values, batch[name].values.numpy()[at])
+    for name in ("history_item", "history_action"):
+        np.testing.assert_array_equal(fewer[name].values, rows[name].values.numpy()[at])
+        np.testing.assert_array_equal(fewer[name].row_lengths(), lengths)
+    np.testing.assert_array_equal(left.exposed, numbers.exposed)  # with the length of the whole history
+    np.testing.assert_array_equal(fewer["exposed_item"].values, rows["exposed_item"].values)
+
+
+@pytest.mark.parametrize("kind", ["grm", "dlrm", "din", "dcn"])
+def test_every_model_trains_on_fewer_events_and_answers_from_all(kind):
+    batch = oracle.batch_of([12, 12], [2, 2])
+    answers = []
+    for share in (0.0, 0.5):
+        one = made(kind, history_dropout=share)
+        answers += [one(batch, training=training)["ctr"] for training in (False, True)]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    np.testing.assert_array_equal(answers[0], answers[2])
+    assert (answers[2].numpy() != answers[3].numpy()).all()

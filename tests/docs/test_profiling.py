@@ -15,7 +15,7 @@ SPINNING = """
 import os, threading, time
 def spin():
     while True:
-        os.sched_yield()
+        os.getppid()  # a call that keeps its share of a core on a busy machine, as sched_yield does not
 threading.Thread(target=spin, daemon=True).start()
 print("ready", flush=True)
 time.sleep(60)
@@ -64,7 +64,7 @@ def test_strace_counts_its_calls(spinning, tmp_path):
     counts = (tmp_path / "syscalls.txt").read_text(encoding="utf-8")
     if not counts:
         pytest.skip("strace may not attach here")
-    calls = re.search(r" (\d+) +(?:\d+ )?sched_yield$", counts, re.MULTILINE)
+    calls = re.search(r" (\d+) +(?:\d+ )?getppid$", counts, re.MULTILINE)
     assert int(calls[1]) > 100
 
 
@@ -72,4 +72,4 @@ def test_perf_names_its_function(spinning, tmp_path):
     ran("perf record", tmp_path, spinning.pid)
     if not (tmp_path / "rank.perf").exists():
         pytest.skip("perf may not record here")
-    assert re.search(r"\d+:python.*yield", ran("perf report", tmp_path))
+    assert re.search(r"\d+:python.*getppid", ran("perf report", tmp_path))

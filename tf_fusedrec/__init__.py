@@ -4,10 +4,10 @@ An import changes the process only by the statements of this list. The last thre
 FusedEmbedding(backend="tfra").
 
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
-  _tf_compat.py           _choose_legacy_keras                      os.environ gets TF_USE_LEGACY_KERAS=1.
-  _tf_compat.py           _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
-  _tf_compat.py           keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
-  _tf_compat.py           keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
+  _tf_compat/__init__.py  _choose_keras                             os.environ gets TF_USE_LEGACY_KERAS=1.
+  _tf_compat/__init__.py  _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
+  _tf_compat/legacy.py    keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
+  _tf_compat/legacy.py    keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
   embedding/layer.py      keras.saving.register_keras_serializable  Keras can load FusedEmbedding.
   layers/*.py             keras.saving.register_keras_serializable  Keras can load SyncBatchNormalization.
   metrics/streaming.py    keras.saving.register_keras_serializable  Keras can load the metrics.
@@ -16,15 +16,15 @@ FusedEmbedding(backend="tfra").
   ops/*.py                tf.no_gradient                            An op has no gradient.
   ops/*.py                tf.RegisterGradient                       An op has a gradient.
   schedules/*.py          register                                  Saved models find a schedule by its name.
-  schedules/model.py      functools.wraps                           The next two keep the text of Keras.
-  schedules/model.py      _Model.compile                            compile of models with tables refuses Keras 3.
-  schedules/model.py      _OpLayer.__init__                         Keras 3 layers in functional models are refused.
+  schedules/one_keras.py  functools.wraps                           The next two keep the text of Keras.
+  schedules/one_keras.py  _Model.compile                            compile of models with tables refuses Keras 3.
+  schedules/one_keras.py  _OpLayer.__init__                         Keras 3 layers in functional models are refused.
   schedules/model.py      keras.saving.register_keras_serializable  Keras can load a PipelinedModel.
-  tables/keras_savers.py  _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
-  tables/keras_savers.py  _files.save_weights                       Keras' save_weights refuses tables.
-  tables/keras_savers.py  _archive.export_model                     Keras' model.export refuses tables.
-  tables/keras_savers.py  keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
-  tables/keras_savers.py  keras.callbacks.CallbackList.*            fit refuses callbacks that omit tables.
+  tables/legacy_savers.py _hdf5.*                                   Keras' HDF5 writers and readers refuse tables.
+  tables/legacy_savers.py _files.save_weights                       Keras' save_weights refuses tables.
+  tables/legacy_savers.py _archive.export_model                     Keras' model.export refuses tables.
+  tables/legacy_savers.py keras.layers.Layer.?et_weights            Keras' lists of weights have the rows of tables.
+  tables/legacy_savers.py keras.callbacks.CallbackList.*            fit refuses callbacks that omit tables.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
   tfra/table.py           register_backend                          FusedEmbedding gets the backend "tfra".
   tfra/tfra_library.py    tf.get_logger().setLevel                  TFRA's import prints no notices.

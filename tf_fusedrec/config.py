@@ -11,13 +11,13 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
-from tf_fusedrec._tf_compat import keras
+from tf_fusedrec._tf_compat import keras, keras_api
 from tf_fusedrec.ops.table import check_tables
 from tf_fusedrec.optimizers.rules import Rule, from_dict
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
-KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+KERAS_OPTIMIZERS = keras_api.OPTIMIZERS
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _MOST_BYTES = 200  # Linux allows 255, and a writer appends up to 55.
 

@@ -54,7 +54,6 @@ def test_tensorflow_first_with_the_switch_set_is_good():
     ("program", "switch", "words"),
     [
         (STUBS, {}, "TensorFlow was imported before it with Keras 3. Remedy: import tf_fusedrec before tensorflow, or"),
-        ("", {"TF_USE_LEGACY_KERAS": "0"}, "the environment has TF_USE_LEGACY_KERAS=0. Remedy: unset"),
         (STUBS, {"TF_USE_LEGACY_KERAS": "1"}, "but tf_keras 2.9.1 is installed beside TensorFlow 2.16.2. Remedy: pip"),
     ],
 )

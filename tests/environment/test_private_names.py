@@ -11,9 +11,15 @@ from tf_fusedrec import keras, tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRIVATE = {
-    "tf_fusedrec/_tf_compat.py": {
+    "tf_fusedrec/_tf_compat/legacy.py": {
         "keras.src.backend.RandomGenerator._create_seed",
         "keras.src.backend._SEED_GENERATOR",
+        "keras.src.backend.unique_object_name",
+        "keras.src.engine.keras_tensor.KerasTensor",
+        "keras.src.utils.generic_utils.to_snake_case",
+        "tf.__internal__.autograph",
+    },
+    "tf_fusedrec/_tf_compat/__init__.py": {
         "tensorflow.python.autograph.core.config",
         "tensorflow.python.eager.record",
         "tensorflow.python.ops.control_flow_util",
@@ -21,16 +27,12 @@ PRIVATE = {
         "tf.__internal__.autograph.control_status_ctx",
         "tf.__internal__.autograph.tf_convert",
     },
-    "tf_fusedrec/data/fingerprint.py": {"keras.src.engine.keras_tensor.KerasTensor"},
-    "tf_fusedrec/embedding/layer.py": {
-        "keras.src.backend.unique_object_name",
-        "keras.src.utils.generic_utils.to_snake_case",
-    },
     "tf_fusedrec/ops/ancestors.py": {"tf.__internal__.FuncGraph"},
     "tf_fusedrec/ops/table.py": {"tf.__internal__.eager_context.eager_mode"},
-    "tf_fusedrec/schedules/feed.py": {"keras.src.engine.data_adapter"},
-    "tf_fusedrec/schedules/model.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
-    "tf_fusedrec/tables/keras_savers.py": {
+    "tf_fusedrec/schedules/legacy_inputs.py": {"keras.src.engine.data_adapter"},
+    "tf_fusedrec/schedules/one_keras.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
+    "tf_fusedrec/tables/keras_savers.py": {"keras.src.saving.legacy.saving_utils.is_hdf5_filepath"},
+    "tf_fusedrec/tables/legacy_savers.py": {
         "keras.src.export.export_lib",
         "keras.src.saving.legacy.hdf5_format",
         "keras.src.saving.legacy.save",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
+from tf_fusedrec._tf_compat import keras, keras_api, of_other_keras, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 
 
@@ -13,10 +13,10 @@ def saved_embeddings(
     model: tf.Module, layers: Sequence[FusedEmbedding] = (), optimizer: Any = None
 ) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks."""
-    if not isinstance(model, tf.Module):
+    if not isinstance(model, (tf.Module, keras.layers.Layer)):
         raise TypeError(
             f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}"
-            + (f", which {KERAS_3}" if of_keras_3(model) else ".")
+            + (f", which {keras_api.OTHER_KERAS}" if of_other_keras(model) else ".")
         )
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,6 @@ _UP_TO_INT64 = (  # numbers of 19 digits
 )
 INT64_TEXT = f"^(0|-?([1-9][0-9]{{0,17}}|{_UP_TO_INT64})|-9223372036854775808)$"
 FLOAT_TEXT = r"^(0|-?[1-9][0-9]*)\.0$"
-
-_Symbol = keras.src.engine.keras_tensor.KerasTensor  # of a functional model
 
 
 def hash_strings(strings: Any, integers: bool = False) -> Any:
@@ -61,7 +59,7 @@ def hash_strings(strings: Any, integers: bool = False) -> Any:
       >>> fr.hash_strings(["red shoe", "blue shoe"])
       array([3386405145116121313, 8568005408895243774])
     """
-    if isinstance(strings, _Symbol):
+    if isinstance(strings, keras_api.KerasTensor):
         return keras.layers.Lambda(hash_strings, arguments={"integers": integers})(strings)
     if isinstance(strings, tf.RaggedTensor):
         return strings.with_flat_values(hash_strings(strings.flat_values, integers))

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
+from tf_fusedrec._tf_compat import keras_api, of_other_keras, tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.tables import Table
 
@@ -75,7 +75,7 @@ def _as_form(value, what: str) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}"
-            + (f", which {KERAS_3}" if of_keras_3(value) else ".")
+            + (f", which {keras_api.OTHER_KERAS}" if of_other_keras(value) else ".")
         ) from error
 
 

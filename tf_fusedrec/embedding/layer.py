@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, keras_3_caller, outside_clusters, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, outside_clusters, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import describe
 from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
@@ -21,6 +21,9 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
 from tf_fusedrec.tables.keras_savers import TableState
+
+if KERAS_IS_LEGACY:
+    from tf_fusedrec.tables import legacy_savers  # noqa: F401  Makes tf_keras' savers know tables.
 
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
@@ -67,11 +70,11 @@ class CallHooks:
 class _DefaultHooks(CallHooks):
     def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
         with outside_clusters(f"Layer {layer.name!r}"):
-            if keras_3_caller() is not None:
+            caller = keras_api.layer_of_other_keras()
+            if caller is not None:
                 raise ValueError(
-                    f"{layer.name!r} is called inside a layer or model of Keras 3, which would not train its rows. Use "
-                    "a model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 "
-                    "model."
+                    f"{layer.name!r} is called inside {caller.name!r}, which would not train its rows: it "
+                    f"{keras_api.OTHER_KERAS} A loop may call this layer and pass its rows to such a model."
                 )
             return layer._look_up(inputs, weights, mask, training)
 
@@ -301,10 +304,7 @@ class FusedEmbedding(keras.layers.Layer):
         name: str | None = None,
         **kwargs: Any,
     ):
-        # As Keras names layers, but never by a name that a loaded or a user's layer has already.
-        base = keras.src.utils.generic_utils.to_snake_case(type(self).__name__)
-        name = name or keras.src.backend.unique_object_name(base, zero_based=True, avoid_observed_names=True)
-        super().__init__(name=name, dtype=tf.float32, **kwargs)
+        super().__init__(name=name or keras_api.unique_layer_name(type(self).__name__), dtype="float32", **kwargs)
         self.supports_masking = True
         collectives.check_init()
         options = LayerOptions(
@@ -319,18 +319,18 @@ class FusedEmbedding(keras.layers.Layer):
             init_capacity=init_capacity,
         )
         options.check_tables(tables)
-        self.internals = Internals(name, tables, features, options)
+        self.internals = Internals(self.name, tables, features, options)
         # Its gradient sends the gradients of rows. Without a table that trains, it would train nothing.
         self._anchor = self.add_weight(
             name="anchor",
             shape=(),
             initializer="zeros",
-            dtype=tf.float32,
+            dtype="float32",
             trainable=any(group.config.trains for group in self.internals.all_groups),
         )
         # TensorFlow's and Keras' own savers find the tables through this attribute.
         backends = [group.table for group in self.internals.groups]
-        self._table_state = TableState(name, backends, collectives.size(), self._anchor)
+        self._table_state = TableState(self.name, backends, collectives.size(), self._anchor)
         self.built = True
         for table in self.optimizers:
             _layers_of_table.setdefault(table, weakref.WeakSet()).add(self)
@@ -410,7 +410,7 @@ class FusedEmbedding(keras.layers.Layer):
         calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
             world, hooks = self.layout.world, self.internals.hooks
-            calls = TrainingCalls(self._anchor.read_value(), self.name, world, hooks)
+            calls = TrainingCalls(keras_api.tf_variable(self._anchor).read_value(), self.name, world, hooks)
             self._refuse_tables_of_two_layers(graph)
             self.internals.steps[graph] = calls
         return calls
@@ -550,7 +550,7 @@ def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
       model: Keras model, or one FusedEmbedding. The search covers nested models, nested layers and their attributes,
         including lists, tuples and dicts.
     """
-    return [module for module in (model, *model.submodules) if isinstance(module, FusedEmbedding)]
+    return [module for module in keras_api.modules_of(model) if isinstance(module, FusedEmbedding)]
 
 
 def check_names(model: tf.Module) -> None:

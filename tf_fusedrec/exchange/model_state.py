@@ -17,7 +17,6 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
 
 _LOG = logging.getLogger("tf_fusedrec.exchange.model_state")
-_Preprocessing = keras.layers.Normalization.__base__
 
 
 class Digest(NamedTuple):
@@ -131,7 +130,7 @@ def equal_start(variables: Sequence[tf.Variable], steps: int, others: Sequence[D
 def finish_adapting(model: keras.Model) -> None:
     """Lets preprocessing layers compute with the values that their variables got from rank 0."""
     for layer in model._flatten_layers():
-        if isinstance(layer, _Preprocessing):
+        if hasattr(layer, "finalize_state"):
             layer.finalize_state()
 
 

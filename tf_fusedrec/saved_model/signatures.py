@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import KERAS_3, keras, of_keras_3, tf
+from tf_fusedrec._tf_compat import keras, keras_api, of_other_keras, tf
 from tf_fusedrec.config import check_input_name
 from tf_fusedrec.data.fingerprint import hash_strings
 
@@ -43,8 +43,8 @@ class Signature(NamedTuple):
 
 def default_signatures(model: keras.Model) -> dict[str, Signature]:
     """The model's `serving_signatures()`, or the inputs and outputs of a functional model as "serving_default"."""
-    if of_keras_3(model):
-        raise ValueError(f"export got {model.name!r}, which {KERAS_3}")
+    if of_other_keras(model):
+        raise ValueError(f"export got {model.name!r}, which {keras_api.OTHER_KERAS}")
     if hasattr(model, "serving_signatures"):
         return model.serving_signatures()
     if not getattr(model, "_is_graph_network", False):

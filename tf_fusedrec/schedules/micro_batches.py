@@ -39,7 +39,7 @@ def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor
       ValueError: see FrozenWindow.
     """
     for part in tf.nest.flatten(getattr(model, "loss", None)):
-        if getattr(part, "reduction", None) == keras.losses.Reduction.SUM:
+        if getattr(part, "reduction", None) == "sum":
             raise ValueError(
                 f"loss {part.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
                 "Use the reduction 'sum_over_batch_size'."

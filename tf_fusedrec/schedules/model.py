@@ -1,32 +1,29 @@
-"""PipelinedModel: a Keras model with a schedule, which lays out its training step.
-
-The last part refuses Keras 3 objects in a model of legacy Keras, which would not train or save their weights. Legacy
-Keras calls neither this package nor Keras 3 where they could refuse. So `compile` of every model checks first, and so
-does the legacy layer that records an operation on the output of another layer.
-"""
+"""PipelinedModel: a Keras model with a schedule, which lays out its training step."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import KERAS_3, keras, keras_3_caller, of_keras_3, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, dense_gradients, model_state
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
-from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, equal_lengths, last
+from tf_fusedrec.schedules import one_keras
+from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, last
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.schedule import Schedule, get, serialize
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
 from tf_fusedrec.tables.keras_savers import refuse_average
 
-_Model, _OpLayer = keras.Model, keras.src.layers.core.tf_op_layer.TFOpLambda
-_compile, _make_op_layer = _Model.compile, _OpLayer.__init__
+if KERAS_IS_LEGACY:
+    from tf_fusedrec.schedules.legacy_inputs import equal_lengths
+else:
+    from tf_fusedrec.schedules.keras_3_inputs import equal_lengths
 
 
 class PipelinedModel(MeanOverSamples, keras.Model):
@@ -104,6 +101,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 "tf.function(block, jit_compile=True)."
             )
         check_names(self)
+        one_keras.check(self, args, kwargs)
         self.schedule.check(self)
         super().compile(*args, **kwargs)
         for embedding in embeddings_of(self):
@@ -238,7 +236,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if len(args) < 6 and isinstance(kwargs.get("callbacks"), (list, tuple, type(None))):  # no CallbackList
             kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self._row_movement]
         try:
-            with equal_lengths(self):
+            with equal_lengths(self, "fit", args, kwargs) as (args, kwargs):
                 history = super().fit(*args, **kwargs)
             self.drain()
         finally:
@@ -248,12 +246,12 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        with equal_lengths(self):
+        with equal_lengths(self, "evaluate", args, kwargs) as (args, kwargs):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        with equal_lengths(self):
+        with equal_lengths(self, "predict", args, kwargs) as (args, kwargs):
             predictions = super().predict(*args, **kwargs)
         self._wait_for_other_groups()
         return predictions
@@ -327,7 +325,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
+class FunctionalPipelinedModel(PipelinedModel, keras_api.Functional):  # type: ignore[misc, name-defined]
     """A PipelinedModel of inputs and outputs, made by PipelinedModel(inputs, outputs). Keras saves and restores it."""
 
     # Keras writes the layers into a config only where the constructor has arguments of these names.
@@ -359,10 +357,7 @@ def make_optimizer_slots(model: keras.Model) -> None:
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         return
-    if hasattr(optimizer, "_create_all_weights"):  # keras.optimizers.legacy
-        optimizer._create_all_weights(model.trainable_variables)
-    else:
-        optimizer.build(model.trainable_variables)
+    keras_api.make_slots(optimizer, model.trainable_variables)
     dense_gradients.make_sums(optimizer, model.trainable_variables)
 
 
@@ -375,53 +370,8 @@ def start_equal(model: keras.Model) -> None:
     if optimizer is not None and model.built:
         weights = [*model_state.dense_weights(model), *model_state.state_of(model)]
         vocabularies = model_state.vocabularies(model)
-        if model_state.equal_start([*weights, *optimizer.variables()], int(optimizer.iterations), vocabularies):
+        if model_state.equal_start(
+            [*weights, *keras_api.optimizer_variables(optimizer)], int(optimizer.iterations), vocabularies
+        ):
             model_state.finish_adapting(model)
             model.test_function = model.predict_function = None  # they may have traced the constants
-
-
-def check_no_keras_3(model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises ValueError if an argument of `compile`, or an attribute of the model or of a layer, is of Keras 3."""
-    arguments = [("compile got", value) for value in tf.nest.flatten([args, kwargs])]
-    for place, value in [*arguments, *_attributes(model)]:
-        if of_keras_3(value):
-            raise ValueError(f"Model {model.name!r}: {place} {type(value).__name__}, which {KERAS_3}")
-
-
-def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yields the words for each attribute and each item of a list or dict, and its value."""
-    for layer in model._flatten_layers():
-        owner = "" if layer is model else f" of layer {layer.name!r}"
-        for name, value in vars(layer).items():
-            if not name.startswith("_self_"):  # Keras' and TensorFlow's own lists of the others
-                for item in _items(value):
-                    yield f"attribute {name!r}{owner} is or holds", item
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _items(item)
-    else:
-        yield value
-
-
-@functools.wraps(_compile)
-def _compile_legacy(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-    if isinstance(self, keras.Model) and embeddings_of(self):
-        check_no_keras_3(self, args, kwargs)
-    _compile(self, *args, **kwargs)
-
-
-@functools.wraps(_make_op_layer)
-def _make_legacy_op_layer(self: Any, *args: Any, **kwargs: Any) -> None:
-    caller = keras_3_caller()
-    if caller is not None:
-        raise ValueError(
-            f"layer {caller.name!r} got a tensor of a functional model of legacy Keras, which would record its "
-            f"operations and never train its weights. It is a {type(caller).__name__}, which {KERAS_3}"
-        )
-    _make_op_layer(self, *args, **kwargs)
-
-
-_Model.compile, _OpLayer.__init__ = _compile_legacy, _make_legacy_op_layer

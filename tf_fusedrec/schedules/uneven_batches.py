@@ -24,16 +24,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.data.batches import num_samples
 from tf_fusedrec.embedding import CallHooks, FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.layers import SyncBatchNormalization
 
-_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 # Their state follows from weights or from the samples of all ranks, so all ranks change it alike in every step.
 _ALIKE_ON_ALL_RANKS = (FusedEmbedding, keras.layers.SpectralNormalization, SyncBatchNormalization)
-_SUMS = (keras.losses.Reduction.SUM, keras.losses.Reduction.NONE)
+_SUMS = ("sum", "none")
 
 
 class BatchWeight:
@@ -229,7 +228,7 @@ def _optimizers(model: Any) -> list[Any]:
     """The optimizers of `compile` and of a user's own train_step."""
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-    return list({id(item): item for item in items if isinstance(item, _OPTIMIZERS)}.values())
+    return list({id(item): item for item in items if isinstance(item, keras_api.OPTIMIZERS)}.values())
 
 
 class MeanOverSamples:

@@ -12,6 +12,14 @@ Imports go down this list:
   table.py (FusedEmbedding(backend="tfra")), tfra_library.py
 """
 
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
+
+if not KERAS_IS_LEGACY:
+    raise ImportError(
+        "tf_fusedrec.tfra needs tf_keras, the only Keras that TFRA works with, but this program uses Keras 3. "
+        "Remedy: set TF_USE_LEGACY_KERAS=1 in the environment."
+    )
+
 from tf_fusedrec.tfra import dynamic_embedding
 from tf_fusedrec.tfra.checkpoints import export_checkpoint, import_checkpoint
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding

@@ -1,8 +1,12 @@
 """The single import of TensorFlow and Keras: every module of this package imports `tf` and `keras` from here.
 
-TFRA 0.8.1 works with legacy Keras (the `tf_keras` package) only. TensorFlow chooses the Keras of `tf.keras` once,
-when it is imported. This module therefore selects legacy Keras before it imports TensorFlow. It refuses a late
-import, because a layer would fail later for no visible reason.
+The package works with the Keras that TensorFlow has. The environment variable TF_USE_LEGACY_KERAS chooses it: 0 is
+Keras 3, and 1 is tf_keras, which TFRA 0.8.1 needs. Unset is tf_keras. What differs is in keras_3.py and legacy.py, by
+the same names, so that other modules are written once.
+
+TensorFlow chooses the Keras of `tf.keras` when it is imported. Without the variable, this module therefore selects
+tf_keras before it imports TensorFlow, and refuses a late import, because a layer would fail later for no visible
+reason.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
-import random
 import re
 import runpy
 import sys
@@ -29,45 +32,58 @@ _SWITCH = "TF_USE_LEGACY_KERAS"
 _ON = ("1", "true", "True")
 
 
-def _choose_legacy_keras() -> None:
+def _choose_keras() -> bool:
+    """Whether the program uses tf_keras. Raises ImportError where TensorFlow or Keras has another choice already."""
     chosen = os.environ.get(_SWITCH)
-    if "tensorflow" in sys.modules and chosen not in _ON:
+    if chosen is not None and chosen not in _ON:
+        backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+        if backend != "tensorflow":
+            raise ImportError(
+                "tf_fusedrec needs Keras 3 with its TensorFlow backend, but the environment has KERAS_BACKEND="
+                f"{backend}. Remedy: unset KERAS_BACKEND or set it to tensorflow, before anything imports keras."
+            )
+        return False
+    if chosen is None and "tensorflow" in sys.modules:
         raise ImportError(
             "tf_fusedrec needs legacy Keras (tf_keras), but TensorFlow was imported before it with Keras 3. "
-            f"Remedy: import tf_fusedrec before tensorflow, or set {_SWITCH}=1 in the environment."
-        )
-    if chosen is not None and chosen not in _ON:
-        raise ImportError(
-            f"tf_fusedrec needs legacy Keras (tf_keras), but the environment has {_SWITCH}={chosen}. "
-            f"Remedy: unset {_SWITCH} or set it to 1."
+            f"Remedy: import tf_fusedrec before tensorflow, or set {_SWITCH}=1 in the environment; "
+            f"{_SWITCH}=0 if the program is written in Keras 3."
         )
     os.environ[_SWITCH] = "1"
+    return True
 
 
-_choose_legacy_keras()
+KERAS_IS_LEGACY = _choose_keras()
 
 OPS_REMEDY = (
     "Remedy: install the wheel for this TensorFlow, or in the clone, with this TensorFlow installed: "
     "pip install -e . --no-build-isolation."
 )
 _NEEDED = "tf_fusedrec needs legacy Keras (tf_keras) with the number of TensorFlow"
+_OLDEST_KERAS_3 = (3, 9)  # the first with keras.Input(ragged=True)
 
 
-def check_versions(tensorflow: str | None, legacy_keras: str | None) -> None:
-    """Checks that the ops here and tf_keras are made for this TensorFlow.
+def check_versions(tensorflow: str | None, keras_version: str | None) -> None:
+    """Checks that the ops here and the chosen Keras suit this TensorFlow.
 
     Args:
-      tensorflow, legacy_keras: Their versions; None where unknown.
+      tensorflow, keras_version: Their versions; None where unknown.
 
     Raises:
-      ImportError: They are for others.
+      ImportError: They do not.
     """
-    if tensorflow and legacy_keras and tensorflow.split(".")[:2] != legacy_keras.split(".")[:2]:
+    numbers = keras_version.split(".")[:2] if keras_version else []
+    if KERAS_IS_LEGACY and tensorflow and numbers and tensorflow.split(".")[:2] != numbers:
         raise ImportError(
-            f"{_NEEDED}, but tf_keras {legacy_keras} is installed beside TensorFlow {tensorflow}. "
+            f"{_NEEDED}, but tf_keras {keras_version} is installed beside TensorFlow {tensorflow}. "
             f"Remedy: pip install 'tf-keras=={tensorflow.rpartition('.')[0]}.*'."
         )
-    record = pathlib.Path(__file__).with_name("ops") / "_build_info.py"  # setup.py writes it with the ops
+    if not KERAS_IS_LEGACY and numbers and tuple(map(int, numbers)) < _OLDEST_KERAS_3:
+        raise ImportError(
+            f"tf_fusedrec needs Keras {'.'.join(map(str, _OLDEST_KERAS_3))} or newer, but keras {keras_version} is "
+            f"installed. Remedy: pip install --upgrade keras, or set {_SWITCH}=1 in the environment for tf_keras."
+        )
+    record = pathlib.Path(__file__).parents[1] / "ops" / "_build_info.py"  # setup.py writes it with the ops
     built = runpy.run_path(str(record)).get("TENSORFLOW_VERSION") if record.exists() else None
     if tensorflow and built and built != tensorflow:
         raise ImportError(
@@ -86,16 +102,20 @@ def _installed(name: str) -> str | None:
 
 
 # TensorFlow takes seconds to load, so a mismatch is looked for in the records of pip first.
-check_versions(_installed("tensorflow"), _installed("tf-keras"))
+_PACKAGE = "tf_keras" if KERAS_IS_LEGACY else "keras"
+check_versions(_installed("tensorflow"), _installed(_PACKAGE.replace("_", "-")))
 try:
-    if importlib.util.find_spec("tf_keras") is None:
-        raise ModuleNotFoundError("No module named 'tf_keras'", name="tf_keras")
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise ModuleNotFoundError(f"No module named {_PACKAGE!r}", name=_PACKAGE)
     import tensorflow as tf
-    import tf_keras as keras
+
+    keras: Any = importlib.import_module(_PACKAGE)
 except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("tf_keras"):
+    if not (error.name or "").startswith(_PACKAGE):
         raise
-    raise ImportError(f"{_NEEDED}, but none is installed. Remedy: pip install 'tf-keras==2.16.*' for 2.16.") from error
+    remedy = "tf-keras==2.16.*' for 2.16" if KERAS_IS_LEGACY else "keras>=3.9'"
+    needed = _NEEDED if KERAS_IS_LEGACY else "tf_fusedrec needs Keras 3"
+    raise ImportError(f"{needed}, but none is installed. Remedy: pip install '{remedy}.") from error
 check_versions(tf.version.VERSION, keras.__version__)
 
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
@@ -103,23 +123,16 @@ from tensorflow.python.eager import record as _record  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  The format of tf.profiler's files.
 
+if KERAS_IS_LEGACY:
+    from tf_fusedrec._tf_compat import legacy as keras_api
+else:
+    from tf_fusedrec._tf_compat import keras_3 as keras_api  # type: ignore[no-redef]
+
 # AutoGraph skips `keras`, but rewrites the sources of other packages at the first step of every process. That
 # takes 15 s for `tf_keras` and for TFRA, and 3 s for the layers here. Their code does not need it. TensorFlow has no
 # public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions.
 _LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
 _autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
-
-
-def _create_seed(self: Any, given: int | None) -> int:
-    """Draws a layer's seed from the generator of keras.utils.set_random_seed, or from Python's own."""
-    if given is not None:
-        return given
-    return (getattr(keras.src.backend._SEED_GENERATOR, "generator", None) or random).randint(1, 10**9)
-
-
-if tuple(map(int, keras.__version__.split(".")[:2])) < (2, 19):
-    # These releases draw an integer up to the float 1e9, which Python 3.12 refuses: no layer after set_random_seed.
-    keras.src.backend.RandomGenerator._create_seed = _create_seed
 
 
 def converted_as_here(function: Callable) -> Callable:
@@ -134,18 +147,6 @@ def unconverted(function: Callable) -> Callable:
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx(), convert_by_default=False)
-
-
-_normalize_weights = keras.layers.SpectralNormalization.normalize_weights
-
-
-def _converted_normalize_weights(self: Any) -> None:
-    """Branches on a tensor, as no other layer, optimizer, loss or metric of tf_keras does."""
-    autograph = tf.__internal__.autograph
-    autograph.tf_convert(_normalize_weights, autograph.control_status_ctx(), user_requested=True)(self)
-
-
-keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weights
 
 
 # Custom ops and TFRA's tables have no XLA kernels, and the ids decide their sizes. A cluster of TensorFlow's
@@ -200,32 +201,21 @@ def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
     return _record.should_record_backprop([tensor]) if _record.could_possibly_record() else None
 
 
-KERAS_3 = (
-    "comes from Keras 3. Use its counterpart in tf_fusedrec.keras. What works beside Keras 3 is in docs/install.md."
-)
-
-
-def of_keras_3(value: object) -> bool:
-    """Whether a model, layer, optimizer, loss, metric or symbolic tensor is one of Keras 3."""
-    return any(kind.__module__.split(".")[0] == "keras" for kind in type(value).__mro__)
-
-
-def keras_3_caller() -> Any:
-    """The layer or model of Keras 3 that calls; None outside. It does not see the weights of a legacy layer."""
-    state = sys.modules.get("keras.src.backend.common.global_state")  # Keras 3 has no public name for its running call
-    context = None if state is None else state.get_global_attribute("current_call_ctx")
-    return None if context is None else context.entry_layer
+def of_other_keras(value: object) -> bool:
+    """Whether a model, layer, optimizer, loss, metric or symbolic tensor is of the Keras that is not chosen here."""
+    other = "keras" if KERAS_IS_LEGACY else "tf_keras"
+    return any(base.__module__.split(".")[0] == other for base in type(value).__mro__)
 
 
 __all__ = [
-    "KERAS_3",
+    "KERAS_IS_LEGACY",
     "OPS_REMEDY",
     "XSpace",
     "check_versions",
     "converted_as_here",
     "keras",
-    "keras_3_caller",
-    "of_keras_3",
+    "keras_api",
+    "of_other_keras",
     "outside_clusters",
     "recorded_by_tape",
     "tf",

@@ -1,5 +1,7 @@
 """Small Parquet folders for the tests of this room, and reading a ParquetFolder back as Python lists."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +43,17 @@ def read_lists(folder: ParquetFolder, epoch=0):
         columns = [to_lists(chunk.columns[column.name]) for column in folder.columns]
         rows += list(zip(*columns))
     return rows
+
+
+def columns(names):
+    """Returns the Columns of names such as "user_id item_id* age:f price*f": * marks lists and f float32."""
+    marked = (re.fullmatch(r"(\w+)(\*?):?(f?)", name).groups() for name in names.split())
+    return [Column(name, "float32" if kind else "int64", ragged=bool(star)) for name, star, kind in marked]
+
+
+def lists(path, names):
+    """Returns all rows of a folder's columns, which are named as for `columns`."""
+    return read_lists(ParquetFolder(path, columns(names)))
 
 
 def to_lists(column):

@@ -7,24 +7,11 @@ import pytest
 
 from models.data_sets.events import Events, Window, write_events
 from models.data_sets.layouts import read_info, read_items
-from tests.data.shards import read_lists
-from tf_fusedrec.data import Column, ParquetFolder
+from tests.data.shards import lists
 from tf_fusedrec.data.rows import Ragged, splits_of
 
+OF_ROW = "user_id history_item* exposed_item*"
 SIZES = Window(exposures=2, history=3, validation=0.25, test=0.25)
-LISTS = ("history_item", "exposed_item", "history_tag", "history_tag_count", "exposed_tag", "exposed_tag_count")
-
-
-def lists(folder, *columns):
-    return read_lists(ParquetFolder(folder, columns))
-
-
-def ids(name):
-    return Column(name, ragged=True)
-
-
-def numbers(name):
-    return Column(name, "float32", ragged=True)
 
 
 def events_of(user, time, **fields):
@@ -53,14 +40,15 @@ USER, TIME = [1, 1, 1, 1, 1, 2, 2, 2], [1, 2, 3, 3, 9, 4, 5, 8]
 def test_rows_by_hand(tmp_path):
     info = write(tmp_path / "d", events_of(USER, TIME))
     # The order in time is 1 2 3 3 4 5 | 8 9: the last quarter of the eight events are two.
-    train = lists(tmp_path / "d/train", Column("user_id"), Column("age"), *map(ids, LISTS))
+    columns = "user_id age history_item* exposed_item* history_tag* history_tag_count* exposed_tag* exposed_tag_count*"
+    train = lists(tmp_path / "d/train", columns)
     assert train == [
         (1, 10, (), (100, 101), (), (), (1,), (0, 1)),
         # Both events of 3 s are in one window. Its history is what came before 3 s.
         (1, 10, (100, 101), (102, 103), (1,), (0, 1), (2, 2), (2, 0)),
         (2, 20, (), (105, 106), (), (), (5, 5), (2, 0)),
     ]
-    test = lists(tmp_path / "d/test", Column("user_id"), ids("history_item"), ids("exposed_item"), ids("exposed_time"))
+    test = lists(tmp_path / "d/test", "user_id history_item* exposed_item* exposed_time*")
     assert test == [(1, (101, 102, 103), (104,), (9,)), (2, (105, 106), (107,), (8,))]  # the newest three of history
     assert read_items(tmp_path / "d")[1].tolist() == [1, 1, 1, 1, 0, 1, 1, 0]
     assert read_info(tmp_path / "d") == info and info.split.startswith("By time: the first 0.5 of the events")
@@ -69,16 +57,15 @@ def test_rows_by_hand(tmp_path):
 def test_history_ends_before_the_time_of_the_first_exposure(tmp_path):
     write(tmp_path / "d", events_of([1, 1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 3, 4, 5, 6, 7]))
     # Event 101 is in the window before 102, but not earlier.
-    assert lists(tmp_path / "d/train", Column("user_id"), ids("history_item"), ids("exposed_item")) == [
+    assert lists(tmp_path / "d/train", OF_ROW) == [
         (1, (), (100, 101)), (1, (100,), (102, 103)), (2, (), (104, 105)),
     ]  # fmt: skip
 
 
 def test_validation_leaves_test_out(tmp_path):
     write(tmp_path / "d", events_of(USER, TIME), held_out="validation")
-    of_row = Column("user_id"), ids("history_item"), ids("exposed_item")
-    assert lists(tmp_path / "d/train", *of_row) == [(1, (), (100, 101)), (1, (100, 101), (102, 103))]
-    assert lists(tmp_path / "d/test", *of_row) == [(2, (), (105, 106))]
+    assert lists(tmp_path / "d/train", OF_ROW) == [(1, (), (100, 101)), (1, (100, 101), (102, 103))]
+    assert lists(tmp_path / "d/test", OF_ROW) == [(2, (), (105, 106))]
 
 
 def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
@@ -98,8 +85,8 @@ def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
     for part in ("train", "test"):
         for role in ("history", "exposed"):
             names = [f"{role}_past_{key}_{what}" for key in (*keys, "tag") for what in ("count", "click_rate")]
-            columns = [ids(f"{role}_{name}") for name in ("time", "item", "kind", "tag_count", "tag")]
-            for row in lists(tmp_path / "d" / part, Column("user_id"), *columns, *map(numbers, names)):
+            columns = [f"{role}_{name}*" for name in ("time", "item", "kind", "tag_count", "tag")]
+            for row in lists(tmp_path / "d" / part, " ".join(["user_id", *columns, *(f"{name}*f" for name in names)])):
                 of_place = np.split(row[5], np.cumsum(row[4])[:-1])
                 for place, (at, of_item, kind) in enumerate(zip(*row[1:4])):
                     own = {"user": 0, "item": of_item, "hour": at // 3600 % 24, "kind": kind}

@@ -7,7 +7,6 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.data.shards import read_lists
-from tests.support.graphs import saved_operations
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column, ParquetFolder
 
@@ -50,27 +49,6 @@ def farmhash64(data: bytes) -> int:
 STRINGS = ["", "a", "ab", "abc", "user", "item-17", "item-170", "0123456789abcdef", "\u00e9t\u00e9", "\0"]
 
 
-def test_equals_farmhash():
-    assert farmhash64(b"") == -7286425919675154353
-    got = fr.hash_strings(tf.reshape(tf.constant(STRINGS), [5, 2])).numpy()
-    assert got.tolist() == np.reshape([farmhash64(text.encode()) for text in STRINGS], [5, 2]).tolist()
-
-
-def test_ragged_empty_and_traced():
-    ragged = tf.ragged.constant([["a", "bc"], [], ["a"]])
-    got = tf.function(fr.hash_strings)(ragged)
-    assert got.to_list() == [[farmhash64(b"a"), farmhash64(b"bc")], [], [farmhash64(b"a")]]
-    assert fr.hash_strings(tf.zeros([0, 3], tf.string)).shape == [0, 3]
-
-
-def test_integers_stay_themselves_in_a_graph():
-    texts = [["12", "12.0", "-9223372036854775808"], ["007", "9223372036854775808", ""]]
-    wanted = [[12, 12, -(2**63)], [*map(int, fr.hash_strings(texts[1][:2])), -1]]
-    symbol = keras.Input([3], dtype=tf.string)
-    model = keras.Model(symbol, fr.hash_strings(symbol, integers=True))
-    assert model(tf.constant(texts)).numpy().tolist() == wanted
-
-
 def of_python(strings):
     return [farmhash64(text.encode()) for text in strings]
 
@@ -86,22 +64,36 @@ def of_python(strings):
         lambda strings: pa.chunked_array([strings[:3], strings[3:]]),
     ],
 )
-def test_strings_of_every_kind_have_the_same_ids(make):
+def test_strings_of_every_kind_have_the_ids_of_farmhash(make):
+    assert farmhash64(b"") == -7286425919675154353
     got = fr.hash_strings(make(STRINGS))
     assert got.dtype == np.int64 and got.tolist() == of_python(STRINGS)
 
 
-def test_shapes_are_kept():
+def test_tensors_of_every_form_keep_it():
     assert int(fr.hash_strings("")) == farmhash64(b"")
     for nothing in ([], pa.array([], pa.string()), np.array([], "U3")):
         assert fr.hash_strings(nothing).shape == (0,)
-    assert fr.hash_strings([["a", "bc"], ["", "a"]]).tolist() == [of_python(["a", "bc"]), of_python(["", "a"])]
+    assert fr.hash_strings(tf.zeros([0, 3], tf.string)).shape == [0, 3]
+    pairs = [STRINGS[at : at + 2] for at in range(0, 10, 2)]
+    for given in (pairs, tf.constant(pairs)):
+        assert np.asarray(fr.hash_strings(given)).tolist() == [of_python(pair) for pair in pairs]
+    ragged = tf.function(fr.hash_strings)(tf.ragged.constant([["a", "bc"], [], ["a"]]))
+    assert ragged.to_list() == [of_python(["a", "bc"]), [], of_python(["a"])]
     sparse = tf.SparseTensor([[0, 1], [1, 0]], ["a", "bc"], [2, 2])
     hashed = fr.hash_strings(sparse)
     assert hashed.values.numpy().tolist() == of_python(["a", "bc"]) and hashed.indices is sparse.indices
     dataset = tf.data.Dataset.from_tensor_slices(STRINGS).batch(5).map(fr.hash_strings)
     assert dataset.element_spec == tf.TensorSpec([None], tf.int64)
     assert [i for part in dataset for i in part.numpy()] == of_python(STRINGS)
+
+
+def test_integers_stay_themselves_in_a_graph():
+    texts = [["12", "12.0", "-9223372036854775808"], ["007", "9223372036854775808", ""]]
+    wanted = [[12, 12, -(2**63)], [*map(int, fr.hash_strings(texts[1][:2])), -1]]
+    symbol = keras.Input([3], dtype=tf.string)
+    model = keras.Model(symbol, fr.hash_strings(symbol, integers=True))
+    assert model(tf.constant(texts)).numpy().tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -119,23 +111,6 @@ def test_shapes_are_kept():
 def test_other_values_than_strings_are_refused(strings, words):
     with pytest.raises(ValueError, match=words):
         fr.hash_strings(strings() if callable(strings) else strings)
-
-
-@pytest.mark.slow
-def test_an_exported_model_takes_strings(tmp_path):
-    """The strings have padding, as in padded batches."""
-    tables = [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
-    padding_id = int(fr.hash_strings(""))
-    emb = fr.FusedEmbedding(tables, [fr.FeatureConfig("item", "item", "mean", padding_id=padding_id)])
-    strings = keras.Input([None], dtype=tf.string, name="item")
-    model = keras.Model(strings, emb({"item": fr.hash_strings(strings)})["item"])
-    batch = tf.constant([["item-17", "a"], ["a", ""]])
-    wanted = model(batch, training=True)
-    assert sorted(emb.export_table("item")[0].tolist()) == sorted(of_python(["item-17", "a"]))
-    fr.export(model, tmp_path / "served")
-    assert not {op for op in saved_operations(tmp_path / "served") if "Fusedrec" in op}
-    (got,) = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](item=batch).values()
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])

@@ -22,15 +22,9 @@ def _rows(users):
 def _write(root, **change):
     train = _rows(10)
     arguments = {
-        "task": "retrieval",
-        "source": "here",
-        "split": "none",
-        "users": 10,
-        "train": train,
-        "test": _rows(0),
-        "item_ids": np.array([4, 3, 2, 1, 0, 9]),
-        "train_items": train.columns["item_id"].values,
-    }
+        "task": "retrieval", "source": "here", "split": "none", "users": 10, "train": train, "test": _rows(0),
+        "item_ids": np.array([4, 3, 2, 1, 0, 9]), "train_items": train.columns["item_id"].values,
+    }  # fmt: skip
     return layouts.write_dataset(root, **{**arguments, **change})
 
 

@@ -44,17 +44,6 @@ def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, 
         begin += size
 
 
-@pytest.mark.parametrize("scope", ["rank", "global"])
-def test_as_many_ranks_go_on_with_the_very_same_batches(scope):
-    weights = _weights(np.random.default_rng(1), 100)
-    plan = EpochPlan(weights, 15, all_positions(100), 3, scope)
-    every = _positions(plan, 3, range(plan.steps))
-    for done in range(plan.steps + 1):
-        rest = EpochPlan(weights, 15, plan.left_after(done), 3, scope)
-        assert _positions(rest, 3, range(plan.steps - done)) == every[done:]
-        assert rest.steps == plan.steps - done
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_stops_on_any_numbers_of_ranks_lose_and_repeat_no_row(seed):
     rng = np.random.default_rng(seed)

@@ -1,11 +1,11 @@
-"""Clustered batches: the same samples in another order, by the ids of every kind of tensor."""
+"""What follows on a data set of batches: clustered samples, and the ids of coming batches, in every kind of tensor."""
 
 import numpy as np
 import pytest
 
 from tests.support.ids import communities
 from tf_fusedrec import tf
-from tf_fusedrec.data import cluster_samples
+from tf_fusedrec.data import cluster_samples, lookahead
 from tf_fusedrec.data.batches import cut
 
 
@@ -28,6 +28,23 @@ def _of_tables(x, y):
 def _lists(value):
     value = tf.sparse.to_dense(value, -1) if isinstance(value, tf.SparseTensor) else value
     return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+
+
+BATCHES = 5
+
+
+def _numbered(n):
+    """Returns a batch with every form of ids; sizes differ from batch to batch."""
+    lengths = tf.range(n % 3 + 1)
+    ragged = tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(lengths)) + n * 100, lengths)
+    nested = tf.RaggedTensor.from_row_lengths(ragged, [tf.size(lengths)])
+    sparse = ragged.to_sparse()
+    return {"dense": tf.stack([n, n + 10]), "ragged": ragged, "nested": nested, "sparse": sparse,
+            "matrix": tf.fill([2, 3], n)}  # fmt: skip
+
+
+def _batches():
+    return tf.data.Dataset.range(BATCHES).map(lambda n: (_numbered(n), n * 2))
 
 
 @pytest.mark.slow
@@ -63,13 +80,17 @@ def test_ids_of_different_tables_are_different_rows():
     assert {frozenset(piece.numpy()) for piece in cut(batch["number"], 2)} == {frozenset({0, 2}), frozenset({1, 3})}
 
 
-def test_batches_of_no_samples_pass():
+def test_batches_of_no_samples_are_not_clustered():
     empty = {"ids": tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), [0]), "y": tf.zeros([0, 3])}
     (batch,) = cluster_samples(tf.data.Dataset.from_tensors(empty), 4, lambda b: {"item": b["ids"]})
     assert batch["ids"].nrows() == 0 and batch["y"].shape == [0, 3]
 
 
-def test_refusals_are_by_name():
+def test_bad_arguments_are_refused_by_name():
+    with pytest.raises(ValueError, match="steps must be an int >= 1, got 0"):
+        lookahead(_batches(), 0)
+    with pytest.raises(ValueError, match="known rank >= 1"):
+        lookahead(_batches(), 1, lambda features, label: label)
     data = tf.data.Dataset.from_tensors({"a": tf.range(4), "b": tf.range(6), "c": tf.zeros([4])})
     for wrong in (0, True, 2.0):
         with pytest.raises(ValueError, match="micro_batches must be an int >= 1"):
@@ -85,6 +106,15 @@ def test_refusals_are_by_name():
 
 
 def test_a_users_function_may_branch_on_tensors():
+    def coming(features, label):
+        if label > 2:
+            return features["dense"]
+        else:
+            return -features["dense"]
+
+    found = [ids.numpy().tolist() for _, ids in lookahead(_batches(), 1, coming)]
+    assert found == [[-1, -11], [2, 12], [3, 13], [4, 14], []]
+
     def ids(x):
         if tf.reduce_max(x) > 5:
             return {"item": x}
@@ -95,3 +125,48 @@ def test_a_users_function_may_branch_on_tensors():
     for clustered in cluster_samples(data, 2, ids):
         for piece in np.split(clustered.numpy(), 2):
             assert piece[0] == piece[1]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_every_batch_comes_with_the_one_that_is_k_later(steps):
+    plain = list(_batches())
+    got = list(lookahead(_batches(), steps, lambda features, label: features))
+    assert len(got) == BATCHES
+    for n, ((features, label), coming) in enumerate(got):
+        assert int(label) == 2 * n
+        for name, value in features.items():
+            assert _lists(value) == _lists(plain[n][0][name]), name
+            later = _lists(plain[n + steps][0][name]) if n + steps < BATCHES else []
+            assert _lists(coming[name]) == later, (n, name)
+            assert type(coming[name]) is type(value) and coming[name].dtype == value.dtype
+            assert coming[name].shape.rank == value.shape.rank
+
+
+def test_cardinality_and_static_shapes_of_batches_stay():
+    """Keras counts the steps of an epoch by the cardinality, and builds models from the shapes."""
+    ahead = lookahead(_batches(), 3, lambda features, label: features["dense"])
+    assert ahead.cardinality() == BATCHES
+    assert ahead.element_spec[0] == _batches().element_spec
+    assert ahead.element_spec[1].shape.as_list() == [None]
+    unknown = lookahead(_batches().filter(lambda features, label: label > 2).map(lambda features, label: features), 3)
+    assert unknown.cardinality() < 0 and len(list(unknown)) == 3
+
+
+def test_the_input_is_read_once_and_not_further_than_needed():
+    """A second pass over a shuffled input would announce other batches than the coming ones."""
+    read = []
+
+    def produce():
+        for n in range(20):
+            read.append(n)
+            yield np.int64([n])
+
+    source = tf.data.Dataset.from_generator(produce, output_signature=tf.TensorSpec([1], tf.int64))
+    shuffled = source.shuffle(4, seed=1)
+    pairs = [(batch.numpy().tolist(), coming.numpy().tolist()) for batch, coming in lookahead(shuffled, 2)]
+    assert len(read) == 20
+    assert [coming for _, coming in pairs[:-2]] == [batch for batch, _ in pairs[2:]]
+    assert [coming for _, coming in pairs[-2:]] == [[], []]
+    read.clear()
+    next(iter(lookahead(source, 2)))
+    assert len(read) < 10, "more than the window and what tf.data reads ahead by itself"

@@ -1,4 +1,4 @@
-"""Writes the two Parquet layouts of tf_fusedrec/data/README.md, and reads their metadata.
+"""Writes the two Parquet layouts of docs/input.md, and reads their metadata.
 
 The converters and the synthetic generators write through this module. A data set is a folder with Parquet shards in
 train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears

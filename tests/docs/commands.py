@@ -14,7 +14,6 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "models/README.md",
-    ROOT / "tf_fusedrec/data/README.md",
     ROOT / "custom_ops/README.md",
     ROOT / "tests/README.md",
 ]

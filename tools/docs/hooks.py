@@ -19,7 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 READMES = {
     "contributing.md": "CONTRIBUTING.md",
     "benchmark_commands.md": "benchmarks/README.md",
-    "data.md": "tf_fusedrec/data/README.md",
     "main_job.md": "models/README.md",
     "ops.md": "custom_ops/README.md",
     "tests.md": "tests/README.md",

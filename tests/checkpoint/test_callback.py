@@ -32,11 +32,12 @@ def positions(monkeypatch):
     """Returns (epoch, step) of every save."""
     seen = []
     save = checkpoint.Checkpointer.save
-    monkeypatch.setattr(
-        checkpoint.Checkpointer,
-        "save",
-        lambda self, extra, **options: seen.append((extra["epoch"], extra["step"])) or save(self, extra, **options),
-    )
+
+    def noted(self, extra, **options):
+        seen.append((extra["epoch"], extra["step"]))
+        return save(self, extra, **options)
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "save", noted)
     return seen
 
 
@@ -63,24 +64,20 @@ def test_every_epoch_is_saved_and_on_the_disk_when_training_ends(tmp_path, posit
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "want"), [(2, [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]), (5, [(1, 0), (2, 0)])]
+    ("together", "options", "stop", "epochs", "want"),
+    [
+        (1, {"every_steps": 2}, 99, 2, [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]),
+        (1, {"every_steps": 5}, 99, 2, [(1, 0), (2, 0)]),
+        (2, {"every_steps": 3}, 99, 1, [(0, 4), (1, 0)]),  # after 2, 4 and 5 steps
+        (1, {}, 8, 9, [(1, 0), (1, 3)]),
+        # A stopped epoch has no evaluation.
+        (1, {"save_best": True, "monitor": "auc"}, 2, 9, [(0, 2)]),
+    ],
 )
-def test_it_saves_inside_epochs_when_asked(every_steps, want, tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, every_steps=every_steps, layers=[embedding_of(table())])
-    fit(model(), [saves], 2, 5)
-    assert positions == want
-
-
-def test_steps_that_are_executed_together_are_all_counted(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", 7, {}, every_steps=3, layers=[embedding_of(table())])
-    fit(model(steps_per_execution=2), [saves], 1, 7)
-    assert positions == [(0, 4), (1, 0)]  # after 2, 4, 6 and 7 steps
-
-
-def test_training_that_is_stopped_inside_an_epoch_says_where(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])
-    fit(model(), [StopAfter(8), saves], 9, 5)
-    assert positions == [(1, 0), (1, 3)]
+def test_it_saves_inside_epochs_when_asked_or_stopped(together, options, stop, epochs, want, tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())], **options)
+    fit(model(together), [StopAfter(stop), saves], epochs, 5)
+    assert positions == want and saves.best is None
 
 
 def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
@@ -88,6 +85,7 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
     fit(first, [StopAfter(8), callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 9, 5)
     second, loaded = model(), DictTable("item")
     saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, every_steps=4, layers=[embedding_of(loaded)])
+    assert callbacks.Checkpoint(tmp_path / "new", layers=[embedding_of(loaded)]).restore(second) == (0, 0)
     assert saves.restore(second) == (1, 3)
     assert loaded.size("item") == 3
     for got, want in zip(second.get_weights(), first.get_weights()):
@@ -97,11 +95,6 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
     fit(second, [saves], 4, 5, initial_epoch=2)
     assert positions == [(2, 0), (2, 4), (3, 0), (3, 4), (4, 0)]
     assert int(second.optimizer.iterations) == 20
-
-
-def test_a_first_start_begins_at_the_beginning(tmp_path):
-    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])
-    assert saves.restore(model()) == (0, 0)
 
 
 def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
@@ -168,22 +161,12 @@ def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every,
     ("options", "words"),
     [
         ({"monitor": "score", "save_best": True}, "mode 'auto' does not know the metric 'score'. Use mode='min' or"),
+        ({"every_steps": -1}, "every_steps must be >= 0, got -1"),
         ({"mode": "best"}, "mode must be 'auto', 'min' or 'max', got 'best'"),
         ({"restore_best": True}, "restore_best=True needs save_best=True"),
         ({"monitor": "auc", "save_best": True}, r"monitor 'auc' is not among the logs \['loss'\] of epoch 1"),
     ],
 )
-def test_a_best_epoch_that_cannot_be_known_is_refused(options, words, tmp_path):
+def test_options_and_best_epochs_that_cannot_be_are_refused(options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         fit(model(), [callbacks.Checkpoint(tmp_path / "c", layers=[embedding_of(table())], **options)], 1, 1)
-
-
-def test_a_stopped_epoch_without_an_evaluation_is_saved(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", save_best=True, monitor="auc", layers=[embedding_of(table())])
-    fit(model(), [StopAfter(2), saves], 9, 3)
-    assert positions == [(0, 2)] and saves.best is None
-
-
-def test_a_negative_number_of_steps_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="every_steps must be >= 0, got -1"):
-        callbacks.Checkpoint(tmp_path, 5, {}, every_steps=-1, layers=[embedding_of(table())])

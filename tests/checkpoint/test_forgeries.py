@@ -55,6 +55,10 @@ def bytes_of(pattern, change):
     return changed
 
 
+def in_manifest(old, new):
+    return bytes_of("manifest.json", lambda data: data.replace(old, new, 1))
+
+
 def cut(pattern):
     return bytes_of(pattern, lambda data: data[:-1000])
 
@@ -113,21 +117,12 @@ CASES = {
     "a bit of the weights": (flipped(DELTA + "dense.data*", 10), "dense.data-00000-of-00001 is damaged"),
     "tables swapped": (
         swapped(FULL + "user.rows*", ROWS),
-        "item.rows-0.shard is foreign: it has table 'user', but the manifest wants table 'item' here",
+        "it has table 'user', but the manifest wants table 'item' h",
     ),
-    "saves swapped": (
-        swapped(ROWS, CHANGES),
-        "item.rows-0.shard is foreign: it has save 'save-2-.* wants save 'sav",
-    ),
-    "a digit of the manifest": (
-        bytes_of("manifest.json", lambda data: data.replace(b'"clock": ', b'"clock": 1', 1)),
-        "manifest.json is damaged: its check",
-    ),
+    "saves swapped": (swapped(ROWS, CHANGES), "item.rows-0.shard is foreign: it has save 'save-2-.* wants save 'sav"),
+    "a digit of the manifest": (in_manifest(b'"clock": ', b'"clock": 1'), "manifest.json is damaged: its check"),
     "half a manifest": (bytes_of("manifest.json", lambda data: data[:200]), "manifest.json is damaged"),
-    "another format": (
-        bytes_of("manifest.json", lambda data: data.replace(b'"format": 2', b'"format": 3')),
-        "has format 3, but this version reads 2",
-    ),
+    "another format": (in_manifest(b'"format": 2', b'"format": 3'), "has format 3, but this version reads 2"),
     # Right checksums, and fields that contradict each other.
     "save of nobody": (put("save", "save-9-00000000"), r"tables\['item'\].parts\[1\] is"),
     "ranks not those of the part": (put("ranks", 2), r"parts\[1\] is .*want save and ranks of the manifest"),
@@ -140,15 +135,12 @@ CASES = {
     "iterations beyond": (put(*ITEM, "iterations", 2**63), "iterations is"),
     "full save dropped": (each(lambda table: table["parts"].pop(0)), r"parts\[0\].sections is"),
     "delta dropped": (each(lambda table: table["parts"].pop(1)), r"parts\[0\] is .*want save and ranks of the manif"),
-    "delta of one table dropped": (
-        manifest(lambda whole: whole["tables"]["item"]["parts"].pop(1)),
-        r"parts\[0\] is",
-    ),
+    "delta of one table dropped": (manifest(lambda whole: whole["tables"]["item"]["parts"].pop(1)), r"parts\[0\] is"),
     "parts changed places": (each(lambda table: table["parts"].reverse()), r"parts\[0\].sections is"),
     "a part thrice": (each(lambda table: table["parts"].append(table["parts"][1])), "parts is"),
     "part of nobody": (
         each(lambda table: table["parts"][0].update(save="save-1-00000000")),
-        r"parts\[0\].save is .* a save that .* holds",
+        r"parts\[0\].save is .* hol",
     ),
     "part's ranks 2": (put(*ITEM, "parts", 0, "ranks", 2), "item.rows-0.shard is foreign: it has ranks 1"),
     "candidates dropped everywhere": (
@@ -156,19 +148,16 @@ CASES = {
         "holds item.candidates-0.shard, which it does not name",
     ),
     "header of no JSON": (shard(lambda *_: b"{"), "user.rows-0.shard .*its header is not JSON"),
-    "record of two dimensions": (
-        shard(lambda header, *_: header["record"][4].__setitem__(2, [2, 2])),
-        r"user.rows-0.shard .*record is \['row'",
-    ),
+    "record of two dimensions": (shard(lambda of, *_: of["record"][4].__setitem__(2, [2, 2])), r"record is \['row'"),
     "record twice": (
         shard(lambda header, *_: header["record"].append(header["record"][0])),
-        "user.rows-0.shard .*record is",
+        "rows-0.shard .*record is",
     ),
     "ids not in order": (shard(exchanged), "user.rows-0.shard .*are not in hash order"),
     "an id twice": (shard(repeated), "user.rows-0.shard .*are not in hash order"),
     "an index that lies": (
-        shard(index=lambda entries: entries["first_hash"].__setitem__(0, 5)),
-        "user.rows-0.shard .*are not in hash order",
+        shard(index=lambda of: of["first_hash"].__setitem__(0, 5)),
+        "rows-0.shard .*not in hash ord",
     ),
 }
 
@@ -257,15 +246,9 @@ def test_any_value_of_any_field_of_a_manifest_is_accepted_or_refused(whole):
     want = [(*spec, "storage", text) for text in texts] + [(*spec, "slots", n, text) for n in (0, 1) for text in texts]
     want += [(*spec, "optimizer", "rule", value) for value in (*STRANGE, "GONE")]
     want += [(*spec, "optimizer", value) for value in ({}, {"x": 1})]
-    want += [
-        (*spec, "optimizer", "more", "MORE"),
-        (*spec, "dim", 1),
-        (*spec, "slots", []),
-        (*ITEM, "clock", 0),
-        (*ITEM, "clock", 1),
-        (*ITEM, "iterations", None),
-    ]
-    want += [(*ITEM, "iterations", 1), (*ITEM, "learning_rate", "GONE")]
+    want += [(*spec, "optimizer", "more", "MORE"), (*spec, "dim", 1), (*spec, "slots", []), (*ITEM, "clock", 0)]
+    want += [(*ITEM, "clock", 1), (*ITEM, "iterations", None), (*ITEM, "iterations", 1)]
+    want += [(*ITEM, "learning_rate", "GONE")]
     want += [("dense", name, 0, size) for name in fields["dense"] for size in (0, 1)]
     assert sorted(map(str, taken)) == sorted(map(str, want))
 

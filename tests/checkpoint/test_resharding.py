@@ -25,43 +25,6 @@ def test_ranges_and_owners_are_those_of_the_custom_ops(ranks):
     assert tfra_owner(ids, ranks).tolist() == [OWNERS["tfra"](i, ranks) for i in IDS]
 
 
-def filled(table):
-    random = np.random.default_rng(1)
-    for name in table.names:
-        table.train(name, IDS if name == "item" else IDS[:20], random)
-    for n, i in enumerate(IDS[:50]):
-        if "candidates" in table.sections_of("item"):
-            table.rows["candidates"]["item"][i ^ 1] = np.array((n,), [("count", "<u4")])[()]
-
-
-@pytest.mark.parametrize("owner", ["hash_range", "tfra"])
-@pytest.mark.parametrize("then", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_every_row_finds_its_owner(ranks, then, owner, tmp_path):
-    def make():
-        return DictTable("item", "tag", "empty", owner=owner, candidates=True)
-
-    written = ranks_of(make, ranks, lambda table: filled(table) or table.rows["rows"]["empty"].clear())
-    simulated.save(tmp_path, written)
-    read = ranks_of(make, then)
-    simulated.load(tmp_path, read)
-    assert contents(read) == contents(written)
-    assert len(contents(read)["rows", "item"]) == len(IDS) and len(contents(read)["candidates", "item"]) == 50
-    for rank, table in enumerate(read):
-        assert all(OWNERS[owner](i, then) == rank for i in table.rows["rows"]["item"])
-        assert table.clock == written[0].clock == 3 << 32 | 3
-
-
-def test_a_backend_of_another_owner_reads_too(tmp_path):
-    """Loads into a backend with another owner of rows. The owner is no part of a table's spec."""
-    written = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
-    simulated.save(tmp_path, written)
-    read = ranks_of(lambda: DictTable("item"), 4)
-    simulated.load(tmp_path, read)
-    assert contents(read) == contents(written)
-    assert all(OWNERS["hash_range"](i, 4) == rank for rank, t in enumerate(read) for i in t.rows["rows"]["item"])
-
-
 class ArrayTable(DictTable):
     """A DictTable that makes a snapshot of many rows at once, and only counts restored rows."""
 
@@ -117,39 +80,48 @@ def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):
     assert regrouped.clock == 9 << 32 | 5 and regrouped.optimizer.iterations.value == 7
 
 
-def test_the_same_rows_come_from_deltas_of_random_histories(tmp_path):
-    """Trains, removes, restores and saves on 3 ranks, and loads on 1 to 4. The contents always equal a dict."""
-    random = np.random.default_rng(7)
-    make = lambda: DictTable("item", candidates=True)  # noqa: E731
-    tables = ranks_of(make, 3)
-    full, since = None, {}
-    deltas = 0
+@pytest.mark.parametrize(("ranks", "owner"), [(1, "hash_range"), (2, "tfra"), (3, "hash_range"), (7, "hash_range")])
+def test_full_saves_and_deltas_of_random_histories_are_a_dict_on_any_ranks(ranks, owner, tmp_path):
+    """Trains, removes, restores and saves; loads on 1 to 8 ranks, also into a backend with another owner of rows."""
+    random, count = np.random.default_rng(7), np.dtype([("count", "<u4")])
+
+    def make(owner=owner):
+        return DictTable("item", "tag", "empty", owner=owner, candidates=True)
+
+    tables, full, since, deltas = ranks_of(make, ranks), None, {}, 0
     for step in range(60):
+        name = ["item", "item", "tag"][step % 3]
         ids = random.choice(IDS, 12).tolist()
         for rank, table in enumerate(tables):
-            mine = [i for i in ids if OWNERS["hash_range"](i, 3) == rank]
+            mine = [i for i in ids if OWNERS[owner](i, ranks) == rank]
             if random.random() < 0.3:
-                table.remove("item", mine[:3])
-            table.train("item", mine[1:], random)
+                table.remove(name, mine[:3])
+            table.train(name, mine[1:], random)
             if mine:
-                table.rows["candidates"]["item"].pop(mine[0], None)
-                table.rows["candidates"]["item"][mine[-1]] = np.array((step,), [("count", "<u4")])[()]
+                table.rows["candidates"][name].pop(mine[0], None)
+                table.rows["candidates"][name][mine[-1]] = np.array((step,), count)[()]
         if step % 3 == 0:
             if full is None or random.random() < 0.2:
-                full, since = simulated.save(tmp_path, tables), {"item": tables[0].clock}
+                full, since = simulated.save(tmp_path, tables), dict.fromkeys(tables[0].names, tables[0].clock)
                 for table in tables:
                     table.forget_tombstones()
             else:
                 simulated.save(tmp_path, tables, full=full, since=since)
                 deltas += 1
-            read = ranks_of(make, random.integers(1, 5))
+            of_readers, then = ["hash_range", "tfra"][random.integers(2)], int(random.integers(1, 9))
+            read = [make(of_readers) for _ in range(then)]
             simulated.load(tmp_path, read)
             assert contents(read) == contents(tables)
-    assert deltas > 10 and any(len(t.tombstones("item")) for t in tables)
+            for rank, table in enumerate(read):
+                assert all(OWNERS[of_readers](i, then) == rank for i in table.rows["rows"]["item"])
+                assert table.clock == tables[0].clock == step + 1 << 32 | step + 1
+    assert deltas > 10 and any(len(table.tombstones("item")) for table in tables)
 
 
 def test_a_delta_is_as_small_as_its_rows_and_needs_the_full_save(tmp_path):
-    tables = ranks_of(lambda: DictTable("item", dim=64), 2, filled)
+    tables = ranks_of(
+        lambda: DictTable("item", dim=64), 2, lambda table: table.train("item", IDS, np.random.default_rng(1))
+    )
     full = simulated.save(tmp_path, tables)
     for table in tables:
         table.train("item", [next(iter(table.rows["rows"]["item"]))], np.random.default_rng(0))

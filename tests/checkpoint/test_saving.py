@@ -21,22 +21,13 @@ def job(request, tmp_path):
     return Job(tmp_path / "c", background=request.param)
 
 
-def test_a_load_gives_the_last_save(job):
-    for extra in ({"epoch": 1}, [2], None):
-        job.train()
-        save(job, extra)
-        assert job.loaded() == (extra, job.state())
-    assert len(list(job.directory.iterdir())) == 3  # the manifest and two saves
-
-
 def test_a_rank_that_has_failed_is_named_at_once(tmp_path):
     plan = saving.make_plan(tmp_path, 2, None, {})
     table = DictTable("item")
     saving.write_shard(tmp_path, plan, saving.copy_tables([table], plan, 0), 0)
     saving.give_up(tmp_path, plan, 1, OSError(28, "No space left on device"))
-    with pytest.raises(
-        RuntimeError, match=f"Rank 1 could not write its part of {plan.save}. OSError: .* No space left"
-    ):
+    words = f"Rank 1 could not write its part of {plan.save}. OSError: .* No space left"
+    with pytest.raises(RuntimeError, match=words):
         saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=60)
     assert not exists(tmp_path)
 
@@ -45,10 +36,8 @@ def test_a_rank_that_tells_nothing_is_named_in_time(tmp_path):
     plan = saving.make_plan(tmp_path, 3, None, {})
     for rank in (0, 2):
         saving.write_shard(tmp_path, plan, saving.copy_tables([DictTable("item")], plan, rank), rank)
-    with pytest.raises(
-        RuntimeError,
-        match=f"Rank 1 has not written its part of {plan.save} in time; the last checkpoint stays. Check that",
-    ):
+    words = f"Rank 1 has not written its part of {plan.save} in time; the last checkpoint stays. Check that"
+    with pytest.raises(RuntimeError, match=words):
         saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=0.05)
 
 
@@ -133,20 +122,21 @@ def test_a_full_save_begins_a_new_record_of_tombstones_if_deltas_go_with_it(full
     assert bool(job.table.tombstones("item").size) == kept  # without deltas, the record is the user's
 
 
-def test_deltas_are_refused_where_changes_or_removals_are_not_known(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"full_every must be 1 for tables \['item'\], got 2: .* does not track changed rows"
-    ):
-        checkpoint.Checkpointer(
-            tmp_path, model(), layers=[embedding_of(DictTable("item", changes=False))], full_every=2
-        )
-    table = DictTable("item")
-    table.records_tombstones = False
-    with pytest.raises(ValueError, match="removed rows would come back .* Set record_tombstones=True"):
-        checkpoint.Checkpointer(tmp_path, model(), layers=[embedding_of(table)], full_every=2)
-    for name in ("full_every", "keep"):
-        with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-            checkpoint.Checkpointer(tmp_path, model(), layers=[embedding_of(table)], **{name: 0})
+@pytest.mark.parametrize(
+    ("changes", "tombstones", "options", "words"),
+    [
+        (False, True, {"full_every": 2}, r"1 for tables \['item'\], got 2: .* does not track changed rows"),
+        (True, False, {"full_every": 2}, "removed rows would come back .* Set record_tombstones=True"),
+        (True, True, {"full_every": 0}, "full_every must be >= 1, got 0"),
+        (True, True, {"keep": 0}, "keep must be >= 1, got 0"),
+        (True, True, {"not_finite": "never"}, r"one of \('refuse', 'skip', 'save'\), got 'never'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, tombstones, options, words, tmp_path):
+    table = DictTable("item", changes=changes)
+    table.records_tombstones = tombstones
+    with pytest.raises(ValueError, match=words):
+        checkpoint.Checkpointer(tmp_path, model(), layers=[embedding_of(table)], **options)
 
 
 def test_a_delta_without_its_full_save_is_refused(tmp_path):

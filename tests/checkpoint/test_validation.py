@@ -82,8 +82,6 @@ def test_it_is_written_when_asked(tmp_path):
     words = KINDS["slot"][0](job, np.inf)
     save(job, words)
     assert job.loaded() == (words, job.state())
-    with pytest.raises(ValueError, match=r"not_finite must be one of \('refuse', 'skip', 'save'\), got 'never'"):
-        Job(tmp_path / "d", not_finite="never")
 
 
 def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):

@@ -96,25 +96,6 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
     assert 101 not in emb.export_table("item")[0] and set(IDS[:3]) <= set(emb.export_table("item")[0])
 
 
-@pytest.mark.parametrize(
-    ("ids", "rows", "words"),
-    [
-        (IDS, ROWS[:, :3], r"rows of table 'item' are float64 \[5, 3\], want floats \[5, 4\]"),
-        (IDS, ROWS[:4], r"rows of table 'item' are float64 \[4, 4\], want floats \[5, 4\]"),
-        (IDS, ROWS.astype(int), r"rows of table 'item' are int64 .*, want floats \[5, 4\]"),
-        (IDS.astype(float), ROWS, r"ids of table 'item' are float64 \[5\], want integers \[n\]"),
-        (IDS[:, np.newaxis], ROWS, r"ids of table 'item' are int64 \[5, 1\], want integers \[n\]"),
-        (IDS * 0, ROWS, "ids of table 'item' have 4 repeats, but must be distinct"),
-        (IDS, np.where(ROWS == 1.0, np.nan, ROWS), f"the row of id {2**62} of table 'item' is not finite"),
-    ],
-)
-def test_unsuitable_rows_are_refused_and_nothing_is_set(ids, rows, words):
-    table = DictTable("item")
-    with pytest.raises(ValueError, match=words):
-        fr.checkpoint.warm_start(embedding_of(table), "item", ids, rows)
-    assert table.size("item") == 0
-
-
 def test_an_unknown_table_is_refused():
     with pytest.raises(ValueError, match=r"'fused_embedding' has no table 'user'. It has \['item'\]"):
         fr.checkpoint.warm_start(layer(), "user", IDS, ROWS)
@@ -145,18 +126,33 @@ def test_parquet_columns_may_have_other_names(tmp_path):
     assert table.size("item") == 5
 
 
+FLOATS = pa.list_(pa.float32())
+
+
 @pytest.mark.parametrize(
-    ("rows", "kind", "words"),
+    ("ids", "rows", "kind", "words"),  # kind: of the column of a Parquet file; None: arrays
     [
-        ([[1.0] * 4] * 3 + [[1.0] * 3, [1.0] * 4], pa.list_(pa.float32()), r"have \[3, 4\] numbers, want 4"),
-        ([[1.0] * 3] * 5, pa.list_(pa.float32(), 3), r"have \[3\] numbers, want 4"),
-        ([1.0] * 5, pa.float32(), "are float, want lists of floats"),
-        ([[1] * 4] * 5, pa.list_(pa.int32()), "are list<.*: int32>, want lists of floats"),
-        ([[1.0] * 4] * 4 + [None], pa.list_(pa.float32()), "has null values among its ids or rows"),
-        ([[1.0] * 4] * 4 + [[1.0, None, 1.0, 1.0]], pa.list_(pa.float32()), "has null values among its ids or rows"),
+        (IDS, ROWS[:, :3], None, r"rows of table 'item' are float64 \[5, 3\], want floats \[5, 4\]"),
+        (IDS, ROWS[:4], None, r"rows of table 'item' are float64 \[4, 4\], want floats \[5, 4\]"),
+        (IDS, ROWS.astype(int), None, r"rows of table 'item' are int64 .*, want floats \[5, 4\]"),
+        (IDS.astype(float), ROWS, None, r"ids of table 'item' are float64 \[5\], want integers \[n\]"),
+        (IDS[:, np.newaxis], ROWS, None, r"ids of table 'item' are int64 \[5, 1\], want integers \[n\]"),
+        (IDS * 0, ROWS, None, "ids of table 'item' have 4 repeats, but must be distinct"),
+        (IDS, np.where(ROWS == 1.0, np.nan, ROWS), None, f"the row of id {2**62} of table 'item' is not finite"),
+        (IDS, [[1.0] * 4] * 3 + [[1.0] * 3, [1.0] * 4], FLOATS, r"have \[3, 4\] numbers, want 4"),
+        (IDS, [[1.0] * 3] * 5, pa.list_(pa.float32(), 3), r"have \[3\] numbers, want 4"),
+        (IDS, [1.0] * 5, pa.float32(), "are float, want lists of floats"),
+        (IDS, [[1] * 4] * 5, pa.list_(pa.int32()), "are list<.*: int32>, want lists of floats"),
+        (IDS, [[1.0] * 4] * 4 + [None], FLOATS, "has null values among its ids or rows"),
+        (IDS, [[1.0] * 4] * 4 + [[1.0, None, 1.0, 1.0]], FLOATS, "has null values among its ids or rows"),
     ],
 )
-def test_bad_parquet_files_are_refused(rows, kind, words, tmp_path):
-    path = parquet(tmp_path / "rows.parquet", IDS, rows, kind)
+def test_unsuitable_rows_are_refused(ids, rows, kind, words, tmp_path):
+    table = DictTable("item")
     with pytest.raises(ValueError, match=words):
-        fr.checkpoint.warm_start_parquet(embedding_of(DictTable("item")), "item", path)
+        if kind is None:
+            fr.checkpoint.warm_start(embedding_of(table), "item", ids, rows)
+        else:
+            path = parquet(tmp_path / "rows.parquet", ids, rows, kind)
+            fr.checkpoint.warm_start_parquet(embedding_of(table), "item", path)
+    assert kind is not None or table.size("item") == 0

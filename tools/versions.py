@@ -44,12 +44,8 @@ TESTS = {
     "tests of one process": [
         "tests",
         *(f"--ignore=tests/{room}" for room in ("soak", "fuzz", "benchmarks")),
-        *(f"--ignore=tests/{name}.py" for name in ("docs/test_figures", "docs/test_links", "docs/test_site")),
+        *(f"--ignore=tests/{name}.py" for name in ("docs/test_links", "docs/test_site")),
         "--ignore=tests/examples/test_notebooks.py",
-        *(
-            "--deselect",
-            "tests/docs/test_commands.py::test_cheap_commands_end_well[python -m benchmarks.plots --output plots]",
-        ),
         *("-m", "not (ranks or processes or emulation or benchmarks or nightly)"),
     ],
 }

@@ -101,7 +101,6 @@ class Job:
         return time.perf_counter() - begin
 
     def plain_read(self) -> float:
-        """Returns the seconds of reading the plain file."""
         self.forget_pages()
         into = bytearray(_BLOCK)
         begin = time.perf_counter()
@@ -139,7 +138,6 @@ class Job:
         return seconds
 
     def step(self, ids: tf.Tensor) -> None:
-        """Trains these rows once."""
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.embedding({"item": ids})["item"])
         tape.gradient(loss, self.embedding.trainable_variables)

@@ -52,7 +52,6 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 2e-3
 
 
 def ragged(users: Users, catalogue: np.ndarray) -> dict[str, tf.RaggedTensor]:
-    """Returns the model's inputs."""
     columns = {"item_id": catalogue[users.items], "timestamp": users.times}
     return {
         name: tf.RaggedTensor.from_row_splits(column, users.splits, validate=False) for name, column in columns.items()
@@ -60,7 +59,6 @@ def ragged(users: Users, catalogue: np.ndarray) -> dict[str, tf.RaggedTensor]:
 
 
 def dense_weights(model: HSTURetrieval) -> dict[str, tf.Variable]:
-    """Returns the weights by the names that the peer reads."""
     found = {"positions": model.positions.positions}
     for number, block in enumerate(model.blocks):
         found[f"projection_{number}"] = block.projection.kernel
@@ -137,7 +135,6 @@ def peer_request(experiment: Experiment, folder: pathlib.Path, threads: int) -> 
 
 
 def check(folder: pathlib.Path, losses: dict[str, float]) -> None:
-    """Compares the peer's losses and gradients with ours."""
     wanted, reason = dict(np.load(folder / "check.npz")), "sums in another order, edges of buckets"
     for form, loss in losses.items():
         harness.check_close(f"loss, {form}", loss, wanted["loss"], relative=LOSS_TOLERANCE, reason=reason)
@@ -163,7 +160,6 @@ def train(sides: dict[str, Remote], users: list[int]) -> dict[str, Any]:
 
 
 def measure(experiment: Experiment, data: pathlib.Path, peer: str | None, quick: bool) -> dict[str, Any]:
-    """Returns the fields of the JSON file."""
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)

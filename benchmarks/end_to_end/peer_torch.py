@@ -37,8 +37,6 @@ COLLISION = -5e4  # logit of a negative that is the positive
 
 
 class Users(NamedTuple):
-    """One batch of B users with T events in all."""
-
     items: np.ndarray  # <int64>[T], places in the ascending catalogue
     times: np.ndarray  # <int64>[T], seconds, ascending for each user
     splits: np.ndarray  # <int64>[B+1], user b has the events splits[b]:splits[b+1]
@@ -68,7 +66,6 @@ class Positions(NamedTuple):
 
 
 def positions_of(users: Users) -> Positions:
-    """Returns the positions of a batch, as arrays."""
     lengths = np.maximum(np.diff(users.splits) - 1, 0)
     begin = np.repeat(users.splits[:-1], lengths)
     offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -42,8 +42,6 @@ class Work(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call that is timed."""
-
     run: Callable[[], Any]
     work: Work
     check: Callable[[], None] = lambda: None  # raises AssertionError if the results of `run` are wrong
@@ -137,7 +135,6 @@ def timed(calls: Mapping[str, Call], rates: Rates, **fields: Any) -> list[dict[s
 
 
 def device() -> dict[str, str]:
-    """Returns name, driver and clocks from nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader"]
     told = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
     return dict(zip(_CLOCKS.split(","), (field.strip() for field in told.splitlines()[0].split(","))))

@@ -44,13 +44,11 @@ def why_not() -> str | None:
 
 
 def inside(name: str, command: Sequence[str]) -> list[str]:
-    """Returns the command that runs `command` in a namespace."""
     return ["ip", "netns", "exec", name, *command]
 
 
 @contextlib.contextmanager
 def namespace() -> Iterator[str]:
-    """Makes a namespace with a running loop-back. Yields its name."""
     name = f"fusedrec-{uuid.uuid4().hex[:8]}"
     _run("ip", "netns", "add", name)
     try:
@@ -67,7 +65,6 @@ def limit(name: str, device: str, rate: str) -> None:
 
 
 def limit_here(device: str, rate: str) -> None:
-    """Changes the limit of a device in the namespace of this process."""
     _run("tc", "qdisc", "replace", "dev", device, "root", *_bucket(rate))
 
 
@@ -92,15 +89,9 @@ def two_hosts(
 ) -> Iterator[tuple[list[str], dict[str, str]]]:  # fmt: skip
     """Makes two namespaces that are joined by an eth0 each and know each other by the names of HOSTS.
 
-    horovodrun reaches other hosts by ssh. A namespace has no ssh server, so a stand-in named ssh enters the namespace
-    with an empty environment, as ssh has.
-
-    Args:
-      folder: Folder for the stand-in.
-      delay: File of the cable's delay (set_delay). None: a cable without delay.
-
-    Yields:
-      The words before a command that runs on the first host, and the environment in which it finds the stand-in.
+    horovodrun reaches other hosts by ssh. A namespace has no ssh server, so a stand-in named ssh in `folder` enters the
+    namespace with an empty environment, as ssh has. `delay` is the file of the cable's delay (set_delay). Yields the
+    words before a command that runs on the first host, and the environment in which it finds the stand-in.
     """
     with contextlib.ExitStack() as stack:
         names = [stack.enter_context(namespace()) for _ in HOSTS]
@@ -123,16 +114,10 @@ def two_hosts(
 
 @contextlib.contextmanager
 def spread(ranks: int, delay: pathlib.Path | None = None) -> Iterator[dict[str, Any]]:
-    """Makes two hosts for an even number of ranks, half of them on each. Between the hosts is a cable without a limit.
+    """Makes two hosts for an even number of ranks, half on each. Yields arguments of processes.ask_ranks.
 
-    Ranks limit it by `limit_here("eth0", rate)`, one on each host. Traffic inside a host does not pass the cable.
-
-    Args:
-      ranks: Number of ranks.
-      delay: As in two_hosts.
-
-    Yields:
-      Arguments of processes.ask_ranks.
+    Between the hosts is a cable without a limit (`delay`: see two_hosts). Ranks limit it by `limit_here("eth0", rate)`,
+    one on each host. Traffic inside a host does not pass the cable.
     """
     with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder), delay) as (inside_first, environment):
         hosts = ",".join(f"{host}:{ranks // len(HOSTS)}" for host in HOSTS)
@@ -211,12 +196,9 @@ def delayed_cable(names: Sequence[str], path: pathlib.Path) -> Iterator[None]:
     """Lays a cable between two namespaces. Its devices exist, but have no address and are down.
 
     Each end is a TAP device named eth0. A thread of this process takes the frames of one end and hands them to the
-    other after the delay. Frames have up to 65,000 bytes, so that a rate of 1 Gbit/s is 2,000 frames a second, which
-    take a tenth of a core. The thread has real-time priority: a frame that waits for a core is delayed for longer.
-
-    Args:
-      names: Names of the two namespaces.
-      path: File that is made for the delay in seconds, 0 at first.
+    other after the delay in seconds that the file `path` has, 0 at first. Frames have up to 65,000 bytes, so that a
+    rate of 1 Gbit/s is 2,000 frames a second, which take a tenth of a core. The thread has real-time priority: a frame
+    that waits for a core is delayed for longer.
     """
     path.write_bytes(_SECONDS.pack(0.0))
     with concurrent.futures.ThreadPoolExecutor(1) as entered, contextlib.ExitStack() as stack:

@@ -146,13 +146,8 @@ def ask_ranks(
     """Runs function(**request) on new ranks. Returns rank 0's answer and prints its lines.
 
     Args:
-      function: Function of a module.
-      ranks: Number of ranks.
       inside: Words before the command, as network.inside makes them, that run it in a namespace.
-      options: Options of horovodrun, such as its hosts.
-      variables: Environment variables of the command.
-      timeout_s: Time limit in seconds.
-      request: Arguments of the function.
+      options, variables: Options of horovodrun, such as its hosts; environment variables.
 
     Raises:
       CheckFailed: horovodrun is missing, or the ranks failed or exceeded timeout_s. The message ends with the last
@@ -195,10 +190,7 @@ _RANK = re.compile(r"^(?:\[(\d+)\]<stdout>:)?(.*)")
 def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any], facts: Mapping[str, Any]) -> None:
     """Runs the child of a Remote: sends `facts`, then answers requests until its input ends.
 
-    Args:
-      variants: step(n) by name, where n counts the steps of each variant from 0.
-      check: Function whose result answers Remote.check.
-      facts: First answer, such as versions or the name of a missing library.
+    A variant is step(n) by name, where n counts its steps from 0. What `check` returns answers Remote.check.
     """
     turns = dict.fromkeys(variants, 0)
     print(_MARK + json.dumps(facts), flush=True)
@@ -216,13 +208,7 @@ def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any]
 class Remote:
     """A child in some interpreter, which times its own steps on request. A context manager.
 
-    Args:
-      python: Path of the interpreter.
-      function: Function that calls `serve`.
-      request: Its arguments.
-
-    Attributes:
-      facts: First answer of the child.
+    It runs function(**request), which calls `serve`. `facts` is its first answer.
     """
 
     def __init__(self, python: str, function: Callable[..., Any], **request: Any):
@@ -242,11 +228,9 @@ class Remote:
         self._process.wait()
 
     def check(self) -> Any:
-        """Returns what the child's `check` returns."""
         return self._ask({})
 
     def steps(self, variant: str, count: int) -> list[float]:
-        """Returns the seconds of the next steps of a variant."""
         return self._ask({"variant": variant, "steps": count})
 
     def _ask(self, request: Mapping[str, Any]) -> Any:

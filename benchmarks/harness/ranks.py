@@ -81,14 +81,9 @@ def compare_steps(
 ) -> dict[str, Any]:
     """Compares the losses of training steps, then times the steps in turns on new batches.
 
-    Args:
-      steps: tf.functions by name, "tfra" and "ours" among them. TFRA takes turns as AS_LAUNCHED, too.
-      batch: Returns the arguments of a step by number.
-      warmup, repeats: See turns.
-
-    Returns:
-      By variant ms_* and cpu_ms_* (medians) and ratio_vs_* (over the time of "ours"); alltoalls_per_step, counted in
-      the graphs; and max_loss_difference over steps, variants and ranks.
+    `steps` are tf.functions by name, "tfra" and "ours" among them; TFRA takes turns as AS_LAUNCHED, too. `batch` has
+    the arguments of a step by number. Returns ms_*, cpu_ms_* (medians) and ratio_vs_* (over the time of "ours") by
+    variant; alltoalls_per_step, counted in the graphs; and max_loss_difference over steps, variants and ranks.
     """
     difference = check_losses({name: [float(step(*batch(n))) for n in range(CHECKED)] for name, step in steps.items()})
     in_turns = {AS_LAUNCHED: steps["tfra"], **steps}

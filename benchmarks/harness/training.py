@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,19 +61,12 @@ class Progress(keras.callbacks.Callback):
     """Evaluates epochs, keeps an entry for each, and ends a training whose score stops improving.
 
     An entry has epoch, loss, seconds, processor_seconds, forward_mflops of a row, the metrics of the evaluated splits
-    by their names, `score`, and `moment` if row-wise Adagrad trains the rows. It is written before the checkpoint, so
-    the file may be one epoch ahead. `done` then drops that epoch, which is trained again.
+    by their names, `score`, and `moment` if row-wise Adagrad trains the rows. It is written before the checkpoint,
+    which has `done` epochs, so the file may be one epoch ahead. That epoch is trained again.
 
-    Args:
-      place: Folder of the job.
-      config: Experiment.
-      evaluate: Evaluates the model on the split `test` of a folder.
-      splits: Folder of the data set by split: "validation", "test" or both. The first one gives the score.
-      deciding: Metrics whose mean is the score. Larger is better.
-      patience: Epochs in a row without a better score that end the training. Then the test split is evaluated at best
-        epochs alone. 0: all epochs are trained.
-      every: Number of epochs from one evaluation to the next. The last epoch is evaluated in any case.
-      done: Number of epochs in the checkpoint.
+    `splits` has the folders of "validation", "test" or both. The first one gives the score, the mean of the `deciding`
+    metrics. `patience` epochs in a row without a better score end the training, and the test split is evaluated at best
+    epochs alone; with 0, all epochs are trained. Every `every`-th epoch is evaluated, and the last one.
     """
 
     def __init__(
@@ -115,7 +108,9 @@ class Progress(keras.callbacks.Callback):
         if (epoch + 1) % self._every == 0 or epoch + 1 == self._config.train.epochs:
             self._measure(entry)
         if fr.rank() == 0:
-            replace(self._place / EPOCHS, "[\n" + ",\n".join(map(json.dumps, self.entries)) + "\n]\n")
+            partial = self._place / "partial.json"
+            partial.write_text("[\n" + ",\n".join(map(json.dumps, self.entries)) + "\n]\n", encoding="utf-8")
+            partial.replace(self._place / EPOCHS)
             print(json.dumps({name: x for name, x in entry.items() if not isinstance(x, dict)}), flush=True)
         self.model.stop_training = self.ended
 
@@ -142,13 +137,6 @@ def mean_moment(embedding: fr.FusedEmbedding) -> float:
     here = np.concatenate(moments).astype(np.float64)
     total, rows = fr.collectives.all_gather(np.array([[here.sum(), len(here)]])).sum(axis=0)
     return float(total / rows)
-
-
-def replace(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is whole at every moment."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def compiled(
@@ -245,8 +233,6 @@ def content_of(folder: pathlib.Path) -> str:
 
 
 class Job(NamedTuple):
-    """One training."""
-
     folder: pathlib.Path
     request: dict[str, Any]  # arguments of train_job, without the folder
 
@@ -255,7 +241,6 @@ class Job(NamedTuple):
         return (self.folder / RESULT).exists()
 
     def epochs(self) -> list[Entry]:
-        """Returns the entries of a finished job, one for each trained epoch."""
         return json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
 
     def samples(self) -> dict[str, np.ndarray]:
@@ -266,18 +251,11 @@ def job_of(
     name: str, experiment: Experiment, run: pathlib.Path, data: pathlib.Path, splits: Mapping[str, pathlib.Path], *,
     deciding: Sequence[str], patience: int = 0, every: int | None = None, ranks: int = 1, users_per_batch: int = 0,
 ) -> Job:  # fmt: skip
-    """Returns a job. Jobs of other settings or other data have other folders.
+    """Returns a job in a folder below `run`. Jobs of other settings or other data have other folders.
 
-    Args:
-      name: Beginning of the folder's name.
-      experiment: Experiment to train.
-      run: Folder of the run.
-      data: Folder of the data set whose part `train` is trained on.
-      splits: Data sets whose parts `test` are the held-out splits, see Progress.
-      deciding, patience: See Progress.
-      every: See Progress. None: 1 with patience, else the last epoch alone.
-      ranks: Number of ranks.
-      users_per_batch: Number of rows of a batch. 0: train.target_tokens decides.
+    It trains on the part `train` of `data`. `splits` are data sets whose parts `test` are held out. `deciding` and
+    `patience`: see Progress; so `every`, but None means 1 with patience, else the last epoch alone. A batch has
+    `users_per_batch` rows, or train.target_tokens where that is 0.
     """
     request = {
         "experiment": experiment.to_dict(), "deciding": list(deciding), "patience": patience, "ranks": ranks,
@@ -326,24 +304,6 @@ def _check(job: Job, code: int) -> None:
     print(f"{job.folder.name}: " + " ".join(f"{value:.4f}" for value in scores), flush=True)
 
 
-def tuned(
-    candidates: Mapping[Any, Sequence[Setting]], job: Callable[[Any, Setting, int], Job], seeds: Sequence[int]
-) -> dict[Any, dict[str, Any]]:
-    """Trains every candidate setting of each model. Returns the choices of `choice` by model.
-
-    Args:
-      candidates: Settings to try by model.
-      job: Returns the job of a model, a setting and a seed, which evaluates the validation split.
-      seeds: Seeds whose mean counts.
-    """
-    tried = {
-        model: [(setting, [job(model, setting, seed) for seed in seeds]) for setting in settings]
-        for model, settings in candidates.items()
-    }
-    train(one for settings in tried.values() for _, jobs in settings for one in jobs)
-    return {model: choice(settings) for model, settings in tried.items()}
-
-
 def choice(tried: Sequence[tuple[Setting, Sequence[Job]]]) -> dict[str, Any]:
     """Returns setting, epochs and score of the best job on its validation split, that split's metrics, and all scores.
 
@@ -355,12 +315,9 @@ def choice(tried: Sequence[tuple[Setting, Sequence[Job]]]) -> dict[str, Any]:
     setting, epochs = max(means, key=lambda one: best(one[1])["score"])
     chosen = best(epochs)
     return {
-        "setting": setting,
-        "epochs": chosen["epoch"],
-        "score": chosen["score"],
-        "validation": chosen["validation"],
+        "setting": setting, "epochs": chosen["epoch"], "score": chosen["score"], "validation": chosen["validation"],
         "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in means],
-    }
+    }  # fmt: skip
 
 
 def _mean(entries: Sequence[Entry]) -> Entry:
@@ -373,25 +330,7 @@ def _mean(entries: Sequence[Entry]) -> Entry:
 
 
 def means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the means over results of the same metrics."""
     return {name: float(np.mean([one[name] for one in results])) for name in results[0]}
-
-
-def retrained(
-    chosen: Mapping[Any, Mapping[str, Any]], parts: Sequence[Hashable], job: Callable[[Any, Any, Setting, int], Job]
-) -> dict[Any, list[Job]]:
-    """Trains each model anew by its choice, once for every part. Returns the jobs by model, in the order of parts.
-
-    Args:
-      chosen: Results of `tuned`.
-      parts: Seeds, or names of results.
-      job: Returns the job of a model, a part, a setting and a number of epochs.
-    """
-    jobs = {
-        model: [job(model, part, one["setting"], one["epochs"]) for part in parts] for model, one in chosen.items()
-    }  # fmt: skip
-    train(one for of_model in jobs.values() for one in of_model)
-    return jobs
 
 
 def differences(
@@ -424,8 +363,7 @@ def differences(
 def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None, last: bool = True) -> pathlib.Path:
     """Returns a retrieval data set of the first users of `folder`, with the same catalogue. Makes it unless it exists.
 
-    Without `last`, it lacks the last item of every user. Then its train part trains a model that validation chooses,
-    and its test part holds the validation items.
+    Without `last`, it lacks the last item of every user, so its test part holds the validation items.
     """
     if output.exists():
         return output
@@ -446,3 +384,10 @@ def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None,
     source = f"{read_info(folder).source}, cut"
     write_last_held_out(output, Interactions(*every), path=folder, source=source, catalogue=read_items(folder)[0])
     return output
+
+
+def held_out(whole: pathlib.Path, root: pathlib.Path, users: int | None = None) -> dict[str, pathlib.Path]:
+    """Returns the data sets below `root` with the splits "validation" and "test", of the first users unless None."""
+    if users is not None:
+        whole = cut(whole, root / f"{whole.name}_users{users}", users=users)
+    return {"validation": cut(whole, root / f"{whole.name}_validation", last=False), "test": whole}

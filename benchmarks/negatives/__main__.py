@@ -6,25 +6,20 @@ A step computes loss and gradients of P positions, each with its own negatives f
 form gathers a row for every negative, and automatic differentiation keeps this [P, n, D]. Our form looks up each item
 once and computes logits in segments, and again in the gradient. A check comes
 first: both forms must give the same loss and, in a smaller case, the same gradients. Peak memory is the memory that a
-step adds, in a process of its own that returns freed memory to the system. For times the forms take turns. Bytes on
-the wire are counted at the call of the all-to-all, with a rank's message to itself.
+step adds, in a process of its own that returns freed memory to the system. For times the forms take turns.
 """
 
 from __future__ import annotations
 
 import pathlib
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
 from tf_fusedrec import losses, tf
-from tf_fusedrec.exchange import collectives
 from tf_fusedrec.losses.objectives import COLLISION_LOGIT
 
-RANKS, WIRE_POSITIONS, WIRE_ITEMS = 2, 256, 20_000
 NEGATIVES = (32, 64, 128)
 QUICK_NEGATIVES = (128,)
 POSITIONS, QUICK_POSITIONS = 4096, 2048
@@ -50,7 +45,6 @@ class Case:
         self.negatives = tf.constant(generator.integers(0, items, (positions, negatives)), tf.int64)
 
     def plain(self) -> tf.Tensor:
-        """Returns the mean loss of the plain form."""
         gathered = self.query, tf.gather(self.table, self.positives), tf.gather(self.table, self.negatives)
         query, positive, rows = (tf.math.l2_normalize(vectors, axis=-1) for vectors in gathered)
         own = tf.reduce_sum(query * positive, axis=-1, keepdims=True) / TEMPERATURE
@@ -61,7 +55,6 @@ class Case:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(first, logits))
 
     def ours(self) -> tf.Tensor:
-        """Returns the mean loss of losses.sampled_softmax."""
         items, chosen = tf.unique(tf.reshape(self.negatives, [-1]))
         rows, positive = tf.gather(self.table, items), tf.gather(self.table, self.positives)
         chosen = tf.reshape(chosen, tf.shape(self.negatives))
@@ -83,10 +76,9 @@ class Case:
 
 
 def peak_bytes(form: str, positions: int, negatives: int) -> float:
-    """Returns the bytes that the second step, forward and backward, adds at its peak.
+    """Returns the bytes that the second step, forward and backward, adds at its peak. The first step traces.
 
-    The first step traces, starts threads and loads code. The process needs RETURN_MEMORY in its environment. Otherwise
-    memory that the first step has freed counts as held before the second one.
+    The process needs RETURN_MEMORY, or memory that the first step has freed counts as held before the second one.
     """
     step = Case(positions, negatives).step(form)
     step()
@@ -94,35 +86,6 @@ def peak_bytes(form: str, positions: int, negatives: int) -> float:
     before = harness.kilobytes("VmRSS")
     step()
     return 1024.0 * (harness.kilobytes("VmHWM") - before)
-
-
-def bytes_of_rows(output_dtype: str) -> int:
-    """Returns the bytes of rows and gradients that all ranks send in a step, with negatives of this dtype. Collective.
-
-    In float32 both features share an exchange, so that an id of both travels once. Hence the bytes are of all rows.
-    """
-    table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(1e-3))
-    features = [fr.FeatureConfig("item_id", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
-    layer = fr.FusedEmbedding([table], features, seed=1, name=f"wire_{output_dtype}")
-    generator = np.random.default_rng(fr.rank())
-    items = tf.constant(generator.integers(0, WIRE_ITEMS, WIRE_POSITIONS))
-    drawn, chosen = np.unique(generator.integers(0, WIRE_ITEMS, (WIRE_POSITIONS, 128)), return_inverse=True)
-    drawn, chosen = tf.constant(drawn), tf.constant(chosen.reshape(WIRE_POSITIONS, 128), tf.int32)
-    sent, honest = [0], collectives.all_to_all
-
-    def counted(tensor: tf.Tensor, splits: tf.Tensor, *, name: str, **ranks: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        if not name.endswith("ids"):
-            sent[0] += int(tf.reduce_sum(splits)) * tensor.dtype.size * int(np.prod(tensor.shape[1:]))
-        return honest(tensor, splits, name=name, **ranks)
-
-    with mock.patch.object(collectives, "all_to_all", counted):
-        with tf.GradientTape() as tape:
-            rows = layer({"item_id": items, "negative": drawn})
-            own = rows["item_id"]
-            nll = losses.sampled_softmax(own, own, rows["negative"], items, drawn, TEMPERATURE, chosen=chosen)
-            loss = losses.global_mean(nll, name="wire.loss")
-        tape.gradient(loss, layer.trainable_variables)
-    return int(collectives.all_gather(np.array(sent)).sum())
 
 
 def check_gradients() -> None:
@@ -164,14 +127,6 @@ def measure(positions: int, negatives: int, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wire_on_rank() -> dict[str, float]:
-    """Returns the bytes of rows with float32 and with float16 negatives, and their ratio."""
-    fr.init()
-    fields: dict[str, float] = {f"wire_bytes_{dtype}": bytes_of_rows(dtype) for dtype in ("float32", "float16")}
-    fields["wire_ratio"] = fields["wire_bytes_float16"] / fields["wire_bytes_float32"]
-    return fields
-
-
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
     check_gradients()
@@ -179,10 +134,8 @@ def main() -> None:
     cases = [measure(positions, n, repeats) for n in (QUICK_NEGATIVES if arguments.quick else NEGATIVES)]
     last = cases[-1]
     harness.print_table(f"sampled negatives of {positions} positions out of {ITEMS} items", cases)
-    wire = processes.ask_ranks(wire_on_rank, RANKS)
-    harness.print_fields("bytes of a step on 2 ranks, float16 over float32 negatives", wire)
     figures = {name: last[name] for name in ("peak_memory_ratio", "step_time_ratio")}
-    harness.write_json(arguments.json, {"benchmark": "negatives", **figures, **wire, "cases": cases})
+    harness.write_json(arguments.json, {"benchmark": "negatives", **figures, "cases": cases})
 
 
 if __name__ == "__main__":

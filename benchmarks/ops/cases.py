@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import harness
-from benchmarks.harness.synthetic import ZipfIds, segment_ids
+from benchmarks.harness.harness import ZipfIds, segment_ids
 from tests.oracles.fuse_ids import fuse_ids_oracle
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.oracles.join_messages import join_oracle, split_oracle

@@ -1,7 +1,7 @@
 """A plain Triton kernel of causal SiLU attention over rows of different length, forward, without bias.
 
 A user would write it first. A program per tile of queries of one row and head loops over tiles of keys up to the
-diagonal. It is the peer of benchmarks.gpu_attention. Its import needs Triton, which PyTorch for GPUs brings.
+diagonal. It is the peer of `attention` in gpu.py. Its import needs Triton, which PyTorch for GPUs brings.
 """
 
 import torch

@@ -31,7 +31,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
-from benchmarks.harness.synthetic import ZipfIds, id_of, repeated
+from benchmarks.harness.harness import ZipfIds, id_of, repeated
 from models.base import Batch, SequenceModel
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.data import cluster_samples
@@ -79,15 +79,10 @@ def _turn(inputs: list[tf.Tensor], seconds: tf.Tensor, outputs: list[tf.Tensor])
 
 @tf.custom_gradient
 def layer(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor) -> Any:
-    """A dense layer on the stream DEVICE: hidden[i] = sum(rows[i]) / sqrt(D) + mean(weight).
+    """A dense layer on the stream DEVICE: hidden[i] = sum(rows[i]) / sqrt(D) + mean(weight), <float>[n].
 
-    Args:
-      rows: <float>[n, D].
-      weight: <float>[P], P >= 1.
-      seconds: <double>[2], time of the forward and of the backward pass.
-
-    Returns:
-      <float>[n]. Gradients flow to rows and weight, when the backward pass has had its turn on the stream.
+    rows: <float>[n, D]. weight: <float>[P], P >= 1. seconds: <double>[2], time of the forward and of the backward pass.
+    Gradients flow to rows and weight, when the backward pass has had its turn on the stream.
     """
     scale = tf.math.rsqrt(tf.cast(tf.shape(rows)[1], tf.float32))
     hidden = scale * tf.reduce_sum(rows, axis=1) + tf.reduce_mean(weight)
@@ -143,8 +138,6 @@ def take_record() -> dict[str, list[Span]]:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSize:
-    """Size of one rank's step."""
-
     users: int
     tokens_per_user: int
     dim: int

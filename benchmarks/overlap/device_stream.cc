@@ -42,25 +42,17 @@ struct Event {
   double at;
 };
 
-class Record {
- public:
-  static Record& Get() {
-    static Record* record = new Record;
-    return *record;
-  }
-  void Add(const std::string& name, bool ended, double at) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    events_.push_back({name, ended, at});
-  }
-  std::vector<Event> Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return std::exchange(events_, {});
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<Event> events_;
+// The record lives as long as the process.
+struct Record {
+  std::mutex mutex;
+  std::vector<Event> events;
 };
+Record& record = *new Record;
+
+void Add(const std::string& name, bool ended, double at) {
+  std::lock_guard<std::mutex> lock(record.mutex);
+  record.events.push_back({name, ended, at});
+}
 
 // ---- streams
 
@@ -96,23 +88,19 @@ class Stream {
   [[noreturn]] void Run() {
     double free_at = 0;
     for (;;) {
-      Task task = Next();
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return !tasks_.empty(); });
+      const Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
       const double begin = std::max(task.asked, free_at);
       free_at = begin + std::max(task.seconds, 0.0);
       std::this_thread::sleep_until(Clock::time_point(
           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(free_at))));
-      Record::Get().Add(name_, false, begin);
-      Record::Get().Add(name_, true, free_at);
+      Add(name_, false, begin);
+      Add(name_, true, free_at);
       task.done();
     }
-  }
-
-  Task Next() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait(lock, [this] { return !tasks_.empty(); });
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    return task;
   }
 
   const std::string name_;
@@ -190,7 +178,7 @@ class StampOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Record::Get().Add(event_, ended_, Now());
+    Add(event_, ended_, Now());
     ctx->set_output(0, ctx->input(0));
   }
 
@@ -215,7 +203,11 @@ class TakeRecordOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    const std::vector<Event> events = Record::Get().Take();
+    std::vector<Event> events;
+    {
+      std::lock_guard<std::mutex> lock(record.mutex);
+      events.swap(record.events);
+    }
     const TensorShape shape({static_cast<int64>(events.size())});
     Tensor *names = nullptr, *ended = nullptr, *at = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &names));

@@ -1,4 +1,4 @@
-"""The real model of benchmarks.overlap: a GRM with wide rows, its times on one core, and the contended case.
+"""The real model of benchmarks.overlap: a GRM with wide rows, the contended case and timelines.
 
 In the contended case, two ranks compute on the two cores that also move the bytes. Both train the GRM on real ops, and
 their loop-back is limited. So the case shows the gain of a schedule on a machine without an accelerator. It is a lower
@@ -8,19 +8,22 @@ bound, because exchanges take cores from the compute that hides them.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, network, processes, ranks
-from benchmarks.harness.synthetic import ZipfIds, repeated
-from benchmarks.overlap.variants import EXACT, STALE
+from benchmarks.harness.harness import ZipfIds, repeated
+from benchmarks.overlap.figures import EXACT, STALE
 from models.experiment.model_config import GRMConfig
 from models.grm import GRM
 from tf_fusedrec import keras, tf
+from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
 
 FEATURES = ("history_item", "history_action", "exposed_item")
@@ -29,8 +32,6 @@ Step = Callable[[], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Size of one rank's step."""
-
     users: int
     history: int  # tokens per user
     exposures: int  # tokens per user after the history
@@ -101,7 +102,6 @@ def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
 
 
 def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any) -> GRM:
-    """Makes a model with the same dense weights each time."""
     keras.utils.set_random_seed(1)
     model = GRM(config(size), embedding, np.arange(1), np.ones(1, np.int64))
     model.schedule = schedule
@@ -113,85 +113,8 @@ def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any) -> GRM:
 
 
 def training(model: GRM, batches: tf.data.Dataset) -> Step:
-    """Returns a step as `fit` runs it."""
     function, iterator = model.make_train_function(), iter(batches)
     return lambda: function(iterator)
-
-
-class LocalRows(keras.layers.Layer):
-    """Replaces an embedding: every batch reads the same variable, and the gradients of its rows are dropped."""
-
-    def __init__(self, size: Size):
-        super().__init__(name="local_rows")
-        self._rows = tf.Variable(tf.random.stateless_normal([size.tokens, size.dim], [1, 2]), trainable=False)
-        self._anchor = self.add_weight(name="anchor", shape=())
-
-    def call(self, inputs: dict[str, tf.RaggedTensor]) -> dict[str, tf.RaggedTensor]:
-        @tf.custom_gradient
-        def rows(anchor: tf.Tensor) -> Any:
-            def take(*gradients: tf.Tensor) -> tf.Tensor:
-                # TensorFlow removes an op whose results nothing reads, so a value of each is read.
-                return tf.add_n([tf.reduce_sum(one[:1]) for one in gradients])
-
-            return [self._rows[: tf.size(ids.values)] for ids in inputs.values()], take
-
-        return {name: ids.with_values(values) for (name, ids), values in zip(inputs.items(), rows(self._anchor))}
-
-
-USERS = (1, 4, 16, 64)  # of the micro-batches; the smallest one shows the fixed time
-
-
-def line(tokens: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Returns the fixed time and the time per token with the least relative errors (squares). Neither is negative.
-
-    Absolute errors would fit the largest batch alone, and its noise would become the fixed time.
-    """
-    slope, fixed = np.polyfit(tokens, seconds, 1, w=1 / np.asarray(seconds))
-    return max(float(fixed), 0.0), max(float(slope), 0.0)
-
-
-def shortest_s(call: Callable[[], Any], repeats: int) -> float:
-    call()
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Returns the forward pass, and the forward with the backward pass, of a micro-batch of this size."""
-    model = make_model(size, LocalRows(size), "sync")
-    batch = make_batch(size, 0)
-
-    def forward() -> tf.Tensor:
-        return model.compute_loss(batch, None, model(batch, training=True), None)
-
-    def both() -> Any:
-        with tf.GradientTape() as tape:
-            loss = forward()
-        return tape.gradient(loss, model.trainable_variables)
-
-    return tf.function(forward, autograph=False), tf.function(both, autograph=False)
-
-
-def compute_times(size: Mapping[str, Any], repeats: int) -> dict[str, Any]:
-    """Returns the fields of device.Compute on one core: a line through micro-batches of several sizes.
-
-    The forward pass of the GRM, whose rows are a variable, ends with the loss. The backward pass ends with gradients
-    of weights and rows. The shortest of several passes counts, because other work of the machine only adds time.
-    """
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tokens, forward, backward = [], [], []
-    for users in USERS:
-        of_size = Size(**{**size, "users": users})
-        one, both = (shortest_s(call, repeats) for call in passes(of_size))
-        tokens.append(of_size.tokens)
-        forward.append(one)
-        backward.append(both - one)
-    (fixed_f, per_f), (fixed_b, per_b) = line(tokens, forward), line(tokens, backward)
-    return {"fixed": (fixed_f, fixed_b), "per_token": (per_f, per_b)}
 
 
 RANKS = 2
@@ -237,3 +160,34 @@ def on_rank(size: dict[str, Any], names: list[str], repeats: int) -> dict[str, f
         harness.check_close(f"mean loss of {name}", loss, losses["sync"], relative=tolerance, reason=reason)
     ms = ranks.turns(steps, warmup=0, repeats=repeats).ms
     return ms
+
+
+PICTURES = {"sync": "sync", "frozen_window": "frozen_M4", "nested": "nested_M4"}
+FIRST, LAST = 4, 7  # steps that a picture shows; the ones before create the rows
+
+
+def draw_timelines(folder: pathlib.Path) -> None:
+    """Draws a step under three schedules, timeline_<name>.png, recorded by rank 0 of the contended case."""
+    with network.slow_loopback(RATE) as name:
+        processes.ask_ranks(
+            record, RANKS, inside=network.inside(name, []), size=dataclasses.asdict(SIZE), folder=str(folder.resolve())
+        )
+
+
+def record(size: dict[str, Any], folder: str) -> list[str] | None:
+    """Runs one rank: trains each variant for a few steps. Rank 0 writes the pictures and returns their names."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    fr.init(timeline=True)
+    keras.utils.disable_interactive_logging()
+    batches, pictures = dataset(Size(**size)), []
+    for name, schedule in PICTURES.items():
+        model = make_model(Size(**size), make_embedding(Size(**size), name), SCHEDULES[schedule])
+        with tempfile.TemporaryDirectory() as recorded:
+            timeline = Timeline(recorded, first_step=FIRST, steps=LAST - FIRST)
+            model.fit(batches, steps_per_epoch=LAST, verbose=0, callbacks=[timeline])
+            if fr.rank() == 0:
+                pictures.append(f"timeline_{name}.png")
+                shutil.copy(pathlib.Path(recorded) / "step.png", pathlib.Path(folder) / pictures[-1])
+                print(f"{pictures[-1]}: steps of {[round(step.step_ms) for step in timeline.steps]} ms", flush=True)
+    return pictures or None

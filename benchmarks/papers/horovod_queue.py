@@ -3,22 +3,16 @@
     python -m benchmarks.papers.horovod_queue [--quick] [--json FILE]
 
 Four ranks run as 2 x 2, as in benchmarks.overlap: two hosts, and a cable of 1 Gbit/s that delays each frame
-(harness/network.py). An all-to-all of Horovod over Gloo has three parts:
-
-    negotiation   in each cycle, all ranks of a process set agree on what all of them have asked for
-    splits        ranks tell each other how many rows they will send (AlltoallOp::PrepareOutputAndParams)
-    rows          the rows themselves
-
-AT_ONCE all-to-alls of no rows share a negotiation, and each makes two exchanges of a few bytes: its splits, and its
-empty rows. So their time beyond one's gives the splits, and the rest of one is its negotiation:
+(harness/network.py). In an all-to-all of Horovod over Gloo, all ranks negotiate in a cycle what all of them have asked
+for, tell each other how many rows they will send (splits), and send the rows. AT_ONCE all-to-alls of no rows share a
+negotiation, and each makes two exchanges of a few bytes: its splits, and its empty rows:
 
     splits_ms      = (empty_8 - empty) / 7 / 2
     negotiation_ms = empty - 2 splits_ms
 
 A second job has the process sets of two groups as well. There, an all-to-all inside a host asks while an all-reduce
-between the hosts runs: blocked_ms is what it takes longer than alone.
-
-Steps of benchmarks.overlap run at the same latencies, with a compute of RATIO times the exchange without latency:
+between the hosts runs: blocked_ms is what it takes longer than alone. Steps of benchmarks.overlap run at the same
+latencies, with a compute of RATIO times the exchange without latency:
 
     latency_part_*  what the step takes longer than without latency, as a part of the step
     splits_part_*   the part of it that the splits cause: latency_part * splits_ms / empty
@@ -41,8 +35,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap import device
-from benchmarks.overlap.device import Compute
-from benchmarks.overlap.ranks import device_factor, limit_cable, measure, started
+from benchmarks.overlap.__main__ import device_factor, limit_cable, measure, started
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout
@@ -51,8 +44,14 @@ AT_ONCE = 8  # all-to-alls in one call, which share one negotiation
 GROUPS = fr.Topology(2)  # a group is a host, and the replicas of a shard are on both hosts
 REDUCED = 500_000  # numbers of the all-reduce in the queue
 IN_GROUP = 1_000  # rows that a rank of a group sends to each rank
-COMPUTE = Compute(fixed=(0.0, 0.0), per_token=(1e-5, 2e-5))  # one third forward; the pace scales it
 LATER_S = 0.01  # the all-to-all asks so long after the all-reduce, which runs by then
+
+RANKS, RATE = 4, "1gbit"
+LATENCIES_MS, QUICK_LATENCIES_MS = (0.0, 0.1, 1.0, 5.0), (0.0, 1.0)
+STEPS = {"sync": "sync", "nested": "nested_M8"}  # name in a field, and the variant of benchmarks.overlap
+REPEATS, QUICK_REPEATS = 60, 10
+STEP_REPEATS, QUICK_STEP_REPEATS = 9, 2
+TIMEOUT_S = 1500
 
 Call = Callable[[], Any]
 Case = dict[str, float]  # latency_ms, and ms by what took them
@@ -86,19 +85,17 @@ def queue(dim: int) -> dict[str, Call]:
 
     calls: dict[str, Call] = {
         "exchange": tf.function(exchange, autograph=False),
-        "reduce": tf.function(reduce, autograph=False),
         "both": tf.function(lambda: (exchange(), reduce()), autograph=False),
     }
     with device.stamping():
         received, total = calls["both"]()
-        calls["exchange"](), calls["reduce"]()
+        calls["exchange"]()
     harness.check_equal("rows of the group", received[:, 0], np.repeat(np.arange(layout.group.size), IN_GROUP))
     harness.check_equal("sums of the replicas", total, np.full(REDUCED, layout.replicas.size))
     return calls
 
 
 def span(call: Call, name: str) -> float:
-    """Returns the seconds of one collective of a call. Collective."""
     collectives.barrier()
     device.take_record()
     call()
@@ -109,14 +106,14 @@ def span(call: Call, name: str) -> float:
 def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **cable: Any) -> list[Case]:
     """Returns the ms of empty all-to-alls and of the steps of variants, by latency."""
     size = overlap.DEVICE_SIZE
-    pace, steps, _ = started(size, COMPUTE, variants, [])
+    pace, steps, _ = started(size, overlap.COMPUTE, variants, [])
     calls = {f"empty_{count}": empty(f"empty_{count}", size.dim, count) for count in (1, AT_ONCE)}
     factor: list[float] = []
 
     def measured() -> Case:
         ms = ranks.turns(calls, warmup=1, repeats=repeats).ms  # the warm-up fills Horovod's response cache
         if not factor:  # the first latency sets the pace of the device
-            factor.append(device_factor(steps["sync"], pace, COMPUTE.seconds(size.tokens), overlap.RATIO))
+            factor.append(device_factor(steps["sync"], pace, overlap.COMPUTE.seconds(size.tokens), overlap.RATIO))
         turns = measure(steps, pace, factor[0], variants, step_repeats, 1)
         return {**ms, **{name: turns[name]["full"]["step"] for name in steps}}
 
@@ -126,7 +123,7 @@ def calls_on_rank(variants: Sequence[str], repeats: int, step_repeats: int, **ca
 def queue_on_rank(repeats: int, **cable: Any) -> list[Case]:
     """Returns the ms of an all-to-all that is alone, and of one beside an all-reduce, by latency."""
     size = overlap.DEVICE_SIZE
-    started(size, COMPUTE, [], [GROUPS])
+    started(size, overlap.COMPUTE, [], [GROUPS])
     calls = queue(size.dim)
 
     def measured() -> Case:
@@ -150,14 +147,6 @@ def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], dela
     return cases
 
 
-RANKS, RATE = 4, "1gbit"
-LATENCIES_MS, QUICK_LATENCIES_MS = (0.0, 0.1, 1.0, 5.0), (0.0, 1.0)
-STEPS = {"sync": "sync", "nested": "nested_M8"}  # name in a field, and the variant of benchmarks.overlap
-REPEATS, QUICK_REPEATS = 60, 10
-STEP_REPEATS, QUICK_STEP_REPEATS = 9, 2
-TIMEOUT_S = 1500
-
-
 def on_two_hosts(function: Callable[..., Any], **request: Any) -> list[Case]:
     with tempfile.TemporaryDirectory() as folder:
         delay = pathlib.Path(folder) / "delay"
@@ -166,13 +155,7 @@ def on_two_hosts(function: Callable[..., Any], **request: Any) -> list[Case]:
 
 
 def figures(case: Case, at_once: Case, queued: Case) -> Case:
-    """Returns the figures at one latency.
-
-    Args:
-      case: A case of calls_on_rank.
-      at_once: The case without latency.
-      queued: The case of queue_on_rank at the latency of `case`.
-    """
+    """Returns the figures at the latency of `case` and `queued`. `at_once` is the case without latency."""
     empty_ms = case["empty_1"]
     splits_ms = max(0.0, case[f"empty_{AT_ONCE}"] - empty_ms) / (AT_ONCE - 1) / 2
     fields = {"latency_ms": case["latency_ms"], "splits_ms": splits_ms, "negotiation_ms": empty_ms - 2 * splits_ms}

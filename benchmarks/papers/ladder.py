@@ -2,36 +2,35 @@
 
     python -m benchmarks.papers.ladder [--quick] [--json FILE]
 
-On two ranks (MTGRBoost, figure 13), a GRM with twelve tables trains the same rows in four variants:
+On two ranks (MTGRBoost, figure 13), a GRM with twelve tables trains the same rows in four variants. Each has one
+technique more than the last:
   apart          rows and gradients of each table travel alone, all occurrences of ids travel, batches have a fixed
                  number of rows; the ids of all tables share a message in every variant
   merged         tables of equal options share lookup, exchange and update
   deduplicated   a batch's duplicate ids are removed before they travel
   balanced       batches of all ranks have equal cost, tokens and their squares
 All variants remove duplicates at the owner, too, the paper's second stage: our probe finds them while it finds rows.
-benchmarks.table.dedup shows its share. Lengths are log-normal with mean 600 and at most 3,000 events.
+benchmarks.table.ablation shows its share. Lengths are log-normal with mean 600 and at most 3,000 events. The first
+three variants train the same batches, so their losses must agree at every step. The variants take turns, step by step.
 
-A check comes first: the first three variants train the same batches, so their losses agree at every step. Then the
-variants take turns, step by step. A step takes as long as its slowest rank.
-
-Fields: samples_per_s_<variant> (rows of all ranks), ratio_<variant> (over "apart"),
-ids_sent_<variant> (share of a step's ids that travels), alltoalls_<variant> (of a step).
+Fields: samples_per_s_<variant> (rows of all ranks), ratio_<variant> (over "apart"), ids_sent_<variant> (share of a
+step's ids that travels), alltoalls_<variant> (of a step).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 
 import tf_fusedrec as fr
-from benchmarks.balance.lengths import COST, LONGEST, MEAN, lengths
-from benchmarks.balance.steps import epoch_s
+from benchmarks.balance.__main__ import COST, LONGEST, MEAN, lengths
 from benchmarks.harness import harness, processes
-from benchmarks.harness.synthetic import ZipfIds
+from benchmarks.harness.harness import ZipfIds
 from models.build import columns, make_embedding, make_model
 from models.experiment import Experiment, from_dict
 from tf_fusedrec import collectives, keras, ops, tf
@@ -47,19 +46,15 @@ _HOUR = 3600
 
 
 class Variant(NamedTuple):
-    """One step of the ladder, each with one technique more than the last."""
-
-    merged: bool = False  # tables of equal options share exchanges
-    unique: bool = False  # a batch's duplicate ids are removed before they travel
-    balanced: bool = False  # batches of all ranks have equal cost
+    merged: bool = False
+    unique: bool = False
+    balanced: bool = False
 
 
 VARIANTS = {
-    "apart": Variant(),
-    "merged": Variant(merged=True),
-    "deduplicated": Variant(merged=True, unique=True),
-    "balanced": Variant(merged=True, unique=True, balanced=True),
-}
+    "apart": Variant(), "merged": Variant(True), "deduplicated": Variant(True, True),
+    "balanced": Variant(True, True, True),
+}  # fmt: skip
 
 
 def experiment(merged: bool, longest: int = LONGEST) -> Experiment:
@@ -119,7 +114,6 @@ def plan(tokens: np.ndarray, ranks: int, balanced: bool) -> list[list[np.ndarray
 
 
 def tensors(rows: Rows) -> dict[str, Any]:
-    """Returns the model's inputs."""
     return {
         name: tf.RaggedTensor.from_row_splits(column.values, column.row_splits, validate=False)
         if isinstance(column, Ragged)
@@ -168,13 +162,37 @@ def _duplicates_travel() -> Iterator[None]:
         yield
 
 
+def epoch_s(
+    steps: Mapping[str, Callable[[Any], Any]], batches: Mapping[str, Sequence[Any]], rounds: int
+) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """Times epochs of variants with batches of their own, in turns step by step. Collective.
+
+    Returns the median seconds of an epoch by variant, of the slowest rank, and what its steps returned in an epoch
+    before, which is not timed.
+    """
+    seconds = {name: np.zeros(rounds) for name in steps}
+    results: dict[str, list[Any]] = {name: [] for name in steps}
+    for turn in range(-1, rounds):
+        for at in range(max(map(len, batches.values()))):
+            for name in (name for name, of_variant in batches.items() if at < len(of_variant)):
+                fr.collectives.barrier()
+                begin = time.perf_counter()
+                result = steps[name](batches[name][at])
+                fr.collectives.barrier()
+                if turn < 0:
+                    results[name].append(result)
+                else:
+                    seconds[name][turn] += time.perf_counter() - begin
+    slowest = {name: fr.collectives.all_gather(of_rank[np.newaxis]).max(axis=0) for name, of_rank in seconds.items()}
+    return {name: float(np.median(of_rounds)) for name, of_rounds in slowest.items()}, results
+
+
 RANKS = 2
 # Sums of the same gradients in another order, and learning rates that differ by 1e-6 at most.
 LOSS_TOLERANCE = 1e-4
 
 
 def measure(count: int, rounds: int) -> dict[str, Any]:
-    """Returns the fields of the JSON file. All ranks call it."""
     rank, tokens = fr.rank(), lengths(count * RANKS * ROWS, seed=3)
     rows = make_rows(tokens)
     batches, steps = {}, {}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.sequence_batching --config configs/grm_tiny.yaml [--data DIR] [--json FILE] [--quick]
 
-The benchmark counts the multiplications and additions of GRM's matrix products, from the lengths of a data set's
+GRM counts the multiplications and additions of its matrix products (`forward_flops`), from the lengths of a data set's
 training rows. It times nothing. Attention counts the visible pairs, which a kernel without padding computes. The count
 omits element-wise work and embedding lookups. Both layouts give the same exposures the same scores
 (tests/models/ranking/test_grm.py).
@@ -10,84 +10,51 @@ omits element-wise work and embedding lookups. Both layouts give the same exposu
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import harness, processes
-from models.build import columns
+from models.build import columns, make_embedding, make_model
 from models.experiment import Experiment, load
-from models.experiment.model_config import GRMConfig
+from models.grm import GRM
 from models.prepare import prepare_data
+from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder
 
-
-@dataclasses.dataclass(frozen=True)
-class Flops:
-    """Forward floating point operations of a data set in one layout."""
-
-    tokens: int
-    projections: int  # in the HSTU blocks
-    attention: int
-    heads: int  # experts, gates and task heads
-
-    @property
-    def total(self) -> int:
-        return self.projections + self.attention + self.heads
-
-
-def forward_flops(config: GRMConfig, history: np.ndarray, exposed: np.ndarray) -> Flops:
-    """Returns the FLOPs of rows with the given lengths."""
-    context = len(config.contextual)
-    tokens = int((context + history + exposed).sum())
-    inner_qk, inner_value = config.num_heads * config.qk_dim, config.num_heads * config.value_dim
-    per_token = 2 * config.dim * 2 * (inner_qk + inner_value) + 2 * inner_value * config.dim
-    # Context sees context and history. History sees context and its past. A target also sees itself.
-    pairs = context * (context + history) + history * context + history * (history + 1) // 2
-    pairs = pairs + exposed * (context + history + 1)
-    computed = min(config.num_experts, 2 * config.top_k)  # where two tasks keep different experts
-    per_exposure = 2 * config.dim * computed * config.expert_units  # experts
-    per_exposure += 2 * 2 * config.dim * config.num_experts  # gates of two tasks
-    per_exposure += 2 * 2 * config.top_k * config.expert_units  # mixing
-    per_exposure += 2 * 2 * (config.expert_units + 1) * config.head_units  # heads
-    return Flops(
-        tokens,
-        config.num_blocks * tokens * per_token,
-        config.num_blocks * int(pairs.sum()) * 2 * (inner_qk + inner_value),
-        int(exposed.sum()) * per_exposure,
-    )
-
-
 QUICK_USERS = 200
-LAYOUTS = ("row_per_user", "row_per_exposure")
 
 
-def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None) -> dict:
+def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None) -> dict[str, Any]:
     """Returns the FLOPs of both layouts over the first max_users training rows, and their ratio."""
-    if not isinstance(experiment.model, GRMConfig):
+    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
+    if not isinstance(model, GRM):
         raise ValueError(f"--config is {experiment.name!r}, which has no GRM. Name one that has, such as grm_tiny.")
-    history, exposed = [], []
-    for rows in ParquetFolder(folder / "train", columns(experiment.model, "train")).read():
-        history.append(rows.ragged("history_item").lengths())
-        exposed.append(rows.ragged("exposed_item").lengths())
-    history = np.concatenate([np.empty(0, np.int64), *history])[:max_users]
-    exposed = np.concatenate([np.empty(0, np.int64), *exposed])[:max_users]
-    by_user = forward_flops(experiment.model, history, exposed)
+    lengths = [
+        [rows.ragged(name).lengths() for name in ("history_item", "exposed_item")]
+        for rows in ParquetFolder(folder / "train", columns(experiment.model, "train")).read()
+    ]
+    history, exposed = (np.concatenate(parts)[:max_users] for parts in zip(*lengths))
+
+    def flops(**row_lengths: np.ndarray) -> float:
+        batch = {
+            name: tf.RaggedTensor.from_row_lengths(tf.zeros([counts.sum()], tf.int8), counts)
+            for name, counts in row_lengths.items()
+        }
+        return float(model.forward_flops(batch))
+
     repeated = np.repeat(history, exposed)
-    by_exposure = forward_flops(experiment.model, repeated, np.ones_like(repeated))
-    layouts = dict(zip(LAYOUTS, (by_user, by_exposure)))
+    by_user = flops(history_item=history, exposed_item=exposed)
+    by_exposure = flops(history_item=repeated, exposed_item=np.ones_like(repeated))
     return {
-        "data": folder.name,
-        "users": len(history),
-        "exposures": int(exposed.sum()),
-        "mean_history_tokens": float(history.mean()) if len(history) else 0.0,
-        **{name: {**dataclasses.asdict(f), "total": f.total} for name, f in layouts.items()},
-        "saving": by_exposure.total / by_user.total if by_user.total else float("nan"),
-    }
+        "data": folder.name, "users": len(history), "exposures": int(exposed.sum()),
+        "mean_history_tokens": float(history.mean()), "row_per_user": by_user, "row_per_exposure": by_exposure,
+        "saving": by_exposure / by_user,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -99,14 +66,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as temporary:
             experiment = load(arguments.config, overrides)
-            folder = prepare_data(experiment, temporary)
-            result = measure(experiment, folder, QUICK_USERS if arguments.quick else None)
+            result = measure(experiment, prepare_data(experiment, temporary), QUICK_USERS if arguments.quick else None)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    names = ("tokens", "projections", "attention", "heads", "total")
-    rows = [{"forward": name, **{layout: result[layout][name] for layout in LAYOUTS}} for name in names]
-    harness.print_table("operations, of one row per user and per exposure", rows)
-    print(f"saving: {result['saving']:.2f} times fewer operations with one row per user")
+    harness.print_fields("forward operations of one row per user and of one per exposure", result)
     harness.write_json(arguments.json, result)
 
 

@@ -10,27 +10,24 @@ the rate of the cable and the measured time of one message. It knows nothing of 
     error        = forecast over measured step of fr.plan's choice, less 1
     bytes error  = forecast over counted bytes of a step of sync, less 1
 
-After two rounds, only choices within 30 % of the best are measured on.
-
 Needs root; without root nothing is measured. --quick tries a few choices for one size on two networks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, network, processes, ranks
-from benchmarks.harness.ranks import print_on_rank_0
 from benchmarks.overlap import __main__ as overlap
+from benchmarks.overlap.__main__ import measured_phase, started
 from benchmarks.overlap.device import Compute, DeviceModel, DeviceSize, Pace, compiled, make_batch, make_model
-from benchmarks.overlap.ranks import device_factor, limit_cable, memory_pace, started, take_turn
+from benchmarks.overlap.figures import VARIANTS
 from benchmarks.overlap.real_model import Step
-from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec import tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules import Sync
@@ -71,10 +68,6 @@ NETWORKS = (
 )
 
 
-TRIALS = 2  # rounds of all choices; all rounds of --quick
-FAR = 1.3
-
-
 def message_s() -> float:
     """Returns the seconds of one message of an all-to-all among all ranks. Collective."""
     world = collectives.world()
@@ -100,40 +93,14 @@ def sent_bytes(model: DeviceModel, step: Step, count: int) -> float:
     return float(fr.collectives.all_gather(np.array([(sent() - before) / count])).mean())
 
 
-def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> dict[str, float]:
-    """Returns the median ms of a step by choice; the slowest rank counts. Collective.
-
-    The choices take turns. After TRIALS rounds only those within FAR times the quickest go on.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in names}
-
-    def medians(running: Sequence[str], rounds: int) -> dict[str, float]:
-        for _, name in harness.in_turns(running, rounds):
-            taken[name].append(take_turn(steps[name], VARIANTS[name].steps)["step"])
-        slowest = {name: fr.collectives.all_gather(np.array([ms])).max(axis=0) for name, ms in taken.items()}
-        return {name: float(np.median(ms)) for name, ms in slowest.items()}
-
-    ms = medians(names, TRIALS)
-    return medians([name for name in names if ms[name] <= FAR * min(ms.values())], repeats - TRIALS)
-
-
-def on_rank(
-    size: dict[str, Any], compute: dict[str, Any], networks: list[list[Any]], names: list[str], repeats: int
-) -> list[dict[str, Any]]:
-    """Returns what each network gave: the pace, seconds of a message, bytes of sync, ms by choice."""
-    of_size, times = DeviceSize(**size), Compute(**compute)
+def on_rank(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns paces and variants of each phase (see benchmarks.overlap), seconds of a message, and bytes of sync."""
+    of_size, times, names = DeviceSize(**size), Compute(**compute), phases[0]["variants"]
     pace, steps, models = started(of_size, times, names, [VARIANTS[name].topology for name in names])
-    sent = sent_bytes(models["sync"], steps["sync"], of_size.batches)
-    found = []
-    for one in (Network(*fields) for fields in networks):
-        limit_cable(one.rate)
-        device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), one.ratio)
-        memory = memory_pace(steps["sync"], pace, device) * one.lookup / (1 - one.lookup)
-        pace.set(device=device, memory=memory)
-        print_on_rank_0(f"at {one.rate}: the device is {1 / device:.2f} cores")
-        ms = measure(steps, names, repeats)
-        found.append({"device": device, "memory": memory, "message_s": message_s(), "ms": ms, "bytes": sent})
-    return found
+    sent, compute_s = sent_bytes(models["sync"], steps["sync"], of_size.batches), times.seconds(of_size.tokens)
+    return [
+        {**measured_phase(phase, pace, steps, compute_s), "message_s": message_s(), "bytes": sent} for phase in phases
+    ]
 
 
 def choose(
@@ -161,29 +128,27 @@ def choose(
     return answers
 
 
-REPEATS = 7
+REPEATS, QUICK_REPEATS = 7, 2
 WITHIN = 0.05
-TIMEOUT_S = 1800
+TIMEOUT_S = 5400
 
 
-def run(
-    size: DeviceSize, compute: dict[str, Any], networks: Sequence[Network], names: Sequence[str], repeats: int
-) -> list[dict[str, Any]]:
+def run(size: DeviceSize, networks: Sequence[Network], names: Sequence[str], repeats: int) -> list[dict[str, Any]]:
     """Returns the case of each network: measured and forecast steps of all choices."""
-    asked: dict[str, Any] = {"size": dataclasses.asdict(size), "compute": compute, "names": list(names)}
+    asked: dict[str, Any] = {"size": dataclasses.asdict(size), "compute": overlap.COMPUTE._asdict()}
+    turns = {"variants": list(names), "repeats": repeats, "bare": 1}
+    phases = [{"rate": one.rate, "ratio": one.ratio, "lookup": one.lookup, **turns} for one in networks]
     compiled()  # once, before the ranks ask for it
     with network.spread(RANKS) as where:
-        measured = processes.ask_ranks(
-            on_rank, RANKS, **where, timeout_s=TIMEOUT_S, networks=networks, repeats=repeats, **asked
-        )
+        measured = processes.ask_ranks(on_rank, RANKS, **where, timeout_s=TIMEOUT_S, phases=phases, **asked)
     paces = [{**answer, "bytes_per_s": one.bytes_per_s} for answer, one in zip(measured, networks)]
-    forecasts = processes.ask(choose, paces=paces, **asked)
+    forecasts = processes.ask(choose, paces=paces, names=list(names), **asked)
     return [case(one, *parts) for one, *parts in zip(networks, measured, forecasts)]
 
 
 def case(one: Network, measured: dict[str, Any], forecasts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of one workload."""
-    ms, chosen = measured["ms"], forecasts[0]
+    ms = {name: turns["full"]["step"] for name, turns in measured["variants"].items()}
+    chosen = forecasts[0]
     of_sync = next(forecast for forecast in forecasts if forecast["choice"] == "sync")
     best = min(ms, key=lambda name: ms[name])
     ms_of_choice = ms[chosen["choice"]]
@@ -197,7 +162,6 @@ def case(one: Network, measured: dict[str, Any], forecasts: list[dict[str, Any]]
 
 
 def fields(cases: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns the figures over all workloads."""
     regrets = [one["regret"] for one in cases]
     return {
         "workloads": len(cases), "within_5_percent": sum(regret <= WITHIN for regret in regrets),
@@ -213,12 +177,11 @@ def main() -> None:
         print(f"not measured: {reason}")
         harness.write_json(arguments.json, {"not_measured": reason, "cases": []})
         return
-    compute = overlap.measured_compute(quick)
-    names, repeats = (QUICK_CHOICES, TRIALS) if quick else (CHOICES, REPEATS)
+    names, repeats = (QUICK_CHOICES, QUICK_REPEATS) if quick else (CHOICES, REPEATS)
     cases = [
         {"size": name, **one}
         for name, size in list(SIZES.items())[: 1 if quick else None]
-        for one in run(size, compute, NETWORKS[: 2 if quick else None], names, repeats)
+        for one in run(size, NETWORKS[: 2 if quick else None], names, repeats)
     ]
     shown = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in cases]
     harness.print_table("the choice of fr.plan and the best choice", shown)

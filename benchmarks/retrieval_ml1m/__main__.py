@@ -1,6 +1,6 @@
 """Question: does the retrieval model, trained by the published recipe, reach HSTU's published figures on MovieLens-1M?
 
-    python -m benchmarks.retrieval_ml1m [--data DIR] [--run DIR] [--model MODEL] [--validation] [--set FIELD=VALUE ...]
+    python -m benchmarks.retrieval_ml1m --data DIR [--run DIR] [--model MODEL] [--validation] [--set FIELD=VALUE ...]
                                         [--quick] [--json FILE]
 
 The recipe is configs/hstu_ml1m.yaml in batches of 128 users: 101 epochs of 48 steps. The training is a job with a
@@ -14,7 +14,6 @@ model.expansion=2 trains another recipe. --quick trains 2 epochs of 512 users.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import statistics
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import harness, processes, training
-from models.experiment import Experiment, load
+from models.experiment import load
 from models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m.yaml"
@@ -53,58 +52,43 @@ NOTE = (
 )
 
 
-def job_of(experiment: Experiment, run: pathlib.Path, *, validation: bool, users: int | None) -> training.Job:
-    """Returns the job, which trains on the first `users`, or on all."""
-    whole = prepare_data(experiment, run / "data")
-    if users:
-        whole = training.cut(whole, run / "data" / f"{whole.name}_users{users}", users=users)
-    splits = {"test": whole}
-    if validation:
-        splits = {"validation": training.cut(whole, run / "data" / f"{whole.name}_validation", last=False), **splits}
-    data = next(iter(splits.values()))  # its part `train` lacks the items of all splits
-    return training.job_of(
-        experiment.name, experiment, run, data, splits, deciding=["ndcg@10"], every=EVALUATE_EVERY,
-        users_per_batch=BATCH_USERS,
-    )  # fmt: skip
-
-
 def summary(model: str, job: training.Job) -> dict[str, Any]:
     """Returns the fields of the JSON file: the figures of the best epoch on validation, or of the last one without."""
-    epochs = job.epochs()
+    epochs, of_model = job.epochs(), job.request["experiment"]["model"]
     validated = "validation" in epochs[-1]
     shown = training.best(epochs) if validated else epochs[-1]
     names = [name.replace("@", "_at_") for name in METRICS]
     return {
         **{field: shown["test"][metric] for field, metric in zip(names, METRICS)},
-        "best_epoch": shown["epoch"],
-        "epochs": epochs[-1]["epoch"],
+        "best_epoch": shown["epoch"], "epochs": epochs[-1]["epoch"], "model": model, "validation": validated,
         "processor_seconds_per_epoch": statistics.median(entry["processor_seconds"] for entry in epochs),
-        "model": model,
-        "validation": validated,
-        "negatives": job.request["experiment"]["model"]["num_negatives"],
-        "expansion": job.request["experiment"]["model"]["expansion"],
+        "negatives": of_model["num_negatives"], "expansion": of_model["expansion"],
         "published": {source: dict(zip(names, figures)) for source, figures in PUBLISHED[model].items()},
         "curve": [{"epoch": one["epoch"], "hr_at_10": one["test"]["hr@10"]} for one in epochs if "test" in one],
         "note": NOTE,
-    }
+    }  # fmt: skip
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.parser(__doc__, f"{QUICK_EPOCHS} epochs of {QUICK_USERS} users")
-    parser.add_argument("--data", default="../shared/data/ml-1m", help="folder with the ratings of MovieLens-1M")
+    parser.add_argument("--data", required=True, metavar="DIR", help="folder with the ratings of MovieLens-1M")
     parser.add_argument("--run", type=pathlib.Path, default="runs/retrieval_ml1m", help="folder of the jobs")
     parser.add_argument("--model", choices=list(MODELS), default="hstu")
     parser.add_argument("--validation", action="store_true", help="the item before the last chooses the epoch")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the experiment")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parse(argv)
+    arguments = parser.parse_args(argv)
     fields = [f"data.input={json.dumps(arguments.data)}", *MODELS[arguments.model], *arguments.set]
     experiment = load(CONFIG, [*fields, f"train.epochs={QUICK_EPOCHS}"] if arguments.quick else fields)
-    users = QUICK_USERS if arguments.quick else None
-    job = job_of(experiment, arguments.run.resolve(), validation=arguments.validation, users=users)
+    run = arguments.run.resolve()
+    splits = training.held_out(
+        prepare_data(experiment, run / "data"), run / "data", QUICK_USERS if arguments.quick else None
+    )  # fmt: skip
+    splits = splits if arguments.validation else {"test": splits["test"]}
+    data = next(iter(splits.values()))  # its part `train` lacks the items of all splits
+    job = training.job_of(
+        experiment.name, experiment, run, data, splits, deciding=["ndcg@10"], every=EVALUATE_EVERY,
+        users_per_batch=BATCH_USERS,
+    )  # fmt: skip
     training.train([job])
     result = summary(arguments.model, job)
     harness.print_fields(f"{arguments.model} on MovieLens-1M", {**result, "note": ""})

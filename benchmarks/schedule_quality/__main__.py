@@ -23,7 +23,6 @@ one from its last epoch (harness/training.py). --quick trains 2 epochs of the fi
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -76,29 +75,17 @@ def jobs_of(
     return {(variant, seed): job(variant, seed) for seed in seeds for variant in variants}
 
 
-def prepared(data: pathlib.Path, run: pathlib.Path, users: int | None) -> dict[str, pathlib.Path]:
-    """Returns the data sets of the validation and the test split."""
-    whole = prepare_data(load(CONFIG, [f"data.input={json.dumps(str(data))}"]), run / "data")
-    if users is not None:
-        whole = training.cut(whole, run / "data" / f"{whole.name}_users{users}", users=users)
-    validation = training.cut(whole, run / "data" / f"{whole.name}_validation", last=False)
-    return {"validation": validation, "test": whole}
-
-
 def expected_moment(groups: int, of_one: float | np.ndarray, of_two: float | np.ndarray) -> np.ndarray:
     """Returns E[v] of `groups` groups, <float>[...], from E[v] of one group and of two groups with the same batches.
 
-    Proposition 1 (Zhang et al., "Two-dimensional Sparse Parallelism", section 3.2): with gradients that are i.i.d. over
-    groups, E[v] is equal in all groups and grows at least as fast as in one group. The proof says more. Let s be the
-    mean gradient of a row and n the noise of the gradient over all ranks. A step adds |s|^2 + E|n|^2 to v in one group.
-    A group of the M-th part of the ranks has M times the variance, so it adds |s|^2 + M E|n|^2. Hence E[v] is linear in
-    M, between its value in one group and M times that value. The upper end is the paper's Scaling Rule 1.
+    Proposition 1 (2D-SP, section 3.2): E[v] is equal in all groups and grows at least as fast as in one. Let s be the
+    mean gradient of a row and n its noise over all ranks. A step adds |s|^2 + E|n|^2 to v in one group. A group of the
+    M-th part of the ranks adds |s|^2 + M E|n|^2. Hence E[v] is linear in M, at most M times that of one group.
     """
     return of_one + (groups - 1) * (np.asarray(of_two) - of_one)
 
 
 def summary(jobs: Jobs) -> dict[str, Any]:
-    """Returns the fields of the JSON file."""
     curves = {key: job.epochs() for key, job in jobs.items()}
     first = next(iter(jobs.values()))
     experiment, seed = first.request["experiment"], next(iter(jobs))[1]
@@ -106,12 +93,9 @@ def summary(jobs: Jobs) -> dict[str, Any]:
         "variants": {variant: row(variant, jobs) for variant, _ in jobs},
         "curves": [{"variant": variant, "seed": seed, "epochs": of} for (variant, seed), of in curves.items()],
         "growth": growth({groups: curves.get((variant, seed), []) for groups, variant in OF_GROUPS.items()}),
-        "users": len(first.samples()["user"]),
-        "ranks": RANKS,
-        "patience": PATIENCE,
+        "users": len(first.samples()["user"]), "ranks": RANKS, "patience": PATIENCE, "model": experiment["model"],
         "tokens_per_batch_of_a_rank": experiment["train"]["target_tokens"],
-        "model": experiment["model"],
-    }
+    }  # fmt: skip
 
 
 def row(variant: str, jobs: Jobs) -> dict[str, Any]:
@@ -142,7 +126,7 @@ def growth(curves: Mapping[int, Sequence[training.Entry]]) -> list[dict[str, flo
     return entries
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.parser(__doc__, f"{QUICK_EPOCHS} epochs of the first {QUICK_USERS} users")
     parser.add_argument(
         "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="variants to train (all)"
@@ -150,17 +134,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, help="seeds to train (all)")
     parser.add_argument("--data", type=pathlib.Path, default=harness.ROOT.parent / "shared/data/ml-1m")
     parser.add_argument("--run", type=pathlib.Path, default="runs/schedule_quality", help="folder of the jobs")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parse(argv)
+    arguments = parser.parse_args(argv)
     if not arguments.data.is_dir():
         print(f"not measured: the folder {arguments.data} does not exist")
         harness.write_json(arguments.json, {"variants": {}, "not_measured": f"no data at {arguments.data.name}"})
         return
     run = arguments.run.resolve()
-    splits = prepared(arguments.data.resolve(), run, QUICK_USERS if arguments.quick else None)
+    whole = prepare_data(load(CONFIG, [f"data.input={json.dumps(str(arguments.data.resolve()))}"]), run / "data")
+    splits = training.held_out(whole, run / "data", QUICK_USERS if arguments.quick else None)
     epochs, seeds = (QUICK_EPOCHS, SEEDS[:1]) if arguments.quick else (EPOCHS, SEEDS)
     jobs = jobs_of(arguments.variants, arguments.seeds or seeds, run, epochs, splits)
     training.train(jobs.values())

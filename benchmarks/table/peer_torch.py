@@ -53,7 +53,6 @@ def fbgemm(rows: int, pooling: PoolingMode, dim: int) -> Step:
 
 
 def _torch(rows: int, make_optimizer: Callable[[Any], Any]) -> Step:
-    """Returns a step of torch.nn.Embedding with sparse gradients."""
     table = torch.nn.Embedding(rows, DIM, sparse=True)
     table.weight.data.fill_(INITIAL_VALUE)
     optimizer = make_optimizer(table.parameters())
@@ -73,7 +72,6 @@ def _load(folder: str, *names: str) -> list[np.ndarray]:
 
 
 def tables(folder: str, threads: int) -> None:
-    """The peers of peers.compare."""
     if MISSING:
         serve_steps(folder, {}, 0, missing=MISSING)
         return

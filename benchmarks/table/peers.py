@@ -7,6 +7,7 @@ ids in ascending order, so that frequent rows are not neighbours.
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import numpy as np
 from benchmarks.harness import harness
 from benchmarks.harness.processes import Remote
 from benchmarks.table import peer_torch
-from benchmarks.table.work import BAG, Work, all_ids, make_work, serve_steps
+from benchmarks.table.work import BAG, INTERVAL, Work, all_ids, make_work, serve_steps
 
 STEPS = 4  # of a turn
 # By peer, our variant with the same rule and the same form of output: name, optimizer, ids of a bag, and words.
@@ -33,7 +34,7 @@ TOLERANCE = 1e-4
 
 def ours(folder: str, threads: int, variants: list[list[Any]], checked: int) -> None:
     """Our side, in this project's interpreter. A variant is name, optimizer and ids of a bag (0: a row per id)."""
-    from benchmarks.table.cases import Native
+    from benchmarks.table.__main__ import Native
     from tf_fusedrec import tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -66,20 +67,10 @@ def turns(
     python: str, theirs: Callable[..., None], work: Work, rows: int, pairs: Mapping[str, Sequence[Any]], *,
     steps: int, repeats: int, threads: int,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Compares the rows of both sides after `steps` steps, then returns the ms of steps by variant, [repeats, steps].
+    """Compares the rows of both sides after a turn of `steps`. Returns the ms of steps by variant, [repeats, steps].
 
-    Args:
-      python: Interpreter of the peers.
-      theirs: Function of peer_torch.
-      work: Batches and gradients of both sides.
-      rows: Rows of a table.
-      pairs: Our variant by peer, as PAIRS.
-      steps: Steps of a turn.
-      repeats: Turns of each variant.
-      threads: Threads of each side.
-
-    Raises:
-      CheckFailed: `python` lacks a library, or rows differ.
+    `theirs` is a function of peer_torch, and `pairs` has our variant by peer, as PAIRS. CheckFailed: the interpreter
+    `python` lacks a library, or rows differ.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_work(pathlib.Path(folder), work, all_ids(rows))
@@ -109,7 +100,6 @@ def take_turns(
 
 
 def compare(python: str, *, rows: int, threads: int, repeats: int) -> list[dict[str, Any]]:
-    """Returns one record per peer."""
     work = make_work(rows)
     ms = turns(python, peer_torch.tables, work, rows, PAIRS, steps=STEPS, repeats=repeats, threads=threads)
     step_ms, n = {name: float(np.median(taken)) for name, taken in ms.items()}, 1e3 * len(work.ids[0])
@@ -121,3 +111,28 @@ def compare(python: str, *, rows: int, threads: int, repeats: int) -> list[dict[
         }
         for peer, (mine, _, _, rule) in PAIRS.items()
     ]  # fmt: skip
+
+
+# TorchRec's managed collisions (MTGRBoost, table 3) map raw ids to the rows of a table of fixed size by a binary search
+# in sorted ids. At every INTERVAL-th step they sort them again, give numbers to new ids, and evict old ones. All ids
+# have a row before, so neither side evicts.
+COLLISION_DIMS = (32, 256, 2048)
+COLLISION_ROWS, COLLISION_IDS = 200_000, 8192
+
+
+def collisions(python: str, dim: int, rounds: int) -> dict[str, Any]:
+    """Returns one record. `factor` is dim / 32, the "1D" of the paper. ms_peer_between is a peer's step without a sort.
+
+    Other times are means over the steps of an interval, medians over rounds.
+    """
+    work, pairs = make_work(COLLISION_ROWS, n=COLLISION_IDS, dim=dim), {"mch": ("ours", "rowwise_adagrad_mean", 0)}
+    ms = turns(
+        python, peer_torch.managed_collisions, work, COLLISION_ROWS, pairs, steps=INTERVAL, repeats=rounds,
+        threads=len(os.sched_getaffinity(0)),
+    )  # fmt: skip
+    of_interval = {name: float(np.median(taken.mean(axis=1))) for name, taken in ms.items()}
+    return {
+        "dim": dim, "factor": dim // COLLISION_DIMS[0], "rows": COLLISION_ROWS, "ids": COLLISION_IDS,
+        "ms_ours": of_interval["ours"], "ms_peer": of_interval["mch"], "ms_peer_between": float(np.median(ms["mch"])),
+        "ratio": of_interval["mch"] / of_interval["ours"],
+    }  # fmt: skip

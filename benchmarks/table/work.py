@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import processes
-from benchmarks.harness.synthetic import ZipfIds, id_of
+from benchmarks.harness.harness import ZipfIds, id_of
 
 IDS_PER_STEP = 81_920
 DIM = 64

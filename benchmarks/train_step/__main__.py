@@ -3,7 +3,10 @@
     python -m benchmarks.train_step [--quick] [--json FILE]
 
 On two ranks, TFRA makes an exchange per feature. TFRA-fused joins all features with TFRA's own parts (FusedRec section
-4). FusedEmbedding runs over TFRA's table and over its own. Model, data, optimizer and the rule over ranks are the same.
+4). `swapped` is the TFRA program with our import and `fuse`, which keeps TFRA's tables, optimizer and rule over ranks.
+FusedEmbedding runs over TFRA's table and over its own. All train the same weights on the mean over ranks of each rank's
+mean loss. TFRA sums over ranks, so that its variants divide the loss by the number of ranks.
+
 A check comes first: the losses of all variants must agree at every step. Then the variants take turns on new batches.
 `fr.init` keeps Gloo's loop from taking cores from computing threads, and TFRA's layers gain from that too.
 `tfra_as_launched` is TFRA without this policy, as in a job that only calls `hvd.init`.
@@ -15,22 +18,213 @@ turns. "lookup" is the time of the first, with the exchange, the others what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, ranks
+from benchmarks.harness.harness import Batches
 from benchmarks.harness.stage_times import MarkedStep, stage_ms
-from benchmarks.harness.synthetic import Batches
-from benchmarks.train_step.variants import VARIANTS, Variant
-from tf_fusedrec import tf
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange.collectives import all_to_all
+from tf_fusedrec.tfra import fuse
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
+from tf_fusedrec.tfra.tfra_library import de
 
 RANKS = 2
 FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA = 26, 512, 4, 1.05
 PHASES = ("lookup", "forward", "backward")
 Batch = Callable[[int], tuple[dict[str, tf.Tensor], tf.Tensor]]
+DIM = 16
+LEARNING_RATE = 0.05
+INITIAL_VALUE = 0.05
+HIDDEN_UNITS = 64
+ROWS_PER_FEATURE = 1 << 16  # allocated at once by all variants, so that no table grows during the measurement
+# Multiplication by an odd number is a bijection, so that two keys of one feature never collide.
+_MIX = np.int64(-7046029254386353131)
+
+
+def _optimizer() -> keras.optimizers.legacy.Optimizer:
+    return keras.optimizers.legacy.Adagrad(LEARNING_RATE)
+
+
+def _tower(features: int) -> keras.Sequential:
+    """Returns the dense layers, with the same weights for all variants and ranks."""
+    tower = keras.Sequential([keras.layers.Dense(HIDDEN_UNITS, activation="relu"), keras.layers.Dense(1)])
+    tower.build((None, features * DIM))
+    random = np.random.default_rng(0)
+    tower.set_weights([random.normal(0, 0.1, w.shape).astype(np.float32) for w in tower.get_weights()])
+    return tower
+
+
+class Variant(abc.ABC):
+    """A model and its step(ids, labels), with ids <int64>[B, L] by feature and labels <float>[B]."""
+
+    name: str
+
+    def __init__(self, features: Sequence[str]):
+        self.tower = _tower(len(features))
+        # No variant needs AutoGraph, which takes half a minute to convert TFRA's code.
+        self.step = tf.function(tf.autograph.experimental.do_not_convert(self.plain_step), autograph=False)
+
+    @abc.abstractmethod
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns <float32>[B, F * D], the mean row of every feature."""
+
+    @abc.abstractmethod
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None: ...
+
+    def loss(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+        """Returns the mean loss of the batch, <float32>[]."""
+        logits = tf.squeeze(self.tower(self.pooled(ids)), axis=1)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+
+    def plain_step(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+        with tf.name_scope(self.name):
+            with tf.GradientTape() as tape:
+                loss = self.loss(ids, labels)
+            self.train(tape, loss)
+        return loss
+
+
+class _Tfra(Variant):
+    """Base of the TFRA variants, with its layer and its optimizer in synchronous mode."""
+
+    layer_class = de.keras.layers.HvdAllToAllEmbedding
+    embedding: keras.layers.Layer
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self.optimizer = de.DynamicEmbeddingOptimizer(_optimizer(), synchronous=True)
+
+    def _layer(self, name: str, capacity: int) -> keras.layers.Layer:
+        return self.layer_class(
+            embedding_size=DIM, key_dtype=tf.int64, value_dtype=tf.float32, devices=["/CPU:0"], init_capacity=capacity,
+            initializer=keras.initializers.Constant(INITIAL_VALUE), name=name,
+        )  # fmt: skip
+
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        variables = [*self.tower.trainable_variables, *self.embedding.trainable_variables]
+        share = tf.constant(1.0 / fr.size())
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables, output_gradients=share), variables))
+
+
+class MeanRows(keras.Model):
+    """The mean row of every feature, [B, F * D], from a layer for each."""
+
+    def __init__(self, of_features: Sequence[keras.layers.Layer], name: str):
+        super().__init__(name=name)
+        self.of_features = of_features
+
+    def call(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat([tf.reduce_mean(layer(part), axis=1) for layer, part in zip(self.of_features, ids)], axis=1)
+
+
+class Tfra(_Tfra):
+    """TFRA as its users write it: one HvdAllToAllEmbedding per feature."""
+
+    name = "tfra"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        layers = [self._layer(f"{self.name}_{feature}", ROWS_PER_FEATURE) for feature in features]
+        self.embedding = MeanRows(layers, self.name)
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        return self.embedding(list(ids.values()))
+
+
+class Swapped(Tfra):
+    """A TFRA program with our import and `fuse`: our layers over TFRA's tables share their exchange."""
+
+    name = "swapped"
+    layer_class = FusedTfraEmbedding
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        fuse(self.embedding)
+
+
+class TfraFused(_Tfra):
+    """TFRA-fused (FusedRec section 4), from TFRA's own parts: one layer for all features.
+
+    The source hashes the category into the key, so that one tf.unique removes the duplicates of all features. A hash
+    has no inverse. So one more all-to-all sends each owner the number of its keys by category, and the owner adds them
+    to its category statistics.
+    """
+
+    name = "tfra_fused"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self.embedding = self._layer("tfra_fused", ROWS_PER_FEATURE * len(features))
+        self._salts = np.random.default_rng(0).integers(0, 1 << 62, len(features), np.int64)
+        self.category_counts = tf.Variable(tf.zeros([len(features)], tf.int64), trainable=False)
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        stacked = tf.stack(list(ids.values()))  # [F, B, L]
+        mixed = tf.bitwise.bitwise_xor(stacked, self._salts[:, np.newaxis, np.newaxis]) * _MIX
+        # TFRA chooses the owner by the low bits of a key, which a product mixes least.
+        merged = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, tf.constant(32, tf.int64)))
+        keys, index = tf.unique(tf.reshape(merged, [-1]))
+        self._send_categories(keys, tf.reshape(index, [len(ids), -1]))
+        rows = tf.gather(self.embedding.hvd_variable.embedding_lookup(keys)[0], index)
+        by_sample = tf.reshape(rows, tf.concat([tf.shape(stacked), [DIM]], axis=0))
+        pooled = tf.transpose(tf.reduce_mean(by_sample, axis=2), [1, 0, 2])  # [B, F, D]
+        return tf.reshape(pooled, [-1, len(ids) * DIM])
+
+    def _send_categories(self, keys: tf.Tensor, index: tf.Tensor) -> None:
+        """Sends each owner its counts [F]. `keys` are in the order of first occurrence, hence grouped by category."""
+        ranks, categories = fr.size(), index.shape[0]
+        ends = tf.reduce_max(index, axis=1) + 1
+        category = tf.repeat(tf.range(categories), ends - tf.concat([[0], ends[:-1]], axis=0))
+        owner = self.embedding.params.partition_fn(keys, ranks)
+        counts = tf.math.bincount(owner * categories + category, minlength=ranks * categories, dtype=tf.int64)
+        splits = tf.fill([ranks], categories)
+        received, _ = all_to_all(counts, splits, name=f"{self.name}/categories")
+        self.category_counts.assign_add(tf.reduce_sum(tf.reshape(received, [ranks, categories]), axis=0))
+
+
+class Fused(Variant):
+    """FusedEmbedding over native tables, which are its default."""
+
+    name = "ours"
+    backend = "native"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self.embedding = fr.FusedEmbedding(
+            tables=[
+                fr.TableConfig(name=f, dim=DIM, optimizer=_optimizer(), initializer=fr.Constant(value=INITIAL_VALUE))
+                for f in features
+            ],
+            features=[fr.FeatureConfig(name=f, table=f, combiner="mean") for f in features],
+            backend=self.backend,
+            init_capacity=ROWS_PER_FEATURE * len(features),
+            name=f"benchmark_{self.backend}",
+        )
+        self.optimizer = fr.collectives.distributed_optimizer(_optimizer())
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        rows = self.embedding(ids)
+        return tf.concat([rows[f] for f in ids], axis=1)
+
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        variables = [*self.tower.trainable_variables, *self.embedding.trainable_variables]
+        self.optimizer.minimize(loss, variables, tape=tape)
+
+
+class FusedOverTfra(Fused):
+    """FusedEmbedding over a TFRA variable, with the same exchange and another table."""
+
+    name = "ours_tfra"
+    backend = "tfra"
+
+
+VARIANTS = (Tfra, TfraFused, Swapped, FusedOverTfra, Fused)
 
 
 def stages_ms(variant: Variant, batch: Batch, *, warmup: int, repeats: int) -> dict[str, float]:
@@ -62,7 +256,6 @@ def phases_ms(variants: Sequence[Variant], batch: Batch, *, warmup: int, repeats
 
 
 def on_rank(quick: bool) -> dict[str, Any]:
-    """Returns the fields of the JSON file."""
     fr.init()
     tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
     names, repeats = [f"f{f:02d}" for f in range(FEATURES)], 200 if quick else 600

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from benchmarks.harness import harness, network, processes
+from benchmarks.harness.harness import Batches, ZipfIds
 from benchmarks.harness.processes import Remote
 from benchmarks.harness.stage_times import BEFORE, DENSE, REST, MarkedStep, stage_ms
-from benchmarks.harness.synthetic import Batches, ZipfIds
 from benchmarks.harness.training import content_of
 from tests.benchmarks.children import double, served
 from tests.support.ranks import run_ranks

@@ -54,12 +54,10 @@ def test_a_wrong_result_is_not_measured(monkeypatch):
         cases.measure("segment_unique", quick=True)
 
 
-def test_an_unknown_op_is_refused_with_the_known_ones(monkeypatch, capsys):
+def test_an_unknown_op_is_refused_with_the_known_ones(monkeypatch):
     monkeypatch.setattr("sys.argv", ["ops", "fuse_ids", "--device", "gpu"])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="NAME fuse_ids has no case on this device. Use segment_unique, recovery"):
         benchmark.main()
-    assert "NAME fuse_ids has no case on a gpu. Name some of segment_unique, recovery" in capsys.readouterr().err
-    assert tuple(cases.CASES) == benchmark.NAMES["cpu"]
 
 
 @pytest.mark.skipif(session.lacking() is None, reason="there is a GPU: tests/gpu runs the real thing")

@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 
 from benchmarks.balance import __main__ as balance
-from benchmarks.balance import reader
 from benchmarks.harness import harness, network, processes
 from benchmarks.overlap import __main__ as overlap
-from benchmarks.overlap import device, figures, real_model
+from benchmarks.overlap import clustering, device, figures, real_model
 from benchmarks.overlap.device import DEVICE, MEMORY, Compute, DeviceSize
-from benchmarks.overlap.figures import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
+from benchmarks.overlap.figures import VARIANTS, Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
 from benchmarks.overlap.real_model import Size
-from benchmarks.overlap.variants import VARIANTS
-from benchmarks.papers import clustering, horovod_queue, ladder, topology
+from benchmarks.papers import horovod_queue, ladder
 from benchmarks.planner import __main__ as planner
 from benchmarks.scale import __main__ as scale
 from models.build import columns, make_embedding
-from tests.support.ranks import run_ranks
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data.rows import Ragged
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
@@ -118,7 +115,7 @@ def test_figures_are_made_of_turns():
 @pytest.mark.parametrize("program", [overlap, planner, horovod_queue], ids=lambda program: program.__name__)
 def test_without_root_the_reason_is_said(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(overlap, "headline", lambda *_: None)
+    monkeypatch.setattr(overlap.clustering, "measure", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--json", str(tmp_path / "r.json")])
     program.main()
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
@@ -126,9 +123,7 @@ def test_without_root_the_reason_is_said(program, tmp_path, monkeypatch, capsys)
     assert "not measured: network namespaces need root" in capsys.readouterr().out
 
 
-def test_the_compute_is_a_line_and_the_real_model_is_timed():
-    assert real_model.line([10, 20, 40], [3.0, 5.0, 9.0]) == pytest.approx((1.0, 0.2))
-    assert real_model.line([10, 20], [1.0, 2.5])[0] == 0, "no time is negative"
+def test_the_compute_of_micro_batches_has_their_fixed_time():
     assert Compute(fixed=(1, 2), per_token=(0.1, 0.2)).seconds(10, 4) == pytest.approx(4 * 3 + 10 * 0.3)
 
 
@@ -181,7 +176,7 @@ def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
 @NEEDS_ROOT
 def test_tiny_runs_of_overlap(capsys):
     size = DeviceSize(users=8, tokens_per_user=64, dim=512, weights=1000, batches=2)
-    compute = {"fixed": [0.001, 0.001], "per_token": [1e-4, 1e-4]}
+    compute = Compute(fixed=(0.001, 0.001), per_token=(1e-4, 1e-4))
     variants = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
     phases = [
         {"rate": "200mbit", "variants": variants, "repeats": 3, "bare": 2, "device": 1.0},
@@ -189,7 +184,7 @@ def test_tiny_runs_of_overlap(capsys):
     ]
     fast, slow = overlap.run_ranks(4, size, compute, phases)
     # The device takes its time, whatever the variant.
-    seconds = Compute(**compute).seconds(size.tokens)
+    seconds = compute.seconds(size.tokens)
     assert all(variant["compute_ms"] == pytest.approx(1e3 * seconds) for variant in fast["variants"].values())
     # Half of the rows and gradients pass the cable, 1 MB from each host: 40 or 400 ms.
     assert slow["parts"]["sync"]["rows"] > 2 * fast["parts"]["sync"]["rows"]
@@ -203,18 +198,16 @@ def test_tiny_runs_of_overlap(capsys):
     assert real_model.contended(size, ["sync"], 2)["contended_speedup_sync"] == 1.0
 
 
-def test_the_regret_is_that_of_the_measured_steps(monkeypatch):
+def test_the_regret_is_that_of_the_measured_steps():
     forecasts = [{"choice": "dual", "ms": 90.0, "bytes": 0.0}, {"choice": "sync", "ms": 99.0, "bytes": 1010.0}]
-    measured = {"message_s": 0.001, "bytes": 1000.0, "ms": {"sync": 120.0, "dual": 110.0, "frozen_M4": 100.0}}
+    variants = {"sync": turn(120), "dual": turn(110), "frozen_M4": turn(100)}
+    variants = {name: {"full": full} for name, full in variants.items()}
+    measured = {"message_s": 0.001, "bytes": 1000.0, "variants": variants}
     one = planner.case(planner.NETWORKS[0], measured, forecasts)
     assert (one["best"], one["chosen"], one["bytes_error"]) == ("frozen_M4", "dual", pytest.approx(0.01))
     fields = planner.fields([one, {**one, "regret": 0.0}])
     assert (fields["workloads"], fields["within_5_percent"]) == (2, 1)
     assert fields["worst_regret"] == pytest.approx(0.1) and fields["median_error"] == pytest.approx(1 - 90 / 110)
-    ms, turns = {"sync": 130.0, "dual": 100.0, "semi_async": 131.0}, []
-    monkeypatch.setattr(planner, "take_turn", lambda step, _: turns.append(step) or {"step": ms[step]})
-    assert planner.measure({name: name for name in ms}, list(ms), 5) == pytest.approx(ms)
-    assert [turns.count(name) for name in ms] == [5, 5, 2], "a choice far from the best stops after two rounds"
 
 
 @pytest.mark.nightly
@@ -264,36 +257,21 @@ def test_the_cost_model_has_the_errors_of_the_kept_result(tmp_path, monkeypatch)
     }
     table = {(cell["row"], cell["column"]): cell["model"] for cell in result["cells"]}
     assert {key: table[key] for key in by_hand} == pytest.approx(by_hand, rel=1e-6)
-    for rows in result["own"].values():
-        assert all(max(row["semi_async ms"], row["dual_buffer ms"]) <= row["sync ms"] for row in rows)
 
 
 def test_balance_is_as_computed_by_hand_and_as_good_as_expected(tmp_path):
     tokens = balance.lengths(100_000)
     assert abs(tokens.mean() - 600) < 1 and tokens.max() == 3000 and np.median(tokens) < 450
     batches = [[np.array([0, 1]), np.array([2])], [np.array([0]), np.array([3])]]
-    assert balance.gaps(batches, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx((0.6, 0.99 * 1.2))
+    assert balance.mean_gap(batches, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(0.6)
     assert balance.memory_use(batches, np.array([1, 2, 3, 4])) == 11 / 4 / 4
     fields = balance.simulated()
     assert fields["memory_use_fixed"] < 0.8 < 0.97 < fields["memory_use_dynamic"] < fields["memory_use_global"] <= 1
     assert fields["max_token_gap_dynamic"] <= 0.02 and fields["max_token_gap_global"] <= 0.0005
     assert fields["max_cost_gap_cost_model"] <= 0.01 and fields["max_token_gap_fixed"] > 0.1
-    tokens = reader.write(tmp_path, 400, seed=0, row_group_size=256)
-    read = np.concatenate([times.row_lengths() for times in reader.pipeline(tmp_path)])
-    np.testing.assert_array_equal(np.sort(read), np.sort(np.tile(tokens, reader.EPOCHS)))
-
-
-def steps_of_two_ranks():
-    from benchmarks.balance import steps
-
-    return steps.measure(32, 1)
-
-
-@pytest.mark.nightly
-def test_balanced_steps_on_two_ranks():
-    first, second = run_ranks(steps_of_two_ranks, 2)
-    assert first == second
-    assert all(ratio > 0 for ratio in first.values()) and len(first) == 3
+    tokens = balance.write(tmp_path, 400, seed=0, row_group_size=256)
+    read = np.concatenate([times.row_lengths() for times in balance.pipeline(tmp_path)])
+    np.testing.assert_array_equal(np.sort(read), np.sort(np.tile(tokens, balance.EPOCHS)))
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -333,11 +311,11 @@ def data(tmp_path):
     (tmp_path / "amazon_sports").mkdir()
     with gzip.open(tmp_path / "amazon_sports" / "interactions.csv.gz", "wt") as file:
         file.write("\n".join(lines) + "\n")
-    return tmp_path
+    return tmp_path / "amazon_sports"
 
 
 def test_clustering_counts_bytes_and_a_lost_sample_is_not_measured(data, monkeypatch):
-    result = clustering.measure("amazon_sports", 2500, 1, data)
+    result = clustering.measure(1, data, 2500)
     assert result["bytes_m1"] == 24 * (8 + 2 * 4 * 64)
     assert result["bytes_m1"] < result["bytes_clustered"] == result["ratio"] * result["bytes_naive"]
     assert result["ratio"] < 0.8, "the two kinds of users were not parted"
@@ -345,25 +323,5 @@ def test_clustering_counts_bytes_and_a_lost_sample_is_not_measured(data, monkeyp
     assert clustering.ids_sent(batch, 2) == 2 + 4 and clustering.ids_sent(batch, 1) == 4
     monkeypatch.setattr(clustering, "clustered", lambda batch, micro_batches: batch.slice(0, 3))
     with pytest.raises(harness.CheckFailed, match="samples of a clustered batch"):
-        clustering.measure("amazon_sports", 2500, 1, data)
-    assert clustering.headline(data=data / "nowhere") is None
-
-
-def test_ranks_ask_owners_of_their_group():
-    same = np.arange(1_000, dtype=np.int64)
-    sent = [[same] * 4]
-    one, two, four = (topology.count(sent, groups) for groups in topology.REAL_GROUPS)
-    # In a group of one, a rank receives all of its own ids. In one group of four, it receives a quarter of all ids.
-    np.testing.assert_array_equal(four.received, [[1_000] * 4])
-    np.testing.assert_array_equal(one.received, 4 * one.distinct)
-    np.testing.assert_array_equal(two.received, 2 * two.distinct)
-    assert one.received.sum() == two.received.sum() == 4_000 and one.rows.sum() == 1_000
-    lines = [topology.counted(sent, groups) for groups in topology.REAL_GROUPS]
-    # Each of four replicas sums a quarter of the rows: it receives three gradients for each, and the sums of the other
-    # three quarters. Two groups send copies of their sums: 500 gradients, and half of 1,000 rows come from the group.
-    kilobytes = [4e-3 * topology.DIM * rows for rows in (2 * 750, 500 + 2 * 500, 2 * 3 * 250)]
-    assert [line["float32_kb"] for line in lines] == pytest.approx(kilobytes)
-    assert topology.imbalance(np.array([[1, 3], [2, 2]])) == (1.5 + 1) / 2
-    seen = topology.count([[np.array([1, 2]), np.array([3])], [np.array([2]), np.array([4, 5])]], 2)
-    np.testing.assert_array_equal(seen.received, [[2, 1], [1, 2]])
-    np.testing.assert_array_equal(seen.rows, [5, 5])
+        clustering.measure(1, data, 2500)
+    assert clustering.measure(1, data / "nowhere") is None

@@ -1,4 +1,4 @@
-"""benchmarks.table, its ablations, tier, checkpoint, train_step and tfra_swap: figures, and checks that can fail."""
+"""benchmarks.table, its ablations, checkpoint, train_step: figures, and checks that can fail."""
 
 import functools
 import json
@@ -9,12 +9,10 @@ import pytest
 
 from benchmarks.checkpoint import __main__ as checkpoint
 from benchmarks.harness import harness, ranks
+from benchmarks.harness.harness import Batches
 from benchmarks.harness.ranks import AS_LAUNCHED, Turns
-from benchmarks.harness.synthetic import Batches
 from benchmarks.table import __main__ as table
-from benchmarks.table import cases, dedup, dimensions, peers, work
-from benchmarks.tfra_swap import __main__ as tfra_swap
-from benchmarks.tier import __main__ as tier
+from benchmarks.table import ablation, peers, work
 from benchmarks.train_step import __main__ as train_step
 from tf_fusedrec import optimizers, tf
 from tf_fusedrec.files import table_reader
@@ -42,17 +40,17 @@ def test_a_copy_copies_everything(threads):
 
 def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
     # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
-    assert cases.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
-    assert cases.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
-    assert cases.memory_lacks(10**6) == "" and "available, 1000000.0 GB are needed" in cases.memory_lacks(10**15)
+    assert table.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
+    assert table.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
+    assert table.memory_lacks(10**6) == "" and "available, 1000000.0 GB are needed" in table.memory_lacks(10**15)
 
 
 def test_a_pause_counts_when_it_comes_in_every_repeat():
     quiet, disturbed = [0.001] * 5, [0.001, 0.900, 0.001, 0.001, 0.001]
-    assert cases.pauses(np.array([quiet, disturbed])) == pytest.approx(
+    assert table.pauses(np.array([quiet, disturbed])) == pytest.approx(
         {"median_step_ms": 1, "max_growth_pause_ms": 0, "rows_at_pause": 1000, "longest_single_step_ms": 900}
     )
-    pauses = cases.pauses(np.array([[0.001, 0.001, 0.005, 0.001, 0.001]] * 2))
+    pauses = table.pauses(np.array([[0.001, 0.001, 0.005, 0.001, 0.001]] * 2))
     assert pauses["max_growth_pause_ms"] == pytest.approx(4) and pauses["rows_at_pause"] == 1000 + 2 * 2048
 
 
@@ -70,14 +68,14 @@ def test_the_summary_takes_the_worst_case_and_passes_over_what_was_skipped():
 
 @pytest.mark.nightly
 def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
-    case = cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
+    case = table.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
     assert case["ratio"] == pytest.approx(case["ms_tfra"] / case["ms_ours"])
     faster = functools.partial(optimizers.Adagrad, 1.001 * work.LEARNING_RATE, 0.1)
-    honest = cases.OPTIMIZERS["adagrad"]
+    honest = table.OPTIMIZERS["adagrad"]
     rules = iter([faster, honest])
-    monkeypatch.setitem(cases.OPTIMIZERS, "adagrad", lambda: next(rules)())
+    monkeypatch.setitem(table.OPTIMIZERS, "adagrad", lambda: next(rules)())
     with pytest.raises(harness.CheckFailed, match="rows of adagrad after 1 steps against the rows of TFRA"):
-        cases.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
+        table.versus_tfra(rows=300, optimizer="adagrad", repeats=1)
 
 
 class Side:
@@ -111,44 +109,49 @@ def test_peers_get_the_same_rows_by_number_and_are_compared_first(tmp_path):
 
 
 def test_dedup_counts_ids_and_rows_and_finds_lost_gradients(monkeypatch):
-    monkeypatch.setattr(dedup, "IDS_PER_RANK", 300)
-    ids = dedup.batch_of(0, 0)
+    monkeypatch.setattr(ablation, "IDS_PER_RANK", 300)
+    ids = ablation.batch_of(0, 0)
     distinct = len(np.unique(ids))
     for mode, want in {"none": (300, 300), "source": (distinct, distinct), "owner": (300, distinct)}.items():
-        native = dedup._table(f"count/{mode}", 3, optimizers.SGD(0.25))
-        at_source, at_owner = dedup.MODES[mode]
-        lookup = dedup._make_rows(native, f"count.{mode}.made", [tf.constant(ids)], 3)
-        step = dedup.make_step(native, f"count.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
+        native = ablation._table(f"count/{mode}", 3, optimizers.SGD(0.25))
+        at_source, at_owner = ablation.MODES[mode]
+        lookup = ablation._make_rows(native, f"count.{mode}.made", [tf.constant(ids)], 3)
+        step = ablation.make_step(native, f"count.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
         _, (sent, read, _) = step(tf.constant(ids), tf.zeros([300, 3]))
         assert (int(sent), int(read)) == want
-    dedup._check(dim=3)
-    honest = dedup.make_step
+    ablation.check_dedup(dim=3)
+    honest = ablation.make_step
 
     def wrong(native, name, *, at_source, at_owner, **lookup):
         step = honest(native, name, at_source=at_source, at_owner=at_owner, **lookup)
         return lambda ids, gradients: step(ids, gradients * (0.5 if at_source else 1.0))
 
-    monkeypatch.setattr(dedup, "make_step", wrong)
+    monkeypatch.setattr(ablation, "make_step", wrong)
     with pytest.raises(harness.CheckFailed, match="rows of dedup 'source' after 2 steps"):
-        dedup._check(dim=3)
+        ablation.check_dedup(dim=3)
 
 
 def test_dimensions_count_distinct_ids_by_owner():
-    together, alone = dimensions.sent_ids(np.array([[5, 5, 7, 8], [5, 9, 9, 9]]))
-    assert alone.shape == (2, dimensions.RANKS) and alone.sum(axis=1).tolist() == [3, 2]
+    together, alone = ablation.sent_ids(np.array([[5, 5, 7, 8], [5, 9, 9, 9]]))
+    assert alone.shape == (2, ablation.RANKS) and alone.sum(axis=1).tolist() == [3, 2]
     np.testing.assert_array_equal(together, alone.sum(axis=0))
 
 
-def test_both_models_of_the_swap_train_alike_and_take_turns(monkeypatch):
+def test_all_variants_train_alike_and_take_turns(monkeypatch):
     import horovod.tensorflow as hvd  # after tf_fusedrec, which chooses the version of Keras
 
     hvd.init()  # TFRA's layers need it in a single process too
     batches = Batches(features=2, batch_size=8, ids_per_feature=2, alpha=1.05)
-    steps = tfra_swap.variants(["a", "b"])
-    fields = tfra_swap.measure(steps, batches, 1, 2)
+
+    def batch(number):
+        drawn = batches.batch(number, 0)
+        return {name: tf.constant(ids) for name, ids in zip("ab", drawn.ids)}, tf.constant(drawn.labels)
+
+    variants = {variant.name: variant(["a", "b"]) for variant in train_step.VARIANTS}
+    fields = ranks.compare_steps({name: one.step for name, one in variants.items()}, batch, warmup=1, repeats=2)
+    assert [len(variants[name].embedding.trainable_variables) for name in ("tfra", "swapped")] == [2, 1], "not fused"
     assert fields["max_loss_difference"] <= ranks.LOSS_TOLERANCE and fields[f"ms_{AS_LAUNCHED}"] > 0
-    assert fields["ratio"] == fields["ms_tfra"] / fields["ms_ours"]
-    monkeypatch.setattr(ranks, "LOSS_TOLERANCE", 1e-12)
+    assert fields["ratio_vs_tfra"] == fields["ms_tfra"] / fields["ms_ours"]
     with pytest.raises(harness.CheckFailed, match="losses of ours by step against the losses of tfra"):
         ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})
     with pytest.raises(harness.CheckFailed, match="do not move"):
@@ -173,28 +176,21 @@ def test_phases_are_differences_of_three_graphs(monkeypatch):
     assert found == {"slow": {"lookup": 2000.0, "forward": 3000.0, "backward": 5000.0}}
 
 
-CASE = tier.Case(rows=4096, ids=512, blocks=1)
-
-
 def test_a_tier_reads_its_file_and_a_table_that_differs_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    results = tier.measure(CASE)
-    assert results["ratio"] == results["ids_per_s_tier_lookahead"] / results["ids_per_s_memory"]
-    assert results["table_bytes"] == 4 * results["budget_bytes"] and results["ids_per_s_tier_cached"] > 0
-    assert results["share_of_pages_that_stayed"] < 0.5, "the file was not read from the disk"
+    sizes = {"rows": 4096, "ids": 512, "blocks": 1}
+    result = table.tier(**sizes)
+    assert result["ratio"] == result["ids_per_s_tier_lookahead"] / result["ids_per_s_memory"]
     assert list(tmp_path.iterdir()) == []
-    ids = np.concatenate([batch.numpy() for block in tier._blocks(CASE, 4, seed=1) for batch in block])
-    values, counts = np.unique(ids, return_counts=True)
-    assert len(values) > 0.5 * CASE.rows and counts.max() > 0.05 * len(ids) and 0 <= values.min() <= values.max() < 4096
-    honest = tier.Variant.train
+    honest = table.Native.plain_step
 
-    def careless(self, batches):
-        rows = honest(self, batches)
-        return [r + 1e-3 for r in rows] if self.emb.name == "tier_lookahead" else rows
+    def careless(self, ids, gradients, coming=None):
+        rows = honest(self, ids, gradients, coming)
+        return rows if coming is None else rows + 1e-3
 
-    monkeypatch.setattr(tier.Variant, "train", careless)
+    monkeypatch.setattr(table.Native, "plain_step", careless)
     with pytest.raises(harness.CheckFailed, match="rows of tier_lookahead"):
-        tier.measure(CASE)
+        table.tier(**sizes)
 
 
 def test_a_checkpoint_is_measured_from_beginning_to_end(tmp_path, monkeypatch):

@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from benchmarks.convergence import __main__ as convergence
 from benchmarks.harness import harness, processes, training
-from benchmarks.ranking import __main__ as ranking
-from benchmarks.ranking import data_sets
+from benchmarks.quality import __main__ as quality
 from benchmarks.retrieval_ml1m import __main__ as retrieval_ml1m
-from benchmarks.retrieval_sports import __main__ as retrieval_sports
 from benchmarks.schedule_quality import __main__ as schedule_quality
 from models.compare import SAMPLES
 from models.data_sets.layouts import read_items
@@ -59,7 +56,7 @@ def kuairand(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folders(kuairand, tmp_path_factory):
-    return data_sets.data_set_of(kuairand).prepared(kuairand, tmp_path_factory.mktemp("run"))
+    return quality.data_set_of(kuairand).prepared(kuairand, tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
@@ -130,8 +127,9 @@ def test_a_training_ends_after_epochs_without_a_better_score(patience, every, sp
 
 @pytest.mark.nightly
 def test_a_job_trains_evaluates_and_writes_what_a_benchmark_reads(folders, tmp_path):
-    data = data_sets.DATA_SETS[0]
-    job = data.job("dlrm", {"model.dropout": 0.1}, 2, 3, "test", folders["test"], tmp_path)
+    data = quality.DATA_SETS[0]
+    jobs = quality.Run(data, folders, tmp_path, data.budget)
+    job = jobs.job("dlrm", {"model.dropout": 0.1}, 2, 3, "test", 0)
     assert not job.finished
     job.folder.mkdir()
     assert training.train_job(str(job.folder), **job.request) == 2
@@ -140,12 +138,13 @@ def test_a_job_trains_evaluates_and_writes_what_a_benchmark_reads(folders, tmp_p
     assert sorted(path.name for path in job.folder.iterdir()) == [training.RESULT, SAMPLES]
     assert last["score"] == np.mean([last["test"][name] for name in data.deciding])
     # The main job's baseline, by the other way.
-    rates = ranking.rates_samples(data, folders["test"], 10.0)
+    rates = quality.rates_samples(data, folders["test"][1], 10.0)
     for name in data.deciding:
-        assert ranking.results_of(rates)[name] == pytest.approx(last["test"][f"baseline_{name}"], abs=1e-12)
+        assert quality.results_of(rates)[name] == pytest.approx(last["test"][f"baseline_{name}"], abs=1e-12)
     for name in ("user", "item", "time", "long_view_label"):
         np.testing.assert_array_equal(rates[name], job.samples()[name])
-    other = data.job("dlrm", {"model.dropout": 0.1}, 2, 3, "test", folders["validation"], tmp_path)
+    other = quality.Run(data, {"test": folders["validation"]}, tmp_path, data.budget)
+    other = other.job("dlrm", {"model.dropout": 0.1}, 2, 3, "test", 0)
     assert other.folder != job.folder, "other data are another job"
 
 
@@ -308,7 +307,7 @@ def test_the_validation_split_is_the_end_of_what_is_before_the_test_split(folder
     def times(split, part):
         of_user = {}
         for user, shown in read_lists(
-            ParquetFolder(folders[split] / part, [Column("user_id"), Column("exposed_time", ragged=True)])
+            ParquetFolder(folders[split][1] / part, [Column("user_id"), Column("exposed_time", ragged=True)])
         ):
             of_user[user] = sorted([*of_user.get(user, []), *shown])
         return of_user
@@ -357,7 +356,7 @@ def ranking_queue(monkeypatch):
     """GRM is best and DCN-V2 the best baseline. More dropout is better, in the second epoch."""
 
     def entries(request):
-        model, data = request["experiment"]["model"], data_sets.DATA_SETS[0]
+        model, data = request["experiment"]["model"], quality.DATA_SETS[0]
         results = dict.fromkeys(data.deciding, 1 - WRONG[model["kind"]] / 20)
         scores = [
             0.8 if model["dropout"] == 0.3 and n == 1 else 0.6 for n in range(request["experiment"]["train"]["epochs"])
@@ -366,8 +365,8 @@ def ranking_queue(monkeypatch):
         return [{"score": score, split: results, "forward_mflops": model["dim"]} for score in scores]
 
     def samples(request):
-        data = data_sets.DATA_SETS[0]
-        shown = ranking.rates_samples(data, pathlib.Path(request["data"]), 10.0)
+        data = quality.DATA_SETS[0]
+        shown = quality.rates_samples(data, pathlib.Path(request["data"]), 10.0)
         for task in data.tasks:
             logit = np.where(shown[f"{task}_label"] > 0, 1.0, -1.0)
             wrong = 7 * np.arange(len(logit)) % 20 < WRONG[request["experiment"]["model"]["kind"]]
@@ -388,12 +387,13 @@ def kinds(queue):
 
 def test_the_validation_split_alone_chooses_a_ranking_model(kuairand, tmp_path, monkeypatch):
     queue = ranking_queue(monkeypatch)
-    monkeypatch.setattr(ranking, "GRID", {"model.dropout": (0.1, 0.3)})
-    monkeypatch.setattr(ranking, "WHOLE", ranking.Budget(settings=2, epochs=3, patience=2, seeds=(0, 1)))
+    budget = quality.Budget(settings=2, epochs=3, patience=2, tuning_seeds=(0, 1), seeds=(0, 1))
+    grid = ({"model.dropout": 0.1}, {"model.dropout": 0.3})
+    monkeypatch.setattr(quality, "DATA_SETS", (quality.DATA_SETS[0]._replace(grid=grid, budget=budget),))
     monkeypatch.setattr(training.differences, "__defaults__", (20,))
     given = ["--data", str(kuairand), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]
-    ranking.main(given)
-    models, seeds = data_sets.MODELS, (0, 1)
+    quality.main(given)
+    models, seeds = quality.DATA_SETS[0].configs, (0, 1)
     assert kinds(queue) == sorted(
         [(model, "validation", dropout, 3, seed) for model in models for dropout in (0.1, 0.3) for seed in seeds]
         + [(model, "test", 0.3, 2, seed) for model in models for seed in seeds]
@@ -407,14 +407,14 @@ def test_the_validation_split_alone_chooses_a_ranking_model(kuairand, tmp_path, 
     assert result["gauc_best_baseline"] == result["second_auc_best_baseline"] == "dcn"
     assert 0 < result["auc_difference_low"] <= result["auc_difference"] <= result["auc_difference_high"]
     assert set(result["differences"]) == {"dlrm", "din", "dcn", "rates"}
-    ranking.main(given)
+    quality.main(given)
     assert len(queue.requests) == 24 and read(tmp_path / "r.json") == result, "a finished job is not trained again"
 
 
 def test_sizes_of_grm_and_dlrm(kuairand, tmp_path, monkeypatch):
     queue = ranking_queue(monkeypatch)
     given = ["--data", str(kuairand), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--sizes"]
-    ranking.main([*given, "--quick"])
+    quality.main([*given, "--quick"])
     assert kinds(queue) == sorted(
         2 * [(model, *job, 0) for model in ("grm", "dlrm") for job in (("test", 0.1, 1), ("validation", 0.1, 2))]
     )
@@ -425,9 +425,9 @@ def test_sizes_of_grm_and_dlrm(kuairand, tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("data", data_sets.DATA_SETS, ids=lambda data: data.name)
+@pytest.mark.parametrize("data", quality.DATA_SETS[:2], ids=lambda data: data.name)
 def test_all_models_of_a_data_set_read_the_same_columns(data):
-    first, *others = [data.experiment(model) for model in data_sets.MODELS]
+    first, *others = [data.experiment(model) for model in data.configs]
     # GRM sees times by its attention. Dropout is regularisation, like the settings of the grid.
     own = {"kind", "time_features", "dropout", "history_dropout", "item_dropout"}
     for other in others:
@@ -442,35 +442,33 @@ def test_retrieval_models_differ_in_the_encoder_and_are_tuned_by_one_budget(rati
     def entries(request):
         # HSTU is better with less dropout in its second epoch, the others with more in the third.
         model, epochs = request["experiment"]["model"], request["experiment"]["train"]["epochs"]
-        hstu, all_items = model["encoder"] == "hstu", request["data"] == request["splits"].get("test")
+        hstu = model["encoder"] == "hstu"
         good = hstu == (model["dropout"] == 0.2)
-        value = 0.3 if all_items else 0.25
-        results = {"hr@10": value, "ndcg@10": value / 2, "baseline_hr@10": 0.01, "baseline_ndcg@10": 0.005}
+        results = {"hr@10": 0.25, "ndcg@10": 0.125, "baseline_hr@10": 0.01, "baseline_ndcg@10": 0.005}
         (split,) = request["splits"]
         return [{"score": 0.2 if good and n == (1 if hstu else 2) else 0.1, split: results} for n in range(epochs)]
 
     queue = Queue(monkeypatch, entries, lambda request: {"user": np.arange(2), "rank": np.array([1, 9])})
-    monkeypatch.setattr(retrieval_sports, "LOG", "ratings.csv")
-    monkeypatch.setattr(retrieval_sports, "GRID", ({"model.dropout": 0.2}, {"model.dropout": 0.5}))
+    grid = ({"model.dropout": 0.2}, {"model.dropout": 0.5})
+    budget = quality.Budget(settings=2, epochs=4, patience=2, tuning_seeds=(0,), seeds=(1,))
+    data = quality.DATA_SETS[2]._replace(files=("ratings.csv",), grid=grid, budget=budget)
+    monkeypatch.setattr(quality, "DATA_SETS", (data,))
     run = tmp_path / "run"
-    folders = retrieval_sports.prepared(ratings, run, None)
-    fields = retrieval_sports.measure(folders, run, retrieval_sports.Budget(settings=2, epochs=4, patience=2))
-    encoders = retrieval_sports.MODELS
+    quality.main(["--data", str(ratings), "--run", str(run), "--json", str(tmp_path / "r.json")])
+    fields = read(tmp_path / "r.json")
+    (validation,) = (run / "data").glob("*_validation")
+    sample, test = f"{validation}_sample", str(validation).removesuffix("_validation")
     for request in queue.requests[:6]:
-        assert (request["data"], request["splits"]) == (
-            str(folders["validation"]), {"validation": str(folders["sample"])}
-        )  # fmt: skip
+        assert (request["data"], request["splits"]) == (str(validation), {"validation": sample})
     experiments_of = [{**one["experiment"], "model": {**one["experiment"]["model"]}} for one in queue.requests[:6:2]]
-    assert [one["model"].pop("encoder") for one in experiments_of] == list(encoders.values())
+    assert [one["model"].pop("encoder") for one in experiments_of] == ["sasrec", "hstu", "fuxi_alpha"]
     assert experiments_of[0] == experiments_of[1] == experiments_of[2]
-    assert [(one["data"], one["splits"]["test"]) for one in queue.requests[6:]] == 3 * [
-        (str(folders["validation"]), str(folders["test"])), (str(folders["test"]), str(folders["test"])),
-    ]  # fmt: skip
+    assert [(one["data"], one["splits"]) for one in queue.requests[6:]] == 3 * [(str(validation), {"test": test})]
     assert {one["experiment"]["seed"] for one in queue.requests[6:]} == {1}
-    for name in encoders:
+    for name in data.configs:
         chosen, (dropout, epochs) = fields["models"][name], (0.2, 2) if name == "hstu" else (0.5, 3)
         assert (chosen["setting"], chosen["epochs"]) == ({"model.dropout": dropout}, epochs)
-        assert (fields[f"hr_at_10_{name}"], chosen["test_all_items"]["hr@10"]) == (0.25, 0.3)
+        assert fields[f"hr_at_10_{name}"] == 0.25 and set(fields["published"][name]) == {"hr_at_10", "ndcg_at_10"}
     assert (fields["hr_at_10_popularity"], fields["ndcg_at_10_popularity"]) == (0.01, 0.005)
 
 
@@ -536,8 +534,8 @@ def answers(changed):
 def test_the_largest_difference_at_any_point_is_reported(folders, monkeypatch):
     def measure(changed):
         monkeypatch.setattr(processes, "ask", answers(changed))
-        variants = (convergence.NATIVE, convergence.TFRA, convergence.OTHER_SEED)
-        return convergence.measure(data_sets.DATA_SETS[0], folders["test"], 3, variants)
+        variants = (quality.NATIVE, quality.TFRA, quality.OTHER_SEED)
+        return quality.measure_tables(quality.DATA_SETS[0], folders["test"][0], 3, variants)
 
     result = measure({("tfra", 0): lambda point: 0.01 * (point == 1), ("native", 1): lambda point: 0.02 * point})
     assert result["gauc_difference"] == result["second_auc_difference"] == pytest.approx(0.01)
@@ -551,8 +549,8 @@ def test_the_largest_difference_at_any_point_is_reported(folders, monkeypatch):
 @pytest.mark.nightly
 def test_both_tables_train_the_same_model(folders):
     pytest.importorskip("tensorflow_recommenders_addons", reason="TFRA is not installed")
-    experiment = data_sets.DATA_SETS[0].experiment("grm", ["train.epochs=2"]).to_dict()
-    native, tfra = [convergence.train(experiment, backend, str(folders["test"])) for backend in ("native", "tfra")]
+    experiment = quality.DATA_SETS[0].experiment("grm", ["train.epochs=2"]).to_dict()
+    native, tfra = [quality.train_curve(experiment, backend, str(folders["test"][0])) for backend in ("native", "tfra")]
     assert [point["step"] for point in native] == [point["step"] for point in tfra] and len(native) > 2
     assert native[-1]["loss"] != native[0]["loss"], "the model trained"
     for one, other in zip(native, tfra):

@@ -20,7 +20,7 @@ from models.serve.loaded import Signature, Spec
 from tests.docs.commands import PAGES, ROOT, commands, diffs, modules_and_flags, programs
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-RUN_HERE = ("python -m models.data_sets.convert synthetic-", "python -m benchmarks.plots")
+RUN_HERE = ("python -m models.data_sets.convert synthetic-",)
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
 

@@ -13,7 +13,6 @@ from unittest import mock
 from benchmarks.harness import gpu
 from benchmarks.harness.gpu import Rates
 from benchmarks.ops import gpu as cases
-from benchmarks.ops import gpu_table as table
 from tests.cuda.memory import Kernels, NumpyMemory
 
 RATES = Rates(2e12, 6e14, 5e10)
@@ -41,11 +40,11 @@ def main(library: pathlib.Path) -> int:
         assert names_of(cases.segment_unique(kernels, RATES, NONE, 2000)) == ["segment_unique"]
         lines = cases.recovery(kernels, RATES, NONE, 1500, 70, 8)
         assert names_of(lines) == ["recover", "recover_grad"]
-        lines = table.find(kernels, RATES, NONE, 8, **small)
+        lines = cases.find_rows(kernels, RATES, NONE, 8, **small)
         assert names_of(lines) == ["find numbers", "find"] * 2 and lines[1]["published_G_rows_per_s"]
-        lines = table.train(kernels, RATES, NONE, 8, **small)
+        lines = cases.train(kernels, RATES, NONE, 8, **small)
         assert names_of(lines) == ["lookup", "update", "lookup and update"] and lines[2]["published"]
-        lines = table.exchange(kernels, RATES, NONE, 8, rows=40)
+        lines = cases.exchange(kernels, RATES, NONE, 8, rows=40)
         assert names_of(lines) == ["rows to a buffer", "the next batch, rows back"]
         assert [line["bound_by"] for line in lines] == ["host_bytes", "host_bytes"]
     with (

@@ -24,7 +24,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from benchmarks.ops.__main__ import NAMES
+from benchmarks.ops.gpu import CASES
 from tests.gpu import steps
 from tests.gpu.steps import ROOT, Step
 
@@ -32,7 +32,7 @@ LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
 SOURCES = ROOT / "custom_ops"
 OPS = sorted({path.relative_to(SOURCES).parts[0] for path in SOURCES.rglob("*_cuda.h")})
 TOOLS = ("memcheck", "racecheck")
-BENCHMARKS = NAMES["gpu"]  # of benchmarks.ops
+BENCHMARKS = tuple(CASES)  # of benchmarks.ops
 # Rough seconds, for the order and the end of a session; and the limits, after which a step counts as hung.
 EXPECTED_S = {"checks": 10.0, "quick": 15.0, "benchmarks": 45.0, "memcheck": 60.0, "racecheck": 61.0}
 LIMIT_S = {"checks": 120.0, "quick": 60.0, "benchmarks": 180.0, "memcheck": 240.0, "racecheck": 240.0}

@@ -76,7 +76,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
     Each micro-batch gets its share of the samples (data/batches.py), and nearly that share of the tokens, the ids
     given here. Samples of a micro-batch keep their order. A schedule that cuts by tokens moves the bounds by the few
     samples that the shares differ. The new order is a function of the batch and of M. Several batches are ordered at
-    once, ahead of training; benchmarks/papers/clustering measures the time, and the ids of all micro-batches.
+    once, ahead of training; benchmarks.overlap measures the time, and the ids of all micro-batches.
 
     Args:
       dataset: Dataset of batches, nested structures of tensors, RaggedTensors and SparseTensors, samples first.

@@ -14,7 +14,7 @@ site see the number alone, so pages need no second, rendered copy.
     {worst(model("2D-SP", "Table 2", "*QPS")):+.0f}   a function of `results`; texts in it are patterns of fnmatch
 
 Refused by name: a field that no result has; a field that is no number; and a figure that somebody typed (see `typed`).
-The recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks.timelines makes them.
+The recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks.overlap makes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.plots import figures as plots
+from benchmarks.harness import plots
 from tools.docs import configuration, places
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

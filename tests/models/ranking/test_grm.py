@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.papers.sequence_batching import forward_flops
 from models.experiment.model_config import GRMConfig
 from models.grm import GRM
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
+from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec import keras, tf
 
 CONFIG = GRMConfig(
@@ -169,11 +169,20 @@ def test_labels_beside_the_batch_are_refused():
 
 
 def test_a_step_counts_flops_samples_and_tokens():
-    """Equals the tested count of benchmarks/papers/sequence_batching. Training counts three times as much."""
-    model, batch = make_grm(), ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
-    expected = forward_flops(CONFIG, np.array([5, 0, 12, 1]), np.array([3, 2, 6, 0])).total
+    """Attention counts the pairs that the mask shows. Training counts three times as much."""
+    sizes = {"num_blocks": 3, "num_heads": 2, "value_dim": 5, "expert_units": 6, "head_units": 7}
+    model, history, exposed = make_grm(GRMConfig(**{**vars(CONFIG), **sizes})), [5, 0, 12, 1], [3, 2, 6, 0]
+    tokens = sum(history) + sum(exposed) + 2 * 4
+    pairs = sum(int(visible_pairs(2 + h + e, e, contextual_length=2).sum()) for h, e in zip(history, exposed))
+    to_uqkv, back = 2 * 8 * (2 * 2 * (4 + 5)), 2 * (2 * 5) * 8
+    # Two tasks that keep 2 experts each may need all 3.
+    experts, gates, mixing, heads = 2 * 8 * 18, 2 * 2 * 8 * 3, 2 * 2 * 2 * 6, 2 * 2 * (6 * 7 + 7)
+    expected = 3 * (tokens * (to_uqkv + back) + pairs * 2 * (4 + 5) * 2)
+    expected += sum(exposed) * (experts + gates + mixing + heads)
+    batch = ranking_batch(histories=history, exposures=exposed)
     assert float(model.forward_flops(batch)) == expected
     model.compile(keras.optimizers.legacy.SGD(0.1))
     logs = model.train_step(batch)
     assert float(logs["gflops"]) * 1e9 == pytest.approx(3 * expected)
-    assert int(model.step) == 1 and (float(logs["samples"]), float(logs["tokens"])) == (4.0, 18 + 11 + 4 * 2)
+    assert int(model.step) == 1 and (float(logs["samples"]), float(logs["tokens"])) == (4.0, tokens)
+    assert float(model.forward_flops(ranking_batch(histories=[], exposures=[]))) == 0

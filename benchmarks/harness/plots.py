@@ -1,9 +1,11 @@
-"""The plots as SVG text. A plot reads the fields of its benchmark by name and holds no figure of its own."""
+"""The plots of benchmarks/results as SVG text, which tools.docs.generate writes to docs/img.
+
+A plot reads the fields of its benchmark by name and holds no figure of its own.
+"""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +68,6 @@ def table_versus_tfra(text: str) -> str:
 
 
 def _curves(figure: Any, axes: Any, x: str, y: str, title: str) -> str:
-    """Labels the drawn curves and returns their SVG."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)
@@ -138,7 +139,7 @@ def second_moments(growth: Sequence[Mapping[str, float]]) -> str:
 
 
 def quality_by_flops(result: Mapping[str, Any]) -> str:
-    """Draws the GAUC of the click task by forward FLOPs, one curve per model (benchmarks.ranking --sizes)."""
+    """Draws the GAUC of the click task by forward FLOPs, one curve per model (benchmarks.quality --sizes)."""
     figure, axes = pyplot.subplots(figsize=(7, 3))
     for model in dict.fromkeys(entry["model"] for entry in result["sizes"]):
         mine = [entry for entry in result["sizes"] if entry["model"] == model]
@@ -151,7 +152,7 @@ def quality_by_flops(result: Mapping[str, Any]) -> str:
 
 
 def quality_by_step(result: Mapping[str, Any]) -> str:
-    """Draws the GAUC of the click task by step, one curve per table and seed (benchmarks.convergence)."""
+    """Draws the GAUC of the click task by step, one curve per table and seed (benchmarks.quality --tables)."""
     figure, axes = pyplot.subplots(figsize=(7, 3))
     name = f"{result['tasks'][0]}_gauc"
     for curve in result["curves"]:
@@ -162,8 +163,6 @@ def quality_by_step(result: Mapping[str, Any]) -> str:
 
 
 def kept_plots(parse: Callable[[str], Any] = json.loads) -> dict[str, str]:
-    """Returns the SVG of the results in the repository, by name."""
-
     def result(name: str) -> Any:
         return parse((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
@@ -193,35 +192,3 @@ def weak_scaling(rows: Sequence[Mapping[str, float]]) -> str:
             axes.annotate(f"{row[column]:.3g}", (x, row[column]), (0, 5), textcoords="offset points", ha="center")
     axes.set_ylim(bottom=0)
     return _curves(figure, axes, "ranks on two hosts, equal work for each", "ms", "a step, one cable for all ranks")
-
-
-def training_step(result: Mapping[str, Any]) -> str:
-    """Draws the ms of a training step by variant (benchmarks.train_step)."""
-    values = {name[3:]: result[name] for name in result if re.fullmatch(r"ms_(?!p\d+_).*", name)}
-    return bars("a training step of 26 features, two processes", "ms", values, [n for n in values if "ours" in n])
-
-
-def op_cases(result: Mapping[str, Any]) -> str:
-    """Draws the time of the peer over the time of the op, by case (benchmarks of single ops)."""
-    values = {}
-    for case in result["cases"]:
-        axes = itertools.takewhile(lambda axis: axis != "peer", case)
-        values[", ".join(f"{axis} {case[axis]}" for axis in axes)] = case["ratio"]
-    return bars(f"{result['benchmark']}: time of the peer over ours", "times", values, list(values))
-
-
-def plot_of(result: Mapping[str, Any]) -> str | None:
-    """Returns the plot of a benchmark's result, or None if it has no plot."""
-    if "ms_ours" in result and "ms_tfra" in result:
-        return training_step(result)
-    if result.get("weak_scaling"):
-        return weak_scaling(result["weak_scaling"])
-    if result.get("benchmark") == "convergence":
-        return quality_by_step(result)
-    if result.get("curves"):
-        return validation_curves(result)
-    if result.get("sizes"):
-        return quality_by_flops(result)
-    if result.get("cases") and "peer" in result["cases"][0]:
-        return op_cases(result)
-    return None

@@ -1,15 +1,11 @@
-"""Question: how many bytes do micro-batches save when samples that share ids are in the same micro-batch?
+"""Counts the bytes that micro-batches save when samples that share ids are in the same micro-batch.
 
-    python -m benchmarks.papers.clustering [--quick] [--json FILE]
-
-Token-balanced batches of real sequences are cut into M = 8 micro-batches, as schedules cut them (NestPipe, section
-V.C). For each id of a micro-batch a rank sends 8 bytes, receives a row of DIM float32 and sends its gradient. The naive
-order is the samples' own. The bound is M = 1, where no id travels twice. No order of samples reaches it. Schedules of
-micro-batches send the bound in any order, since they send a row once (exchange/routing.py). The bytes of both orders
-assume micro-batches that share no rows.
-
-A sample is a user's whole sequence (the last 200 tokens). The users of a batch are drawn at random. The headline case
-has Amazon's sports articles. The logs are in ../shared/data. Without them the benchmark measures nothing.
+Token-balanced batches of Amazon's sports articles are cut into M = 8 micro-batches, as schedules cut them (NestPipe,
+section V.C). A sample is a user's last 200 items, and users are drawn at random. For each id of a micro-batch a rank
+sends 8 bytes, receives a row of DIM float32 and sends its gradient. The naive order is the samples' own. The bound is
+M = 1, where no id travels twice. No order of samples reaches it. Schedules of micro-batches send the bound in any
+order, since they send a row once (exchange/routing.py). The bytes of both orders assume micro-batches that share no
+rows.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import harness, processes
+from benchmarks.harness import harness
 from models.data_sets.interactions import by_user_and_time
 from models.data_sets.text_log import ID, INTEGER, read_log
 from tf_fusedrec import ops, tf
@@ -31,23 +27,16 @@ from tf_fusedrec.data.batches import cut, piece_bounds
 from tf_fusedrec.data.plan import closest_cuts
 from tf_fusedrec.data.rows import Ragged, splits_of
 
-DATA = harness.ROOT.parent / "shared" / "data"
+DATA = harness.ROOT.parent / "shared/data/amazon_sports"
+TOKENS = 32768  # of a batch of one rank
 MICRO_BATCHES, DIM, LAST = 8, 64, 200
 BYTES_OF_ID = 8 + 2 * 4 * DIM
-# File, and columns of users, items and times, of each log.
-LOGS = {
-    "amazon_sports": ("interactions.csv.gz", "user_id", "item_id", "timestamp"),
-    "kuairand_explicit": ("log.csv.gz", "user_id", "video_id", "time_ms"),
-    "ml-1m": ("ratings.csv.gz", "user_id", "movie_id", "timestamp"),
-}
-HEADLINE = ("amazon_sports", 32768)  # the log, and the tokens of a batch of one rank
-CASES = [HEADLINE, *((log, tokens) for log in LOGS for tokens in (8192, 32768, 131072) if (log, tokens) != HEADLINE)]
 
 
-def samples_of(name: str, data: pathlib.Path) -> Ragged:
-    """Returns every user's last items of a log, in order of time."""
-    file, user, item, moment = LOGS[name]
-    columns = read_log(data / name / file, {user: ID, item: ID, moment: INTEGER}).columns
+def samples_of(data: pathlib.Path) -> Ragged:
+    """Returns every user's last items, in order of time."""
+    user, item, moment = "user_id", "item_id", "timestamp"
+    columns = read_log(data / "interactions.csv.gz", {user: ID, item: ID, moment: INTEGER}).columns
     order = by_user_and_time(columns[user], columns[moment])
     users, row = np.unique(columns[user][order], return_inverse=True)
     return Ragged(columns[item][order], splits_of(np.bincount(row, minlength=len(users)))).keep_last(LAST)
@@ -76,7 +65,6 @@ def ids_sent(batch: Ragged, micro_batches: int) -> int:
 
 
 def clustered(batch: Ragged, micro_batches: int) -> Ragged:
-    """Returns the batch as the input pipeline clusters it."""
     dataset = tf.data.Dataset.from_tensors({"item": _ragged(batch)})
     (out,) = cluster_samples(dataset, micro_batches, lambda features: features)
     return Ragged(out["item"].values.numpy(), out["item"].row_splits.numpy())
@@ -88,10 +76,15 @@ def _sorted(batch: Ragged) -> np.ndarray:
     return np.array([number for row in sorted(rows) for number in (len(row), *row)])
 
 
-def measure(log: str, tokens: int, batches: int, data: pathlib.Path = DATA) -> dict[str, Any]:
-    """Returns the mean bytes of a rank and step, with ids, rows and gradients, and the median time of clustering."""
+def measure(count: int, data: pathlib.Path = DATA, tokens: int = TOKENS) -> dict[str, Any] | None:
+    """Returns the mean bytes of a rank and step over `count` batches, and the median time of clustering.
+
+    `ratio` is of clustered over naive bytes, `ratio_m1` of M = 1. None: the data are missing.
+    """
+    if not data.is_dir():
+        return None
     naive, clustered_ids, once, seconds = [], [], [], []
-    for batch in batches_of(samples_of(log, data), tokens, batches):
+    for batch in batches_of(samples_of(data), tokens, count):
         new = clustered(batch, MICRO_BATCHES)
         harness.check_equal("samples of a clustered batch", _sorted(new), _sorted(batch))
         naive.append(ids_sent(batch, MICRO_BATCHES))
@@ -103,30 +96,9 @@ def measure(log: str, tokens: int, batches: int, data: pathlib.Path = DATA) -> d
         ops.cluster_samples([ids], [row_splits], sizes, tables=[0])
         seconds.append(time.perf_counter() - begin)
     return {
-        "log": log, "tokens": tokens, "samples": len(batch.row_splits) - 1,
+        "log": data.name, "tokens": tokens, "samples": len(batch.row_splits) - 1,
         "bytes_naive": BYTES_OF_ID * statistics.mean(naive),
         "bytes_clustered": BYTES_OF_ID * statistics.mean(clustered_ids),
         "bytes_m1": BYTES_OF_ID * statistics.mean(once), "ratio": sum(clustered_ids) / sum(naive),
         "ratio_m1": sum(once) / sum(naive), "clustering_ms": 1e3 * statistics.median(seconds),
     }  # fmt: skip
-
-
-def headline(batches: int = 4, data: pathlib.Path = DATA) -> dict[str, Any] | None:
-    """Returns the case whose `ratio` benchmarks.overlap reports as bytes_ratio_clustered, or None without the data."""
-    return measure(*HEADLINE, batches, data) if (data / HEADLINE[0]).is_dir() else None
-
-
-def main() -> None:
-    arguments = harness.parser(__doc__).parse_args()
-    cases = [measure(*case, 1 if arguments.quick else 4) for case in CASES if (DATA / case[0]).is_dir()]
-    harness.print_table("all-to-all bytes of a rank and step, 8 micro-batches: clustered against naive", cases)
-    if not cases:
-        print(f"  {DATA} has none of {sorted(LOGS)}")
-    first = cases[0] if cases and cases[0]["log"] == HEADLINE[0] else {}
-    fields = ("bytes_naive", "bytes_clustered", "bytes_m1", "clustering_ms")
-    result = {"bytes_ratio_clustered": first.get("ratio"), **{name: first.get(name) for name in fields}}
-    harness.write_json(arguments.json, {**result, "micro_batches": MICRO_BATCHES, "dim": DIM, "cases": cases})
-
-
-if __name__ == "__main__":
-    processes.program(main)

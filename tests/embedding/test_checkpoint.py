@@ -309,20 +309,6 @@ def test_a_table_of_another_optimizer_is_refused_with_both_specs(saved):
         fr.checkpoint.load(folder, other)
 
 
-def test_a_missing_table_is_refused_unless_it_may_begin_empty(saved):
-    folder, model, _, _, backend = saved
-    adam = keras.optimizers.legacy.Adam(0.1)
-    more = fr.FusedEmbedding(
-        tables=[fr.TableConfig(name, 4, adam) for name in ("item", "user")],
-        features=[fr.FeatureConfig(name, name) for name in ("item", "user")],
-        backend=backend,
-    )
-    with pytest.raises(ValueError, match=r"holds no table 'user'. It holds \['item', 'tag'\]"):
-        fr.checkpoint.load(folder, more)
-    fr.checkpoint.load(folder, more, partial=True)
-    assert len(more.export_table("item")[0]) == 4 and len(more.export_table("user")[0]) == 0
-
-
 def test_hashed_keys_come_back(tmp_path):
     model, emb, optimizer = _model("tfra", key_encoding="hash")
     _train(model, optimizer, 2)
@@ -380,34 +366,6 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path)
     np.testing.assert_array_equal(second.export_table("second")[1], both.export_table("second")[1])
 
 
-def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
-    """With admission_count=3, two lookups before the checkpoint and one after it make the row."""
-
-    def layer():
-        table = fr.TableConfig(
-            "item", 4, keras.optimizers.legacy.SGD(0.1), limits=fr.Limits(admission_count=3), record_tombstones=True
-        )
-        return fr.FusedEmbedding(tables=[table], features=[fr.FeatureConfig("f", "item")])
-
-    def step(emb, ids):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(emb({"f": tf.constant(ids)})["f"])
-        tape.gradient(loss, emb.trainable_variables)
-
-    first = layer()
-    job = fr.checkpoint.Checkpointer(tmp_path / "c", first, full_every=2)
-    step(first, [7, 8])
-    job.save()
-    step(first, [7])
-    assert first.internals.groups[0].table.size("item") == 0
-    job.save()  # a delta holds all waiting ids
-    job.wait()
-    second = layer()
-    fr.checkpoint.load(tmp_path / "c", second)
-    step(second, [7, 8])
-    assert second.export_table("item")[0].tolist() == [7]
-
-
 def test_rows_that_a_clear_or_a_load_removed_do_not_come_back_with_a_delta(tmp_path):
     model, emb, optimizer = _model()
     job = fr.checkpoint.Checkpointer(tmp_path / "c", model, optimizer, full_every=9)
@@ -429,3 +387,35 @@ def test_rows_that_a_clear_or_a_load_removed_do_not_come_back_with_a_delta(tmp_p
     saved_and_loaded("cleared")
     fr.checkpoint.load(tmp_path / "other", model, optimizer)
     saved_and_loaded("loaded")
+
+
+def test_a_delta_holds_the_rows_that_were_demoted(tmp_path):
+    """Rows of a mixed table that cool change without a lookup."""
+
+    def layer():
+        config = fr.TableConfig(
+            "t", 3, fr.optimizers.Adagrad(0.1), storage=fr.Storage("mixed", True, hot_after=3),
+            limits=fr.Limits(frequency_decay_steps=8), record_tombstones=True,
+        )  # fmt: skip
+        return fr.FusedEmbedding([config], [fr.FeatureConfig("f", "t")])
+
+    def train(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((emb({"f": tf.constant(ids, tf.int64)})["f"] - 1 / 3) ** 2)
+        tape.gradient(loss, emb.trainable_variables)
+
+    emb, loaded = layer(), layer()
+    table, other = (one.internals.groups[0].table for one in (emb, loaded))
+    for _ in range(4):
+        train(range(20))
+    checkpointer = fr.checkpoint.Checkpointer(tmp_path, emb, full_every=8)
+    checkpointer.save()
+    for _ in range(16):
+        train([99])
+    assert table.memory["rows"] == 1, "no row but 99 was looked up since the full save"
+    checkpointer.save()
+    checkpointer.wait()
+    fr.checkpoint.load(tmp_path, loaded)
+    assert _held(loaded) == _held(emb) and other.clock == table.clock and other.memory["rows"] == 1
+    ids, rows = loaded.export_table("t")
+    np.testing.assert_array_equal(rows, loaded({"f": tf.constant(ids)}, training=False)["f"])

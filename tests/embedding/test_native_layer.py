@@ -8,7 +8,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
-from tests.support.ids import INT64_MAX, INT64_MIN
+from tests.support.ids import INT64_MIN
 from tf_fusedrec import keras, ops, optimizers, tf
 from tf_fusedrec.embedding.group import group_tables
 from tf_fusedrec.files.hash_order import table_seed
@@ -33,24 +33,6 @@ def initial(i, name="t", dim=4):
 
 def statistics(emb):
     return emb.internals.groups[0].table.statistics["t"]
-
-
-def test_every_int64_is_an_ordinary_id_and_tables_of_a_group_are_apart():
-    emb = layer(table("item"), table("user"))
-    ids = [INT64_MIN, -1, 0, INT64_MAX, -1]
-    inputs = {"item": tf.constant(ids, tf.int64), "user": tf.constant([-1, INT64_MIN], tf.int64)}
-    for step in range(2):
-        with tf.GradientTape() as tape:
-            out = emb(inputs)
-            loss = tf.reduce_sum(out["item"]) + 2 * tf.reduce_sum(out["user"])
-        for n, i in enumerate(ids):
-            want = initial(i, "item") - 0.5 * step * ids.count(i)
-            np.testing.assert_allclose(out["item"][n], want, atol=1e-6)
-        tape.gradient(loss, emb.trainable_variables)
-    assert emb.export_table("item")[0].tolist() == [INT64_MIN, -1, 0, INT64_MAX]
-    user_ids, rows = emb.export_table("user")
-    assert user_ids.tolist() == [INT64_MIN, -1]
-    np.testing.assert_allclose(rows, [initial(i, "user") - 2 for i in user_ids.tolist()], atol=1e-6)
 
 
 @pytest.mark.parametrize("freeze", ["training_argument", "layer_trainable", "keras_phase"])
@@ -94,15 +76,6 @@ def test_keras_trains_in_fit_and_only_there():
     model.predict(x + 300, verbose=0)
     np.testing.assert_array_equal(emb.export_table("t")[1], trained[1])
     assert statistics(emb)["hits"] == 5 * 32 and statistics(emb)["keys"] == 32
-
-
-def test_no_ids_at_all_is_a_step_too():
-    emb = layer(table(limits=fr.Limits(ttl=2)))
-    for ids in ([1], [], [], []):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(emb({"t": tf.constant(ids, tf.int64)})["t"])
-        tape.gradient(loss, emb.trainable_variables)
-    assert statistics(emb)["evictions"] == 1 and int(emb.optimizers["t"].iterations) == 4
 
 
 RECORDS = [
@@ -242,27 +215,6 @@ def lookup_and_tape(emb, ids):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(emb({"t": tf.constant(ids, tf.int64)})["t"])
     return lambda: tape.gradient(loss, emb.trainable_variables)
-
-
-def test_gradients_of_moved_rows_are_refused_and_change_nothing(tmp_path):
-    """An untrained lookup between another lookup and its gradients moves rows out of memory."""
-    zeros = fr.Zeros()
-    row_bytes = 16 + 4 * 4
-    small = {"tier": fr.Tier(memory_budget=4 * row_bytes, folder=str(tmp_path))}
-    emb, unlimited = layer(table(initializer=zeros, **small)), layer(table(initializer=zeros))
-    for tiered, e in ((True, emb), (False, unlimited)):
-        train = lookup_and_tape(e, [1, 2, 3, 4])
-        e({"t": tf.constant([5, 6, 7, 8])})
-        if tiered:
-            with pytest.raises(tf.errors.FailedPreconditionError, match="rows of training lookup 1 have been evicted"):
-                train()
-        else:
-            train()
-        wanted = {i: 0.0 if tiered or i > 4 else -0.5 for i in range(1, 9)}
-        ids, rows = e.export_table("t")
-        np.testing.assert_array_equal(rows, [[wanted[i]] * 4 for i in ids.tolist()])
-    lookup_and_tape(emb, [1, 2])()
-    assert emb.export_table("t")[1][:2].max() == -0.5
 
 
 def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():

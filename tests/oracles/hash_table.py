@@ -1,6 +1,6 @@
 """Oracle for hash_table: dictionaries of rows, loops over ids. NumPy only; imports nothing from tf_fusedrec.
 
-A key is (segment, id). Updates are plain gradient descent in float32, with sums in the order of arrival.
+A key is (segment, id). Updates are plain gradient descent or Adagrad in float32, with sums in the order of arrival.
 """
 
 import copy
@@ -27,8 +27,15 @@ def pack(batch):
     return np.array(message, np.int64), np.array(splits, np.int32), received
 
 
-def as_float16(numbers):
-    return numbers.astype(np.float16).astype(np.float32)
+def rounded(numbers, storage):
+    """Rounds <float32>[...] to the nearest number of a storage dtype, ties to even, as float32."""
+    numbers = np.asarray(numbers, np.float32)
+    if storage == "float16":
+        return numbers.astype(np.float16).astype(np.float32)
+    if storage == "bfloat16":  # the upper half of a float32
+        bits = numbers.view(np.uint32).astype(np.uint64)
+        return (((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+    return numbers
 
 
 class Exhausted(Exception):
@@ -42,28 +49,30 @@ class Row:
     count: int  # Number of training lookups, as it had decayed at `last`.
     frequency: int = 0  # The same, as it has decayed by now.
     hot: bool = True  # False for rows of a mixed table that are kept in float16.
+    accumulator: np.ndarray | None = None  # <float32>[D] of Adagrad.
 
 
 class TableOracle:
     """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies.
 
-    Each of the six limits is one value for all segments, or a list with one for each. Rows are float32; with hot_after,
-    those with fewer lookups are float16.
+    Each of the six limits is one value for all segments, or a list with one for each. Rows have the storage dtype; with
+    hot_after, rows with fewer lookups are float16 and others float32. The accumulators of 16-bit rows are bfloat16.
     """
 
     def __init__(
         self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
-        frequency_decay_steps=0, record_tombstones=False, window=1, hot_after=0,
+        frequency_decay_steps=0, record_tombstones=False, window=1, hot_after=0, storage="float32", rule="sgd",
     ):  # fmt: skip
         def each(limit):
             return limit if isinstance(limit, list) else [limit] * segments
 
         self.segments, self.max_rows, self.eviction = segments, each(max_rows), each(eviction)
-        self.initial = (lambda key: as_float16(initial(key))) if hot_after else initial
+        self.storage, self.rule = "float16" if hot_after else storage, rule
+        self.initial = lambda key: rounded(initial(key), self.storage)
         self.ttl, self.admission_count, self.max_candidates = each(ttl), each(admission_count), each(max_candidates)
         self.decay, self.record_tombstones = each(frequency_decay_steps), record_tombstones
         self.window, self.hot_after = window, hot_after
-        self.clock = 0
+        self.clock = self.demotions = 0
         self.clear()
 
     def clear(self):
@@ -112,7 +121,9 @@ class TableOracle:
                 raise Exhausted
         for s, ids in enumerate(fresh):
             for i in ids:
-                self.rows[s][i] = Row(self.initial((s, i)), 0, 0, hot=not self.hot_after)
+                self.rows[s][i] = row = Row(self.initial((s, i)), 0, 0, hot=not self.hot_after)
+                if self.rule == "adagrad":
+                    self._store(row, row.numbers, np.full_like(row.numbers, 0.1))
                 self._touch(self.rows[s][i])
                 self.gone[s].discard(i)
             self.counters[s]["inserts"] += len(ids)
@@ -135,9 +146,11 @@ class TableOracle:
         for (s, i), total in sums.items():
             if i in self.rows[s]:
                 row = self.rows[s][i]
-                row.numbers = row.numbers - np.float32(learning_rate) * total
-                if not row.hot:
-                    row.numbers = as_float16(row.numbers)
+                step, accumulator = np.float32(learning_rate) * total, None
+                if self.rule == "adagrad":
+                    accumulator = row.accumulator + total * total
+                    step = step / (np.sqrt(accumulator) + np.float32(1e-7))
+                self._store(row, row.numbers - step, accumulator)
 
     def remove(self, s, ids):
         return sum(self._drop(s, i) for i in ids)
@@ -179,6 +192,12 @@ class TableOracle:
         row.frequency += 1
         row.count = row.frequency
 
+    def _store(self, row, numbers, accumulator):
+        storage = "float32" if self.hot_after and row.hot else self.storage
+        row.numbers = rounded(numbers, storage)
+        if accumulator is not None:
+            row.accumulator = rounded(accumulator, "float32" if storage == "float32" else "bfloat16")
+
     def _is_free(self, row):
         """Returns whether no lookup may still need the row where it is."""
         return row.last + self.window <= self.clock
@@ -198,7 +217,8 @@ class TableOracle:
             for i, row in rows.items() if steps and self.hot_after else ():
                 turn = (table_hash(i) >> 58) * steps // 64
                 if turn == self.clock % steps and row.hot and row.frequency < self.hot_after and self._is_free(row):
-                    row.hot, row.numbers = False, as_float16(row.numbers)
+                    row.hot, self.demotions = False, self.demotions + 1
+                    self._store(row, row.numbers, row.accumulator)
 
     def _drop(self, s, i):
         if self.rows[s].pop(i, None) is None:

@@ -111,6 +111,24 @@ def test_a_look_ahead_of_another_message(table, other):
     np.testing.assert_array_equal(rows, table.find([[[1, 2], [4]]]))
 
 
+def test_reads_as_training(table):
+    message, splits = tf.constant([1, 0, 7], tf.int64), tf.constant([3])
+    ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
+    other, foreign = tf.constant([2, 0, 7, 8], tf.int64), ahead._replace(handles=tf.constant([99], tf.int64))
+    for arguments, words in (
+        ((other, tf.constant([4]), ahead), "of a TableLookAhead of the same 2 ids, got shapes"),
+        ((message, splits, foreign), "handles_ahead must be of a TableLookAhead of this"),
+        ((tf.constant([5, 0, 7], tf.int64), splits), "rank 0"),
+    ):
+        with pytest.raises(Invalid, match=words):
+            ops.table_read(table.handle, *arguments, as_training=True, dim=4)
+    with pytest.raises(Invalid, match="dim must be that of the table, 4, got 3"):
+        ops.table_read(table.handle, message, splits, as_training=True, dim=3)
+    with pytest.raises(Invalid, match="rank 0"):
+        ops.table_lookup(table.handle, tf.constant([5, 0, 7], tf.int64), splits, with_rows=False, dim=4)
+    assert table.statistics() == [[0] * 6] * 2
+
+
 def test_a_look_ahead_of_another_table(table):
     message, splits, _ = pack([[[1, 2], [4]]])
     with new_table(2) as other:
@@ -237,6 +255,7 @@ def test_upkeep(table):
 
 
 SPECS = {
+    "an_unknown_option": ({"limits.max_row": 3, "names": "t"}, "no option limits.max_row, got it for table 't'"),
     "a_rule": ({"rule": "sgdd"}, "rule must be one of sgd, momentum, .* got 'sgdd'"),
     "a_parameter": ({"rule.momentum": 0.5}, "rule sgd: it has no parameter momentum"),
     "a_parameter_in_text": ({"rule.clipnorm": "1"}, "rule.clipnorm of table '' must be a number, got '1'"),
@@ -322,7 +341,7 @@ def test_a_lookup_that_fails_leaves_no_trace(spec, tmp_path):
                 found = one.lookup(batch)
         before = state(table)
         for _ in range(3):  # ids that are known, new, counted, and admitted
-            with pytest.raises(Exhausted, match="max_rows of|memory_budget holds"):
+            with pytest.raises(Exhausted, match="max_rows of|memory_budget holds 4 rows, but a batch needs"):
                 table.lookup([[[1, 3, 4, 1], [5, 6, 7, 8]]])
             assert state(table) == before
         table.apply(found, tf.ones([3, 4]))
@@ -342,15 +361,6 @@ def test_the_clock_ends(table):
     with pytest.raises(Exhausted, match=f"the table's clock is at {most}, the last lookup that it can count"):
         table.lookup([[[1], []]])
     assert ops.table_clock(table.handle).numpy()[0] == most
-
-
-def test_a_memory_budget_smaller_than_a_batch(tmp_path):
-    with new_table(memory_budget=3 * 32, tier_folder=str(tmp_path)) as table:
-        table.train([[[1, 2]]], np.ones([2, 4], np.float32))
-        before = table.find([[[1, 2]]])
-        with pytest.raises(Exhausted, match="memory_budget holds 3 rows, but a batch needs 1 more while"):
-            table.lookup([[[1, 2, 3, 4]]])
-        np.testing.assert_array_equal(table.find([[[1, 2]]]), before)
 
 
 def test_a_table_that_is_gone():

@@ -1,9 +1,4 @@
-"""The training step on a table: lookups, inference lookups and updates against a dictionary.
-
-Four files beside it test the rest: test_properties.py (any sequence of operations),
-test_storage.py (16 bits, two pools), test_upkeep.py (all ops outside the training step) and
-test_errors.py.
-"""
+"""A table's ops: what random histories (test_properties.py) do not show."""
 
 import numpy as np
 import pytest
@@ -17,8 +12,8 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 DTYPES = [tf.float32, tf.float16, tf.bfloat16]
-SOURCES = {
-    "one": [EDGE_CASES["negative_and_extreme"]],
+BATCHES = {
+    **{name: [segments] for name, segments in EDGE_CASES.items()},
     "the_same_twice": [[[1, 2, 3], [3]], [[1, 2, 3], [3]]],
     "one_without_ids": [[[7, 7], [INT64_MIN]], [[], []], [[7], []]],
     "none_has_ids": [[[], []], [[], []]],
@@ -27,32 +22,25 @@ SOURCES = {
 }
 
 
-def random_batch(random, sources, segments, most=40, vocabulary=30):
-    return [
-        [random.integers(-vocabulary, vocabulary, random.integers(0, most)).tolist() for _ in range(segments)]
-        for _ in range(sources)
-    ]
-
-
-def check_answer(table, batch, found):
-    """Asserts initial rows, an inverse that leads every id to the handle of its row, and zeros behind V."""
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_new_rows(batch):
+    """Initial rows, an inverse that leads every id to the handle of its row, and zeros after row V."""
+    segments = max((len(source) for source in batch), default=2)
     received = pack(batch)[2]
-    n = len(received)
-    assert found.rows.shape[0] == 256 * -(-max(n, 1) // 256)
-    np.testing.assert_array_equal(found.rows[:n], np.reshape([table.initial(key) for key in received], [n, table.dim]))
-    assert not np.any(found.rows[n:])
+    n, distinct = len(received), set(received)
+    with new_table(segments, dim=3) as table:
+        initial = np.reshape([table.initial(key) for key in received], [n, 3])
+        np.testing.assert_array_equal(table.find(batch), initial)
+        found = table.lookup(batch)
+        assert found.rows.shape[0] == 256 * -(-max(n, 1) // 256) and not np.any(found.rows[n:])
+        np.testing.assert_array_equal(found.rows[:n], initial)
+        sizes = [sum(s == segment for s, _ in distinct) for segment in range(segments)]
+        assert_same_integers(ops.table_size(table.handle), sizes)
     handles = found.handles.numpy()
-    assert len(set(handles)) == len(handles) == len(set(received)) and (handles != -1).all()
+    assert len(set(handles)) == len(handles) == len(distinct) and (handles != -1).all()
     by_key = dict(zip(received, handles[found.inverse.numpy()]))
     assert_same_integers(handles[found.inverse.numpy()], np.array([by_key[key] for key in received], np.int64))
     assert len(set(by_key.values())) == len(by_key)
-
-
-@pytest.mark.parametrize("segments", EDGE_CASES.values(), ids=EDGE_CASES)
-def test_edge_cases_of_ids(segments):
-    with new_table(len(segments)) as table:
-        check_answer(table, [segments], table.lookup([segments]))
-        assert_same_integers(ops.table_size(table.handle), [len(set(ids)) for ids in segments])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
@@ -73,50 +61,6 @@ def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
     ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
     assert [ops.table_size(table).numpy().tolist() for table in (first, second)] == [[1], [0]]
     assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor does its name exist
-
-
-def test_an_option_that_the_op_lacks_is_refused_by_name():
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="a table has no option limits.max_row, got it for table 't'"
-    ):
-        record = {"name": "t", "dim": 4, "limits.max_row": 3}
-        ops.hash_table(shared_name="tests/lacks", tables=[record])
-
-
-@pytest.mark.parametrize("batch", SOURCES.values(), ids=SOURCES)
-def test_sources(batch):
-    segments = max((len(source) for source in batch), default=2)
-    with new_table(segments, dim=3) as table:
-        np.testing.assert_array_equal(
-            table.find(batch), np.reshape([table.initial(key) for key in pack(batch)[2]], [-1, 3])
-        )
-        check_answer(table, batch, table.lookup(batch))
-        distinct = set(pack(batch)[2])
-        assert_same_integers(
-            ops.table_size(table.handle), [sum(s == segment for s, _ in distinct) for segment in range(segments)]
-        )
-
-
-@pytest.mark.parametrize(("sources", "segments", "dim"), [(1, 1, 1), (2, 3, 4), (3, 2, 33), (4, 1, 16)])
-def test_training_agrees_with_a_dictionary(sources, segments, dim):
-    random = np.random.default_rng(sources)
-    with new_table(segments, dim) as table:
-        oracle = TableOracle(segments, table.initial)
-        for step in range(1, 11):
-            batch = random_batch(random, sources, segments)
-            received = pack(batch)[2]
-            other = random_batch(random, 2, segments, vocabulary=60)
-            np.testing.assert_array_equal(
-                table.find(other), np.reshape(oracle.find(pack(other)[2]), [len(pack(other)[2]), dim])
-            )
-            found = table.lookup(batch)
-            np.testing.assert_array_equal(
-                found.rows[: len(received)], np.reshape(oracle.lookup(received), [len(received), dim])
-            )
-            grads = random.normal(size=(len(received), dim)).astype(np.float32)
-            table.apply(found, grads, scale=0.7, learning_rate=0.1, step=step)
-            oracle.apply(received, grads, 0.7, 0.1)
-            assert table.statistics() == oracle.statistics()
 
 
 def test_large_batches_are_worked_on_by_several_threads_and_answered_alike():
@@ -198,17 +142,6 @@ def test_an_accumulation_that_begins_drops_earlier_sums():
         np.testing.assert_array_equal(table.find([[[1, 2]]]), np.full([2, 2], -3.0))
 
 
-def test_inference_inserts_nothing_and_touches_nothing():
-    with new_table() as table:
-        table.lookup([[[1, 2]]])
-        before = table.records(), table.statistics(), ops.table_clock(table.handle).numpy().tolist()
-        got = table.find([[[2, 3, INT64_MIN, -1]], [[3]]])
-        np.testing.assert_array_equal(got, [table.initial((0, i)) for i in (2, 3, INT64_MIN, -1, 3)])
-        after = table.records(), table.statistics(), ops.table_clock(table.handle).numpy().tolist()
-        np.testing.assert_array_equal(before[0][1], after[0][1])
-        assert before[1:] == after[1:]
-
-
 def test_calls_inside_a_function_run_in_program_order():
     with new_table(dim=1, distribution="constant", a=0.0) as table:
         message, splits, _ = pack([[[4, 4]]])
@@ -243,6 +176,10 @@ def test_shape_functions():
     assert inferred(lookup, resource, message, splits) == [[None, 8], [None], [None]]
     find = lambda table, m, s: ops.table_read(table, m, s, dim=8, dtype=tf.float16)  # noqa: E731
     assert inferred(find, resource, message, splits) == [[None, 8]]
+    peek = lambda table, m, s: ops.table_read(table, m, s, as_training=True, dim=3)  # noqa: E731
+    assert inferred(peek, resource, message, splits) == [[None, 3]]
+    touch = lambda table, m, s: ops.table_lookup(table, m, s, with_rows=False, dim=8)  # noqa: E731
+    assert inferred(touch, resource, message, splits) == [[0, 8], [None], [None]]
     assert inferred(ops.table_size, resource) == [[None]]
     assert inferred(ops.table_statistics, resource) == [[None, 6], [5], [None, 3]]
     assert inferred(ops.table_clock, resource) == [[2]]
@@ -259,3 +196,111 @@ def test_shape_functions():
     )
     with pytest.raises(ValueError, match="Shape must be rank 2 but is rank 1"):
         inferred(apply, resource, (tf.int64, [3]), (tf.int32, [3]), (tf.float32, [3]))
+
+
+def test_a_copy_without_the_clock_trains_alike():
+    """A row whose last lookup has the number of the copy's next one must not count as touched."""
+    with new_table() as table, new_table() as copy:
+        for _ in range(3):
+            table.lookup([[[1, 2]]])
+        copy.restore(*table.records())
+        for one in (table, copy):
+            one.train([[[2, 1, 2]]], np.ones([3, 4], np.float32))
+        np.testing.assert_array_equal(copy.find([[[1, 2]]]), table.find([[[1, 2]]]))
+        np.testing.assert_array_equal(copy.records()[1]["count"], [4, 4])
+
+
+def test_a_delta_holds_what_changed():
+    with new_table() as table:
+        table.train([[[1, 2, 3]]], np.ones([3, 4], np.float32))
+        clock = ops.table_clock(table.handle)
+        assert table.records(since=clock)[0].size == 0
+        table.lookup([[[1, 4]]])  # 1 is touched, which delays its eviction; 4 is made
+        table.train([[[2]]], np.ones([1, 4], np.float32))
+        assert sorted(table.records(since=clock)[0]) == [1, 2, 4]
+        assert sorted(table.records()[0]) == [1, 2, 3, 4]
+
+
+def test_a_part_without_rows_leaves_the_waiting_gradients_pinned():
+    """As on a rank without ids in one of the accumulated steps. Clearing the table drops the sums."""
+    with new_table(1, max_rows=1, eviction="lru") as table:
+        found = table.lookup([[[1]]])
+        ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 4]), scale=1.0)
+        nothing = ops.TableRows(tf.zeros([0, 4]), found.handles[:0], found.inverse[:0])
+        ops.table_accumulate_gradients(table.handle, nothing, tf.zeros([0, 4]), scale=1.0)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="while accumulated gradients wait"):
+            ops.table_remove(table.handle, 0, [1])
+        with pytest.raises(tf.errors.ResourceExhaustedError):  # the row may not leave
+            table.lookup([[[2]]])
+        ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=1)
+        found = table.lookup([[[2]]])
+        ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 4]), scale=1.0)
+        ops.table_clear(table.handle)
+        table.lookup([[[2]]])
+        ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=1)
+        np.testing.assert_array_equal(table.find([[[2]]]), [table.initial((0, 2))])
+
+
+def test_memory_of_keys_does_not_count_copies():
+    ids = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 3000).tolist()
+    key_bytes = lambda table: int(ops.table_statistics(table.handle).bytes[0])  # noqa: E731
+    with new_table() as table, new_table() as once:
+        table.lookup([[ids]] * 64)
+        once.lookup([[ids]])
+        assert key_bytes(table) == key_bytes(once)
+        for _ in range(2):
+            table.restore(*table.records())
+        assert key_bytes(table) == key_bytes(once)
+
+
+def test_statistics_of_bytes():
+    """Counts bytes of keys, and of rows in chunks of at most 16 MB. New rows use the room of removed rows."""
+    with new_table(dim=16) as table:
+        assert_same_integers(ops.table_statistics(table.handle).bytes, [0] * 5)
+        for begin in range(0, 100_000, 10_000):
+            table.lookup([[list(range(begin, begin + 10_000))]])
+        # 64 bytes hold five keys, at a load between 0.60 / 2 and 0.75.
+        least, most = 64 / 5 / 0.75 * 100_000, 2 * 64 / 5 / 0.60 * 100_000
+        keys, rows, *others = ops.table_statistics(table.handle).bytes.numpy().tolist()
+        assert least <= keys <= most
+        assert 100_000 * (16 + 64) <= rows <= 100_000 * (16 + 64) + (32 << 20)
+        assert others == [0, 100_000, 0]
+        for begin in range(0, 1_000_000, 100_000):
+            ops.table_remove(table.handle, 0, list(range(begin, begin + 100_000)))
+            table.lookup([[list(range(begin + 100_000, begin + 200_000))]])
+        assert least <= ops.table_statistics(table.handle).bytes.numpy()[0] <= most
+        assert_same_integers(ops.table_statistics(table.handle).bytes[1:], [rows, 0, 100_000, 0])
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_a_hot_set_that_moves_on_leaves_few_float32_rows(decays):
+    """A set of ids comes for 8 steps and never again. Counts at a halving add up to at most 2 * steps * B, to which the
+    lookups since then add steps * B. So 3 * steps * B / hot_after rows can have been hot since their last turn, beside
+    the rows of the last lookup.
+    """
+    sets, each, hot_after, steps = 100, 64, 4, 16
+    wide, highest = [], 0
+    with new_table(hot_after=hot_after, frequency_decay_steps=steps if decays else 0) as table:
+        for step in range(sets * 8):
+            first = step // 8 * each
+            handles = table.lookup([[list(range(first, first + each))]]).handles.numpy()
+            highest = max(highest, *handles[handles < 2**31].tolist(), 0)
+            wide.append(int(ops.table_statistics(table.handle).bytes[3]))
+        if not decays:
+            assert wide[-1] == sets * each
+            return
+        assert each <= max(wide) <= (3 * steps // hot_after + 1) * each
+        # 64 shards take rows 32 at a time. Rows that are not used again would be 6,400.
+        assert highest < 64 * 32
+        for step in range(2 * steps):
+            table.lookup([[[-1 - step]]])
+        assert int(ops.table_statistics(table.handle).bytes[3]) == 0
+
+
+def test_a_memory_budget_counts_a_row_that_two_sources_ask_for_once(tmp_path):
+    with new_table(memory_budget=100 * 32, tier_folder=str(tmp_path)) as table:
+        for begin in (0, 60, 120):
+            table.lookup([[list(range(begin, begin + 60))]])
+        rows = table.lookup([[list(range(60))]] * 2).rows
+        np.testing.assert_array_equal(rows[:60], rows[60:120])
+        assert int(ops.table_statistics(table.handle).bytes[3]) <= 100

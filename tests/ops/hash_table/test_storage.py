@@ -1,4 +1,4 @@
-"""Storage of rows: 16 bits, rounded to the nearest or stochastically; two pools, by use or by a memory budget.
+"""Rows of 16 bits, rounded to the nearest or stochastically. test_properties.py trains them.
 
 Conversions are compared with NumPy's float16 and TensorFlow's bfloat16, pattern by pattern.
 """
@@ -6,14 +6,11 @@ Conversions are compared with NumPy's float16 and TensorFlow's bfloat16, pattern
 import numpy as np
 import pytest
 
-from tests.oracles.hash_table import pack
 from tests.support.hash_tables import new_table
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-BFLOAT16 = tf.bfloat16.as_numpy_dtype
-NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": BFLOAT16}
-ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 0.0, 0.0]}
+NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype}
 
 
 def rounded(values, storage):
@@ -84,29 +81,6 @@ def test_float32_rows_are_answered_by_the_nearest(dtype):
         np.testing.assert_array_equal(got.astype(np.float32), rounded(values, dtype))
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
-def test_training_rounds_once_after_float32_arithmetic(storage):
-    """Adagrad keeps the row in its storage, and the accumulator of a 16-bit table in bfloat16."""
-    random = np.random.default_rng(0)
-    slot_storage = "float32" if storage == "float32" else "bfloat16"
-    with new_table(dim=7, storage=storage, a=-1.0, **ADAGRAD) as table:
-        ids = list(range(20))
-        row = rounded([table.initial((0, i)) for i in ids], storage)
-        accumulator = rounded(np.full([20, 7], 0.1), slot_storage)
-        for step in range(1, 9):
-            found = table.lookup([[ids]])
-            np.testing.assert_array_equal(found.rows[:20], row)
-            grads = random.normal(size=(20, 7)).astype(np.float32)
-            table.apply(found, grads, learning_rate=0.1, step=step)
-            accumulator = accumulator + grads * grads
-            row = row - np.float32(0.1) * grads / (np.sqrt(accumulator) + np.float32(1e-7))
-            row, accumulator = rounded(row, storage), rounded(accumulator, slot_storage)
-        np.testing.assert_array_equal(table.find([[ids]]), row)
-        keys, records = table.records(wide=["accumulator"])
-        slots = records["accumulator"] if storage == "float32" else records["accumulator"].view(BFLOAT16)
-        np.testing.assert_array_equal(slots.astype(np.float32), accumulator[keys])
-
-
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_new_rows_are_answered_as_they_are_stored(storage):
     """Both forms of the lookup return stored rows, also for ids that admission refuses."""
@@ -137,60 +111,34 @@ def test_stochastic_rounding_is_right_on_average(storage, bits):
             assert 2.5 < moved.std() < 4.5
 
 
-def test_rows_get_hot():
-    """A row has float16 until the third lookup, then float32. The conversion loses nothing."""
-    random = np.random.default_rng(1)
-    with new_table(dim=6, hot_after=3, a=-1.0) as table:
-        row, seen = {}, dict.fromkeys(range(12), 0)
-        for step in range(1, 9):
-            ids = [i for i in range(12) if i % 4 == 0 or step % (i + 1) == 0]
-            found = table.lookup([[ids], [ids[:2]]])
-            for i in ids:
-                row.setdefault(i, rounded(table.initial((0, i)), "float16"))
-                seen[i] += 1
-            np.testing.assert_array_equal(found.rows[: len(ids)], [row[i] for i in ids])
-            grads = random.normal(size=(len(ids) + 2, 6)).astype(np.float32)
-            table.apply(found, grads, learning_rate=0.1, step=step)
-            for n, i in enumerate(ids):
-                total = grads[n] + grads[len(ids) + n] if n < 2 else grads[n]
-                row[i] = row[i] - np.float32(0.1) * total
-                if seen[i] < 3:
-                    row[i] = rounded(row[i], "float16")
-        ids, records = table.records()
-        assert sorted(ids) == sorted(row)
-        np.testing.assert_array_equal(records["row"], [row[i] for i in ids])
-        assert records["pool"].tolist() == [int(seen[i] < 3) for i in ids]
-        assert 0 < records["pool"].sum() < len(ids)
-        rows = ops.table_statistics(table.handle).bytes.numpy()[3:]
-        assert rows.tolist() == [len(ids) - records["pool"].sum(), records["pool"].sum()]
+def test_initial_rows_are_rounded_alike_whenever_they_come():
+    """Stochastic rounding draws from the number, its column and the time. Initial rows ignore the time."""
+    spec = {"dim": 16, "storage": "bfloat16", "stochastic_rounding": True}
+    with new_table(max_rows=4, eviction="lru", **spec) as table, new_table(**spec) as other:
+        first = table.lookup([[[1, 2, 3]]]).rows[:3]
+        for n in range(10, 20):
+            table.lookup([[[n, n + 1]]])
+        assert not {1, 2, 3} & set(table.records()[0].tolist())
+        other.lookup([[[9]]])
+        for one in (table, other):
+            np.testing.assert_array_equal(one.lookup([[[1, 2, 3]]]).rows[:3], first)
 
 
-def test_a_table_four_times_its_memory_budget_trains_bit_by_bit_alike(tmp_path):
-    random = np.random.default_rng(2)
-    row_bytes = 16 + 2 * 4 * 8
-    spec = {"segments": 2, "dim": 8, **ADAGRAD}
-    budget = 300 * row_bytes
-    with new_table(**spec) as plain, new_table(**spec, memory_budget=budget, tier_folder=str(tmp_path)) as tiered:
-        for step in range(1, 41):
-            # Up to 4 * 2 * 30 = 240 of 1200 rows; the same ids from several sources.
-            batch = random.integers(0, 600, [random.integers(1, 5), 2, 30]).tolist()
-            message, splits, received = pack(batch)
-            ops.table_prefetch(tiered.handle, message, splits)
-            grads = random.normal(size=(len(received), 8)).astype(np.float32)
-            answers = []
-            for table in (plain, tiered):
-                found = table.lookup(batch)
-                answers.append(found.rows.numpy())
-                table.apply(found, grads, learning_rate=0.1, step=step)
-            np.testing.assert_array_equal(*answers)
-            other = random.integers(0, 700, [2, 2, 50]).tolist()
-            np.testing.assert_array_equal(plain.find(other), tiered.find(other))
-            in_memory, in_file = ops.table_statistics(tiered.handle).bytes.numpy()[3:]
-            assert in_memory <= 300 and in_memory + in_file == sum(row[0] for row in plain.statistics())
-        assert in_file > 800
-        for segment in range(2):
-            (ids, records), (other_ids, other_records) = (t.records(segment, wide=["a"]) for t in (plain, tiered))
-            np.testing.assert_array_equal(ids, other_ids)
-            for field in set(records.dtype.names) - {"pool"}:
-                np.testing.assert_array_equal(records[field], other_records[field])
-    assert not list(tmp_path.iterdir()), "the file has no name"
+@pytest.mark.parametrize(("rule", "numbers", "slots"), [("rowwise_adagrad", 64, 4), ("adagrad", 128, 0)])
+def test_an_all_cold_table_takes_at_most_55_percent(rule, numbers, slots):
+    """Counts the mapped bytes of 131,072 more rows: header and payload, rounded up to the row's alignment."""
+    rows, per_row = 1 << 17, []
+    parameters = {"rowwise_adagrad": [0.0, 0.1, 1e-7, 0.0, 1.0, 1.0], "adagrad": [0.0, 0.1, 1e-7, 0.0, 0.0]}[rule]
+    for hot_after, number_bytes in ((0, 4), (1 << 30, 2)):
+        with new_table(
+            dim=64, rule=rule, hyperparameters=parameters, distribution="constant", hot_after=hot_after
+        ) as table:
+            mapped = []
+            for n in range(2):
+                table.lookup([[list(range(n * rows, (n + 1) * rows))]])
+                _, first, second, *counts = ops.table_statistics(table.handle).bytes.numpy().tolist()
+                mapped.append(first + second)
+            assert counts == ([0, 2 * rows] if hot_after else [2 * rows, 0])
+        per_row.append((mapped[1] - mapped[0]) / rows)
+        assert 0 <= per_row[-1] - (16 + number_bytes * numbers + slots) < 8  # row-wise slots are float32 in both
+    assert per_row[1] <= 0.55 * per_row[0]

@@ -86,48 +86,6 @@ def test_in_a_graph_with_a_schedule_that_counts_updates():
     np.testing.assert_allclose(moved, [0, 2, 2, 3, 3, 3.5], atol=1e-6)
 
 
-def test_in_keras_fit_it_equals_a_batch_of_k_times_the_size():
-    """Mean losses, so gradient_op "average" makes two batches of 8 one of 16."""
-    histories = {}
-    for accumulate_steps in (1, 2):
-        emb = layer(optimizers.Adagrad(RATE), accumulate_steps)
-        ids = keras.Input([], dtype=tf.int64)
-        model = keras.Model(ids, keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, 1))(emb({"f": ids})["f"]))
-        model.compile(keras.optimizers.legacy.SGD(0.0), "mse")
-        x, y = np.arange(64) % 11, np.linspace(-1, 1, 64)
-        model.fit(x, y, batch_size=16 // accumulate_steps, epochs=3, shuffle=False, verbose=0)
-        histories[accumulate_steps] = emb.export_table("t")[1]
-    np.testing.assert_allclose(histories[2], histories[1], rtol=1e-5)
-
-
-def test_sums_are_of_the_rows_that_were_seen():
-    """A row of the first batch trains with the last. An evaluated or refused row does not train."""
-    emb = layer(optimizers.SGD(1.0), accumulate_steps=3, gradient_op="sum", limits=fr.Limits(admission_count=2))
-    for _ in range(2):  # ids 1, 2 and 3 get their rows, and a whole update of nothing goes by
-        emb({"f": tf.constant([1, 2, 3])})
-    ones = np.ones((2, DIM))
-    train(emb, [1, 8], ones)  # first occurrence of id 8
-    train(emb, [2, 2], ones)
-    emb({"f": tf.constant([3])}, training=False)
-    train(emb, [], ones[:0])
-    ids, rows = emb.export_table("t")
-    assert ids.tolist() == [1, 2, 3]
-    np.testing.assert_allclose(rows[:, 0], [START - 1, START - 2, START], atol=1e-6)
-    assert emb.internals.groups[0].table.statistics["t"]["candidates"] == 1
-    train(emb, [1, 1], ones)
-    np.testing.assert_allclose(emb.export_table("t")[1][0, 0], START - 1, atol=1e-6)
-
-
-def test_clear_forgets_what_waits():
-    emb = layer(optimizers.SGD(1.0), accumulate_steps=2, gradient_op="sum")
-    train(emb, [1], np.ones((1, DIM)))
-    emb.internals.groups[0].table.clear()
-    train(emb, [1], np.ones((1, DIM)))
-    np.testing.assert_allclose(emb.export_table("t")[1], START, atol=1e-6)
-    train(emb, [2], np.ones((1, DIM)))
-    np.testing.assert_allclose(emb.export_table("t")[1], START - 1, atol=1e-6)
-
-
 def test_host_rows_on_a_gpu_accumulate_no_steps(monkeypatch):
     monkeypatch.setattr(places, "on_gpu", lambda: True)
     layer(optimizers.SGD(1.0), accumulate_steps=2)

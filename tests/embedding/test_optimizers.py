@@ -1,5 +1,7 @@
 """With every optimizer that TFRA accepts, rows train as a plain variable whose every row is touched."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -7,37 +9,26 @@ import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
 
 legacy, new, v1 = keras.optimizers.legacy, keras.optimizers, tf.compat.v1.train
+NAMES = {
+    "legacy": (legacy, ["SGD", "Adagrad", "Adam", "RMSprop", "Adadelta", "Adamax", "Nadam"]),
+    "new": (
+        new,
+        ["SGD", "Adam", "AdamW", "RMSprop", "Lion", "Adamax", "Nadam", "Adadelta", "Adagrad", "Ftrl"],
+    ),
+    "v1": (v1, ["GradientDescent", "Adagrad", "Adam", "Ftrl", "RMSProp", "Adadelta", "ProximalAdagrad"]),
+}
 OPTIMIZERS = {
-    "legacy.SGD": lambda: legacy.SGD(0.1),
+    **{
+        f"{kind}.{name}": functools.partial(getattr(module, name + "Optimizer" * (kind == "v1")), 0.1)
+        for kind, (module, names) in NAMES.items()
+        for name in names
+    },
     "legacy.Momentum": lambda: legacy.SGD(0.1, momentum=0.9),
-    "legacy.Adagrad": lambda: legacy.Adagrad(0.1),
-    "legacy.Adam": lambda: legacy.Adam(0.1),
     "legacy.Ftrl": lambda: legacy.Ftrl(0.1, l2_regularization_strength=0.1),
-    "legacy.RMSprop": lambda: legacy.RMSprop(0.1),
-    "legacy.Adadelta": lambda: legacy.Adadelta(0.1),
-    "legacy.Adamax": lambda: legacy.Adamax(0.1),
-    "legacy.Nadam": lambda: legacy.Nadam(0.1),
     "legacy.Adam.schedule": lambda: legacy.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
-    "SGD": lambda: new.SGD(0.1),
     "Momentum": lambda: new.SGD(0.1, momentum=0.9),
-    "Adam": lambda: new.Adam(0.1),
-    "AdamW": lambda: new.AdamW(0.1),
-    "RMSprop": lambda: new.RMSprop(0.1),
-    "Lion": lambda: new.Lion(0.1),
-    "Adamax": lambda: new.Adamax(0.1),
-    "Nadam": lambda: new.Nadam(0.1),
-    "Adadelta": lambda: new.Adadelta(0.1),
-    "Adagrad": lambda: new.Adagrad(0.1),
-    "Ftrl": lambda: new.Ftrl(0.1),
     "Adam.amsgrad": lambda: new.Adam(0.1, amsgrad=True),
-    "v1.GradientDescent": lambda: v1.GradientDescentOptimizer(0.1),
-    "v1.Adagrad": lambda: v1.AdagradOptimizer(0.1),
-    "v1.Adam": lambda: v1.AdamOptimizer(0.1),
     "v1.Momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
-    "v1.Ftrl": lambda: v1.FtrlOptimizer(0.1),
-    "v1.RMSProp": lambda: v1.RMSPropOptimizer(0.1),
-    "v1.Adadelta": lambda: v1.AdadeltaOptimizer(0.1),
-    "v1.ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(0.1),
 }
 TARGET = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], np.float32)
 

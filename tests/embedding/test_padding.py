@@ -1,4 +1,4 @@
-"""Padding ids and masks give zeros without a lookup, and equal plain TensorFlow over the other ids."""
+"""Forms of ids, weights and padding equal plain TensorFlow; padding ids and masks give zeros without a lookup."""
 
 import itertools
 
@@ -53,14 +53,16 @@ def make_form(form, values, dtype):
     return ragged if form == "ragged" else ragged.to_sparse()
 
 
-@pytest.mark.parametrize("backend", ["native", "tfra"])
+@pytest.mark.parametrize(("padding_id", "backend"), [(-1, "native"), (-1, "tfra"), (None, "native")])
 @pytest.mark.parametrize(  # Weights need a combiner.
     ("combiner", "weighted"), [(None, False), *itertools.product(["sum", "mean", "sqrtn"], [False, True])]
 )
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
-def test_rows_and_gradients_are_those_of_plain_tensorflow(form, combiner, weighted, backend):
+def test_rows_and_gradients_are_those_of_plain_tensorflow(form, combiner, weighted, padding_id, backend):
     samples, weights = (SQUARE, SQUARE_WEIGHTS) if form == "dense" else (SAMPLES, WEIGHTS)
-    emb, padding_id = make_layer(-1, combiner, backend=backend), -1
+    if padding_id is None:
+        samples = [[3 if i == P else i for i in sample] for sample in samples]
+    emb = make_layer(padding_id, combiner, backend=backend)
     ids = make_form(form, with_padding(samples, padding_id), tf.int64)
     given = [tf.Variable(sample, dtype=tf.float32) for sample in weights]
     plain = {i: tf.Variable(row, dtype=tf.float32) for i, row in initial_rows([3, 5, 9]).items()}

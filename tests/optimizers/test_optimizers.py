@@ -10,7 +10,6 @@ import pytest
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.optimizers.keras_counterparts import from_keras, resolve
 from tf_fusedrec.optimizers.rules import from_dict
-from tf_fusedrec.optimizers.trainer import Trainer
 
 legacy, new, schedules = keras.optimizers.legacy, keras.optimizers, keras.optimizers.schedules
 RECORDS = {
@@ -212,32 +211,3 @@ def test_optimizers_without_a_record_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=f"Native tables have no counterpart of {words}") as error:
         resolve(make())
     assert "FusedEmbedding(backend='tfra')" in str(error.value)
-
-
-def test_the_state_of_a_number():
-    trainer = Trainer(optimizers.SGD(0.5), name="group")
-    seen = []
-
-    @tf.function
-    def update():
-        rate, step = trainer.current()
-        trainer.iterations.assign_add(1)
-        return rate, step
-
-    for rate in (0.5, 0.25):
-        trainer.learning_rate.assign(rate)
-        seen.append([value.numpy() for value in update()])
-    assert seen == [[0.5, 1], [0.25, 2]] and seen[0][0].dtype == np.float32 and seen[0][1].dtype == np.int64
-    assert trainer.iterations.numpy() == 2 and not trainer.iterations.trainable and not trainer.learning_rate.trainable
-
-
-def test_the_state_of_a_schedule():
-    """A schedule gets the number of past updates, 0 for the first one, as in Keras."""
-    schedule = schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])
-    trainer = Trainer(optimizers.SGD(schedule), name="group")
-    seen = []
-    for _ in range(3):
-        seen.append([value.numpy() for value in trainer.current()])
-        assert float(trainer.learning_rate) == seen[-1][0] and trainer.rates is None
-        trainer.iterations.assign_add(1)
-    assert seen == [[1.0, 1], [0.5, 2], [0.25, 3]] and seen[0][0].dtype == np.float32

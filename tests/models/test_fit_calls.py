@@ -15,8 +15,7 @@ from models.experiment import from_dict
 from models.fit_calls import fit_calls
 from models.prepare import prepare_data
 from tests.models import experiments
-from tests.oracles.cluster_samples import cluster_samples_oracle
-from tf_fusedrec import tf
+from tf_fusedrec import ops, tf
 from tf_fusedrec.data.batches import piece_bounds
 
 PARTITIONS = 3
@@ -110,12 +109,13 @@ def test_clustered_batches_hold_the_same_samples_in_the_order_of_all_their_ids(f
     moved = 0
     for batch, got in zip(plain.dataset, ordered.dataset):
         features = [
-            (table, *_ids_and_splits(one))
-            for table, given in sorted(ids_by_table(experiment.model, batch).items())
+            (number, *_ids_and_splits(one))
+            for number, (_, given) in enumerate(sorted(ids_by_table(experiment.model, batch).items()))
             for one in given
         ]
-        samples = len(features[0][2]) - 1
-        order = cluster_samples_oracle(features, np.diff(piece_bounds(samples, 3)))
+        numbers, ids, splits = zip(*features)
+        samples = len(splits[0]) - 1
+        order = ops.cluster_samples(ids, splits, np.diff(piece_bounds(samples, 3)), tables=numbers).numpy()
         moved += (order != np.arange(samples)).any()
         for name, column in batch.items():
             assert _list(got[name]) == _list(tf.gather(column, order)), name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -70,3 +70,67 @@ def make_slots(optimizer: Any, weights: Sequence[Any]) -> None:
     """Makes the variables that the optimizer's first step would make."""
     if not optimizer.built:
         optimizer.build(weights)
+
+
+def apply_gradients(optimizer: Any, loss: tf.Tensor, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
+    """Applies gradients that exist already, once for each update of the optimizer."""
+    optimizer.apply_gradients(zip(gradients, weights))
+
+
+def intercept(optimizer: Any, with_pairs: Callable[[Callable, list], Any]) -> Callable[[], None]:
+    """Puts a function before the method of an optimizer that all gradients pass. As in legacy.py."""
+    apply, replaced = optimizer.apply, optimizer.__dict__.get("apply")
+
+    def apply_pairs(pairs: Sequence[tuple[Any, Any]]) -> Any:
+        return apply(*map(list, zip(*pairs)))
+
+    def intercepted(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        weights = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        return with_pairs(apply_pairs, list(zip(grads, weights)))
+
+    def undo() -> None:
+        del optimizer.__dict__["apply"]
+        if replaced is not None:
+            optimizer.__dict__["apply"] = replaced
+
+    optimizer.__dict__["apply"] = intercepted
+    return undo
+
+
+def call_model(model: Any, x: Any) -> Any:
+    """The outputs of a training call."""
+    return model(x, training=True) if "training" in model.call_signature_parameters else model(x)
+
+
+def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) -> None:
+    """Counts a loss in the metric "loss", as Keras' own train_step does."""
+    model._loss_tracker.update_state(loss, sample_weight=samples())
+
+
+def loss_metrics(model: Any) -> list[Any]:
+    """The metrics of the losses of `compile`."""
+    return [model._loss_tracker] if model.compiled else []
+
+
+def metrics_of_compile(model: Any) -> list[Any]:
+    """None that model.metrics lacks."""
+    return []
+
+
+def count_step(model: Any) -> None:
+    """Does nothing: Keras 3 counts the calls of train_function."""
+
+
+def layer_calls(model: Any, layer_class: type) -> list[tuple[Any, tuple, dict[str, Any]]]:
+    """The calls of layers of this class in a functional model, with their arguments, in the order of Keras."""
+    nodes = [node for depth in sorted(model._nodes_by_depth, reverse=True) for node in model._nodes_by_depth[depth]]
+    return [
+        (node.operation, node.arguments.args, node.arguments.kwargs)
+        for node in nodes
+        if isinstance(node.operation, layer_class)
+    ]
+
+
+def symbolic_inputs(model: Any) -> Any:
+    """The inputs of a functional model, as it was given them."""
+    return model._inputs_struct

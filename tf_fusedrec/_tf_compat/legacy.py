@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -93,3 +93,88 @@ def make_slots(optimizer: Any, weights: Sequence[Any]) -> None:
         optimizer._create_all_weights(weights)
     else:
         optimizer.build(weights)
+
+
+def apply_gradients(optimizer: Any, loss: tf.Tensor, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
+    """Applies gradients that exist already, once for each update of the optimizer.
+
+    Horovod's optimizers average gradients over ranks in `minimize` and nowhere else.
+    """
+    optimizer.minimize(loss, weights, tape=_Answers(gradients))
+
+
+class _Answers:
+    """Replaces a tape, and returns gradients that exist already."""
+
+    def __init__(self, gradients: Sequence[Any]):
+        self._gradients = gradients
+
+    def __enter__(self) -> _Answers:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def gradient(self, *_: Any) -> Sequence[Any]:
+        return self._gradients
+
+
+def intercept(optimizer: Any, with_pairs: Callable[[Callable, list], Any]) -> Callable[[], None]:
+    """Puts a function before the method of an optimizer that all gradients pass.
+
+    Args:
+      optimizer: It changes, not its class.
+      with_pairs: Function of the former method, which takes pairs as well, and the pairs (gradient, weight).
+
+    Returns:
+      The function that takes the change back.
+    """
+    apply, replaced = optimizer.apply_gradients, optimizer.__dict__.get("apply_gradients")
+
+    def intercepted(grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        return with_pairs(lambda pairs: apply(pairs, *args, **kwargs), list(grads_and_vars))
+
+    def undo() -> None:
+        del optimizer.__dict__["apply_gradients"]
+        if replaced is not None:
+            optimizer.__dict__["apply_gradients"] = replaced
+
+    optimizer.__dict__["apply_gradients"] = intercepted
+    return undo
+
+
+def call_model(model: Any, x: Any) -> Any:
+    """The outputs of a training call."""
+    return model(x, training=True)
+
+
+def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) -> None:
+    """Does nothing: compute_loss has counted the loss in the metric "loss"."""
+
+
+def loss_metrics(model: Any) -> list[Any]:
+    """The metrics of the losses of `compile`."""
+    return getattr(getattr(model, "compiled_loss", None), "metrics", [])
+
+
+def metrics_of_compile(model: Any) -> list[Any]:
+    """The metrics of `compile`, which model.metrics lacks before the first step."""
+    containers = [getattr(model, name, None) for name in ("compiled_loss", "compiled_metrics")]
+    values = tf.nest.flatten([list(vars(container).values()) for container in containers if container is not None])
+    return [value for value in values if isinstance(value, keras.metrics.Metric)]
+
+
+def count_step(model: Any) -> None:
+    """Counts a training step where Keras' callbacks and summaries read it."""
+    model._train_counter.assign_add(1)
+
+
+def layer_calls(model: Any, layer_class: type) -> list[tuple[Any, tuple, dict[str, Any]]]:
+    """The calls of layers of this class in a functional model, with their arguments, in the order of Keras."""
+    nodes = [node for depth in sorted(model._nodes_by_depth, reverse=True) for node in model._nodes_by_depth[depth]]
+    return [(node.layer, node.call_args, node.call_kwargs) for node in nodes if isinstance(node.layer, layer_class)]
+
+
+def symbolic_inputs(model: Any) -> Any:
+    """The inputs of a functional model, as it was given them."""
+    return model._nested_inputs

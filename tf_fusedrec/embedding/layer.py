@@ -25,6 +25,8 @@ from tf_fusedrec.tables.keras_savers import TableState
 if KERAS_IS_LEGACY:
     from tf_fusedrec.tables import legacy_savers  # noqa: F401  Makes tf_keras' savers know tables.
 
+# Keras 3 computes masks of a functional model when it runs. A mask of tf_keras is a symbol itself.
+_WITHOUT_MASK = () if KERAS_IS_LEGACY else (keras_api.KerasTensor,)
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -108,7 +110,7 @@ class _ScaledLoss(CallHooks):
         self._optimizer = optimizer
 
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        scale = self._optimizer.loss_scale
+        scale = keras_api.loss_scale(self._optimizer)
         wide = {i: tf.cast(tf.convert_to_tensor(grad), tf.float32) / scale for i, grad in gradients.items()}
         bad = tf.add_n([tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.int64)) for grad in wide.values()])
         first = step.lookups[min(gradients)]
@@ -306,6 +308,8 @@ class FusedEmbedding(keras.layers.Layer):
     ):
         super().__init__(name=name or keras_api.unique_layer_name(type(self).__name__), dtype="float32", **kwargs)
         self.supports_masking = True
+        self.supports_jit = False  # lookups have no XLA kernels; Keras 3 then chooses no jit_compile
+        self._allow_non_tensor_positional_args = True  # Keras 3: ids may be lists
         collectives.check_init()
         options = LayerOptions(
             seed=seed,
@@ -384,10 +388,26 @@ class FusedEmbedding(keras.layers.Layer):
             name: is_kept(self.internals.features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
             if self.internals.features[name].combiner is None
-            and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+            and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor, *_WITHOUT_MASK))
             and len(np.shape(ids)) > 1
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
+
+    def compute_output_spec(self, inputs: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        """The symbolic rows of a functional model of Keras 3, which traces no lookup."""
+        return {name: self._symbolic_rows(name, ids) for name, ids in inputs.items()}
+
+    def _symbolic_rows(self, name: str, ids: Any) -> Any:
+        if name not in self.internals.features or not isinstance(ids, keras_api.KerasTensor):
+            form = self.internals.flat_features({name: ids}, None, None)[name].form  # or its error
+            is_dense = isinstance(form, tf.Tensor)
+            ids = keras_api.KerasTensor(form.shape, form.dtype.name, ragged=not is_dense)
+        group = next(group for group in self.internals.all_groups if name in group.output_dtype)
+        dim, dtype = group.config.tables[0].dim, group.output_dtype[name]
+        if self.internals.features[name].combiner is not None:
+            return keras_api.KerasTensor((ids.shape[0], dim), dtype)
+        ragged = len(ids.shape) > 1 and (ids.ragged or ids.sparse)
+        return keras_api.KerasTensor((*ids.shape, dim), dtype, ragged=ragged)
 
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
         features = self.internals.flat_features(inputs, weights, mask)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import keras_api, tf
 from tf_fusedrec.exchange.horovod import Horovod
 from tf_fusedrec.exchange.job_end import start_watchdog
 
@@ -282,6 +282,7 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
     """Sets the variables, in the same order on all ranks, to rank 0's values. Eager."""
     with _waiting("broadcast_variables"):
         for number, variable in enumerate(variables):
+            variable = keras_api.tf_variable(variable)
             variable.assign(_engine.broadcast(variable.read_value(), name=f"fusedrec.broadcast.{number}"))
 
 

@@ -6,10 +6,10 @@ update. FusedEmbedding(accumulate_steps=k) does the same for rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
 from tf_fusedrec.exchange import collectives, model_state
 
 Pairs = Iterable[tuple[Any, tf.Variable]]  # gradients and their weights
@@ -32,9 +32,13 @@ def distributed_optimizer(
     Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
 
     Args:
-      optimizer: Optimizer of tf_keras, of either kind.
+      optimizer: Optimizer of Keras 3, or of tf_keras, of either kind.
       accumulate_steps: k, number of steps per update, which applies their mean gradient, as in FusedEmbedding. A
         PipelinedModel takes k from its layers. Gradients are exchanged once in k steps.
+
+    Raises:
+      ValueError: Horovod's DistributedOptimizer averages already; or, under Keras 3, Keras would put the optimizer into
+        a LossScaleOptimizer, which calls it on some ranks only.
     """
     if collectives.size() > 1:
         optimizer = averaging(optimizer)
@@ -45,9 +49,8 @@ def distributed_optimizer(
 def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns a new optimizer of the same class and configuration that averages gradients before it applies them.
 
-    Keras aggregates gradients in one method of the optimizer, in every training loop: after the tape,
-    before clipping, and before a LossScaleOptimizer checks that values are finite. `minimize`, a user's
-    `apply_gradients` and both kinds of Keras optimizers call it.
+    All gradients pass one method of the optimizer in every training loop: aggregate_gradients of tf_keras, apply of
+    Keras 3. It runs after the tape, before clipping, and before a LossScaleOptimizer checks that values are finite.
 
     Raises:
       ValueError: Horovod's DistributedOptimizer averages already.
@@ -56,14 +59,26 @@ def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     _check_not_of_horovod(optimizer_type)
     if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _Averaging):
         return optimizer
-    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+    scales_loss = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+    if scales_loss and KERAS_IS_LEGACY:
         # It lets its inner optimizer aggregate, and looks for values that are not finite after that.
         inner = averaging(optimizer.inner_optimizer)
         return optimizer_type.from_config({**optimizer.get_config(), "inner_optimizer": inner})
+    if not KERAS_IS_LEGACY and not scales_loss and keras.mixed_precision.global_policy().name == "mixed_float16":
+        raise ValueError(
+            f"distributed_optimizer got {optimizer_type.__name__} under the policy mixed_float16. Keras would put it "
+            "into a LossScaleOptimizer, which does not call it on ranks with an overflow. Use distributed_optimizer("
+            "keras.mixed_precision.LossScaleOptimizer(optimizer)), or the policy mixed_bfloat16."
+        )
     # The name and module stay, so that a saved optimizer loads without this class.
     module = {"__module__": optimizer_type.__module__}
-    averaging_type: Any = type(optimizer_type.__name__, (_Averaging, optimizer_type), module)
-    return averaging_type.from_config(optimizer.get_config())
+    mixin = _LegacyAveraging if KERAS_IS_LEGACY else _Keras3Averaging
+    averaging_type: Any = type(optimizer_type.__name__, (mixin, optimizer_type), module)
+    config = optimizer.get_config()
+    if scales_loss:
+        inner = optimizer.inner_optimizer
+        return averaging_type(**{**config, "inner_optimizer": type(inner).from_config(inner.get_config())})
+    return averaging_type.from_config(config)
 
 
 def _check_not_of_horovod(optimizer_type: type) -> None:
@@ -87,20 +102,9 @@ class _Averaging:
         super().__init_subclass__(**kwargs)
         _check_not_of_horovod(cls)
 
-    def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
-        # The tape also watches weights of frozen layers, which are in no list of the optimizer.
-        for argument in (*args, *kwargs.values()):
-            self._start_equal(getattr(argument, "watched_variables", tuple)())
-        return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
-
-    def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
-        pairs = list(grads_and_vars)
-        self._start_equal([variable for _, variable in pairs])
+    def _averages(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+        self._start_equal([keras_api.tf_variable(variable) for _, variable in pairs])
         return [(None if gradient is None else collectives.average(gradient), variable) for gradient, variable in pairs]
-
-    def _aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
-        """The same method under its name in keras.optimizers.legacy."""
-        return self.aggregate_gradients(grads_and_vars)
 
     def _start_equal(self, variables: Sequence[tf.Variable]) -> None:
         """Gives new variables, and those that the traced step has read, the same values on all ranks."""
@@ -113,9 +117,32 @@ class _Averaging:
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 return
             steps = int(self.iterations)  # type: ignore[attr-defined]
-            slots = [variable for variable in self.variables() if variable.ref() not in self._known]  # type: ignore[attr-defined]
+            slots = map(keras_api.tf_variable, keras_api.optimizer_variables(self))
+            slots = [variable for variable in slots if variable.ref() not in self._known]
             model_state.equal_start([*new, *slots], steps)
             self._known.update(variable.ref() for variable in new)
+
+
+class _LegacyAveraging(_Averaging):
+    def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
+        # The tape also watches weights of frozen layers, which are in no list of the optimizer.
+        for argument in (*args, *kwargs.values()):
+            self._start_equal(getattr(argument, "watched_variables", tuple)())
+        return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
+
+    def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
+        return self._averages(list(grads_and_vars))
+
+    def _aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
+        """The same method under its name in keras.optimizers.legacy."""
+        return self.aggregate_gradients(grads_and_vars)
+
+
+class _Keras3Averaging(_Averaging):
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        weights = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
+        pairs = self._averages(list(zip(grads, weights)))
+        super().apply([gradient for gradient, _ in pairs], trainable_variables)  # type: ignore[misc]
 
 
 def _read_by_step() -> list[tf.Variable]:
@@ -141,7 +168,7 @@ def accumulate(optimizer: Any, steps: int) -> None:
     """Makes the optimizer's apply_gradients change the weights in every k-th call. A second call with k is allowed.
 
     Args:
-      optimizer: Optimizer of tf_keras, of either kind. It changes.
+      optimizer: Optimizer of Keras 3, or of tf_keras, of either kind. It changes.
       steps: k >= 1; 1 leaves the optimizer as it is.
 
     Raises:
@@ -158,13 +185,21 @@ def accumulate(optimizer: Any, steps: int) -> None:
         )
     if sums is not None or steps == 1:
         return
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        if optimizer.gradient_accumulation_steps == steps:
+            return
+        raise ValueError(
+            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps "
+            f"{optimizer.gradient_accumulation_steps}, and the tables of the model accumulate_steps {steps}. Use no "
+            "gradient_accumulation_steps, because the optimizer gets the tables' number."
+        )
     if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
             f"accumulate_steps {steps} does not work with a LossScaleOptimizer, which skips steps of dense weights or "
             "of tables separately. Use the policy mixed_bfloat16, or accumulate_steps=1."
         )
     optimizer.__dict__[_SUMS] = sums = _GradientSums(optimizer, steps)
-    optimizer.__dict__["apply_gradients"] = sums.apply_gradients
+    keras_api.intercept(optimizer, sums.apply_pairs)
 
 
 def make_sums(optimizer: Any, weights: Iterable[tf.Variable]) -> None:
@@ -186,19 +221,19 @@ def _sums_of(optimizer: Any) -> Any:
 
 
 class _GradientSums:
-    """The sums of waiting gradients, and the replacement of the optimizer's apply_gradients."""
+    """The sums of waiting gradients, and the function before the optimizer's own."""
 
     def __init__(self, optimizer: Any, steps: int):
         self.steps = steps
         self._optimizer = optimizer
-        self._apply = optimizer.apply_gradients
         self._sums: dict[Any, tf.Variable] = {}  # by reference of the weight
         with tf.init_scope():
             self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradient_sums/waiting")
 
-    def apply_gradients(self, grads_and_vars: Pairs, *args: Any, **kwargs: Any) -> tf.Tensor:
+    def apply_pairs(self, apply: Callable[[list], Any], pairs: list[tuple[Any, Any]]) -> tf.Tensor:
         """Adds gradients. Every k-th call applies their mean. Returns the optimizer's number of updates."""
-        pairs = list(grads_and_vars)
+        if not KERAS_IS_LEGACY:  # Keras 3 makes slots where they are missing, which must not be inside of tf.cond
+            keras_api.make_slots(self._optimizer, [weight for _, weight in pairs])
         added = [
             self.sum_of(weight).assign_add(tf.cast(tf.convert_to_tensor(grad), weight.dtype))
             for grad, weight in pairs
@@ -212,21 +247,25 @@ class _GradientSums:
                 (None if grad is None else self.sum_of(weight).read_value() / self.steps, weight)
                 for grad, weight in pairs
             ]
-            self._apply(means, *args, **kwargs)
+            apply(means)
             self.clear()
-            return tf.identity(self._optimizer.iterations)
+            return self._updates()
 
-        return tf.cond(tf.equal(waiting, self.steps), update, lambda: tf.identity(self._optimizer.iterations))
+        return tf.cond(tf.equal(waiting, self.steps), update, self._updates)
+
+    def _updates(self) -> tf.Tensor:
+        return tf.identity(keras_api.tf_variable(self._optimizer.iterations))
 
     def clear(self) -> None:
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._waiting.assign(0)
 
-    def sum_of(self, weight: tf.Variable) -> tf.Variable:
+    def sum_of(self, weight: Any) -> tf.Variable:
         """The sum of a weight's gradients, made by the first call."""
-        if weight.ref() not in self._sums:
+        variable = keras_api.tf_variable(weight)
+        if variable.ref() not in self._sums:
             with tf.init_scope():
-                zeros = tf.zeros(weight.shape, weight.dtype)
-                self._sums[weight.ref()] = tf.Variable(zeros, trainable=False, name="gradient_sums/sum")
-        return self._sums[weight.ref()]
+                zeros = tf.zeros(variable.shape, variable.dtype)
+                self._sums[variable.ref()] = tf.Variable(zeros, trainable=False, name="gradient_sums/sum")
+        return self._sums[variable.ref()]

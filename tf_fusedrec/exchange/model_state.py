@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.exchange import collectives
 
 _LOG = logging.getLogger("tf_fusedrec.exchange.model_state")
@@ -34,13 +34,17 @@ def dense_weights(model: keras.Model) -> list[tf.Variable]:
 
 def state_of(model: keras.Model) -> list[tf.Variable]:
     """The weights of a model that no gradient trains: moving statistics, constants, counters, but not metrics."""
-    of_metrics = {variable.ref() for metric in model.metrics for variable in metric.variables}
-    return [weight for weight in model.weights if not weight.trainable and weight.ref() not in of_metrics]
+    of_metrics = {_ref(variable) for metric in model.metrics for variable in metric.variables}
+    return [weight for weight in model.weights if not weight.trainable and _ref(weight) not in of_metrics]
 
 
 def values_of(variables: Iterable[tf.Variable]) -> Iterator[tuple[str, np.ndarray]]:
     """The name and value of each variable. Copies one variable at a time to host memory. Eager."""
-    return ((variable.name, variable.numpy()) for variable in variables)
+    return ((keras_api.variable_name(variable), variable.numpy()) for variable in variables)
+
+
+def _ref(variable: Any) -> Any:
+    return keras_api.tf_variable(variable).ref()
 
 
 def digests(weights: Iterable[tuple[str, np.ndarray]]) -> list[Digest]:
@@ -175,6 +179,7 @@ def average_state(model: keras.Model, samples: int = 1, steps: int = 0) -> None:
         return
     variables, aggregation = state_of(model), tf.VariableAggregation
     report = samples, steps, digests(values_of(variables))
+    variables = [keras_api.tf_variable(variable) for variable in variables]
     samples_of, steps_of, of_ranks = zip(*collectives.all_gather_object(report))
     if len({len(of_rank) for of_rank in of_ranks}) > 1:
         return  # a comparison will name the difference
@@ -205,8 +210,11 @@ def _spread(model: keras.Model, averaged: set[Any], share: float) -> dict[Any, n
     """By reference of a moving variance, the square of the distance from this rank's mean to the mean of all."""
     spread = {}
     for layer in model._flatten_layers():
-        mean, variance = getattr(layer, "moving_mean", None), getattr(layer, "moving_variance", None)
-        if isinstance(mean, tf.Variable) and isinstance(variance, tf.Variable) and mean.ref() in averaged:
+        of_layer = [getattr(layer, name, None) for name in ("moving_mean", "moving_variance")]
+        if not all(hasattr(value, "assign") for value in of_layer):
+            continue
+        mean, variance = map(keras_api.tf_variable, of_layer)
+        if mean.ref() in averaged:
             mean_here = mean.numpy().astype(np.float64)
             spread[variance.ref()] = np.square(mean_here - _sum(share * mean_here).numpy())
     return spread

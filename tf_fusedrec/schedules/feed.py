@@ -13,13 +13,14 @@ often on all ranks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import tf, unconverted
+from tf_fusedrec._tf_compat import keras, keras_api, tf, unconverted
 from tf_fusedrec.data.batches import no_samples, num_samples
 from tf_fusedrec.embedding import tables_in
 from tf_fusedrec.embedding.features import placing_ids
@@ -41,7 +42,14 @@ class Read(NamedTuple):
 
 def steps_at_once(model: Any) -> int:
     """Number of steps between two callbacks: steps_per_execution of compile, or the steps left of an epoch if fewer."""
-    return int(model._steps_per_execution or 1)
+    return int(model.steps_per_execution or 1)
+
+
+def iterator_of(source: Any) -> tf.data.Iterator:
+    """The iterator itself; for train_on_batch and test_on_batch of Keras 3, an iterator of their generator's batch."""
+    if isinstance(source, tf.data.Iterator):
+        return source
+    return iter(tf.data.Dataset.from_tensors(keras.utils.pack_x_y_sample_weight(*next(source))))
 
 
 class Feed:
@@ -79,6 +87,7 @@ class Feed:
         self._wrap = wrap
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
+        iterator = iterator_of(iterator)
         iterator_before, self._iterator = self._iterator, None  # an error leaves none
         if iterator is not iterator_before:
             self.drain()
@@ -159,7 +168,7 @@ class Feed:
             samples = num_samples(reads[0].data)
             self._trained.assign_add(tf.stack([samples, tf.cast(samples > 0, tf.int64)]))
         with tf.control_dependencies(tf.nest.flatten(logs)):
-            self._model._train_counter.assign_add(1)  # Keras counts here; its callbacks and summaries read it
+            keras_api.count_step(self._model)
         return logs, reads[1].goes_on
 
     def _change_states(self, name: str, change: Callable[[Sequence[Read], Any], Any]) -> None:
@@ -319,26 +328,50 @@ class EqualSteps:
         compiled: bool,
     ):
         self._model, self._step, self._put_together, self._compiled = model, step, put_together, compiled
+        self._name = name
         self._read = self._wrap(lambda iterator: _read(iterator, name))
         self._steps: dict[str, Callable] = {}  # by the structure of the batches
         self._empty: tuple[Any, Any] = (None, None)  # an iterator, and no samples of the form of its last result
 
-    def __call__(self, iterator: Any) -> Any:
-        key = repr(iterator.element_spec)
+    def __call__(self, source: Any) -> Any:
+        iterator, batches = self._batches(source)
+        key = repr(getattr(iterator, "element_spec", None))
         if key not in self._steps:
-            self._steps[key] = self._wrap(self._step, [tf.nest.map_structure(_of_any_size, iterator.element_spec)])
+            options: dict[str, Any] = {"reduce_retracing": True}
+            if iterator is not None:
+                options = {"input_signature": [tf.nest.map_structure(_of_any_size, iterator.element_spec)]}
+            self._steps[key] = self._wrap(self._step, **options)
         results: list[Any] = []
-        while len(results) < steps_at_once(self._model):
-            batch = self._read(iterator)
-            if not batch.goes_on:
-                break
-            result = self._steps[key](batch.data)
+        for batch in itertools.islice(batches, steps_at_once(self._model)):
+            result = self._steps[key](batch)
             if self._put_together is concatenated:
-                result = self._of_last_form(result, iterator, int(num_samples(batch.data)))
+                result = self._of_last_form(result, iterator, int(num_samples(batch)))
             results.append(result)
         if not results:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
         return self._put_together(results)
+
+    def _batches(self, source: Any) -> tuple[Any, Iterator[Any]]:
+        """The iterator of a source, None without one, and its batches as long as a rank has data.
+
+        Keras 3 reads for `predict` by itself: a list of marked batches (keras_3_inputs.EqualAdapter), or one of
+        predict_on_batch.
+        """
+        if isinstance(source, list):
+            return None, self._marked(source)
+        iterator = iterator_of(source)
+        return iterator, self._data_of(iterator)
+
+    def _data_of(self, iterator: Any) -> Iterator[Any]:
+        while (read := self._read(iterator)).goes_on:
+            yield read.data
+
+    def _marked(self, batches: list[Any]) -> Iterator[Any]:
+        for *mark, batch in batches:
+            has_data = tf.cast(mark[0] if mark else True, tf.int32)
+            if not collectives.all_reduce_sum(has_data, name=self._name) > 0:
+                return
+            yield batch
 
     def _of_last_form(self, predictions: Any, iterator: Any, samples: int) -> Any:
         """The predictions for a batch; without samples, in the form of the batch before.
@@ -351,8 +384,8 @@ class EqualSteps:
             return predictions
         return self._empty[1] if self._empty[0] is iterator else predictions
 
-    def _wrap(self, function: Callable, signature: Any = None) -> Callable:
-        return tf.function(unconverted(function), input_signature=signature) if self._compiled else function
+    def _wrap(self, function: Callable, **options: Any) -> Callable:
+        return tf.function(unconverted(function), **options) if self._compiled else function
 
 
 def last(logs: list[Any]) -> Any:

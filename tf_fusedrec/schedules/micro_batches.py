@@ -25,11 +25,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.data.batches import cut, known_num_samples
+from tf_fusedrec._tf_compat import keras, keras_api, tf
+from tf_fusedrec.data.batches import cut, known_num_samples, num_samples
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.planned_calls import RunningStep, plan_step, running, running_step
-from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch, working_on
+from tf_fusedrec.schedules.uneven_batches import BatchWeight, Guard, MicroBatch, mean_loss, working_on
 
 
 def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor]:
@@ -73,10 +73,11 @@ def _train(
             around.enter_context(working_on(model, part))
             guard = around.enter_context(Guard(model, piece)) if may_be_empty else None
             with tf.GradientTape() as tape:
-                y_pred = model(x, training=True)
+                y_pred = keras_api.call_model(model, x)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
                 if loss is None:
                     raise ValueError(f"{model.name!r} has no loss to train with. Use compile(loss=...).")
+                keras_api.track_loss(model, mean_loss(model, loss), lambda piece=piece: num_samples(piece))
                 loss = loss * tf.cast(part.share, loss.dtype)
             gradients = tape.gradient(loss, model.trainable_variables)
             if guard is not None:
@@ -95,27 +96,8 @@ def _train(
     with tf.control_dependencies([received[i] for i in positions]):
         identity = functools.partial(tf.nest.map_structure, tf.identity, expand_composites=True)
         sums = [None if total is None else identity(total) for total in sums]
-    model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
+    keras_api.apply_gradients(model.optimizer, tf.add_n(losses), sums, model.trainable_variables)
     return logs
-
-
-class _Answers:
-    """Replaces a tape, and returns gradients that exist already. So `minimize` of any optimizer applies them once.
-
-    Horovod's optimizers average gradients over ranks in `minimize` and nowhere else.
-    """
-
-    def __init__(self, gradients: list[Any]):
-        self._gradients = gradients
-
-    def __enter__(self) -> _Answers:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def gradient(self, *_: Any) -> list[Any]:
-        return self._gradients
 
 
 def _sum(parts: list[Any]) -> Any:

@@ -72,6 +72,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             )
         super().__init__(*args, **kwargs)
         self._row_movement = RowMovement()
+        self.supports_jit = False  # Keras 3 then chooses no jit_compile
         self.schedule = schedule
 
     @property
@@ -120,7 +121,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             super().compile_from_config(config)  # warns, and leaves the model as it is
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if not isinstance(self.optimizer, keras.optimizers.legacy.Optimizer):  # files have none of their slots
+        if not KERAS_IS_LEGACY or not isinstance(self.optimizer, keras.optimizers.legacy.Optimizer):  # files have none
             make_optimizer_slots(self)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -191,7 +192,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if self._runs_alone():
             return super().make_test_function(force)
         if not isinstance(self.test_function, EqualSteps) or force:
-            self.test_function: Any = self._equal_steps("test", self.test_step, self._test_counter)
+            self.test_function: Any = self._equal_steps("test", self.test_step)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
@@ -199,7 +200,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         if self._runs_alone():
             return super().make_predict_function(force)
         if not isinstance(self.predict_function, EqualSteps) or force:
-            self.predict_function: Any = self._equal_steps("predict", self.predict_step, self._predict_counter)
+            self.predict_function: Any = self._equal_steps("predict", self.predict_step)
         return self.predict_function
 
     def _accumulate_gradients(self) -> None:
@@ -215,17 +216,20 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     def _runs_alone(self) -> bool:
         """Returns whether no other rank takes part in the model's steps."""
-        if collectives.size() > 1 and self.autotune_steps_per_execution:
+        if collectives.size() > 1 and getattr(self, "autotune_steps_per_execution", False):
             raise ValueError(
                 "steps_per_execution 'auto' is chosen by every rank for itself, so callbacks of ranks would wait for "
                 "one another at different steps. Use compile(steps_per_execution=N), the same on all ranks."
             )
         return collectives.size() == 1
 
-    def _equal_steps(self, verb: str, step: Callable[[Any], Any], counter: tf.Variable) -> EqualSteps:
+    def _equal_steps(self, verb: str, step: Callable[[Any], Any]) -> EqualSteps:
+        counter = getattr(self, f"_{verb}_counter", None)  # of tf_keras
+
         def counted(data: Any) -> Any:
             outputs = step(data)
-            counter.assign_add(1)
+            if counter is not None:
+                counter.assign_add(1)
             return outputs
 
         put_together = concatenated if verb == "predict" else last
@@ -283,16 +287,23 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         return super().get_metrics_result()
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        return self._logs_of_all_ranks(logs, super()._validate_and_get_metrics_result)
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        """The same method under its name in Keras 3."""
+        return self._logs_of_all_ranks(logs, super()._get_metrics_result_or_logs)
+
+    def _logs_of_all_ranks(self, logs: Any, logs_of_keras: Callable[[Any], Any]) -> Any:
         """Logs of all ranks. Keras asks for them once, at the end of an epoch's training and of an evaluation.
 
         Metrics are computed from the summed states of all ranks. Logs of a user's own train_step or test_step that are
         not the model's metrics are averaged over ranks.
         """
         if collectives.size() == 1:
-            return super()._validate_and_get_metrics_result(logs)
+            return logs_of_keras(logs)
         self._average_state()
         with summed_over_ranks(self.metrics):
-            results = super()._validate_and_get_metrics_result(logs)
+            results = logs_of_keras(logs)
         return averaged(logs) if results is logs else results
 
     def embedding_inputs(self, x: Any) -> list[EmbeddingCall]:

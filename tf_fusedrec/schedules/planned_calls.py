@@ -16,12 +16,13 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras, tf, unconverted
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf, unconverted
 from tf_fusedrec.embedding import CallHooks, FusedEmbedding, Lookup, Step, embeddings_of
 from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful, written
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MicroBatch, working_on
 
+_CLEARED = () if KERAS_IS_LEGACY else ("_losses", "_loss_ids")  # by _clear_losses
 _REMEDY = "Use an embedding_inputs method of the model that gives the calls of a training step"
 
 
@@ -62,20 +63,17 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
     """
     if set(required_embeddings(model)) - set(model.layers):
         return None
-    nodes = [
-        node
-        for depth in sorted(model._nodes_by_depth, reverse=True)  # the order in which Keras runs them
-        for node in model._nodes_by_depth[depth]
-        if isinstance(node.layer, FusedEmbedding)
-    ]
-    outputs = []
-    for node in nodes:
-        arguments = {**dict(zip(("inputs", "weights"), node.call_args)), **node.call_kwargs}
-        outputs.append({name: arguments[name] for name in EmbeddingCall._fields if arguments.get(name) is not None})
+    calls, outputs = keras_api.layer_calls(model, FusedEmbedding), {}
+    for number, (_, args, kwargs) in enumerate(calls):
+        arguments = {**dict(zip(("inputs", "weights"), args)), **kwargs}
+        # A dict: Keras takes one output out of its list or tuple.
+        outputs[str(number)] = {
+            name: arguments[name] for name in EmbeddingCall._fields if arguments.get(name) is not None
+        }
     with tf.init_scope():
-        # A tuple: Keras takes a list of one output out of its list.
-        front = keras.Model(model._nested_inputs, tuple(outputs))
-    return [EmbeddingCall(node.layer, **arguments) for node, arguments in zip(nodes, front(x, training=True))]
+        front = keras.Model(keras_api.symbolic_inputs(model), outputs)
+    arguments_of = front(x, training=True)
+    return [EmbeddingCall(layer, **arguments_of[str(number)]) for number, (layer, *_) in enumerate(calls)]
 
 
 class _Reached(BaseException):
@@ -104,7 +102,7 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
         )
     try:
         with embeddings[0].internals.using(_StopAtCall()):
-            model(x, training=True)
+            keras_api.call_model(model, x)
     except _Reached as reached:
         graph, *arguments = reached.args
     else:
@@ -179,8 +177,7 @@ def _traced_calls(model: Any, x: Any) -> tuple[list[tuple[FusedEmbedding, dict[s
 
 def _weights(model: Any) -> list[tf.Variable]:
     """The weights that the model's layers have. Keras' properties refuse a model with layers that have none yet."""
-    layers = model._flatten_layers()
-    return [weight for layer in layers for weight in [*layer._trainable_weights, *layer._non_trainable_weights]]
+    return [keras_api.tf_variable(w) for layer in model._flatten_layers() for w in keras_api.own_weights(layer)]
 
 
 def _check_repeatable(
@@ -196,7 +193,8 @@ def _check_repeatable(
     variables = {id(weight.handle): weight.name for weight in _weights(model)}
     assigned = [handle for handle in written(scratch) if id(handle) in known or id(handle) not in variables]
     layers = [layer for layer in model._flatten_layers() if layer.trainable and model.steps_ahead]
-    trained = [weight.handle for layer in layers for weight in layer._trainable_weights]
+    weights = [weight for layer in layers for weight in keras_api.own_weights(layer) if weight.trainable]
+    trained = [keras_api.tf_variable(weight).handle for weight in weights]
     causes = [f"the operation {op_type} ({name})" for op_type, name in stateful(scratch, operations)]
     for verb, handles in (("assigns", assigned), ("trains", trained)):
         for handle in handles:
@@ -241,7 +239,7 @@ def _restore_attributes(
         if name == "_callable_losses" and name in values:
             value[:] = contents[name]
         # Names with _self_ are TensorFlow's own lists of the other attributes.
-        if name.startswith("_self_") or not (counted or _has_tensor_of(scratch, value)):
+        if name.startswith("_self_") or name in _CLEARED or not (counted or _has_tensor_of(scratch, value)):
             continue
         if name not in values:
             delattr(layer, name)

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.schedules import micro_batches, staged_step
 from tf_fusedrec.schedules.staged_step import Stages
+from tf_fusedrec.schedules.uneven_batches import keras_train_step
 
 LARGEST_LEAD = 4  # NestPipe's five stages work on five batches
 
@@ -61,7 +62,7 @@ class Schedule:
         """
         if self.stages.micro_batches:
             return micro_batches.train_step(model, data, self.stages.micro_batches)
-        return keras.Model.train_step(model, data)
+        return keras_train_step(model, data)
 
     def start(self, model: Any, batches: Sequence[Any]) -> Any:
         """Begins the work on the first batches of an iterator. Traced, collective.

@@ -21,10 +21,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras, keras_api, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
 from tf_fusedrec.data.batches import num_samples
 from tf_fusedrec.embedding import CallHooks, FusedEmbedding, embeddings_of
 from tf_fusedrec.exchange import collectives
@@ -89,7 +89,9 @@ class Guard:
         self._has_samples = num_samples(data) > 0
         self._before: dict[Any, tf.Tensor] = {}  # values of variables, by reference
         self._replaced = contextlib.ExitStack()
-        self._anchors = {weight.ref() for embedding in embeddings_of(model) for weight in embedding.weights}
+        self._anchors = {
+            keras_api.tf_variable(weight).ref() for embedding in embeddings_of(model) for weight in embedding.weights
+        }
 
     def __enter__(self) -> Guard:
         self._before = {variable.ref(): variable.read_value() for variable in _variables(self._model)}
@@ -98,7 +100,7 @@ class Guard:
         for embedding in embeddings_of(self._model):
             self._replaced.enter_context(embedding.internals.using(_SelectedGradients(self._selected)))
         for optimizer in _optimizers(self._model):
-            self._replaced.enter_context(self._selecting(optimizer))
+            self._replaced.callback(keras_api.intercept(optimizer, self._apply_selected))
         return self
 
     def __exit__(self, error_type: Any, *_: Any) -> None:
@@ -117,10 +119,10 @@ class Guard:
 
     def gradient(self, gradient: Any, weight: tf.Variable) -> Any:
         """The gradient of a weight, zero where the batch has no samples. An anchor's gradient follows from no batch."""
-        if gradient is None or weight.ref() in self._anchors:
+        if gradient is None or keras_api.tf_variable(weight).ref() in self._anchors:
             return gradient
         # Horovod and the timeline take the name of the tensor for the all-reduce.
-        name = "gradient_of/" + re.sub(r"[^A-Za-z0-9_./-]", "_", weight.name.split(":")[0])
+        name = "gradient_of/" + re.sub(r"[^A-Za-z0-9_./-]", "_", keras_api.variable_name(weight).split(":")[0])
         if isinstance(gradient, tf.IndexedSlices):
             values = self._selected(gradient.values, name)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -132,7 +134,7 @@ class Guard:
             return logs
         kept = self._model.get_metrics_result()
         if set(kept) != set(logs):  # of a user's own step; its "loss" is seldom the metric of that name
-            for metric in getattr(getattr(self._model, "compiled_loss", None), "metrics", []):
+            for metric in keras_api.loss_metrics(self._model):
                 kept.pop(metric.name, None)
 
         def select(name: str, value: Any) -> Any:
@@ -154,22 +156,8 @@ class Guard:
         selected.set_shape(tensor.shape)
         return selected
 
-    @contextlib.contextmanager
-    def _selecting(self, optimizer: Any) -> Iterator[None]:
-        """Calls of the optimizer's apply_gradients inside get selected gradients."""
-        apply, replaced = optimizer.apply_gradients, optimizer.__dict__.get("apply_gradients")
-
-        def apply_selected(grads_and_vars: Iterable[tuple[Any, tf.Variable]], *args: Any, **kwargs: Any) -> Any:
-            pairs = [(self.gradient(gradient, weight), weight) for gradient, weight in grads_and_vars]
-            return apply(pairs, *args, **kwargs)
-
-        optimizer.__dict__["apply_gradients"] = apply_selected
-        try:
-            yield
-        finally:
-            del optimizer.__dict__["apply_gradients"]
-            if replaced is not None:
-                optimizer.__dict__["apply_gradients"] = replaced
+    def _apply_selected(self, apply: Callable[[list], Any], pairs: list[tuple[Any, Any]]) -> Any:
+        return apply([(self.gradient(gradient, weight), weight) for gradient, weight in pairs])
 
     def _create(self, create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         variable = create(**kwargs)
@@ -208,19 +196,17 @@ def _variables(model: Any) -> list[tf.Variable]:
 
     A model names its own ones in `alike_on_all_ranks`: a counter of steps, or a mean that weighs the loss of all ranks.
     """
-    alike = {variable.ref() for variable in getattr(model, "alike_on_all_ranks", ())}
+    alike = {keras_api.tf_variable(variable).ref() for variable in getattr(model, "alike_on_all_ranks", ())}
     weights = [
         weight
         for layer in model._flatten_layers()
         if not isinstance(layer, _ALIKE_ON_ALL_RANKS)
-        for weight in [*layer._trainable_weights, *layer._non_trainable_weights]
+        for weight in keras_api.own_weights(layer)
         if not weight.trainable  # all ranks hold the others alike, and compare them
     ]
-    # model.metrics lacks those of `compile` before the first step.
-    containers = [getattr(model, name, None) for name in ("compiled_loss", "compiled_metrics")]
-    of_compile = tf.nest.flatten([list(vars(container).values()) for container in containers if container is not None])
-    metrics = [*model.metrics, *(value for value in of_compile if isinstance(value, keras.metrics.Metric))]
-    variables = [*weights, *(variable for metric in metrics for variable in metric.variables)]
+    metrics = [*model.metrics, *keras_api.metrics_of_compile(model)]
+    of_metrics = [variable for metric in metrics for variable in metric.variables]
+    variables = map(keras_api.tf_variable, [*weights, *of_metrics])
     return list({variable.ref(): variable for variable in variables if variable.ref() not in alike}.values())
 
 
@@ -248,8 +234,10 @@ class MeanOverSamples:
             if step in vars(cls):  # of the package or of a user
                 setattr(cls, step, guarded(vars(cls)[step]))
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
-        loss = super().compute_loss(x, y, y_pred, sample_weight)  # type: ignore[misc]
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **training: Any
+    ) -> Any:
+        loss = super().compute_loss(x, y, y_pred, sample_weight, **training)  # type: ignore[misc]
         if collectives.size() == 1 or loss is None or self.__dict__.get("_evaluates") or are_sums(self):
             return loss
         batch = self.micro_batch.batch
@@ -258,11 +246,13 @@ class MeanOverSamples:
             batch = BatchWeight(tf.reduce_sum(self.loss_weights([data])))
         if batch.factor is None:  # the first micro-batch
             batch.factor = _factor(self, batch.weight)
+        self.__dict__["_mean_loss"] = loss  # for mean_loss
         return loss * tf.cast(batch.factor, loss.dtype)
 
     @guarded
     def train_step(self, data: Any) -> Any:
-        return super().train_step(data)  # type: ignore[misc]
+        step = super().train_step  # type: ignore[misc]
+        return keras_train_step(self, data) if step.__func__ is keras.Model.train_step else step(data)
 
     @guarded
     def predict_step(self, data: Any) -> Any:
@@ -290,6 +280,26 @@ class MeanOverSamples:
           <float32>[M], >= 0.
         """
         return tf.cast(tf.stack([num_samples(piece) for piece in pieces]), tf.float32)
+
+
+def keras_train_step(model: Any, data: Any) -> Any:
+    """keras.Model.train_step. In Keras 3 its metric "loss" counts the mean over the samples of this rank."""
+    if KERAS_IS_LEGACY or collectives.size() == 1:
+        return keras.Model.train_step(model, data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = keras_api.call_model(model, x)
+        loss = model.compute_loss(x, y, y_pred, sample_weight)
+        scaled = model.optimizer.scale_loss(loss)
+    keras_api.track_loss(model, mean_loss(model, loss), lambda: num_samples(data))
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def mean_loss(model: Any, loss: tf.Tensor) -> tf.Tensor:
+    """The mean over the samples of this rank, of which compute_loss has made `loss`."""
+    return model.__dict__.pop("_mean_loss", loss)
 
 
 def weigh_by_samples(model: keras.Model) -> keras.Model:

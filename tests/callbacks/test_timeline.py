@@ -167,32 +167,19 @@ def image(tmp_path_factory):
     return Image.open(path)
 
 
-@pytest.fixture(scope="module")
-def pixel(image):
-    def at(lane, share):
-        """Returns the color of a lane's bars at their bottom, at a share of the step."""
-        row = timeline.TOP + timeline.LANE * (lane + 1) - 8
-        return image.getpixel((timeline.LEFT + int(timeline.WIDTH * share), row))
-
-    return at
-
-
 @pytest.mark.parametrize(
-    "lane, kind, begin, end", [(0, WAIT, 0, 0.2), (1, EXCHANGE, 0.2, 0.6), (2, TABLE, 0.1, 0.3), (3, COMPUTE, 0.5, 1)]
-)
-def test_every_kind_has_its_lane(pixel, lane, kind, begin, end):
-    for share in (0.05, 0.15, 0.25, 0.45, 0.55, 0.85):  # no line of the grid
-        assert (pixel(lane, share) == timeline.LANES[kind][0]) == (begin < share < end), share
-
-
-def test_exposed_exchanges_are_red(pixel):
-    # The exchange of 0.2 to 0.6 without the table's op until 0.3 and the compute from 0.5.
-    assert [pixel(4, share) == timeline.LANES[timeline.EXPOSED][0] for share in (0.25, 0.35, 0.45, 0.55)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    "lane, kind, begin, end",
+    [
+        (0, WAIT, 0, 0.2), (1, EXCHANGE, 0.2, 0.6), (2, TABLE, 0.1, 0.3), (3, COMPUTE, 0.5, 1),
+        # The exchange without the table's op until 0.3 and the compute from 0.5.
+        (4, timeline.EXPOSED, 0.3, 0.5),
+    ],
+)  # fmt: skip
+def test_every_kind_has_its_lane_and_exposed_exchanges_are_red(image, lane, kind, begin, end):
+    row = timeline.TOP + timeline.LANE * (lane + 1) - 8  # bottom of the bars
+    for share in (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.85):  # no line of the grid
+        pixel = image.getpixel((timeline.LEFT + int(timeline.WIDTH * share), row))
+        assert (pixel == timeline.LANES[kind][0]) == (begin < share < end), share
 
 
 def test_the_legend_names_every_colour_and_stays_inside(image):

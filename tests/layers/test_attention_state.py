@@ -1,4 +1,7 @@
-"""A layer that is extended by the pieces of a row gives the outputs of the whole row, or refuses to be extended."""
+"""A layer that is extended by the pieces of a row gives the outputs of the whole row, or refuses to be extended.
+
+tests/models/test_kept_states.py asks layers for candidates in pieces, and keeps the tokens that `attend` returns.
+"""
 
 import functools
 
@@ -107,47 +110,6 @@ def test_pieces_of_a_row_equal_the_whole_row(make, stock):
             np.testing.assert_array_equal(after.row_splits, splits_of(history))
 
 
-@pytest.mark.parametrize("make", [LAYERS["research"], LAYERS["production"]], ids=["research", "production"])
-def test_candidates_in_pieces_equal_all_at_once(make):
-    """Every piece meets the same state (M-FALCON). The products of dense layers depend on the number of tokens."""
-    rows = Rows(make(), [79, 72], [9, 1])
-    history = rows.lengths - rows.targets
-    _, state = rows.extend(np.zeros_like(history), history, None)
-    together, _ = rows.extend(history, rows.lengths, state, rows.targets)
-    pieces = []
-    for begin in range(0, 9, 2):
-        begins, ends = (np.minimum(history + n, rows.lengths) for n in (begin, begin + 2))
-        pieces.append(rows.extend(begins, ends, state, ends - begins)[0])
-    assert_near(jagged.concat(pieces), together)
-
-
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_the_tokens_of_a_request_are_what_the_state_grows_by(make):
-    """A cache appends the new tokens of `attend`, and `extend` returns the grown state. They are the same numbers."""
-    rows = Rows(make())
-    history = rows.lengths - rows.targets
-    _, state = rows.extend(np.zeros_like(history), history // 2, None)
-    x, times = rows.piece(history // 2, rows.lengths)
-    given = rows.given(times, rows.targets)
-    want, grown = rows.layer.extend(x, state, **given)
-    y, new = rows.layer.attend(x, state, **given)
-    np.testing.assert_array_equal(y.values, want.values)
-    for before, part, whole in zip(state, new, grown):
-        if part is not None:
-            kept = [row[:count] for row, count in zip(part.to_list(), history - history // 2)]
-            assert whole.to_list() == [old + row for old, row in zip(before.to_list(), kept)]
-
-
-def test_events_that_are_not_kept_come_again():
-    rows = Rows(LAYERS["research"]())
-    history = rows.lengths - rows.targets
-    open_events = np.minimum(history, 1)
-    x, times = rows.piece(np.zeros_like(history), history)
-    _, state = rows.layer.extend(x, None, times, keep=tf.constant(history - open_events))
-    y, _ = rows.extend(history - open_events, rows.lengths, state, rows.targets)
-    assert_near(y, jagged.last(rows.whole(), y.row_lengths()))
-
-
 def test_a_state_with_context_takes_targets_only():
     rows = Rows(LAYERS["research"]())
     history, masks = rows.lengths - rows.targets, {"contextual_length": 2}
@@ -204,17 +166,5 @@ def test_wrong_arguments_of_extend():
     for keep in (history + 1, history * 0 - 1):
         with pytest.raises(refused, match="keep must be between 0 and the number of x's tokens that are no targets"):
             rows.layer.extend(x, None, times, keep=tf.constant(keep))
-
-
-def test_positions_continue_behind_the_state():
-    rows = Rows(LAYERS["research"]())
-    history = rows.lengths - rows.targets
-    layer = PositionEmbedding(80)
-    want = layer(rows.x, num_targets=tf.constant(rows.targets))
-    half = history // 2
-    first = layer(rows.piece(np.zeros_like(half), half)[0])
-    rest, targets = rows.piece(half, rows.lengths)[0], tf.constant(rows.targets)
-    got = jagged.concat([first, layer(rest, num_targets=targets, before=tf.constant(half))])
-    np.testing.assert_array_equal(got.values, want.values)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_sequence_length = 80"):
-        layer(rest, before=tf.constant(half + 60))
+    with pytest.raises(refused, match="longer than max_sequence_length = 80"):
+        PositionEmbedding(80)(x, before=tf.constant(history + 60))

@@ -1,9 +1,8 @@
-"""Losses equal float64 loops and an independent reference; simulated ranks check the global mean."""
+"""Losses equal float64 loops; simulated ranks check the global mean. layers/test_sasrec.py has a reference loss."""
 
 import numpy as np
 import pytest
 
-from tests.layers.cases import oracle_file
 from tf_fusedrec import losses
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
@@ -53,27 +52,16 @@ def retrieval_batch(positions, seed=0):
 @pytest.mark.parametrize("positions", [0, 1, 20])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_sampled_softmax_against_loops(positions, own, normalize):
+@pytest.mark.parametrize("corrected", [False, True])
+def test_sampled_softmax_against_loops(positions, own, normalize, corrected):
     arrays, chosen = retrieval_batch(positions)
     chosen = chosen if own else None
-    expected = sampled_softmax_oracle(*arrays, 0.3, chosen, normalize)
-    ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, normalize=normalize)
-    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)  # float64 on both sides
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_log_q_is_taken_off_every_logit(own):
-    arrays, chosen = retrieval_batch(20)
-    chosen = chosen if own else None
     of_item = np.log(np.random.default_rng(1).dirichlet(np.ones(8)))
-    log_q = of_item[arrays[3]], of_item[arrays[4]]
-    expected = sampled_softmax_oracle(*arrays, 0.3, chosen, log_q=log_q)
-    ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, log_q=log_q)
-    np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    # Equally likely items add a constant, which does not change the softmax.
-    flat = np.full(len(arrays[3]), -2.0), np.full(len(arrays[4]), -2.0)
-    ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, log_q=flat)
-    np.testing.assert_allclose(ours, sampled_softmax_oracle(*arrays, 0.3, chosen), rtol=1e-12)
+    log_q = (of_item[arrays[3]], of_item[arrays[4]]) if corrected else None
+    expected = sampled_softmax_oracle(*arrays, 0.3, chosen, normalize, log_q)
+    options = {"chosen": chosen, "normalize": normalize, "log_q": log_q}
+    ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, **options)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)  # float64 on both sides
 
 
 def shared_logits(chosen, source):
@@ -153,26 +141,6 @@ def test_a_zero_vector_gets_a_finite_gradient():
     assert np.all(np.isfinite(tape.gradient(nll, zero)))
 
 
-def test_sampled_softmax_equals_the_reference_model():
-    arrays, settings = oracle_file("model_tiny_sasrec")
-    items = arrays["p___embedding_module___item_emb__weight"]
-    lengths, ids = arrays["lengths"], arrays["ids"]
-    query = np.concatenate([row[:n] for row, n in zip(arrays["seq_embeddings"], lengths)])
-    positive_ids = np.concatenate([row[1 : n + 1] for row, n in zip(ids, lengths)])
-    nll = losses.sampled_softmax(
-        query,
-        tf.constant(items[positive_ids]),
-        tf.constant(items),
-        positive_ids,
-        tf.range(len(items)),
-        settings["temperature"],
-        chosen=tf.constant(arrays["negatives"]),
-    )
-    loss = losses.global_mean(nll, tf.ones_like(nll), name="reference")
-    # The limit is twice the file's float32 noise plus one rounding of its 26 float32 queries (logits up to 20).
-    np.testing.assert_allclose(loss, arrays["loss"], atol=2 * arrays["noise_loss"] + 20 * 2**-23)
-
-
 def test_bfloat16_is_reduced_in_float32():
     arrays, _ = retrieval_batch(5)
     vectors = [tf.cast(x, tf.bfloat16) for x in arrays[:3]]
@@ -239,17 +207,24 @@ def test_weighted_binary_cross_entropy():
     np.testing.assert_allclose(plain, values[:2].mean(), rtol=1e-12)
 
 
-def test_refusals():
-    x, ids = tf.ones([2, 3]), tf.constant([1, 2])
-    with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
-        losses.sampled_softmax(x, x, x, ids, ids, 0)
-        sampled_softmax_of_catalogue(x, x, ids, ids[:, tf.newaxis], 0)
-    for rows, names in ((x[0], ids), (x, ids[:, tf.newaxis])):
-        with pytest.raises(ValueError, match=r"negatives must be \[U, D\] and negative_ids \[U\], got "):
-            losses.sampled_softmax(x, x, rows, ids, names, 1.0)
-    with pytest.raises(ValueError, match="reused_from needs chosen"):
-        losses.sampled_softmax(x, x, x, ids, ids, 1.0, reused_from=ids[:, tf.newaxis])
-    with pytest.raises(ValueError, match="weights must have the shape of values"):
-        losses.global_mean(tf.ones([2]), tf.ones([3]), name="loss")
-    with pytest.raises(ValueError, match="labels must have the shape of logits"):
-        losses.weighted_binary_cross_entropy(tf.ones([2]), tf.ones([2, 1]), name="loss")
+REFUSALS = [
+    (lambda x, ids: losses.sampled_softmax(x, x, x, ids, ids, 0), "temperature must be > 0, got 0"),
+    (lambda x, ids: sampled_softmax_of_catalogue(x, x, ids, ids[:, None], 0), "temperature must be > 0, got 0"),
+    (
+        lambda x, ids: losses.sampled_softmax(x, x, x[0], ids, ids, 1.0),
+        r"must be \[U, D\] and negative_ids \[U\], got ",
+    ),
+    (
+        lambda x, ids: losses.sampled_softmax(x, x, x, ids, ids[:, None], 1.0),
+        r"must be \[U, D\] and negative_ids \[U\]",
+    ),
+    (lambda x, ids: losses.sampled_softmax(x, x, x, ids, ids, 1.0, reused_from=ids[:, None]), "reused_from needs chos"),
+    (lambda x, ids: losses.global_mean(x[0], x[:, 0], name="loss"), "weights must have the shape of values"),
+    (lambda x, ids: losses.weighted_binary_cross_entropy(x[0], x, name="loss"), "labels must have the shape of logits"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSALS)
+def test_refusals(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(tf.ones([2, 3]), tf.constant([1, 2]))

@@ -106,33 +106,36 @@ def test_hit_rate_ndcg_mrr():
     assert exact.mrr(ranks) == pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 1000) / 4)
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="1-D and of one length"):
-        exact.auc([1, 0], [0.5])
-    with pytest.raises(ValueError, match="labels must be 0 or 1, got 2"):
-        exact.auc([1, 2], [0.5, 0.1])
-    with pytest.raises(ValueError, match="scores must be finite, got nan"):
-        exact.auc([1, 0], [0.5, np.nan])
-    with pytest.raises(ValueError, match="weight must be one of .*got 'size'"):
-        exact.gauc([1], [1], [1.0], weight="size")
-    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
-        exact.hit_rate(np.array([1]), 0)
-    with pytest.raises(ValueError, match="ranks count from 1, got 0"):
-        exact.ndcg(np.array([0, 3]), 10)
-    users, items, ids = np.ones((2, 3)), np.ones((4, 3)), np.arange(4)
-    rank = exact.rank_of_target
-    with pytest.raises(ValueError, match=r"must share D, got \(2, 3\) and \(4, 2\)"):
-        rank(users, items[:, :2], ids, [0, 1])
-    with pytest.raises(ValueError, match="item_ids must name each of the 4 items"):
-        rank(users, items, ids[:3], [0, 1])
-    with pytest.raises(ValueError, match="target_ids must hold one id per query"):
-        rank(users, items, ids, [0])
-    with pytest.raises(ValueError, match="item_ids must be distinct"):
-        rank(users, items, [1, 1, 2, 3], [0, 1])
-    with pytest.raises(ValueError, match="must be given together"):
-        rank(users, items, ids, [0, 1], seen_ids=[1])
-    for splits in ([0, 1], [0, 2, 1], [1, 1, 1], [0, 1, 2]):
-        with pytest.raises(ValueError, match="seen_row_splits must run from 0 to len"):
-            rank(users, items, ids, [0, 1], [1], splits)
-    with pytest.raises(ValueError, match="scores of queries 0 .. 1 are not finite"):
-        rank(users * np.nan, items, ids, [0, 1])
+QUERIES, ITEMS = np.ones((2, 3)), np.ones((4, 3))
+
+
+def ranked(queries=QUERIES, items=ITEMS, item_ids=(0, 1, 2, 3), target_ids=(0, 1), **seen):
+    return exact.rank_of_target(queries, items, np.array(item_ids), target_ids, **seen)
+
+
+REFUSALS = [
+    (lambda: exact.auc([1, 0], [0.5]), "1-D and of one length"),
+    (lambda: exact.auc([1, 2], [0.5, 0.1]), "labels must be 0 or 1, got 2"),
+    (lambda: exact.auc([1, 0], [0.5, np.nan]), "scores must be finite, got nan"),
+    (lambda: exact.gauc([1], [1], [1.0], weight="size"), "weight must be one of .*got 'size'"),
+    (lambda: exact.hit_rate(np.array([1]), 0), "k must be >= 1, got 0"),
+    (lambda: exact.ndcg(np.array([0, 3]), 10), "ranks count from 1, got 0"),
+    (lambda: ranked(items=np.ones((4, 2))), r"must share D, got \(2, 3\) and \(4, 2\)"),
+    (lambda: ranked(item_ids=(0, 1, 2)), "item_ids must name each of the 4 items"),
+    (lambda: ranked(target_ids=[0]), "target_ids must hold one id per query"),
+    (lambda: ranked(item_ids=(1, 1, 2, 3)), "item_ids must be distinct"),
+    (lambda: ranked(seen_ids=[1]), "must be given together"),
+    (lambda: ranked(np.full((2, 3), np.nan)), "scores of queries 0 .. 1 are not finite"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSALS)
+def test_refusals(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("splits", [[0, 1], [0, 2, 1], [1, 1, 1], [0, 1, 2]])
+def test_splits_that_lie_are_refused(splits):
+    with pytest.raises(ValueError, match="seen_row_splits must run from 0 to len"):
+        ranked(seen_ids=[1], seen_row_splits=splits)

@@ -90,16 +90,6 @@ def test_states_are_summed_over_ranks(name, monkeypatch):
     assert abs(np.mean([float(ranks[i].result()) for i in (0, 2)]) - expected) > 1e-3
 
 
-def test_weights_count_as_repeats():
-    labels, logits, repeats = np.array([1, 0, 1, 0]), np.array([0.5, 0.5, -1.0, 2.0]), np.array([2, 1, 3, 0])
-    for name, metric in make().items():
-        if "auc" in name and name != "auc" or name == "weighted":
-            continue
-        metric.update_state(labels, logits, sample_weight=repeats)
-        expected = expectations(np.repeat(labels, repeats), np.repeat(logits, repeats), np.zeros(6))[name]
-        assert float(metric.result()) == pytest.approx(expected), name
-
-
 def test_logits_beyond_the_bins_and_one_class():
     metric = streaming.AUC()
     metric.update_state([1, 1], [3.0, 1e9])

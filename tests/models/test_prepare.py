@@ -1,4 +1,7 @@
-"""Data are prepared once, and again when the input changes; wrong data are refused by name."""
+"""Data are prepared once, and again when the input changes; wrong data are refused by name.
+
+One job at a time writes an output folder.
+"""
 
 import dataclasses
 
@@ -9,6 +12,7 @@ from models.data_sets.layouts import read_info
 from models.experiment import from_dict
 from models.experiment.data_config import DataConfig
 from models.prepare import prepare_data
+from models.run_folder import claim
 
 RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
 
@@ -109,3 +113,17 @@ def test_refusals(tmp_path):
     converted = prepare_data(movielens(raw), tmp_path / "data")
     with pytest.raises(ValueError, match="holds retrieval data, but the experiment's task is 'ranking'"):
         prepare_data(with_data(source="kuairand", input=str(converted)), tmp_path)
+
+
+def test_a_second_job_is_refused_until_the_first_one_has_ended(tmp_path):
+    first = claim(tmp_path / "run")
+    with pytest.raises(ValueError, match="another job writes to '.*/run'. Wait for its end, or pass another --output"):
+        claim(tmp_path / "run")
+    first.close()
+    claim(tmp_path / "run").close()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="--output '.*/file/run' cannot be written: .*Pass another --output"):
+        claim(tmp_path / "file/run")

@@ -5,6 +5,7 @@ import pytest
 
 from models.experiment.model_config import RetrievalConfig
 from models.retrieval import HSTURetrieval
+from tests.losses.test_losses import sampled_softmax_oracle
 from tests.models.batches import START, ragged, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
@@ -33,20 +34,9 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
     model = make_model(RetrievalConfig(**{**vars(CONFIG), "share_negatives": share}))
     batch = retrieval_batch([6, 2, 9], seed=3)
     out = model(batch)
-    expected = []
-    for position in range(out.query.shape[0]):
-        unit = [
-            vector / np.linalg.norm(vector)
-            for vector in (
-                out.query[position].numpy(),
-                out.positive[position].numpy(),
-                *(out.negatives.numpy() if share else out.negatives.numpy()[out.chosen[position]]),
-            )
-        ]
-        ids = out.negative_ids.numpy() if share else out.negative_ids.numpy()[out.chosen[position]]
-        scores = [unit[0] @ other / 0.05 for other in unit[1:]]
-        kept = [scores[0]] + [score for score, item in zip(scores[1:], ids) if item != out.positive_ids[position]]
-        expected.append(np.log(np.sum(np.exp(kept))) - scores[0])
+    vectors = (of.numpy().astype(np.float64) for of in (out.query, out.positive, out.negatives))
+    ids = out.positive_ids.numpy(), out.negative_ids.numpy()
+    expected = sampled_softmax_oracle(*vectors, *ids, 0.05, None if share else out.chosen.numpy())
     loss = float(model.compute_loss(x=batch, y_pred=out))
     # Scores reach 20 in float32, so their differences are good to about 1e-5.
     assert loss == pytest.approx(np.mean(expected), rel=1e-4)

@@ -12,7 +12,9 @@ from tests.saved_model import click_model
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model.export import read_all_rows, write_rank_rows
 from tf_fusedrec.saved_model.signatures import default_signatures, flat_outputs
 
 # The float32 numbers are equal; sums of pooled rows run in another order.
@@ -55,22 +57,6 @@ def test_only_the_remains_of_an_export_are_removed(tmp_path):
     fr.export(keras.Model(inputs, keras.layers.Dense(1)(inputs)), tmp_path / "served")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["served", *(name.split("/")[0] for name in users)])
     assert all((tmp_path / folder).is_dir() for folder in users)
-
-
-@pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_tables_without_rows_and_with_some(ops, tmp_path):
-    inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("some", "none")}
-    embedding = fr.FusedEmbedding(
-        [fr.TableConfig(name, 3, fr.optimizers.SGD(0.1), fr.Constant(2.0), unknown="zeros") for name in inputs],
-        [fr.FeatureConfig(name, name) for name in inputs],
-    )
-    model = keras.Model(inputs, embedding(inputs))
-    embedding({"some": tf.constant([5, click_model.LIMITS.min])}, training=True)
-    fr.export(model, tmp_path / "served", ops)
-    asked = tf.constant([5, 6, click_model.LIMITS.min, click_model.LIMITS.max, 5])
-    rows = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](some=asked, none=asked)
-    for name, expected in (("none", [0, 0, 0, 0, 0]), ("some", [2, 0, 2, 0, 2])):
-        np.testing.assert_array_equal(rows[name], np.repeat(np.float32(expected)[:, np.newaxis], 3, axis=1))
 
 
 def test_custom_signatures_and_ids_as_strings(click, tmp_path):
@@ -195,15 +181,32 @@ def test_rows_of_all_ranks(of_two_ranks):
         np.testing.assert_allclose(of_tfra, outputs, **CLOSE)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_all_ranks_are_gathered_once_also_from_replicas(dtype, replicas, tmp_path, monkeypatch):
+    ids = np.array([7, -3, 2**62, 0, 5, click_model.LIMITS.min])
+    numbers = np.arange(12).reshape(6, 2).astype(tf.as_dtype(dtype).as_numpy_dtype)
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    for rank in range(2):
+        held = slice(None) if replicas == 2 else slice(rank, None, 2)
+        layout = types.SimpleNamespace(replicas=types.SimpleNamespace(size=replicas), piece=rank)
+        embedding = types.SimpleNamespace(export_table=lambda _, held=held: (ids[held], numbers[held]), layout=layout)
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        write_rank_rows(tmp_path, embedding, "item")
+    found, got = read_all_rows(tmp_path, "item", dtype)
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(found, ids[order])
+    assert got.dtype == numbers.dtype
+    np.testing.assert_array_equal(got, numbers[order])
+
+
 def test_refusals_of_a_delta(click, tmp_path):
     model = click.model
     shutil.copytree(click.folder / "stock", tmp_path / "base")
     shutil.copytree(click.folder / "delta", tmp_path / "delta")
     delta, fine, ours = tmp_path / "delta", tmp_path / "base", click.folder / "ours"
     fr.apply_delta(fine, delta, tmp_path / "next")
-    with pytest.raises(
-        ValueError, match=r"'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full export"
-    ):
+    with pytest.raises(ValueError, match="'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full exp"):
         fr.export(model, tmp_path / "other", base=ours)
     with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Use the full export that apply_delta builds"):
         fr.export(model, tmp_path / "other", base=delta)

@@ -1,4 +1,7 @@
-"""Initial rows by plain TensorFlow operations equal our op's, which has an oracle, also in a SavedModel."""
+"""Initial rows by plain TensorFlow operations equal our op's, which has an oracle, also in a SavedModel.
+
+test_unknown.py has tables of several forms in one model.
+"""
 
 import numpy as np
 import pytest
@@ -51,22 +54,3 @@ def test_rows_are_those_of_the_op(distribution, tmp_path):
     for dim, rows in expected.items():
         np.testing.assert_array_equal(bits(getattr(loaded, f"rows{dim}")(tf.constant(IDS))), bits(rows))
         assert getattr(loaded, f"rows{dim}")(tf.zeros([0], tf.int64)).shape == (0, dim)
-
-
-def test_tables_of_several_forms_draw_as_if_alone():
-    specs = [
-        InitialRows(5, "normal", 0.0, 1.0, 3, "float32"),
-        InitialRows(-(2**63), "normal", A, B, 3, "float32"),
-        InitialRows(5, "constant", A, B, 3, "float32"),
-        None,
-        InitialRows(2**63 - 1, "uniform", A, B, 3, "float16"),
-    ]
-    tables = np.random.default_rng(0).choice([0, 1, 2, 4], len(IDS))
-    for members in ([0, 1], range(len(specs))):
-        chosen = np.isin(tables, members)
-        of = [spec if at in members else None for at, spec in enumerate(specs)]
-        got = drawn_rows(of, tf.constant(IDS[chosen]), tf.constant(tables[chosen]))
-        for table in set(members) - {3}:
-            expected = tf.cast(of_op(specs[table], specs[table].stored), tf.float32).numpy()[chosen]
-            mine = tables[chosen] == table
-            np.testing.assert_array_equal(bits(got.numpy()[mine]), bits(expected[mine]))

@@ -22,12 +22,13 @@ NAMES = [f"{name}_{rule}" for name in TABLES for rule in ("initial", "zeros")]
 
 
 def make_model():
-    """Returns a model, its embedding and its signatures. Every table is there with each rule."""
+    """Returns a model, its embedding and its signatures. Every table is there with each rule, and one has no rows."""
     tables = [
         fr.TableConfig(name, 5, fr.optimizers.SGD(1.0), unknown=rule, **TABLES[kind])
         for name, (kind, rule) in ((name, name.split("_")) for name in NAMES)
     ]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in NAMES])
+    tables.append(fr.TableConfig("empty", 5, fr.optimizers.SGD(1.0), unknown="zeros"))
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name, table.name) for table in tables])
     ids = keras.Input([], dtype=tf.int64, name="ids")
     head = keras.layers.Dense(1, "sigmoid", name="click")
 
@@ -35,8 +36,8 @@ def make_model():
         return head(tf.concat([tf.cast(of_table, tf.float32) for of_table in rows.values()], axis=1))
 
     def answer(inputs):
-        rows = embedding(dict.fromkeys(NAMES, inputs["ids"]))
-        return {**rows, "click": click(rows)}
+        rows = embedding(dict.fromkeys([*NAMES, "empty"], inputs["ids"]))
+        return {**rows, "click": click({name: rows[name] for name in NAMES})}
 
     model = keras.Model(ids, click(embedding(dict.fromkeys(NAMES, ids))))
     model.compile("sgd", "mse")
@@ -58,6 +59,7 @@ def test_evaluation_and_exports_agree(tmp_path):
         got = tf.saved_model.load(str(tmp_path / ops)).signatures["serving_default"](ids=asked)
         for name in NAMES:
             np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{ops} {name}")
+        assert not got["empty"].numpy().any()
         # float32 rows and weights are equal; sums of 50 products run in another order.
         np.testing.assert_allclose(got["click"], probabilities, rtol=1e-5, atol=1e-6)
     rows = {name: np.asarray(of, np.float32)[len(KNOWN) :] for name, of in expected.items()}

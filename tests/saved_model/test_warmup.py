@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-import tf_fusedrec as fr
+from tests.saved_model.click_model import export_flat
 from tests.support.prediction_log import message_class
-from tf_fusedrec import keras, tf
+from tf_fusedrec import tf
 from tf_fusedrec.saved_model import warmup, write_warmup_requests
 
 
@@ -28,11 +28,7 @@ def installed(prediction_log, monkeypatch):
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warmup") / "export"
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
-    inputs = {"x": keras.Input([3], dtype=tf.int64, name="x")}
-    fr.export(keras.Model(inputs, keras.layers.Flatten(name="y")(embedding(inputs)["x"])), folder)
-    return folder
+    return export_flat(tmp_path_factory.mktemp("warmup") / "export")
 
 
 @pytest.mark.slow

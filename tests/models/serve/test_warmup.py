@@ -5,11 +5,11 @@ import logging
 import numpy as np
 import pytest
 
-import tf_fusedrec as fr
 from models.serve import warmup
 from models.serve.loaded import Export
+from tests.saved_model.click_model import export_flat
 from tests.support.prediction_log import message_class
-from tf_fusedrec import keras, tf
+from tf_fusedrec import tf
 
 
 def record(inputs, signature="serving_default"):
@@ -28,11 +28,7 @@ def write(export, records):
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warm") / "export"
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
-    inputs = {"x": keras.Input([3], dtype=tf.int64, name="x")}
-    fr.export(keras.Model(inputs, keras.layers.Flatten(name="y")(embedding(inputs)["x"])), folder)
-    return Export(folder)
+    return Export(export_flat(tmp_path_factory.mktemp("warm") / "export"))
 
 
 @pytest.fixture

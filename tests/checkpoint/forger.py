@@ -20,15 +20,15 @@ def model(value, units=2):
     return dense
 
 
-def table_of(*ids):
-    table = DictTable("item", "user", candidates=True)
+def table_of(*ids, **options):
+    table = DictTable("item", "user", **{"candidates": True, **options})
     for name in table.names if ids else ():
         table.train(name, ids, np.random.default_rng(5))
     return table
 
 
 def save_two(directory):
-    """Writes a full save and a delta."""
+    """Writes a full save and a delta. Returns their table."""
     table = table_of(*IDS)
     job = checkpoint.Checkpointer(directory, model(1.0), layers=[embedding_of(table)], full_every=2)
     job.save("full")
@@ -36,7 +36,7 @@ def save_two(directory):
     table.remove("user", IDS[:5])
     job.save("delta")
     job.wait()
-    return directory
+    return table
 
 
 def refused(directory, words):

@@ -22,7 +22,9 @@ FULL, DELTA = ("save-1-*/", "save-2-*/")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return save_two(tmp_path_factory.mktemp("forged") / "c")
+    folder = tmp_path_factory.mktemp("forged") / "c"
+    save_two(folder)
+    return folder
 
 
 @pytest.fixture

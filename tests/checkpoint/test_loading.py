@@ -7,44 +7,27 @@ import numpy as np
 import pytest
 
 from tests.checkpoint import simulated
-from tests.checkpoint.forger import model
+from tests.checkpoint.forger import IDS, model, save_two, table_of
 from tests.checkpoint.tables import DictTable, contents, embedding_of
 from tf_fusedrec import checkpoint, keras
 from tf_fusedrec.checkpoint.loading import read_tables
 
-IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 3000).tolist()
-
-
-def trained(names, ids, **options):
-    table = DictTable(*names, **options)
-    for name in names:
-        table.train(name, ids, np.random.default_rng(len(ids)))
-    return table
-
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
-    """Returns a checkpoint with a delta, which loads read in many chunks."""
+    """Returns a checkpoint with a delta, which loads read in many chunks, and its table."""
     monkeypatch.setattr("tf_fusedrec.files.shard_file._CHUNK_BYTES", 1)
-    table = trained(("item", "user"), IDS)
-    job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), layers=[embedding_of(table)], full_every=2)
-    job.save("full")
-    job.wait()
-    table.train("item", IDS[:1500], np.random.default_rng(5))
-    table.remove("user", IDS[:10])
-    job.save("delta")
-    job.wait()
-    return tmp_path / "c", table
+    return tmp_path / "c", save_two(tmp_path / "c")
 
 
 def test_empty_and_full_tables_take_the_rows_which_are_restored_once(saved):
     directory, table = saved
-    for other in (DictTable("item", "user"), trained(("item", "user"), IDS[-5:])):
+    for other in (table_of(), table_of(*IDS[-5:])):
         dense = model(5.0)
         assert checkpoint.load(directory, dense, layers=[embedding_of(other)]) == "delta"
         assert contents([other]) == contents([table]) and other.clock == table.clock
         assert all((w == 1.0).all() for w in dense.get_weights())
-        assert other.calls[0] == ("clear",) and sum(call[3] for call in other.calls[1:]) == len(IDS) * 2 - 10
+        assert other.calls[0] == ("clear",) and sum(call[3] for call in other.calls[1:]) == len(IDS) * 2 - 5
 
 
 @pytest.mark.parametrize(
@@ -54,7 +37,7 @@ def test_empty_and_full_tables_take_the_rows_which_are_restored_once(saved):
 )
 def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown, saved):
     directory, _ = saved
-    other = trained(("item", "user"), IDS[:3], **options)
+    other = table_of(*IDS[:3], **options)
     rows = contents([other])
     words = rf"Table 'item' of .* has another spec. Saved: .*'dim': 4.*'slots': \['accumulator'.* Now: .*{shown}"
     with pytest.raises(ValueError, match=words):
@@ -64,9 +47,9 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown,
 
 def test_records_that_do_not_suit_the_table_are_refused(tmp_path):
     """Refuses records of another size from a backend of equal spec, instead of reading wrong numbers."""
-    simulated.save(tmp_path, [trained(("item",), IDS[:5], changes=False)])
+    simulated.save(tmp_path, [table_of(*IDS[:5], changes=False)])
     with pytest.raises(ValueError, match=r"item.rows-0.shard holds records \[\('row'.*but the table wants \[\('last'"):
-        simulated.load(tmp_path, [DictTable("item")])
+        simulated.load(tmp_path, [table_of()])
 
 
 def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
@@ -75,16 +58,17 @@ def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
     assert sorted(tables) == ["item", "user"]
     for name, (ids, rows) in tables.items():
         want = table.rows["rows"][name]
-        assert ids.tolist() == sorted(want) and len(ids) == {"item": 3000, "user": 2990}[name]
+        assert ids.tolist() == sorted(want) and len(ids) == {"item": 3000, "user": 2995}[name]
         np.testing.assert_array_equal(rows, [want[i]["row"] for i in sorted(want)])
 
 
 def test_a_table_loads_under_another_name(saved):
     directory, table = saved
-    other = DictTable("article", "user")
+    other = DictTable("article", "user", candidates=True)
     checkpoint.load(directory, model(0.0), names={"article": "item"}, layers=[embedding_of(other)])
     of_item, of_article = contents([table]), contents([other])
-    assert of_article == {("rows", "article"): of_item["rows", "item"], ("rows", "user"): of_item["rows", "user"]}
+    renamed = {"item": "article", "user": "user"}
+    assert of_article == {(section, renamed[name]): rows for (section, name), rows in of_item.items()}
     for names, words in (
         ({}, r"holds no table 'article'. It holds \['item', 'user'\].*names=\{'article': <its name there>\}"),
         ({"article": "items"}, "holds no table 'items'"),
@@ -93,7 +77,7 @@ def test_a_table_loads_under_another_name(saved):
         with pytest.raises(ValueError, match=words):
             checkpoint.load(directory, model(0.0), names=names, layers=[embedding_of(other)], partial=bool(names))
     assert contents([other]) == of_article
-    wide = DictTable("article", dim=5)
+    wide = DictTable("article", dim=5, candidates=True)
     with pytest.raises(ValueError, match=r"Table 'article' \(saved as 'item'\) of checkpoint .* has another spec"):
         checkpoint.load(directory, model(0.0), names={"article": "item"}, layers=[embedding_of(wide)])
 

@@ -21,6 +21,7 @@ MASKS = {
     "context_semi_local": {"contextual_length": 2, "attention_window": 3, "global_window": 2},
     "groups": {"target_group_size": 2, "attention_window": 4},
 }
+CASES = [*(("mixed", of) for of in MASKS), *((of, "context_semi_local") for of in ROW_LENGTHS if of != "mixed")]
 FUNCTIONS = {"power": [0.3, 0.5], "exponential": [0.2, -9.0], "stretched": [0.3, -2.0, 0.3]}
 
 
@@ -40,12 +41,11 @@ def biases(lengths, counts, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
-@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(("lengths", "masks"), CASES)
 @pytest.mark.parametrize("with_targets", [False, True])
 def test_equals_the_definitions(lengths, masks, with_targets):
     # Every row is long enough for its context and its targets.
-    lengths = [n + 3 if n else 0 for n in lengths]
+    lengths, masks = [n + 3 if n else 0 for n in ROW_LENGTHS[lengths]], MASKS[masks]
     counts = tf.constant([n // 4 for n in lengths], tf.int64) if with_targets else None
     q, k, v = (tf.constant(tokens(lengths, 2, d, seed=s)) for s, d in enumerate((5, 5, 3)))
     splits = tf.constant(splits_of(lengths))
@@ -69,16 +69,11 @@ def test_equals_reference_results(name):
     arrays, settings = oracle_file(name)
     splits = arrays["seq_offsets"]
     q, k, v = (tf.constant(arrays[x].reshape(splits[-1], settings["heads"], -1)) for x in "qkv")
-    ours = jagged_attention(
-        q,
-        k,
-        v,
-        tf.constant(splits),
-        scale=1.0 / settings["max_seq_len"],
-        alpha=settings["alpha"],
-        num_targets=arrays.get("num_targets"),
-        contextual_length=settings.get("contextual_seq_len", 0),
-        attention_window=settings.get("max_attn_len", 0),
-        min_full_length=settings.get("min_full_attn_seq_len", 0),
-    )
+    masks = {
+        "contextual_length": settings.get("contextual_seq_len", 0),
+        "attention_window": settings.get("max_attn_len", 0),
+        "min_full_length": settings.get("min_full_attn_seq_len", 0),
+    }
+    scaled = {"scale": 1.0 / settings["max_seq_len"], "alpha": settings["alpha"]}
+    ours = jagged_attention(q, k, v, tf.constant(splits), num_targets=arrays.get("num_targets"), **scaled, **masks)
     assert_within_noise(ours, arrays["out"].reshape(ours.shape), arrays["noise_out"])

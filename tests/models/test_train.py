@@ -19,18 +19,9 @@ from models import evaluate, train
 from models.experiment import from_dict
 from models.prepare import prepare_data
 from tests.models import experiments, job
+from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
-
-
-def ops_of(saved_model):
-    """Returns the names of all ops in a SavedModel's graph and functions."""
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    proto = saved_model_pb2.SavedModel.FromString((saved_model / "saved_model.pb").read_bytes())
-    graph = proto.meta_graphs[0].graph_def
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return {node.op for node in nodes} - {function.signature.name for function in graph.library.function}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +82,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     bars = [line for line in output.replace("\r", "\n").splitlines() if " - loss: " in line]
     assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
-    assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
+    assert not [op for op in saved_operations(tmp_path / "run/saved_model") if ">" in op or "Horovod" in op]
     evaluated_again(tmp_path, output, results["test"], ranks=1 if follows else 2)
 
 

@@ -20,7 +20,7 @@ IDS = np.array([-5, 0, 7, 2**40])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Makes a base and a delta of each kind of operations, for a model with one small table."""
+    """Makes a base and a delta of each kind of operations, for one small table. tests/fuzz damages more."""
     folder = tmp_path_factory.mktemp("exports")
     embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
@@ -118,18 +118,16 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
     # A delta needs its base's description and rows. The rest comes from the delta.
     rows = [base / "assets/t.rows"] if ops == "ours" else files_of(base / "variables")
     for path in [*files_of(delta), base / applying.DESCRIPTION, *rows]:
-        data = path.read_bytes()
-        names = f"{path.name}|variables/variables|does not start from base"
-        cases = [b""]
+        data, names = path.read_bytes(), f"{path.name}|variables/variables|does not start from base"
+        cases = [None, b""]
         if ops == "ours" or path not in rows:  # the delta replaces a bundle except its rows
-            bits = random.choice(8 * len(data), 12)
-            cases += [data[: len(data) // 2], *(flipped(data, bit) for bit in bits)]
+            cases += [data[: len(data) // 2], *(flipped(data, bit) for bit in random.choice(8 * len(data), 4))]
         for case in cases:
-            changed(path, case)
+            path.unlink()
+            if case is not None:
+                path.write_bytes(case)
             refused(base, delta, names)
-        path.unlink()
-        refused(base, delta, f"{path.name}|variables/variables")
-        path.write_bytes(data)
+            path.write_bytes(data)
     (delta / "model/extra").write_text("x", encoding="utf-8")
     refused(base, delta, "model/extra' is not named by delta.json. Remove it")
     (delta / "model/extra").unlink()

@@ -1,6 +1,6 @@
 """A layer that is extended by the pieces of a row gives the outputs of the whole row, or refuses to be extended.
 
-tests/models/test_kept_states.py asks layers for candidates in pieces, and keeps the tokens that `attend` returns.
+tests/models/test_kept_states.py keeps the tokens that `attend` returns.
 """
 
 import functools
@@ -108,6 +108,30 @@ def test_pieces_of_a_row_equal_the_whole_row(make, stock):
         if before is not None:  # Layers without time bias have no times.
             np.testing.assert_array_equal(after.values, before.values)
             np.testing.assert_array_equal(after.row_splits, splits_of(history))
+
+
+@pytest.mark.parametrize("make", [LAYERS["research"], LAYERS["production"]], ids=["research", "production"])
+def test_candidates_in_pieces_equal_all_at_once(make):
+    """Every piece meets the same state (M-FALCON). The products of dense layers depend on the number of tokens."""
+    rows = Rows(make(), [79, 72], [9, 1])
+    history = rows.lengths - rows.targets
+    _, state = rows.extend(np.zeros_like(history), history, None)
+    together, _ = rows.extend(history, rows.lengths, state, rows.targets)
+    pieces = []
+    for begin in range(0, 9, 2):
+        begins, ends = (np.minimum(history + n, rows.lengths) for n in (begin, begin + 2))
+        pieces.append(rows.extend(begins, ends, state, ends - begins)[0])
+    assert_near(jagged.concat(pieces), together)
+
+
+def test_events_that_are_not_kept_come_again():
+    rows = Rows(LAYERS["research"]())
+    history = rows.lengths - rows.targets
+    open_events = np.minimum(history, 1)
+    x, times = rows.piece(np.zeros_like(history), history)
+    _, state = rows.layer.extend(x, None, times, keep=tf.constant(history - open_events))
+    y, _ = rows.extend(history - open_events, rows.lengths, state, rows.targets)
+    assert_near(y, jagged.last(rows.whole(), y.row_lengths()))
 
 
 def test_a_state_with_context_takes_targets_only():

@@ -133,12 +133,14 @@ def test_sampled_softmax_gradients_are_numeric_ones(own):
         np.testing.assert_allclose(mine, theirs, atol=1e-7, rtol=0)
 
 
-def test_a_zero_vector_gets_a_finite_gradient():
-    zero = tf.zeros([1, 3])
+@pytest.mark.parametrize("chosen", [None, [[0, 1]]])
+def test_a_zero_vector_gets_a_finite_gradient(chosen):
+    zero, rows = tf.zeros([1, 3]), tf.constant([[0.0] * 3, [1.0] * 3])
     with tf.GradientTape() as tape:
-        tape.watch(zero)
-        nll = losses.sampled_softmax(zero, zero, tf.ones([2, 3]), tf.constant([1]), tf.constant([2, 3]), 0.05)
-    assert np.all(np.isfinite(tape.gradient(nll, zero)))
+        tape.watch([zero, rows])
+        ids = tf.constant([1]), tf.constant([2, 3])
+        nll = losses.sampled_softmax(zero, zero, rows, *ids, 0.05, chosen=chosen and tf.constant(chosen))
+    assert all(np.all(np.isfinite(gradient)) for gradient in tape.gradient(nll, [zero, rows]))
 
 
 def test_bfloat16_is_reduced_in_float32():

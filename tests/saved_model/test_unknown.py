@@ -13,6 +13,7 @@ ASKED = np.concatenate([KNOWN, UNKNOWN, UNKNOWN[::-1]])
 # Tables that store new rows in fewer bits than the model's dtype, and one with admission.
 TABLES = {
     "plain": {"initializer": fr.Uniform(-1.0, 1.0)},
+    "other": {"initializer": fr.Uniform(0.5, 3.0)},  # drawn together with the first
     "half": {"initializer": fr.Normal(0.0, 1.0), "storage": fr.Storage(dtype="float16")},
     "mixed": {"initializer": fr.TruncatedNormal(0.3, 1.0), "storage": fr.Storage(dtype="mixed", hot_after=2)},
     "counted": {"initializer": fr.Normal(0.0, 1.0), "dtype": "bfloat16", "limits": fr.Limits(admission_count=2)},
@@ -60,7 +61,7 @@ def test_evaluation_and_exports_agree(tmp_path):
         for name in NAMES:
             np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{ops} {name}")
         assert not got["empty"].numpy().any()
-        # float32 rows and weights are equal; sums of 50 products run in another order.
+        # float32 rows and weights are equal; sums of 60 products run in another order.
         np.testing.assert_allclose(got["click"], probabilities, rtol=1e-5, atol=1e-6)
     rows = {name: np.asarray(of, np.float32)[len(KNOWN) :] for name, of in expected.items()}
     begun = embedding(dict.fromkeys(NAMES, asked), training=True)

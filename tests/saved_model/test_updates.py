@@ -230,9 +230,9 @@ def test_a_signature_that_goes_around_the_version_is_refused(chain, tmp_path):
 
 
 def test_four_threads_see_whole_versions_where_only_tensorflow_is(tmp_path):
-    """The command in hour.py does this for 360 deltas. A version has 8 MB, so 18 that stay have 144."""
-    told = hour.follow(tmp_path, hour.write(tmp_path, 24))
-    assert told["versions"] > 18
+    """The command in hour.py does this for 360 deltas. A version has 8 MB, so 12 that stay have 96."""
+    told = hour.follow(tmp_path, hour.write(tmp_path, 16))
+    assert told["versions"] > 12
     assert told["grown_mib"] < 60, told
     # The last version as a full export.
     (answer,) = (

@@ -205,31 +205,6 @@ def test_a_model_without_statistics_is_refused():
         make_model(experiment, keras.layers.Layer(), np.arange(9), np.arange(9))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            {"crosses": ["gender*genre"]},
-            r"model.crosses has 'gender\*genre', want a\*b of two names of \['item', 'hour'",
-        ),
-        ({"crosses": ["gender*gender"]}, "at least one of .*'item', 'hour', 'year'"),
-        ({"crosses": ["year"]}, "model.crosses has 'year'"),
-        ({"log1p": ["rate"]}, r"model.log1p names 'rate', want one of the dense names \['age', 'count', 'rating'\]"),
-        ({"exposed_dense": ["a", "a"]}, "model.exposed_dense names a column twice"),
-        ({"list_combiner": "max"}, "model.list_combiner must be one of .*, got 'max'"),
-    ],
-)
-def test_refused_inputs(changed, message):
-    with pytest.raises(ValueError, match=message):
-        experiment_of("grm", **changed)
-
-
-def test_dlrm_without_any_number_is_refused():
-    none = {"contextual_dense": [], "history_dense": [], "exposed_dense": [], "log1p": [], "time_features": False}
-    with pytest.raises(ValueError, match="the bottom network has no input"):
-        experiment_of("dlrm", **none)
-
-
 def test_a_checkpoint_holds_the_statistics_and_a_server_cuts_long_histories(tmp_path, models):
     experiment, model = models["grm"]
     batch = full_batch()

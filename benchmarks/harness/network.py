@@ -37,7 +37,7 @@ def why_not() -> str | None:
         return f"network namespaces need {missing[0]} (Debian: iproute2)"
     try:
         with namespace() as name:
-            limit(name, "lo", "1gbit")
+            limit("lo", "1gbit", "-n", name)
     except subprocess.CalledProcessError as error:
         return f"this kernel refuses: {' '.join(error.cmd)}: {error.stderr.strip()}"
     return None
@@ -59,24 +59,20 @@ def namespace() -> Iterator[str]:
         _run("ip", "netns", "del", name)
 
 
-def limit(name: str, device: str, rate: str) -> None:
-    """Limits a device of a namespace to `rate` (such as "1gbit") by a token bucket, which every kernel has."""
-    _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *_bucket(rate))
+def limit(device: str, rate: str, *tc_options: str) -> None:
+    """Limits a device to `rate` (such as "1gbit") by a token bucket, which every kernel has.
 
-
-def limit_here(device: str, rate: str) -> None:
-    _run("tc", "qdisc", "replace", "dev", device, "root", *_bucket(rate))
-
-
-def _bucket(rate: str) -> tuple[str, ...]:
-    return ("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
+    It is a device of this process's namespace, or of another with the options "-n", name.
+    """
+    _run("tc", *tc_options, "qdisc", "replace", "dev", device, "root",
+         "tbf", "rate", rate, "burst", "256kb", "latency", "200ms")  # fmt: skip
 
 
 @contextlib.contextmanager
 def slow_loopback(rate: str) -> Iterator[str]:
     """Makes a namespace whose loop-back traffic, of all processes and both directions, shares `rate`."""
     with namespace() as name:
-        limit(name, "lo", rate)
+        limit("lo", rate, "-n", name)
         yield name
 
 
@@ -116,7 +112,7 @@ def two_hosts(
 def spread(ranks: int, delay: pathlib.Path | None = None) -> Iterator[dict[str, Any]]:
     """Makes two hosts for an even number of ranks, half on each. Yields arguments of processes.ask_ranks.
 
-    Between the hosts is a cable without a limit (`delay`: see two_hosts). Ranks limit it by `limit_here("eth0", rate)`,
+    Between the hosts is a cable without a limit (`delay`: see two_hosts). Ranks limit it by `limit("eth0", rate)`,
     one on each host. Traffic inside a host does not pass the cable.
     """
     with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder), delay) as (inside_first, environment):

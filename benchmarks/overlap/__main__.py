@@ -202,7 +202,7 @@ def measure(
 def limit_cable(rate: str | None) -> None:
     """Limits the cable between the hosts to `rate`. Collective. None: one host, without a cable."""
     if rate is not None and os.environ["HOROVOD_LOCAL_RANK"] == "0":
-        network.limit_here("eth0", rate)
+        network.limit("eth0", rate)
     fr.collectives.barrier()
 
 

@@ -24,15 +24,22 @@ MEASURES = {
 RATES = Rates(copy_bytes_per_s=2e12, matrix_flops=5e14, link_bytes_per_s=4e10)
 
 
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch):
+    monkeypatch.setattr(harness, "Copy", functools.partial(harness.Copy, megabytes_each=1))
+
+
 def test_a_quick_run_writes_its_cases(tmp_path, monkeypatch):
-    """Every op, with one repeat and its smallest inputs."""
-    small = {"n_ids": [2000], "tokens": [64], "features": [6], "exists_share": [0.5], "segments": [3], "ranks": [2]}
+    """Every op, with its smallest inputs."""
+    small = {
+        "n_ids": [2000], "tokens": [64], "features": [6], "exists_share": [0.5], "segments": [3], "ranks": [2],
+        "zipf_alpha": [1.1],
+    }  # fmt: skip
     smaller = {
         case: {axis: (small.get(axis, quick), ()) for axis, (quick, _) in axes.items()}
         for case, axes in cases.AXES.items()
     }
     monkeypatch.setattr(cases, "AXES", smaller)
-    monkeypatch.setattr(harness, "Copy", functools.partial(harness.Copy, megabytes_each=1))
     monkeypatch.setattr("sys.argv", ["ops", "--quick", "--json", str(tmp_path / "r.json")])
     benchmark.main()
     written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["cases"]

@@ -1,9 +1,9 @@
 """One request of one user: the whole history against a kept state (models/user_state.py), alone and under load.
 
-The open-loop load is on three servers of one GRM: stock operations, ours, and ours with kept states.
-Requests are sent at random times, whether or not earlier ones have been answered. Times between requests are
-exponential (Poisson arrivals) with a stated rate. A latency counts from the intended time of sending, so a slow answer
-delays nobody's clock. The first requests of a run are left out.
+The open-loop load is on three servers of one GRM: stock operations, ours, and ours with kept states. Requests are sent
+at random times, whether or not earlier ones have been answered. Times between requests are exponential (Poisson
+arrivals) with a stated rate. A latency counts from the intended time of sending, so a slow answer delays nobody's
+clock. The first requests of a run are left out.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def test_a_sound_program_passes_and_is_compiled_once(clone, capsys):
     assert "address: a ... " in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [

@@ -97,36 +97,30 @@ def step(emb):
     tape.gradient(loss, emb.trainable_variables)
 
 
-@pytest.mark.parametrize("saver", ["checkpoint", "weights"])
-def test_an_assigned_rate_is_saved_and_yields_to_another_record(saver, tmp_path):
-    def save(model, emb):
-        if saver == "checkpoint":
-            fr.checkpoint.save(tmp_path / "c", model)
-        else:
-            model.save_weights(tmp_path / "c.weights.h5")
+SAVERS = [
+    ("checkpoint", fr.checkpoint.save, fr.checkpoint.load),
+    ("c.weights.h5", lambda path, model: model.save_weights(path), lambda path, model: model.load_weights(path)),
+]
 
-    def load(model, emb):
-        if saver == "checkpoint":
-            fr.checkpoint.load(tmp_path / "c", model)
-        else:
-            model.load_weights(tmp_path / "c.weights.h5")
 
+@pytest.mark.parametrize(("name", "save", "load"), SAVERS)
+def test_an_assigned_rate_is_saved_and_yields_to_another_record(name, save, load, tmp_path):
     model, emb = make_model(0.1)
     step(emb)
     emb.optimizers["item"].learning_rate = 0.025
     assert float(emb.optimizers["user"].learning_rate) == np.float32(0.025)  # one group
-    save(model, emb)
+    save(tmp_path / name, model)
     for record, wanted in ((0.1, 0.025), (0.2, 0.2)):
         other, again = make_model(record)
-        load(other, again)
+        load(tmp_path / name, other)
         assert float(again.optimizers["item"].learning_rate) == np.float32(wanted)
         assert int(again.optimizers["item"].iterations) == 1
     emb.optimizers["item"].learning_rate = 0.1
-    save(model, emb)
+    save(tmp_path / name, model)
     again.optimizers["item"].learning_rate = 0.5
     other, again = make_model(0.1)
     again.optimizers["item"].learning_rate = 0.5
-    load(other, again)
+    load(tmp_path / name, other)
     assert float(again.optimizers["item"].learning_rate) == np.float32(0.1)
 
 

@@ -30,17 +30,11 @@ class Model(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        optimizers = keras.optimizers.legacy
+        optimizers, limits = keras.optimizers.legacy, fr.Limits(max_rows=25, eviction="lru")
         self.embedding = fr.FusedEmbedding(
             tables=[
                 fr.TableConfig("item", 4, optimizers.Adam(0.05), record_tombstones=True),
-                fr.TableConfig(
-                    "user",
-                    4,
-                    optimizers.Adagrad(0.1),
-                    record_tombstones=True,
-                    limits=fr.Limits(max_rows=25, eviction="lru"),
-                ),
+                fr.TableConfig("user", 4, optimizers.Adagrad(0.1), record_tombstones=True, limits=limits),
             ],
             features=[fr.FeatureConfig("item", "item"), fr.FeatureConfig("user", "user")],
         )

@@ -17,19 +17,23 @@ from models.run_folder import claim
 RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
 
 
+def written(folder, ratings=RATINGS):
+    folder.mkdir(exist_ok=True)
+    (folder / "ratings.csv").write_text(ratings, encoding="utf-8")
+    return folder
+
+
 def movielens(source):
     return from_dict({"name": "x", "task": "retrieval", "data": {"source": "movielens", "input": str(source)}})
 
 
 def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, capsys):
-    raw, root = tmp_path / "raw", tmp_path / "data"
-    raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
+    raw, root = written(tmp_path / "raw"), tmp_path / "data"
     first = prepare_data(movielens(raw), root)
     made = (first / "dataset.json").stat().st_mtime_ns
     assert prepare_data(movielens(raw), root) == first
     assert (first / "dataset.json").stat().st_mtime_ns == made
-    (raw / "ratings.csv").write_text(RATINGS + "2,20,1,300\n", encoding="utf-8")
+    written(raw, RATINGS + "2,20,1,300\n")
     second = prepare_data(movielens(raw), root)
     assert second != first
     assert "2 users, 3 items" in capsys.readouterr().out
@@ -42,10 +46,7 @@ def test_a_file_of_sequences(tmp_path):
 
 
 def test_a_converted_folder_is_used_as_it_is(tmp_path):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
-    converted = prepare_data(movielens(raw), tmp_path / "data")
+    converted = prepare_data(movielens(written(tmp_path / "raw")), tmp_path / "data")
     assert prepare_data(movielens(converted), tmp_path / "unused") == converted
     assert not (tmp_path / "unused").exists()
 
@@ -105,9 +106,7 @@ def test_refusals(tmp_path):
         prepare_data(with_data(source="kuairand"), tmp_path)
     with pytest.raises(ValueError, match="which does not exist"):
         prepare_data(with_data(source="kuairand", input=str(tmp_path / "nothing")), tmp_path)
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
+    raw = written(tmp_path / "raw")
     with pytest.raises(ValueError, match="is not in our Parquet layout .* there are converters for"):
         prepare_data(with_data(source="synthetic-ranking", input=str(raw)), tmp_path)
     converted = prepare_data(movielens(raw), tmp_path / "data")

@@ -131,14 +131,8 @@ def follow(folder: pathlib.Path, answers: np.ndarray) -> dict[str, float]:
     python = make_environment(folder / "venv")
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    done = subprocess.run(
-        [python, FOLLOWER, folder],
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=1800,
-    )
+    texts = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run([python, FOLLOWER, folder], env=environment, timeout=1800, **texts)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -385,14 +385,14 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
         assert f"port {port} of 127.0.0.1 cannot be used" in said and "Remedy" in said
     here = ("--port", 0, "--export")
     assert "has no saved_model.pb" in main(monkeypatch, *here, tmp_path)
-    for flag, value in (
-        ("batch_requests", 0),
-        ("batch_wait_ms", "nan"),
-        ("batch_wait_ms", "inf"),
-        ("model_name", "a/b"),
-        ("port", 70000),
-        ("host", ""),
-    ):
+    flags = {
+        "batch_requests": [0],
+        "batch_wait_ms": ["nan", "inf"],
+        "model_name": ["a/b"],
+        "port": [70000],
+        "host": [""],
+    }
+    for flag, value in ((flag, value) for flag, values in flags.items() for value in values):
         assert main(monkeypatch, *here, stock.folder / "1", f"--{flag}", value) == "2"
         assert f"--{flag}" in capsys.readouterr().err.splitlines()[-1]
     assert "is a delta" in main(monkeypatch, *here, stock.folder / "ready" / "1-to-2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, tf
 from tf_fusedrec.callbacks.stopping import mean_over_ranks
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
@@ -66,14 +66,14 @@ class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
         self._rates = _rates(embedding, None)
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
-        before = float(keras.backend.get_value(self.model.optimizer.learning_rate))
+        before = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
         super().on_epoch_end(epoch, mean_over_ranks(logs, self.monitor))
-        after = float(keras.backend.get_value(self.model.optimizer.learning_rate))
+        after = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
         if after != before:
             for rate in self._rates:
                 rate.assign(rate * (after / before))
         if logs is not None:
-            logs["lr"] = before
+            logs["lr" if KERAS_IS_LEGACY else "learning_rate"] = before  # as Keras names it
 
 
 def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.Variable]:

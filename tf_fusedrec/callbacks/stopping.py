@@ -77,14 +77,15 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     """
 
     def __init__(self, monitor: str = "val_loss", *args: Any, restore_best: bool = False, **kwargs: Any):
+        higher = higher_is_better(monitor)
+        if len(args) < 4 and kwargs.get("mode", "auto") == "auto" and higher is not None:
+            kwargs["mode"] = "max" if higher else "min"
         super().__init__(monitor, *args, **kwargs)
         if self.restore_best_weights:
             raise ValueError(
                 "restore_best_weights would restore dense weights, but not the tables. Use restore_best=True, or "
                 "callbacks.Checkpoint(save_best=True, restore_best=True)."
             )
-        if len(args) < 4 and kwargs.get("mode", "auto") == "auto" and higher_is_better(monitor):
-            self.monitor_op, self.min_delta = np.greater, abs(kwargs.get("min_delta", args[0] if args else 0))
         self._restore_best = restore_best
         self._copy: tuple[dense.State, list[Any]] | None = None
 

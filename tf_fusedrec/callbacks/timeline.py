@@ -75,9 +75,9 @@ class Timeline(keras.callbacks.Callback):
         self._bounds: list[tuple[int, float, float]] = []
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        if getattr(self.model, "_steps_per_execution", 1) != 1:
+        if getattr(self.model, "steps_per_execution", 1) != 1:
             raise ValueError(
-                f"Timeline got a model with steps_per_execution={self.model._steps_per_execution}, but a step must end "
+                f"Timeline got a model with steps_per_execution={self.model.steps_per_execution}, but a step must end "
                 "before the next one begins. Use steps_per_execution=1 in compile."
             )
         self._step, self.steps, self._bounds = -1, [], []

@@ -13,7 +13,7 @@ def saved_embeddings(
     model: tf.Module, layers: Sequence[FusedEmbedding] = (), optimizer: Any = None
 ) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model, and additional ones. The order is the same on all ranks."""
-    if not isinstance(model, (tf.Module, keras.layers.Layer)):
+    if of_other_keras(model) or not isinstance(model, (tf.Module, keras.layers.Layer)):
         raise TypeError(
             f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}"
             + (f", which {keras_api.OTHER_KERAS}" if of_other_keras(model) else ".")

@@ -70,13 +70,13 @@ def flat_values(value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> tf.Tens
 def _as_form(value, what: str) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
+    refusal = f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}"
+    if of_other_keras(value):  # TensorFlow would take a symbol of tf_keras
+        raise ValueError(f"{refusal}, which {keras_api.OTHER_KERAS}")
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}"
-            + (f", which {keras_api.OTHER_KERAS}" if of_other_keras(value) else ".")
-        ) from error
+        raise ValueError(f"{refusal}.") from error
 
 
 def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFeature:

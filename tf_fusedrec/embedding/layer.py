@@ -309,7 +309,6 @@ class FusedEmbedding(keras.layers.Layer):
         super().__init__(name=name or keras_api.unique_layer_name(type(self).__name__), dtype="float32", **kwargs)
         self.supports_masking = True
         self.supports_jit = False  # lookups have no XLA kernels; Keras 3 then chooses no jit_compile
-        self._allow_non_tensor_positional_args = True  # Keras 3: ids may be lists
         collectives.check_init()
         options = LayerOptions(
             seed=seed,

@@ -130,7 +130,8 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 for layer in embeddings_of(self):
                     step.enter_context(layer.loss_scaled_by(self.optimizer))
             # A step after the end of an iterator must count nothing, and an optimizer's counter reads no data.
-            step.enter_context(tf.control_dependencies([tf.group(tf.nest.flatten(data, expand_composites=True))]))
+            tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
+            step.enter_context(tf.control_dependencies([tf.group(tensors)]))
             return self.schedule.train_step(self, data)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, tf.Tensor]]:

@@ -100,6 +100,8 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
             f"{model.name!r} has {len(embeddings)} FusedEmbeddings. Only a run of the model would show which of them a "
             f"batch calls. {_REMEDY}."
         )
+    if not (KERAS_IS_LEGACY or model.built):
+        keras_api.call_model(model, x)  # Keras 3 builds a model by a call of its own, in another graph
     try:
         with embeddings[0].internals.using(_StopAtCall()):
             keras_api.call_model(model, x)

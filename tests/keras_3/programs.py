@@ -1,0 +1,233 @@
+"""Programs that run under both Keras with the same numbers. `python -m tests.keras_3.programs OUT` writes JSON.
+
+A program is a function that returns numbers by name. `ranks` is the largest number of ranks that it runs on.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, optimizers, tf
+
+PROGRAMS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {}
+SCHEDULES = ("sync", "frozen_window(2)", "dual_buffer", "nested(2)", "semi_async", "pipelined(3)", "pipelined(6)")
+ON_RANKS = ("sync", "nested(2)", "semi_async")  # on two ranks as well
+
+
+def program(name: str, ranks: int = 1) -> Callable:
+    def add(function: Callable[[], dict[str, Any]]) -> Callable:
+        PROGRAMS[name] = (ranks, function)
+        return function
+
+    return add
+
+
+def embedding(**options: Any) -> fr.FusedEmbedding:
+    tables = [fr.TableConfig("item", 4, optimizers.Adagrad(0.1)), fr.TableConfig("shop", 4, optimizers.Adagrad(0.1))]
+    features = [
+        fr.FeatureConfig("item", "item"), fr.FeatureConfig("history", "item", combiner="mean"),
+        fr.FeatureConfig("last", "item", padding_id=0), fr.FeatureConfig("shop", "shop"),
+    ]  # fmt: skip
+    return fr.FusedEmbedding(tables, features, **options)
+
+
+def samples(count: int = 160, *, uneven: bool = True) -> tuple[dict[str, Any], np.ndarray]:
+    """The samples of this rank. The first rank has eight fewer."""
+    drawn = np.random.default_rng(0)
+    x = {"item": drawn.integers(1, 50, count), "shop": drawn.integers(1, 9, count),
+         "last": drawn.integers(0, 20, (count, 5))}  # fmt: skip
+    history = [drawn.integers(0, 50, drawn.integers(0, 5)) for _ in range(count)]
+    y = drawn.normal(size=(count, 1)).astype(np.float32)
+    chosen = np.arange(fr.rank(), count, fr.size())
+    chosen = chosen[:-8] if uneven and fr.rank() == 0 else chosen
+    x = {name: values[chosen] for name, values in x.items()}
+    return {**x, "history": tf.ragged.constant([history[i] for i in chosen], dtype=tf.int64)}, y[chosen]
+
+
+def dense(units: int, value: float, **options: Any) -> Any:
+    """A layer that no random number makes."""
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.Constant(value), **options)
+
+
+def state(model: Any) -> dict[str, Any]:
+    """The weights, and the ids and rows of this rank."""
+    (layer,) = [layer for layer in model._flatten_layers() if isinstance(layer, fr.FusedEmbedding)]
+    rows = {name: [part.tolist() for part in layer.export_table(name)] for name in ("item", "shop")}
+    return {"weights": [weight.tolist() for weight in model.get_weights()], "rows": rows}
+
+
+def scheduled(schedule: str) -> dict[str, Any]:
+    """A functional model in the manner of the quick start, with dense, ragged and masked ids, on uneven samples."""
+    layer = embedding(lookups_per_update=2 if schedule in ("semi_async", "pipelined(6)") else 1)
+    inputs = {name: keras.Input([], dtype="int64", name=name) for name in ("item", "shop")}
+    inputs["history"] = keras.Input([None], dtype="int64", ragged=True, name="history")
+    rows = layer(inputs)
+    hidden = dense(8, 0.3, activation="relu")(keras.layers.Concatenate()(list(rows.values())))
+    outputs = dense(1, 0.2)(keras.layers.BatchNormalization()(hidden))
+    model = fr.schedules.PipelinedModel(inputs, outputs, schedule=schedule)
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)), "mse", metrics=["mae"])
+    x, y = samples()
+    data = tf.data.Dataset.from_tensor_slices(({name: x[name] for name in inputs}, y)).batch(16)
+    history = model.fit(data, epochs=2, verbose=0).history
+    answers = {**history, "evaluated": model.evaluate(data, verbose=0), "predicted": model.predict(data, verbose=0)}
+    return {**answers, **state(model)}
+
+
+for _name in SCHEDULES:
+    program(_name, ranks=2 if _name in ON_RANKS else 1)(lambda name=_name: scheduled(name))
+
+
+class Tower(fr.schedules.PipelinedModel):
+    """A subclass: dot products of rows (DLRM), dense features beside them, masks of padding."""
+
+    def __init__(self, layer: Any = None, **options: Any):
+        super().__init__(**options)
+        self.embedding = layer or embedding()
+        self.pool, self.head = keras.layers.GlobalAveragePooling1D(), dense(1, 1.0)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        rows = self.embedding({name: x[name] for name in ("item", "shop", "last")}, training=training)
+        pooled = tf.cast(self.pool(rows["last"]), tf.float32)
+        dots = tf.reduce_sum(rows["item"] * pooled, -1, keepdims=True)
+        return self.head(tf.concat([rows["item"], rows["shop"], pooled, dots], -1))
+
+
+def tower(layer: Any = None, optimizer: Any = "sgd", **options: Any) -> Tower:
+    model = Tower(layer, schedule=options.pop("schedule", "sync"))
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def arrays() -> tuple[dict[str, Any], np.ndarray]:
+    x, y = samples(64, uneven=False)
+    return {name: x[name] for name in ("item", "shop", "last")}, y
+
+
+def fitted(model: Any, **options: Any) -> dict[str, Any]:
+    history = model.fit(*arrays(), batch_size=16, epochs=2, verbose=0, shuffle=False, **options).history
+    return {**history, **state(model)}
+
+
+@program("dlrm", ranks=2)
+def dlrm() -> dict[str, Any]:
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01, global_clipnorm=0.5))
+    return fitted(tower(optimizer=optimizer), validation_split=0.25)
+
+
+@program("accumulate_steps", ranks=2)
+def accumulated() -> dict[str, Any]:
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
+    model = tower(embedding(accumulate_steps=2), optimizer)
+    return {**fitted(model), "updates": int(model.optimizer.iterations)}
+
+
+@program("subclass ahead")
+def ahead() -> dict[str, Any]:
+    return fitted(tower(schedule="dual_buffer", steps_per_execution=2))
+
+
+@program("eager")
+def eager() -> dict[str, Any]:
+    return fitted(tower(schedule="frozen_window(2)", run_eagerly=True))
+
+
+@program("steps_per_execution and a schedule of rates")
+def several_steps() -> dict[str, Any]:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return fitted(tower(optimizer=keras.optimizers.SGD(rate), steps_per_execution=2))
+
+
+@program("frozen tables")
+def frozen() -> dict[str, Any]:
+    model = Tower()
+    model.embedding.trainable = False
+    model.compile("sgd", "mse")
+    return fitted(model)
+
+
+@program("keras.Model")
+def plain() -> dict[str, Any]:
+    inputs = {name: keras.Input(shape, dtype="int64", name=name) for name, shape in (("item", []), ("last", [5]))}
+    rows = embedding()(inputs)
+    joined = keras.layers.Concatenate()([rows["item"], keras.layers.GlobalAveragePooling1D()(rows["last"])])
+    model = keras.Model(inputs, dense(1, 1.0)(joined))
+    model.compile("sgd", "mse")
+    x, y = arrays()
+    x.pop("shop")
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+    return {**history, **state(model)}
+
+
+@program("batch by batch", ranks=2)
+def by_batch() -> dict[str, Any]:
+    model, (x, y) = tower(optimizer=fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.01))), arrays()
+    losses = [float(model.train_on_batch(x, y)) for _ in range(3)]
+    return {"losses": losses, "tested": float(model.test_on_batch(x, y)),
+            "predicted": np.asarray(model.predict_on_batch(x)), **state(model)}  # fmt: skip
+
+
+@program("a loop", ranks=2)
+def loop() -> dict[str, Any]:
+    model, (x, y), losses = Tower(), arrays(), []
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.01))
+    x = {name: tf.constant(values) for name, values in x.items()}
+
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return loss
+
+    for run in (step, step, *[tf.function(step)] * 2):
+        losses.append(float(run()))
+    return {"losses": losses, **state(model)}
+
+
+@program("callbacks", ranks=2)
+def called_back() -> dict[str, Any]:
+    model = tower(optimizer=fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)))
+    layer = model.embedding
+    callbacks = [
+        fr.callbacks.Interrupt(), fr.callbacks.EmbeddingMetrics(layer),
+        fr.callbacks.TableLearningRate(layer, lambda epoch, rate: rate * 0.9),
+        fr.callbacks.ReduceLROnPlateau(layer, "loss", factor=0.5, patience=1, min_delta=100.0),
+        fr.callbacks.EarlyStopping("loss", patience=1, restore_best=True),
+    ]  # fmt: skip
+    answers = fitted(model, callbacks=callbacks, validation_data=arrays())
+    rates = answers.pop("lr", None) or answers.pop("learning_rate")
+    return {**answers, "rates of the dense weights": rates}
+
+
+@program("a checkpoint of a callback", ranks=2)
+def saved() -> dict[str, Any]:
+    def averaged() -> Any:
+        return fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.1))
+
+    folder = pathlib.Path(fr.collectives.all_gather_object(tempfile.mkdtemp())[0], "checkpoint")
+    model, (x, y) = tower(optimizer=averaged()), arrays()
+    fitted(model, callbacks=[fr.callbacks.Checkpoint(folder)])
+    loaded = tower(optimizer=averaged())
+    loaded(x)
+    position = fr.callbacks.Checkpoint(folder).restore(loaded)
+    before, after = (part.evaluate(x, y, verbose=0) for part in (model, loaded))
+    return {"position": position, "differs": float(before) - float(after), **fitted(loaded)}
+
+
+def main(out: pathlib.Path) -> None:
+    fr.init()
+    assert keras.__version__.startswith("2." if out.name.startswith("legacy") else "3.")
+    answers = {name: run() for name, (ranks, run) in PROGRAMS.items() if fr.size() <= ranks}
+    # Numbers of NumPy and TensorFlow become lists.
+    text = json.dumps(answers, default=lambda value: np.asarray(value).tolist())
+    out.with_suffix(f".{fr.rank()}").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

@@ -22,9 +22,14 @@ namespace fusedrec {
 
 // The cudaStream_t of this op.
 void* StreamOf(tensorflow::OpKernelContext* ctx);
+// Memory for one op. TensorFlow reuses it only for work that is enqueued later.
+absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch);
 #ifdef FUSEDREC_CUDA
 inline void* StreamOf(tensorflow::OpKernelContext* ctx) {
   return ctx->op_device_context()->stream()->platform_specific_handle().stream;
+}
+inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
+  return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
 }
 #endif
 
@@ -33,11 +38,6 @@ inline absl::Status CudaStatus(const char* launcher, int answer) {
   if (answer == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(launcher, " failed: ", fusedrec_cuda_error_string(answer), " (CUDA error ",
                                           answer, ")."));
-}
-
-// Memory for one op. TensorFlow reuses it only for work that is enqueued later.
-inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
-  return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
 }
 
 // What launchers take from an op on a GPU: its stream, and memory for the op's duration.

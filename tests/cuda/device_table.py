@@ -59,6 +59,15 @@ class Refused(Exception):
     """A call returned another code than 0."""
 
 
+def answer_of(call, *arguments, **more):
+    """Returns the library's code for a refused call."""
+    try:
+        call(*arguments, **more)
+    except Refused as refused:
+        return refused.args[0]
+    return 0
+
+
 class DeviceTable:
     """Drives a table of `dim` columns with one segment per seed.
 
@@ -150,18 +159,6 @@ class DeviceTable:
         self._call("table_apply", *arguments, float(scale), Step(learning_rate, step), places, host)
         return sorted(self.memory.get(places)[: count[0]].tolist())
 
-    def accumulate(self, handles, inverse, grads, *, begin=False, scale=1.0, storage="float32"):
-        """Adds the sums of grads [>= V, D] to those that wait. Returns the places whose sum ceases to be finite."""
-        put = self.memory.put
-        arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
-        places, count = self.memory.empty([len(handles)], np.int32), np.zeros(1, np.int64)
-        host = count.ctypes.data_as(ctypes.c_void_p)
-        self._call("table_accumulate", *arguments, float(scale), int(begin), places, host)
-        return sorted(self.memory.get(places)[: count[0]].tolist())
-
-    def apply_accumulated(self, *, learning_rate=1.0, step=1):
-        self._call("table_apply_accumulated", Step(learning_rate, step))
-
     def _count(self, name, *arguments):
         counted = np.zeros(1, np.int64)
         self._call(f"table_{name}", *arguments, counted.ctypes.data_as(ctypes.c_void_p))
@@ -187,10 +184,6 @@ class DeviceTable:
         self._call("table_candidates", segment, sink)
         return list(zip(sink.ids, sink.numbers))
 
-    def set_candidates(self, segment, ids, counts):
-        arrays = [np.asarray(numbers, np.int64) for numbers in (ids, counts)]
-        self._call("table_set_candidates", segment, *(ctypes.c_void_p(a.ctypes.data) for a in arrays), len(ids))
-
     def export(self, segment, since=(0, 0)):
         """Returns (ids [n], records [n, record_bytes]), in the order of rows."""
         most = int(self.size()[0][segment])
@@ -209,10 +202,6 @@ class DeviceTable:
         function.restype = ctypes.c_int64
         return function(self.handle)
 
-    def restore(self, segment, ids, records):
-        """Writes records [n, record_bytes] of distinct ids [n]."""
-        self._call("table_write_records", segment, self.memory.put(ids), len(ids), self.memory.put(records))
-
     def set_clock(self, clock, version):
         numbers = [ctypes.c_int64(x) for x in (clock, version)]
         self.kernels.library.fusedrec_table_set_clock(self.handle, *numbers)
@@ -225,12 +214,6 @@ class DeviceTable:
         counted = np.zeros([self.segments, 5], np.int64)
         self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
         return counted.tolist()
-
-    def full_segment(self):
-        """Returns the segment of the last refusal for want of room."""
-        function = self.kernels.library.fusedrec_table_full_segment
-        function.restype = ctypes.c_int64
-        return function(self.handle)
 
     def size(self):
         """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes, cold_bytes, cold_rows})."""

@@ -1,6 +1,6 @@
 """Compiles custom_ops/**/*.cu for the emulation: g++ with AddressSanitizer and UndefinedBehaviorSanitizer.
 
-The library has all ops, and the faults of mutants.py, which are off until a run turns one on.
+A library has all ops, and a set of faults of mutants.py, which are off until a run turns one on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tools.sanitizers import algorithms
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "custom_ops"
 OPS = sorted({path.relative_to(SOURCES).parts[0] for path in SOURCES.rglob("*_cuda.h")})
-# Relative to ROOT, as are all paths of commands.
-WITHOUT_FAULTS, WITH_FAULTS = pathlib.Path("custom_ops"), pathlib.Path("build/emulation/custom_ops")
+# Sets of faults: their folders of sources, relative to ROOT, as are all paths of commands.
+FAULTS = {"none": "custom_ops", "written": "build/emulation/custom_ops", "drawn": "build/emulation/drawn"}
+DRAWN, SEED = 30, int(os.environ.get("FUSEDREC_FAULT_SEED", "1"))  # faults of each op
 FLAGS = [
     "-std=c++17", "-Og", "-g1", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-omit-frame-pointer",
     "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-maybe-uninitialized",
@@ -32,10 +33,23 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def build_objects(folder: pathlib.Path = WITH_FAULTS) -> list[pathlib.Path]:
+@functools.cache
+def mutants_of(faults: str) -> list[mutants.Mutant]:
+    if faults == "drawn":
+        return [mutant for op in OPS for mutant in mutants.drawn(SOURCES, op, DRAWN, SEED)]
+    return mutants.MUTANTS if faults == "written" else []
+
+
+def faults_of(op: str, faults: str) -> list[tuple[int, mutants.Mutant]]:
+    """Returns the faults of an op and their numbers. Number 0 means no fault."""
+    return [(number, mutant) for number, mutant in enumerate(mutants_of(faults), 1) if mutant.op == op]
+
+
+def build_objects(faults: str = "written") -> list[pathlib.Path]:
     """Compiles the kernels of all ops and their launchers."""
-    if folder == WITH_FAULTS:
-        mutants.write_sources(ROOT / WITHOUT_FAULTS, ROOT / folder)
+    folder = pathlib.Path(FAULTS[faults])
+    if faults != "none":
+        mutants.write_sources(SOURCES, ROOT / folder, mutants_of(faults))
     # The slow sources first, so that no core waits for the last of them.
     sources = sorted((ROOT / folder).rglob("*.cu"), key=lambda path: ("jagged" not in str(path), path))
     command = [compiler(), *FLAGS, f"-I{folder}", "-Itests/cuda", "-c", "-x", "c++"]
@@ -43,9 +57,9 @@ def build_objects(folder: pathlib.Path = WITH_FAULTS) -> list[pathlib.Path]:
 
 
 @functools.cache
-def build(folder: pathlib.Path = WITH_FAULTS) -> pathlib.Path:
+def build(faults: str = "written") -> pathlib.Path:
     """Returns the library of the emulated kernels."""
-    return Output(ROOT, [compiler(), *FLAGS, "-shared"], build_objects(folder), ".so").make()
+    return Output(ROOT, [compiler(), *FLAGS, "-shared"], build_objects(faults), ".so").make()
 
 
 def objects_of_algorithms() -> list[pathlib.Path]:
@@ -56,7 +70,7 @@ def objects_of_algorithms() -> list[pathlib.Path]:
     return [objects[source] for source in algorithms()]
 
 
-def build_op_kernels() -> pathlib.Path:
+def build_op_kernels(faults: str = "written") -> pathlib.Path:
     """Compiles the GPU kernels as CPU kernels over the emulated launchers (emulation/op_kernels.cc)."""
     from tf_fusedrec._tf_compat import tf
 
@@ -65,12 +79,12 @@ def build_op_kernels() -> pathlib.Path:
     ]
     command = [compiler(), *headers, "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Icustom_ops", "-c"]
     source, version = pathlib.Path("tests/cuda/emulation/op_kernels.cc"), tf.version.VERSION
-    objects = [Output(ROOT, command, [source], ".o", version).make(), *build_objects(), *objects_of_algorithms()]
+    objects = [Output(ROOT, command, [source], ".o", version).make(), *build_objects(faults), *objects_of_algorithms()]
     link_flags = tf.sysconfig.get_link_flags()
     return Output(ROOT, [compiler(), *FLAGS, "-shared"], objects, ".so", version, link_flags).make()
 
 
-def under_sanitizers(module: str, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
+def under_sanitizers(module: str, *arguments: str, timeout: float = 1800) -> subprocess.CompletedProcess:
     """Runs a module in a new process with the runtime of the sanitizers."""
     runtime = [
         subprocess.run(
@@ -85,9 +99,8 @@ def under_sanitizers(module: str, *arguments: str, timeout: float = 1200) -> sub
     )  # fmt: skip
 
 
-def run_checks(
-    op: str, *arguments: str, folder: pathlib.Path = WITH_FAULTS, timeout: float = 1200
-) -> subprocess.CompletedProcess:
-    """Runs the checks of an op over the emulated library."""
-    library = str(build(folder))
-    return under_sanitizers("tests.cuda.run_checks", op, "--library", library, *arguments, timeout=timeout)
+def run_checks(op: str, *arguments: str, faults: str = "written") -> subprocess.CompletedProcess:
+    """Runs the checks of an op over the emulated library; "programs": the programs of tables over the OpKernels."""
+    if op == "programs":
+        return under_sanitizers("tests.cuda.run_op_kernels", str(build_op_kernels(faults)), *arguments)
+    return under_sanitizers("tests.cuda.run_checks", op, "--library", str(build(faults)), *arguments)

@@ -1,7 +1,6 @@
-"""A device without memory: ops of a table on a GPU say so, the table is what it was, and training goes on.
+"""A device without memory: each allocation of a call fails once, the op says so, and what follows is as if it had not.
 
-The allocator that OpKernels give to the library gives nothing any more after so many allocations, in the emulated build
-alone (emulation/op_kernels.cc). Every allocation of a call fails once. The same program runs on a table in host memory.
+The emulated build counts allocations (emulation/op_kernels.cc): those of small ops and attention, and those of tables.
 """
 
 from __future__ import annotations
@@ -9,210 +8,151 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from tests.cuda.op_kernels import refused, same
-from tests.cuda.op_kernels_replicas import merge, parts_of, taken
-from tests.cuda.op_kernels_sums import accumulate, apply_accumulated
-from tests.cuda.op_kernels_table import (
-    DIM,
-    SEGMENTS,
-    Side,
-    apply_gradients,
-    compare_tables,
-    keys_since,
-    look_up,
-    records_of,
-    statistics_of_segments,
-)
-from tests.oracles.hash_table import pack
+from tests.cuda import op_kernels_programs as programs
+from tests.cuda.op_kernels import LABELS, run_op, same
+from tests.cuda.op_kernels_table import DIM, PLAIN, SEGMENTS, Side, apply_gradients, look_up
+from tests.golden import attention, tables
+from tests.support import small_ops
+from tests.support.table_records import arguments_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-ADAGRAD = {
-    "rule": "adagrad",
-    "hyperparameters": [0.0, 0.1, 1e-7, 1.0, 0.0],
-    "distribution": "uniform",
-    "a": -0.5,
-    "b": 0.5,
-}
+ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 1.0, 0.0], **PLAIN}
 UNLIMITED = -1
+# Allocations of a call of these functions that failed at least.
+LEAST = {
+    "hash_table": 2, "table_note_trained": 1, "table_read_numbers": 1, "_merge": 6, "table_take_unsynced": 3,
+    "_look_up": 5, "refresh": 5, "table_look_ahead": 2, "table_read": 2, "_apply": 2, "_accumulate": 5,
+    "table_evict": 4, "table_remove": 3, "table_tombstones": 1, "_keys": 1, "table_read_records": 1, "table_import": 6,
+    "table_candidates": 1, "table_import_candidates": 3,
+}  # fmt: skip
 
 
-def state_of(side):
-    counts = [side.call(op) for op in (ops.table_size, ops.table_clock, statistics_of_segments)]
-    rows = (array for segment in range(SEGMENTS) for array in records_of(side, segment))
-    left = (side.call(ops.table_tombstones, segment) for segment in range(SEGMENTS))
-    waiting = (array for segment in range(SEGMENTS) for array in side.call(ops.table_candidates, segment))
-    return [*counts, *rows, *left, *waiting]
+class Lacking:
+    """Calls whose allocations fail, each once. `failed` counts them by name.
+
+    Args:
+      limit: Sets the number of allocations that succeed.
+    """
+
+    def __init__(self, limit: Callable[[ctypes.c_int64], None]):
+        self.limit, self.failed = limit, {}
+
+    def until_it_fits(self, name: str, call: Callable[[], Any], unchanged: Callable[[], None] = lambda: None) -> Any:
+        for left in itertools.count():
+            self.limit(ctypes.c_int64(left))
+            try:
+                answer = call()
+            except tf.errors.ResourceExhaustedError as said:
+                if not re.search("no (device )?memory", str(said)):  # max_rows: a table without room
+                    raise
+                self.limit(ctypes.c_int64(UNLIMITED))
+                unchanged()
+            else:
+                self.failed[name] = max(left, self.failed.get(name, 0))
+                return answer
+            finally:
+                self.limit(ctypes.c_int64(UNLIMITED))
 
 
-def until_it_fits(limit, call, unchanged):
-    """Returns the answer of `call` once it has all its allocations, and their number."""
-    for left in itertools.count():
-        limit(ctypes.c_int64(left))
-        try:
-            return call(), left
-        except tf.errors.ResourceExhaustedError as said:
-            assert re.search("no (device )?memory", str(said)) and "Remedy" in str(said), said
-        finally:
-            limit(ctypes.c_int64(UNLIMITED))
-        unchanged()
+class SmallOps(small_ops.TensorFlowOps):
+    """The small ops on a device whose memory ends."""
+
+    def __init__(self, lacking: Lacking):
+        super().__init__(LABELS)
+        self.lacking = lacking
+
+    def _call(self, function, tensors):
+        traced = function.get_concrete_function(*tensors)
+        name = next(op.type for op in traced.graph.get_operations() if op.type in LABELS)
+        return self.lacking.until_it_fits(name, lambda: traced(*tensors))
 
 
-class Pair:
-    """A table in host memory, and one on a device. Every call on the device lacks memory first."""
-
-    def __init__(self, limit, name, options):
-        self.limit, self.needed = limit, {}
-        self.host = Side(name, False, options)
-        self.device, count = until_it_fits(limit, lambda: Side(name, True, options), lambda: None)
-        assert count >= 2, "a table with no memory was made"
-
-    def call(self, op, *arguments, **more):
-        """Returns the answers of both."""
-        return self.host.call(op, *arguments, **more), self.on_device(op, *arguments, **more)
-
-    def on_device(self, op, *arguments, **more):
-        before = state_of(self.device)
-
-        def unchanged():
-            for was, now in zip(before, state_of(self.device)):
-                same(was, now, f"{op.__name__} without memory")
-
-        answer, count = until_it_fits(self.limit, lambda: self.device.call(op, *arguments, **more), unchanged)
-        self.needed[op.__name__] = max(count, self.needed.get(op.__name__, 0))
-        return answer
-
-    def train(self, random, batch, step):
-        message, splits, received = pack(batch)
-        found = self.call(look_up, message, splits, dtype=tf.float32)
-        same(found[0].rows, found[1].rows, "rows")
-        same(
-            self.host.call(ops.table_read, message, splits, dim=DIM, dtype=tf.float32),
-            self.on_device(ops.table_read, message, splits, dim=DIM, dtype=tf.float32),
-            "rows of inference",
-        )
-        grads = random.normal(size=[len(received), DIM]).astype(np.float32)
-        numbers = np.float32(0.05).reshape(()), np.array(step, np.int64)
-        for begin in (True, False):  # the second part finds the sums of the first
-            self.host.call(accumulate, found[0].handles, found[0].inverse, grads, begin)
-            self.on_device(accumulate, found[1].handles, found[1].inverse, grads, begin)
-        self.host.call(apply_accumulated, *numbers)
-        self.on_device(apply_accumulated, *numbers)
-        self.host.call(apply_gradients, found[0].handles, found[0].inverse, grads, *numbers)
-        self.on_device(apply_gradients, found[1].handles, found[1].inverse, grads, *numbers)
-
-    def compare(self):
-        compare_tables([self.host, self.device])
+def run_small_ops(lacking: Lacking) -> None:
+    run = SmallOps(lacking)
+    for check in small_ops.checks().values():
+        check(run)
+    assert {name for name, count in lacking.failed.items() if count == 0} == {"Fusedrec>Recover"}, lacking.failed
+    for number in [number for number in range(attention.CASES) if 0 < attention.tokens_of(number) <= 100][:6]:
+        run_case = lambda number=number: run_op(True, attention.results, (number,))  # noqa: E731
+        # First without memory: TensorFlow folds what it can compute into constants.
+        found, wanted = lacking.until_it_fits(f"attention {number}", run_case), run_case()
+        assert lacking.failed[f"attention {number}"] > 0
+        for theirs, ours in zip(wanted, found):
+            same(np.asarray(theirs), np.asarray(ours), "attention")
 
 
-class PairOfHostRows(Pair):
-    """A pair with rows in host memory. A failed lookup may have counted and made rows, but all values stay."""
+def run_tables(lacking: Lacking) -> None:
+    """Programs end as on a table in host memory, which does not have the calls that failed."""
+
+    def call(op, *arguments, **static):
+        return lacking.until_it_fits(op.__name__, lambda: programs.call(op, *arguments, **static))
+
+    def create(options):
+        arguments = arguments_of(anonymous=True, **options)
+        return lacking.until_it_fits("hash_table", lambda: run_op(True, ops.hash_table, (), **arguments))
+
+    for family, numbers in ((programs.Disturbed, range(4, 160, 21)), (programs.Replicas, range(8, 160, 40))):
+        for number in numbers:
+            device = family(number, create, call)
+            device.run()
+            programs.compare(tables.run_on_host(number, family=family), device)
+    short = {name: lacking.failed.get(name) for name, least in LEAST.items() if lacking.failed.get(name, 0) < least}
+    assert not short, f"allocations that failed: {short}, wanted {LEAST}"
+
+
+class HostRows:
+    """A table with rows in host memory. A failed lookup may have counted and made rows, but all values stay."""
 
     ids = np.arange(-1, 120)
     message = np.array([len(ids), 0, *ids]), np.array([len(ids) + SEGMENTS], np.int32)
 
+    def __init__(self, lacking, hot_rows):
+        options = {**ADAGRAD, "host_rows": True, "hot_rows": hot_rows}
+        self.lacking = lacking
+        self.host, self.device = (Side(f"memory{hot_rows}", on_device, options) for on_device in (False, True))
+
     def values(self, side):
         return side.call(ops.table_read, *self.message, dim=DIM, dtype=tf.float32)
 
-    def on_device(self, op, *arguments, **more):
+    def call(self, op, *arguments, **more):
         before = self.values(self.device)
         unchanged = lambda: same(before, self.values(self.device), f"{op.__name__} without memory")  # noqa: E731
-        answer, count = until_it_fits(self.limit, lambda: self.device.call(op, *arguments, **more), unchanged)
-        self.needed[op.__name__] = max(count, self.needed.get(op.__name__, 0))
-        return answer
+        call = lambda: self.device.call(op, *arguments, **more)  # noqa: E731
+        return self.lacking.until_it_fits(f"host rows: {op.__name__}", call, unchanged)
 
-    def train_with_memory(self, random, batch, step):
-        """Leaves rows on the device that host memory lacks; every other call here brings them back first."""
-        message, splits, received = pack(batch)
-        grads = random.normal(size=[len(received), DIM]).astype(np.float32)
-        for side in (self.host, self.device):
-            found = side.call(look_up, message, splits, dtype=tf.float32)
+    def train(self, random, ids, step, *, lacks):
+        """lacks: Calls lack memory first. Without them, the device has rows that host memory lacks."""
+        message, splits = np.array([len(ids), 0, *ids]), np.array([len(ids) + SEGMENTS], np.int32)
+        grads = random.normal(size=[len(ids), DIM]).astype(np.float32)
+        for call in (self.host.call, self.call if lacks else self.device.call):
+            found = call(look_up, message, splits, dtype=tf.float32)
             numbers = np.float32(0.05).reshape(()), np.array(step, np.int64)
-            side.call(apply_gradients, found.handles, found.inverse, grads, *numbers)
+            call(apply_gradients, found.handles, found.inverse, grads, *numbers)
 
     def compare(self):
-        found, count = until_it_fits(self.limit, lambda: self.values(self.device), lambda: None)
-        self.needed["bring_back"] = max(count, self.needed.get("bring_back", 0))
+        found = self.lacking.until_it_fits("bring back", lambda: self.values(self.device))
         same(self.values(self.host), found, "rows")
 
 
-def run_host_rows(limit, random):
-    for hot_rows, least in (
-        (0, {"look_up": 10, "apply_gradients": 2, "table_read": 0, "bring_back": 0}),
-        (30, {"look_up": 11, "apply_gradients": 2, "table_read": 0, "bring_back": 1}),
-    ):
-        options = {**ADAGRAD, "host_rows": True, "hot_rows": hot_rows}
-        pair = PairOfHostRows(limit, f"memory of buffers{hot_rows}", options)
-        for step, batch in enumerate((range(5), range(3, 60), range(40, 60), range(100))):
-            pair.train(random, [[list(batch), []]], step + 1)
-            pair.compare()
-        for step, batch in enumerate((range(90), range(70, 120))):
-            pair.train_with_memory(random, [[list(batch), []]], step + 5)
-        pair.compare()
-        assert all(pair.needed[name] >= least[name] for name in least), pair.needed
-        print(f"rows in host memory, {hot_rows} of them hot: {pair.needed}", flush=True)
+def run_host_rows(lacking: Lacking) -> None:
+    for hot_rows, lookups in ((0, 10), (30, 11)):
+        table, random = HostRows(lacking, hot_rows), np.random.default_rng(0)
+        for step, ids in enumerate((range(5), range(3, 60), range(40, 60), range(100), range(90), range(70, 120))):
+            table.train(random, ids, step + 1, lacks=step < 4)
+            table.compare()
+        assert lacking.failed["host rows: look_up"] >= lookups and lacking.failed["host rows: apply_gradients"] >= 2
+    assert lacking.failed["bring back"] >= 1
 
 
-def run(limit):
-    random = np.random.default_rng(0)
-    options = {**ADAGRAD, "max_rows": 40, "eviction": "lru", "record_tombstones": True}
-    pair = Pair(limit, "memory", options)
-    # Lines double, then rows leave for others.
-    for step, (first, most) in enumerate(((0, 5), (0, 35), (30, 30), (60, 35))):
-        pair.train(random, [[list(range(first, first + most))] * SEGMENTS], step + 1)
-        pair.compare()
-    assert np.all(pair.host.call(statistics_of_segments)[:, 2] > 20), "no rows were evicted"
-    pair.train(random, [[[94], [94]]], 5)  # others may leave again
-    pair.call(ops.table_evict, 1, 7)
-    limit(ctypes.c_int64(0))
-    refused(
-        tf.errors.ResourceExhaustedError,
-        "no device memory",
-        lambda: pair.device.call(ops.table_remove, 0, np.arange(80, 90)),
-    )
-    limit(ctypes.c_int64(UNLIMITED))
-    pair.call(ops.table_remove, 0, np.arange(60, 70))  # and not those before
-    pair.compare()
-    assert len(pair.on_device(ops.table_tombstones, 0)) > 10
-    exported, handles = pair.on_device(keys_since, np.array(0), np.array([0, 0]))
-    records = pair.on_device(ops.table_read_records, handles)
-    other = Pair(limit, "other memory", options)
-    other.call(ops.table_import, 0, exported, records)
-    for tables in (pair, other):
-        tables.compare()
-        tables.train(random, [[list(range(100, 120)), []]], 9)
-        tables.compare()
-    counting = Pair(limit, "memory of counts", {**ADAGRAD, "admission_count": 2})
-    for step, batch in enumerate((range(30), range(20, 40))):
-        counting.train(random, [[list(batch), []]], step + 1)
-        counting.compare()
-    ids, counts = counting.on_device(ops.table_candidates, 0)
-    assert len(ids) == 30
-    counting.call(ops.table_import_candidates, 1, ids, counts)
-    counting.compare()
-    replica = Pair(limit, "memory of replicas", {**options, "averaged": True})
-    for step, (first, most) in enumerate(((0, 30), (25, 30))):
-        replica.train(random, [[list(range(first, first + most)), []]], step + 1)
-        ids = np.arange(first, first + most)
-        replica.call(ops.table_note_trained, np.array([most, 0, *ids]), np.array([most + SEGMENTS], np.int32))
-    ids, splits = np.array([7, 60, 61, 40]), np.array([0, 3, 4])
-    same(*replica.call(ops.table_read_numbers, ids, splits), "numbers of rows")
-    numbers = np.ones([4, 2 * DIM], np.float32)
-    replica.call(merge, np.array([30, 54]), np.array([0, 2, 2]), ids, splits, numbers, ids + (2 << 32), np.array(3))
-    replica.compare()
-    taken_by = [taken(replica.host), parts_of(*replica.on_device(ops.table_take_unsynced))]
-    assert taken_by[0] == taken_by[1], "ids that replicas exchange"
-    least = {
-        "table_note_trained": 1, "table_read_numbers": 1, "merge": 6, "table_take_unsynced": 3,
-        "look_up": 5, "table_read": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 4,
-        "table_remove": 3, "table_tombstones": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
-        "table_candidates": 1, "table_import_candidates": 3,
-    }  # fmt: skip
-    pairs = (pair, other, counting, replica)
-    failed = {name: max(p.needed.get(name, 0) for p in pairs) for name in {name for p in pairs for name in p.needed}}
-    assert failed.keys() == least.keys() and all(failed[name] >= least[name] for name in least), failed
-    print(f"allocations that failed, by call: {failed}", flush=True)
-    run_host_rows(limit, random)
+def run(library: ctypes.CDLL) -> None:
+    lacking = Lacking(library.emulation_allocations_left)
+    run_small_ops(lacking)
+    run_tables(lacking)
+    run_host_rows(lacking)
+    print(f"allocations that failed, by call: {lacking.failed}", flush=True)

@@ -5,7 +5,7 @@ op_kernels_model.py does, and the collectives are Horovod's own for a CPU. Table
 of one step are joined and split. The ids of the ranks differ in number.
 
 `run` calls the stages of a step: micro-batches that share rows, with a look-ahead. `run_models` fits a Keras model
-under each schedule. It takes minutes, so no test runs it (run_rank_models.py).
+under each schedule, by night.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The same random programs on a table in host memory and on one on a device.
+"""Tables beside tables in host memory: refusals, calls at the edge of the contract, concurrent calls.
 
-Keys, counts and clocks must be the same, and so must all bits of rows, slots and records: sums are in the order
-received, and rules round every operation apart on both (rules/rule.h).
+op_kernels_programs.py has what both answer in random programs.
 """
 
 from __future__ import annotations
@@ -18,24 +17,8 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
 
 DIM, SEGMENTS = 5, 2
-LONG = 2  # programs with all steps; the others test their rules only
+WRONG = tf.errors.InvalidArgumentError
 PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
-PROGRAMS = [
-    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7, 0.0], **PLAIN, "max_rows": 40, "eviction": "lru",
-     "record_tombstones": True, "admission_count": [2, 1], "max_candidates": 30, "hot_after": 2,
-     "frequency_decay_steps": 2, "stochastic_rounding": True},
-    {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
-     "stochastic_rounding": True, "max_rows": [50, 44], "eviction": ["lfu", "lru"], "window": 2,
-     "admission_count": [1, 2]},
-    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0, 0.0], "distribution": "truncated_normal", "a": 0.0,
-     "b": 0.1, "storage": "float16", "ttl": 3, "record_tombstones": True},
-    {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru",
-     "admission_count": 2},
-    {"rule": "momentum", "hyperparameters": [0.0, 0.9, 1.0], **PLAIN, "max_rows": 45, "ttl": 4, "eviction": "lfu"},
-    {"rule": "adam", "hyperparameters": [0.5, 0.1, 0.001, 1e-7, 0.01], **PLAIN, "storage": "bfloat16",
-     "unknown": "zeros"},
-    {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "unknown": "zeros", "anonymous": True},
-]  # fmt: skip
 
 
 class Side:
@@ -61,19 +44,27 @@ def accumulate(table, handles, inverse, grads, begin):
     return ops.table_accumulate_gradients(table, found, grads, scale=0.5, begin=begin)
 
 
-def refresh(table, message, splits, dtype):
-    ahead = ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
-    return ops.table_lookup(table, message, splits, ahead, dim=DIM)
+def apply_accumulated(table, rate, step):
+    return ops.table_apply_accumulated(table, learning_rate=rate, step=step)
+
+
+def merge(table, left, left_splits, ids, segment_splits, numbers, headers, step):
+    return ops.table_merge(
+        table, left=left, left_splits=left_splits, ids=ids, segment_splits=segment_splits, numbers=numbers,
+        headers=headers, step=step,
+    )  # fmt: skip
+
+
+def look_ahead(table, message, splits, dtype):
+    return ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
+
+
+def refresh(table, message, splits, rows, handles, mark):
+    return ops.table_lookup(table, message, splits, ops.RowsAhead(rows, handles, mark), dim=DIM)
 
 
 def look_up(table, message, splits, dtype):
     return ops.table_lookup(table, message, splits, dim=DIM, dtype=dtype)
-
-
-def peek_and_touch(table, message, splits, dtype):
-    """Makes a training lookup in two parts."""
-    rows = ops.table_read(table, message, splits, as_training=True, dim=DIM, dtype=dtype)
-    return ops.table_lookup(table, message, splits, with_rows=False, dim=DIM)._replace(rows=rows)
 
 
 def keys_since(table, segment, since):
@@ -82,10 +73,6 @@ def keys_since(table, segment, since):
 
 def statistics_of_segments(table):
     return ops.table_statistics(table).segments
-
-
-def pools_of(table):
-    return ops.table_statistics(table).bytes[3:]
 
 
 def batch_of(random, most=20, vocabulary=60):
@@ -102,7 +89,7 @@ def records_of(side, segment, since=(0, 0)):
     return ids[order], side.call(ops.table_read_records, handles[order])
 
 
-def compare_tables(sides, since=(0, 0)):
+def compare_tables(sides):
     for op in (ops.table_size, ops.table_clock, statistics_of_segments):
         host, device = (side.call(op) for side in sides)
         same(host, device, str(op))
@@ -110,20 +97,9 @@ def compare_tables(sides, since=(0, 0)):
         same(*(side.call(ops.table_tombstones, segment) for side in sides), "tombstones")
         for host, device in zip(*(side.call(ops.table_candidates, segment) for side in sides)):
             same(host, device, "candidates")
-        (ids, records), (device_ids, device_records) = (records_of(side, segment, since) for side in sides)
+        (ids, records), (device_ids, device_records) = (records_of(side, segment) for side in sides)
         same(ids, device_ids, "keys")
         same(records, device_records, "records")
-
-
-def train(sides, random, number, lookup, dtype):
-    """Looks up on both, and updates the found rows. The host numbers rows by shard, the device by arrival."""
-    message, splits, received = pack(batch_of(random))
-    if len(received) % 3 == 0:
-        host, device = (side.call(ops.table_read, message, splits, dim=DIM, dtype=dtype) for side in sides)
-        same(host, device, "rows of an inference lookup")
-    both = [side.call(lookup, message, splits, dtype=dtype) for side in sides]
-    compare_found(*both, received)
-    update(sides, both, received, random, number, dtype)
 
 
 def compare_found(host, device, received):
@@ -135,128 +111,77 @@ def compare_found(host, device, received):
         assert [found.inverse[received.index(key)] for key in received] == found.inverse.tolist()
 
 
-def update(sides, both, received, random, number, dtype):
-    """Updates with some non-finite gradients. Both leave out the same rows."""
-    grads = tf.cast(random.normal(size=[len(received) + number % 2, DIM]), dtype).numpy()
-    spoilt = received[: number % 2 * 3]
-    grads[: len(spoilt), -1] = np.nan
+def update(sides, both, received, random, number):
+    grads = random.normal(size=[len(received), DIM]).astype(np.float32)
     for side, found in zip(sides, both):
-        left_out = side.call(apply_gradients, found.handles, found.inverse, grads, np.float32(0.05).reshape(()),
-                             np.array(number + 1, np.int64))  # fmt: skip
-        has_row = found.handles >= 0
-        assert left_out.tolist() == sorted({n for n in found.inverse[: len(spoilt)] if has_row[n]})
-
-
-def run_program(number, options, steps):
-    """Runs lookups, updates and evictions, and compares both tables after every second step."""
-    random = np.random.default_rng(number)
-    sides = [Side(f"program{number}", on_device, options) for on_device in (False, True)]
-    dtype = tf.float16 if number == 1 else tf.float32
-    since = (0, 0)
-    for step in range(steps):
-        train(sides, random, step, (look_up, peek_and_touch, refresh)[step % 3], dtype)
-        pools = [side.call(pools_of) for side in sides]
-        same(*pools, "rows in float32, and in 16 bits")
-        if step % 2:
-            compare_tables(sides, since)
-            since = sides[0].call(ops.table_clock)
-    assert "hot_after" not in options or pools[0].min() > 2, pools[0]
-    return sides, random, dtype
-
-
-def run_upkeep(sides, random, dtype, number, options):
-    """Removes rows, moves the rest by a checkpoint to a table of the other kind, and clears it."""
-    gone = np.array([0, 1, 2, 3, 10**12, -(2**63)], np.int64)
-    for op, *arguments in ((ops.table_evict, 1, 7), (ops.table_remove, 0, gone)):
-        host, device = (side.call(op, *arguments) for side in sides)
-        same(host, device, op.__name__)
-    compare_tables(sides)
-    others = [Side(f"other{number}", on_device, options) for on_device in (False, True)]
-    for side, other in zip(sides, others[::-1]):
-        other.call(ops.table_import_candidates, 0, np.array([7]), np.array([1]))
-        for segment in range(SEGMENTS):
-            other.call(ops.table_import, segment, *records_of(side, segment))
-        other.call(ops.table_set_clock, side.call(ops.table_clock))
-    compare_tables(others)
-    train(others, random, 6, look_up, dtype)
-    compare_tables(others)
-    for side in sides:
-        side.call(ops.table_prefetch, *pack(batch_of(random))[:2])
-        side.call(ops.table_forget_tombstones)
-        side.call(ops.table_clear)
-        assert side.call(ops.table_size).tolist() == [0] * SEGMENTS
-        assert side.call(ops.table_tombstones, 0).size == 0 and side.call(ops.table_candidates, 1)[0].size == 0
-    train(sides, random, 7, look_up, dtype)
-    compare_tables(sides)
+        more = np.float32(0.05).reshape(()), np.array(number + 1, np.int64)
+        side.call(apply_gradients, found.handles, found.inverse, grads, *more)
 
 
 def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
-    wrong = tf.errors.InvalidArgumentError
+    wrong, stale, full = WRONG, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
     tier = {"memory_budget": 1 << 20, "tier_folder": "/tmp"}
     refused(wrong, "must be 0 on a GPU. Use a table under", lambda: Side("tier", True, {**sgd, **tier}))
-    refused(
-        wrong, "dim of table '' must be an int in [1, 1048576], got", lambda: Side("w", True, {**sgd, "dim": 2**20 + 1})
-    )
-    side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True})
+    words = "dim of table '' must be an int in [1, 1048576], got"
+    refused(wrong, words, lambda: Side("w", True, {**sgd, "dim": 2**20 + 1}))
+    side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True, "averaged": True})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
-    lookup = lambda message, splits, dim=DIM: side.call(ops.table_lookup, message, splits, dim=dim)  # noqa: E731
-    found = lookup(message, splits)
-    numbers = (np.float32(1.0).reshape(()), np.array(1, np.int64))
-    grads = np.ones([3, DIM], np.float32)
-    update = lambda handles, inverse, grads=grads, numbers=numbers: side.call(  # noqa: E731
-        apply_gradients, handles, inverse, grads, *numbers
-    )
+    side.call(ops.table_lookup, message, splits, dim=DIM)
+    handles, inverse = side.call(ops.table_lookup, message, splits, dim=DIM)[1:]
+    rate, step, begin = np.float32(1.0).reshape(()), np.array(1, np.int64), np.array(True)
+    grads, none, one = np.ones([3, DIM], np.float32), np.array([], np.int64), np.array([1])
     before = records_of(side, 0)
-    refused(wrong, "dim must be that of the table", lambda: lookup(message, splits, dim=DIM + 1))
-    refused(wrong, "received_splits", lambda: lookup(message, splits + 1))
-    refused(wrong, "counts that do not fit", lambda: lookup(message + np.array([1, 0, 0, 0, 0]), splits))
-    refused(
-        tf.errors.ResourceExhaustedError,
-        "max_rows of segment 0 is 4",
-        lambda: lookup(np.array([5, 0, *range(5)]), np.array([7], np.int32)),
-    )
-    refused(wrong, "handles must be of one TableLookup", lambda: update(found.handles + 77, found.inverse))
-    refused(wrong, "inverse must lie in", lambda: update(found.handles, found.inverse + 3))
-    refused(wrong, "grads must have shape", lambda: update(found.handles, found.inverse, grads[:2]))
-    refused(
-        wrong, "step must be >= 1", lambda: update(found.handles, found.inverse, grads, (numbers[0], numbers[1] - 1))
-    )
-    refused(
-        wrong,
-        "learning_rate must be finite",
-        lambda: update(found.handles, found.inverse, grads, (-numbers[0], numbers[1])),
-    )
-    refused(wrong, "segment must lie in", lambda: side.call(ops.table_evict, 2, 1))
-    refused(wrong, "segment must lie in", lambda: side.call(ops.table_tombstones, -1))
-    refused(
-        wrong, "counts must lie in", lambda: side.call(ops.table_import_candidates, 0, np.array([7]), np.array([0]))
-    )
-    refused(wrong, "count must be >= 0", lambda: side.call(ops.table_evict, 1, -1))
-    refused(wrong, "since must lie in", lambda: records_of(side, 0, since=(0, -1)))
-    refused(wrong, "handles must be of one", lambda: side.call(ops.table_read_records, np.array([99])))
-    refused(
-        wrong,
-        "records must have shape",
-        lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
-    )
-    refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
+    calls = [
+        (wrong, "dim must be that of the table", ops.table_lookup, message, splits, {"dim": DIM + 1}),
+        (wrong, "received_splits", ops.table_lookup, message, splits + 1, {"dim": DIM}),
+        (wrong, "counts that do not fit", ops.table_lookup, message + [1, 0, 0, 0, 0], splits, {"dim": DIM}),
+        (full, "max_rows of segment 0 is 4", ops.table_lookup, np.array([5, 0, *range(5)]), splits + 2, {"dim": DIM}),
+        (wrong, "grads must have shape", apply_gradients, handles, inverse, grads[:2], rate, step),
+        (wrong, "step must be >= 1", apply_gradients, handles, inverse, grads, rate, step - 1),
+        (wrong, "learning_rate must be finite", apply_gradients, handles, inverse, grads, -rate, step),
+        (wrong, "segment must lie in", ops.table_evict, 2, 1),
+        (wrong, "segment must lie in", ops.table_tombstones, -1),
+        (wrong, "counts must lie in", ops.table_import_candidates, 0, np.array([7]), np.array([0])),
+        (wrong, "count must be >= 0", ops.table_evict, 1, -1),
+        (wrong, "since must lie in", keys_since, np.array(0), np.array([0, -1])),
+        (wrong, "handles must be of one", ops.table_read_records, np.array([99])),
+        (wrong, "records must have shape", ops.table_import, 0, one, np.zeros([1, 3], np.uint8)),
+        (wrong, "clock must have shape", ops.table_set_clock, np.zeros([3], np.int64)),
+        (wrong, "that do not decrease", merge, none, np.zeros(3, np.int64), one, [0, 1, 0], grads[:1], one, step),
+    ]
+    earlier = (1 << 32) * np.array([0, 1, 0])  # of the lookup before
+    for other in (handles - earlier, handles + (1 << 32), handles & 0xFFFFFFFF, handles + 77, handles[:2], handles[:0]):
+        words = "handles must be of one TableLookup" if len(other) == 3 else "inverse must lie in"
+        calls += [(wrong, words, apply_gradients, other, inverse, grads, rate, step)]
+        calls += [(wrong, words, accumulate, other, inverse, grads, begin)]
+    for place in (-1, 3, 2**31 - 1):
+        elsewhere = np.where([0, 0, 1], place, inverse).astype(np.int32)
+        calls += [(wrong, "inverse must lie in", apply_gradients, handles, elsewhere, grads, rate, step)]
+    for error, words, op, *arguments in calls:
+        more = arguments.pop() if isinstance(arguments[-1], dict) else {}
+        tensors = [np.array(a) if isinstance(a, list) else a for a in arguments]
+        refused(error, words, lambda: side.call(op, *tensors, **more))  # noqa: B023
     for was, now in zip(before, records_of(side, 0)):
         same(was, now, "a refused call")
-    side.call(ops.table_remove, 0, np.array([5]))
-    refused(
-        tf.errors.FailedPreconditionError, "have been evicted or removed", lambda: update(found.handles, found.inverse)
-    )
+    side.call(accumulate, handles, inverse, grads, begin)
+    refused(stale, "while accumulated gradients wait", lambda: side.call(ops.table_remove, 0, one))
+    side.call(apply_accumulated, rate, step)
+    for op, *arguments in ((ops.table_remove, 0, np.array([5])), (ops.table_clear,)):
+        handles, inverse = side.call(ops.table_lookup, message, splits, dim=DIM)[1:]
+        side.call(op, *arguments)
+        words = "have been evicted or removed" if arguments else "handles must be of one TableLookup"
+        refused((stale, wrong), words, lambda: side.call(apply_gradients, handles, inverse, grads, rate, step))  # noqa: B023
+    plain = Side("not averaged", True, sgd)
+    refused(stale, "averaged=True", lambda: plain.call(ops.table_take_unsynced))
 
 
 def run_alike():
     """Calls at the edge of the contract change both tables alike, or are refused alike."""
     options = {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7, 0.0], **PLAIN}
     sides = [Side("alike", on_device, options) for on_device in (False, True)]
-    wrong, stale, full = (
-        tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError
-    )  # fmt: skip
+    wrong, stale, full = WRONG, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError
     message, splits, _ = pack([[[5, 6, 5, 7], [8]]])
     grads, rate, step = np.ones([5, DIM], np.float32), np.float32(0.5).reshape(()), np.array(2, np.int64)
     for side in sides:
@@ -302,12 +227,7 @@ def run_keys_beside_lookups():
     assert side.call(ops.table_size)[0] == 50 * 61
 
 
-def run():
-    for number, options in enumerate(PROGRAMS):
-        done = run_program(number, options, steps=2 if number >= LONG else 4)
-        if number < LONG:
-            run_upkeep(*done, number, options)
-        print(f"program {number} of {options['rule']} agrees", flush=True)
+def run(_):
     run_refusals()
     run_alike()
     run_keys_beside_lookups()

@@ -2,7 +2,7 @@
 
 Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs with threads in
 order and then under fixed random schedules. Checks marked `once` run in order only. Checks marked `over_streams` run
-again while the work of streams is deferred. With --faults, only the faults of mutants.py are looked for.
+again while the work of streams is deferred. With --faults, the faults of libraries.FAULTS are looked for instead.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
-import os
 import sys
-import tempfile
 import time
-import traceback
 import types
 
-from tests.cuda import mutants
+from tests.cuda import faults, libraries
 from tests.cuda.launchers import SMALL_OPS, Launchers
 from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
@@ -48,35 +45,13 @@ def run(op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -
             print(f"{op}: {name} over streams, seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
 
 
-def outcome(fault: int, op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -> tuple[bool, str]:
-    """Runs checks in a process that the fault may end. Returns whether they pass, and what they print."""
-    with tempfile.TemporaryFile() as output:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-                kernels.library.emulation_fault(ctypes.c_int(fault))
-                run(op, checks, names, kernels)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        status = os.waitpid(child, 0)[1]
-        output.seek(0)
-        return status == 0, output.read().decode("utf-8", "replace")
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("op")
     parser.add_argument("--library", required=True)
     parser.add_argument("--memory", choices=["numpy", "torch"], default="numpy")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of the checks to run")
-    parser.add_argument("--faults", action="store_true", help="look for the faults of the op (emulation)")
+    parser.add_argument("--faults", metavar="SET", choices=libraries.FAULTS, help="look for faults (emulation)")
     options = parser.parse_args(arguments)
     checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
     every = [name for name in dir(checks) if name.startswith("check_")]
@@ -87,16 +62,8 @@ def main(arguments: list[str]) -> int:
     if not options.faults:
         run(options.op, checks, [name for name in every if any(part in name for part in options.only)], kernels)
         return 0
-    missed = 0
-    for number, mutant in mutants.numbered(options.op):
-        names = [name for name in every if mutant.only in name]
-        passes, printed = outcome(number, options.op, checks, names, kernels)
-        if passes or mutant.words not in printed:
-            missed += 1
-            print(f"{options.op}: not found: {mutant.name}; {mutant.words!r} is not in:\n{printed}", flush=True)
-        else:
-            print(f"{options.op}: found: {mutant.name}", flush=True)
-    return int(missed > 0)
+    find = lambda mutant: run(options.op, checks, [name for name in every if mutant.only in name], kernels)  # noqa: E731
+    return int(bool(faults.missed(libraries.faults_of(options.op, options.faults), kernels.library, find)))
 
 
 if __name__ == "__main__":

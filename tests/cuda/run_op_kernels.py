@@ -1,27 +1,28 @@
 """Compares GPU OpKernels over the emulation with CPU OpKernels: python -m tests.cuda.run_op_kernels LIBRARY.
 
-LIBRARY contains emulation/op_kernels.cc. A second argument `rank-models` runs the models of two ranks alone
-(run_rank_models.py).
+LIBRARY contains emulation/op_kernels.cc. `rank-models` runs the models of two ranks alone, which take minutes;
+`--faults SET` looks for faults (libraries.py) by the programs of tables.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
 
 import numpy as np
 
 from tests.cuda import (
+    faults,
+    libraries,
     op_kernels_attention,
-    op_kernels_golden,
+    op_kernels_host_rows,
     op_kernels_memory,
     op_kernels_model,
+    op_kernels_programs,
     op_kernels_ranks,
-    op_kernels_replicas,
-    op_kernels_sums,
     op_kernels_table,
 )
-from tests.cuda.host_rows import failed_lookups, hot, programs, waits
 from tests.cuda.launchers import COMBINERS, DISTRIBUTIONS
 from tests.cuda.op_kernels import LABELS, refused, same
 from tests.support import small_ops
@@ -59,24 +60,18 @@ def main(arguments: list[str]) -> int:
         return 0
     tf.load_op_library(arguments[0])
     library = ctypes.CDLL(arguments[0])
-    op_kernels_memory.run(library.emulation_allocations_left)
-    waits.run(library)
-    of_tables = (
-        op_kernels_golden,
-        op_kernels_table,
-        op_kernels_sums,
-        programs,
-        hot,
-        failed_lookups,
-        op_kernels_replicas,
-    )
+    if arguments[1:2] == ["--faults"]:
+        find = lambda mutant: op_kernels_programs.run(library, mutant.only)  # noqa: E731
+        return int(bool(faults.missed(libraries.faults_of("programs", arguments[2]), library, find)))
     run_small_ops()
     run_bits_of_the_cpu()
-    for module in (op_kernels_attention, *of_tables, op_kernels_model):
-        module.run()
-        print(f"{module.__name__} agrees", flush=True)
+    op_kernels_attention.run()
+    op_kernels_model.run()
     op_kernels_ranks.run(arguments[0])
-    print(f"{op_kernels_ranks.__name__} agrees", flush=True)
+    for module in (op_kernels_programs, op_kernels_table, op_kernels_host_rows, op_kernels_memory):
+        started = time.monotonic()
+        module.run(library)
+        print(f"{module.__name__} agrees: {time.monotonic() - started:.0f} s", flush=True)
     return 0
 
 

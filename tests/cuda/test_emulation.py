@@ -11,13 +11,11 @@ import pytest
 from tests.cuda import libraries, mutants, run_checks
 
 
-@pytest.mark.parametrize(
-    "folder", [libraries.WITH_FAULTS, pytest.param(libraries.WITHOUT_FAULTS, marks=pytest.mark.nightly)], ids=str
-)
+@pytest.mark.parametrize("faults", ["written", pytest.param("none", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("op", libraries.OPS)
-def test_kernels_agree_with_their_oracles(op, folder):
+def test_kernels_agree_with_their_oracles(op, faults):
     """No fault is on. The sources without their text are compiled by night, because that takes minutes."""
-    done = libraries.run_checks(op, folder=folder)
+    done = libraries.run_checks(op, faults=faults)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "check_" in done.stdout
 
@@ -38,8 +36,23 @@ def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu():
     assert "op_kernels_ranks agrees" in done.stdout
 
 
+@pytest.mark.nightly
+def test_models_of_two_ranks_agree_under_every_schedule():
+    done = libraries.run_checks("programs", "rank-models")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("op", sorted({mutant.op for mutant in mutants.MUTANTS}))
 def test_the_checks_find_every_fault(op):
-    done = libraries.run_checks(op, "--faults")
+    done = libraries.run_checks(op, "--faults", "written")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": found: ") == len(mutants.numbered(op))
+    assert done.stdout.count("found: ") == len(libraries.faults_of(op, "written"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("op", [*{*libraries.OPS} - {"hash_table"}, "programs"])
+def test_the_checks_find_most_drawn_faults(op):
+    """Some drawn faults change no answer: a longer bound of memory, or a barrier too many."""
+    done = libraries.run_checks(op, "--faults", "drawn", faults="drawn")
+    found, drawn = done.stdout.count("found: "), len(libraries.faults_of(op, "drawn"))
+    assert found >= drawn / 2 > 0, done.stdout + done.stderr

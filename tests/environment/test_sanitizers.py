@@ -86,5 +86,5 @@ def test_an_unknown_kind_is_refused(capsys):
 
 def test_the_threads_of_the_table_are_watched():
     tests = {path.name for path in sanitizers.tests(sanitizers.KINDS["thread"])}
-    assert {"threads_test.cc", "hash_table_test.cc", "pipeline_test.cc"} <= tests
+    assert {"threads_test.cc", "look_ahead_test.cc", "pipeline_test.cc"} <= tests
     assert {path.stem for path in sanitizers.algorithms()} >= {"hash_table", "key_index", "lookup", "segment_unique"}

@@ -10,6 +10,7 @@ ON_HOST on.
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from collections.abc import Callable, Iterable
@@ -55,7 +56,7 @@ def _peek_and_touch(table, message, splits, *, dim, dtype):
     return ops.table_lookup(table, message, splits, with_rows=False, dim=dim)._replace(rows=rows)
 
 
-def _refresh(table, message, splits, *ahead, dim):
+def refresh(table, message, splits, *ahead, dim):
     return ops.table_lookup(table, message, splits, ops.RowsAhead(*ahead), dim=dim)
 
 
@@ -84,8 +85,8 @@ def _merge(table, left, left_splits, ids, segment_splits, numbers, headers, step
     )  # fmt: skip
 
 
-def call_on_host(op: Callable, *arguments: Any, **static: Any) -> Any:
-    with tf.device("cpu"):  # an op would take a NumPy array of bfloat16 as float32
+def call_on(device: str, op: Callable, *arguments: Any, **static: Any) -> Any:
+    with tf.device(device):  # an op would take a NumPy array of bfloat16 as float32
         answer = op(*(tf.convert_to_tensor(a) if isinstance(a, np.ndarray) else a for a in arguments), **static)
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), answer if answer is not None else ())
 
@@ -135,13 +136,15 @@ class Program:
         self.made += 1
         return self.create({"shared_name": f"golden/{id(self)}/{self.number}/{self.made}", **self.options})
 
+    def kinds(self) -> list[Callable[[], None]]:
+        kinds = [self.train, self.train, self.train_ahead, self.accumulate, self.late, self.read, self.leave, self.rest]
+        return kinds + [self.average] * self.options["averaged"]
+
     def digest(self) -> str:
         return hashes.digest([array for _, array in self.answers])
 
     def run(self) -> None:
-        kinds = [self.train, self.train, self.train_ahead, self.accumulate, self.late, self.read, self.leave, self.rest]
-        if self.options["averaged"]:
-            kinds += [self.average]
+        kinds = self.kinds()
         for step in range(7):
             try:
                 (self.pick(kinds) if step else self.train)()
@@ -149,6 +152,23 @@ class Program:
                 self.add("error", type(error).__name__)
             if step % 2 == 0:
                 self.state()
+
+    # What other families of programs draw (tests/cuda/op_kernels_programs.py).
+
+    def pick_refresh(self) -> Callable:
+        return refresh
+
+    def trains_all(self) -> bool:
+        """Whether all ids of a lookup count as trained."""
+        return True
+
+    def more_left(self) -> list[int]:
+        """Ids that left another replica."""
+        return []
+
+    def common(self, headers: np.ndarray) -> np.ndarray:
+        """The largest clocks and counts of all replicas."""
+        return headers
 
     # Parts of operations.
 
@@ -173,12 +193,12 @@ class Program:
     def look_up(self, batch, *ahead):
         message, splits, received = batch
         if ahead:
-            rows = self.run_op(_refresh, message, splits, *ahead, dim=self.dim)
+            rows = self.run_op(self.pick_refresh(), message, splits, *ahead, dim=self.dim)
         else:
             rows = self.run_op(self.pick([_look_up, _peek_and_touch]), message, splits, dim=self.dim, dtype=self.dtype)
         self.add_rows("lookup", rows.rows, received)
         self.add("absent", rows.handles[rows.inverse] < 0, len(rows.handles))
-        if self.options["averaged"]:
+        if self.options["averaged"] and self.trains_all():
             self.run_op(ops.table_note_trained, message, splits)
         return rows, received
 
@@ -217,8 +237,8 @@ class Program:
         self.apply(*found)
         self.apply(*self.look_up(second, *ahead))
 
-    def accumulate(self):
-        for lookup in range(1 + self.below(2)):
+    def accumulate(self, lookups=0):
+        for lookup in range(lookups or 1 + self.below(2)):
             rows, received = self.look_up(self.batch())
             grads, cut = self.gradients(received), self.below(len(received) + 1)
             for part, (begin, end) in enumerate(((0, cut), (cut, len(received)))):
@@ -266,8 +286,11 @@ class Program:
             self.run_op(ops.table_import_candidates, segment, *candidates)
         self.run_op(ops.table_set_clock, self.call(ops.table_clock, old))
 
-    def average(self):
-        """Gives the table a common state made from its own and from numbers of its ids that another replica had."""
+    def average(self, meanwhile=lambda: None):
+        """Gives the table a common state made from its own and from numbers of its ids that another replica had.
+
+        meanwhile: Runs between the read of the numbers and the merge.
+        """
         message, headers = self.run_op(ops.table_take_unsynced)
         counts, ids = message[: 2 * SEGMENTS], message[2 * SEGMENTS :]
         ends = np.cumsum(counts)
@@ -279,15 +302,17 @@ class Program:
         trained = np.array([i for part in both for i in part], np.int64)
         headers = np.array([of_id[s].get(i, 1 << 32 | 1) for s, part in enumerate(both) for i in part], np.int64)
         splits = np.cumsum([0, *map(len, both)], dtype=np.int64)
-        left = [sorted({*part.tolist()} - {*ids}) for part, ids in zip(parts[SEGMENTS:], both)]
+        left = [sorted({*part.tolist(), *self.more_left()} - {*ids}) for part, ids in zip(parts[SEGMENTS:], both)]
         left_splits = np.cumsum([0, *map(len, left)], dtype=np.int64)
         gone = np.array([i for part in left for i in part], np.int64)
         self.add("unsynced", *parts, headers)
         numbers = self.run_op(ops.table_read_numbers, trained, splits)[: len(trained)]
         self.add("numbers", numbers)
+        meanwhile()
         merged = np.abs((numbers + self.numbers(*numbers.shape)) / np.float32(2))
+        headers, step = self.common(headers), np.array(self.step, np.int64)
         try:
-            self.run_op(_merge, gone, left_splits, trained, splits, merged, headers, np.array(self.step, np.int64))
+            self.run_op(_merge, gone, left_splits, trained, splits, merged, headers, step)
         except tf.errors.ResourceExhaustedError:
             self.table = self._new_table()  # rows in excess of max_rows differ by kind of table
 
@@ -310,17 +335,18 @@ class Program:
             self.add("candidates", *self.run_op(ops.table_candidates, segment))
 
 
-def run_on_host(number: int, rule: Any = None) -> Program:
-    """Runs a program, or one with another rule, on a table in host memory."""
+def run_on_host(number: int, rule: Any = None, family: type[Program] = Program, device: str = "/CPU:0") -> Program:
+    """Runs a program, or one with another rule or of another family, on a table in host memory or on a GPU."""
     tables = []
     with tempfile.TemporaryDirectory() as folder:
 
         def create(options):
             tier = {"tier_folder": folder} if number >= ON_HOST else {}
-            tables.append(ops.hash_table(**arguments_of(**options, **tier)))
+            with tf.device(device):
+                tables.append(ops.hash_table(**arguments_of(**options, **tier)))
             return tables[-1]
 
-        program = Program(number, create, call_on_host, rule)
+        program = family(number, create, functools.partial(call_on, device), rule)
         program.run()
         for table in tables:
             ops.table_destroy(table)

@@ -21,6 +21,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # placements are logged
 import numpy as np
 
 import tf_fusedrec as fr
+from tests.golden import tables
 from tests.gpu.steps import LEFT_OUT_CODE, ROOT
 from tests.gpu.tensorflow_programs import CPU, DIM, batches, layer, records_of, step_of
 from tf_fusedrec import keras, ops, tf
@@ -111,7 +112,10 @@ def _fill(embedding: Any, device: str, limit: int) -> str:
 
 
 def bits(device: str) -> None:
-    """Rows, and tables behind every step, have the bits of the CPU: plain, evicting, 16-bit, mixed, in host memory."""
+    """Rows, and tables behind every step, have the bits of the CPU: plain, evicting, 16-bit, mixed, in host memory.
+
+    So have the random programs of tests/golden, by ops alone.
+    """
     for number, table in enumerate((
         {},
         {"limits": fr.Limits(max_rows=180, eviction="lru"), "record_tombstones": True},
@@ -129,6 +133,10 @@ def bits(device: str) -> None:
             for ours, wanted in zip(*[records_of(embedding) for embedding in reversed(sides)]):
                 np.testing.assert_array_equal(ours, wanted)
         print(f"equal bits: {table}")
+    every = range(0, tables.ON_HOST, 5)  # all rules and storages
+    differing = tables.differing(every, lambda number: tables.run_on_host(number, device=device))
+    assert not differing, f"programs of tests/golden/tables.py with other bits: {differing}"
+    print(f"equal bits: {len(every)} programs")
 
 
 def streams(device: str) -> None:

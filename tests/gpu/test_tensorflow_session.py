@@ -14,7 +14,7 @@ from tests.gpu import session, steps, tensorflow_session
 PRINTED = {
     "placement": "('TableLookup', 'CPU')",
     "memory": "TensorFlow counts and limits the memory of a GPU alone",
-    "bits": "equal bits: {'storage': Storage(dtype='mixed'",
+    "bits": "equal bits: 32 programs",
     "streams": "200 lookups and updates behind TensorFlow's own kernels: equal",
     "ranks": "rows of the ranks: [",
     "model": "on /CPU:0 [",

@@ -138,6 +138,12 @@ class TableOracle:
         self._demote()
         return found
 
+    def skip(self, lookups):
+        """Sets the clock ahead, as a load does."""
+        for _ in range(lookups):
+            self.clock += 1
+            self._decay()
+
     def apply(self, received, grads, scale, learning_rate):
         """Applies grads [V, D] of a looked-up batch. Ids that admission refused have no row."""
         sums = {}

@@ -57,8 +57,11 @@ class TensorFlowOps:
             with tf.compat.v1.get_default_graph()._kernel_label_map(self.labels):
                 return op(*given)
 
-        answer = tf.function(labelled)(*tensors) if self.labels else op(*tensors)
+        answer = self._call(tf.function(labelled), tensors) if self.labels else op(*tensors)
         return tf.nest.map_structure(_array, answer)
+
+    def _call(self, function, tensors):
+        return function(*tensors)
 
     def segment_unique(self, ids, splits):
         return self._run(ops.segment_unique, (ids, tf.int64), (splits, tf.int64))

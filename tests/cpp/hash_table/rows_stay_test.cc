@@ -63,6 +63,8 @@ void HandlesStay() {
 }  // namespace fusedrec
 
 TEST(rows_stay) {
+  static_assert((uint32_t{1} << 31 | (fusedrec::RowPool::kMaxRows - 1)) != fusedrec::kAbsent,
+                "the handle of the last row of pool 1");
   fusedrec::AddressesStay();
   fusedrec::HandlesStay();
 }

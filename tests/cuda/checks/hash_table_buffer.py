@@ -1,16 +1,19 @@
-"""Rows in host memory behind two device buffers equal those of a device table, bit for bit."""
+"""Rows in host memory behind two device buffers and a pool: order of streams, lacking memory, refusals.
+
+tests/cuda/op_kernels_programs.py compares the rows and the pool with a table in host memory.
+"""
 
 import ctypes
 
 import numpy as np
 
 from tests.cuda.checks import once, over_streams
-from tests.cuda.checks.hash_table_leaving import answer_of
-from tests.cuda.device_buffer import DeviceBuffer
-from tests.cuda.device_table import ABSENT, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
+from tests.cuda.device_buffer import DeviceBuffer, PoolMoves
+from tests.cuda.device_table import ABSENT, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable, answer_of
 from tests.oracles.hash_table import TableOracle, pack
 
 DIM, SEEDS, START = 5, [3, 4], 0.25
+NO_MOVES = ([], [], [], [])  # of a pool
 
 
 class HostRows:
@@ -256,3 +259,87 @@ def check_prefetched_rows_wait_for_new_memory(kernels):
         buffer.find([1400, 0, *range(100, 1500)], [1402])[0][:1400], START, err_msg="new rows"
     )
     buffer.close()
+
+
+@once
+def check_a_pool_that_does_not_fit_changes_nothing(kernels):
+    buffer, host = DeviceBuffer(kernels, DIM, SEEDS, hot_rows=2, a=START, chunk_rows=32), HostRows("float32", 0)
+    first, second = [(0, 1), (0, 2), (1, 1)], [(0, 2), (0, 5)]
+    buffer.prefetch(*host.read(first))
+    buffer.advance(moves=PoolMoves(*NO_MOVES))
+    _, inverse, handles = buffer.lookup([2, 1, 1, 2, 1], [5])
+    grads = np.float32([[1], [2], [3]]) * np.ones(DIM, np.float32)
+    buffer.apply(handles, inverse, grads)
+    buffer.prefetch(*host.read(second))
+    buffer.advance(moves=PoolMoves([], [0, 2], [1, 0], []))  # the rows of ids 1 of both segments
+    kept = buffer.read_hot([0, 1])
+    hot = np.array([1, 1], np.int64), np.array([0, 1, 2], np.int64), np.array([1, 0], np.int64)
+    none = host.read([])
+    assert answer_of(buffer.read_hot, [2]) == answer_of(buffer.read_hot, [-1]) == INVALID
+    assert answer_of(buffer.prefetch, *none, (hot[0], hot[1], hot[2] + 1)) == INVALID
+    assert answer_of(buffer.prefetch, *none, (hot[0], hot[1] + 1, hot[2])) == INVALID
+    for wrong in (([2], [], [], []), ([], [-1], [0], []), ([], [0], [2], []), ([], [], [], [-1])):
+        assert answer_of(buffer.advance, moves=PoolMoves(*wrong)) == INVALID
+    for count in ("leaving", "kept", "dropped"):
+        negative = PoolMoves([0], [0], [0], [0])
+        setattr(negative, count, -1)
+        assert answer_of(buffer.advance, moves=negative) == INVALID, count
+
+    def unchanged():
+        np.testing.assert_array_equal(buffer.read_hot([0, 1]), kept, err_msg="hot rows without memory")
+
+    failed = 0
+    for left in range(99):
+        buffer.allocations_left = left
+        many = host.read([(0, id_) for id_ in range(10, 40)])
+        moves = PoolMoves([1], [0], [1], [1])
+        answers = answer_of(buffer.prefetch, *many, hot), answer_of(buffer.advance, host.read([(1, 9)]), moves)
+        buffer.allocations_left = None
+        if answers == (0, 0):
+            break
+        assert set(answers) <= {0, OUT_OF_MEMORY}
+        failed += 1
+        unchanged()
+    assert failed >= 7, failed
+    back = buffer.write_back()
+    np.testing.assert_array_equal(back[1], kept[1], err_msg="record of a slot that another row takes")
+    np.testing.assert_array_equal(back[0], host.read([(0, 5)])[2][0])
+    np.testing.assert_array_equal(buffer.read_hot([1])[0, 16:].view(np.float32), START - grads[1])
+    rows, _ = buffer.find([2, 1, 1, 2, 1], [5])
+    np.testing.assert_array_equal(rows[[0, 2]], START - grads[[0, 2]], err_msg="rows from slots")
+    buffer.allocations_left = 0
+    assert answer_of(buffer.read_hot, [0, 1] * 30) == OUT_OF_MEMORY
+    buffer.allocations_left = None
+    buffer.close()
+    for wrong in (-1, 2**31 + 1):
+        assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, hot_rows=wrong) == INVALID
+
+
+@once
+@over_streams
+def check_a_failed_advance_leaves_no_work_behind(kernels):
+    """Rows of slots must not arrive in the memory of the next prefetch."""
+    host, failed = HostRows("float32", 0), 0
+    for left in range(99):
+        buffer = DeviceBuffer(kernels, DIM, SEEDS, hot_rows=2, a=START, chunk_rows=32)
+        buffer.prefetch(*host.read([(0, id_) for id_ in range(30)]))
+        buffer.advance(moves=PoolMoves(*NO_MOVES))
+        _, inverse, handles = buffer.lookup([2, 0, 1, 2], [4])
+        buffer.apply(handles, inverse, np.ones([2, DIM], np.float32))
+        buffer.prefetch(*host.read([(0, 1), (0, 2)]))
+        buffer.advance(moves=PoolMoves([], [1, 2], [0, 1], []))  # ids 1 and 2
+        buffer.prefetch(*host.read([]), (np.array([1, 2]), np.array([0, 2, 2]), np.array([0, 1])))
+        buffer.allocations_left = left
+        answer = answer_of(buffer.advance, moves=PoolMoves(*NO_MOVES))
+        buffer.allocations_left = None
+        if answer == OUT_OF_MEMORY:
+            buffer.prefetch(*host.read([(0, 50), (0, 51), (0, 52)]))
+            buffer.host_memory(1)  # waits until the copies have ended
+            buffer.advance(moves=PoolMoves(*NO_MOVES))
+            rows, _ = buffer.find([4, 0, 50, 51, 52, 53], [6])
+            np.testing.assert_array_equal(rows[:4], START, err_msg="rows prefetched behind a failed advance")
+            failed += 1
+        buffer.close()
+        if answer == 0:
+            break
+    assert failed >= 5, failed

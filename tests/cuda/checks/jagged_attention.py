@@ -1,20 +1,15 @@
-"""Jagged attention, forward and backward, against NumPy in float64 and against files of independent reference results.
+"""Jagged attention, forward and backward, against NumPy in float64 (jagged_attention_call.py says how near).
 
-(jagged_attention_call.py says how near.)
+tests/ops/jagged_attention compares the ops with files of independent reference results.
 """
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
-from tests.cuda.checks import once
 from tests.cuda.checks.jagged_attention_call import (
     Call,
-    assert_near,
     compare,
-    log_thresholds,
     random_case,
     run,
 )
@@ -27,14 +22,12 @@ from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
     check_channels_with_more_tiles_than_blocks,
     check_slices_of_columns,
 )
-from tests.cuda.checks.jagged_attention_fuxi import check_blocks_of_fuxi  # noqa: F401
 from tests.cuda.checks.jagged_attention_gate import (  # noqa: F401
     check_a_gate_of_fewer_queries_than_keys,
     check_gate_and_norm,
     check_weights_of_the_norm_with_more_tokens_than_a_slot,
 )
 from tests.oracles.visible_pairs import visible_pairs
-from tests.support.shared import ROOT
 
 
 def check_rows_of_all_lengths(kernels):
@@ -132,55 +125,6 @@ def check_bad_arguments_are_refused(kernels):
         {**channels, "tokens": large, "queries": large, "splits": [0, 3, large], "value_dim": 2**13},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes
-
-
-@once
-def check_files_of_reference_results(kernels):
-    folder = ROOT.parent / "shared/oracle/hstu"
-    names = (
-        "attn_causal", "attn_targets", "attn_context", "attn_context_targets", "attn_window", "attn_window_minfull",
-        "attn_context_window_targets", "attn_rab_pos", "attn_rab_time_log", "attn_rab_all_log", "attn_rab_all_sqrt60",
-    )  # fmt: skip
-    if not folder.exists():
-        print("jagged_attention: skipped the files of reference results: ../shared/oracle/hstu is not there")
-        return
-    for name in names:
-        compare_file(kernels, folder / f"{name}.npz")
-
-
-def compare_file(kernels, path):
-    arrays = dict(np.load(path))
-    settings = json.loads(bytes(arrays.pop("meta_json")))
-    splits, heads = arrays["seq_offsets"], settings.get("heads", 2)
-    lengths, kind = np.diff(splits), settings.get("bias_type")
-    case = {name: arrays[name[0]].reshape(splits[-1], heads, -1) for name in ("query", "key", "value")}
-    case.update(
-        row_splits=splits, num_targets=arrays.get("num_targets"), alpha=settings["alpha"],
-        scale=1.0 / settings.get("scaling_seqlen", settings.get("max_seq_len", settings.get("n"))),
-        masks={
-            "contextual_length": settings.get("contextual_seq_len", 0),
-            "attention_window": settings.get("max_attn_len", 0),
-            "min_full_length": settings.get("min_full_attn_seq_len", 0),
-        },
-    )  # fmt: skip
-    if kind in ("ALL", "POS"):
-        case["position_weights"] = arrays["pos_w"]
-    if kind in ("ALL", "TIME"):
-        stamps = np.concatenate([arrays["timestamps"], arrays["timestamps"][:, -1:]], axis=1)
-        case["answers"] = np.concatenate([row[:n] for row, n in zip(stamps, lengths)])
-        case["asks"] = np.concatenate([row[1 : n + 1] for row, n in zip(stamps, lengths)])
-        case["time"], case["time_weights"], buckets = "buckets", arrays["ts_w"], len(arrays["ts_w"]) - 1
-        if settings.get("bucket_function") == "sqrt":
-            case["thresholds"] = 60 * np.arange(1, buckets + 1, dtype=np.int64) ** 2
-        else:  # the first difference whose trunc(log(difference) / 0.301) is g
-            case["thresholds"] = log_thresholds(buckets)
-    assert_near(0, run(kernels, 0, case)["out"], arrays["out"].reshape(case["value"].shape), path.name)
-    grads = run(kernels, 0, case, arrays["dout"].reshape(case["value"].shape))
-    names = {"query_grads": "dq", "key_grads": "dk", "value_grads": "dv", "position_grads": "d_pos_w"}
-    for name, ours in grads.items():
-        wanted = arrays[names.get(name, "d_ts_w")].reshape(ours.shape)
-        error = np.max(np.abs(ours - wanted))  # the reference is float32, too; its own tolerance
-        assert error <= 1e-5 + 1.3e-6 * np.max(np.abs(wanted)), f"{path.name} {name}: {error:.2e}"
 
 
 def check_the_masks_of_the_oracle(_):

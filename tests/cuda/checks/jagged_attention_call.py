@@ -181,14 +181,3 @@ def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias
             asks=np.concatenate([*asks, np.empty(0, np.int64)]).astype(np.int64),
         )  # fmt: skip
     return case
-
-
-def log_thresholds(count):
-    """Returns the least differences for which trunc(log(difference) / 0.301) is 1, 2, ..., count."""
-    found = []
-    for g in range(1, count + 1):
-        near = int(np.exp(0.301 * g)) + np.arange(-2, 3)
-        near = near[near > 0]
-        reached = near[np.trunc(np.log(near.astype(np.float64)) / 0.301) >= g]
-        found.append(reached[0] if len(reached) else near[-1])  # so large that no time of a file comes near it
-    return np.array(found, np.int64)

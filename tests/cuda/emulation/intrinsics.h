@@ -170,3 +170,31 @@ inline void Backoff() {
 }
 
 }  // namespace fusedrec
+
+namespace emulation {
+
+// Atomic operations, or with a fault on (mutants.py) a read and a write, between which other threads run.
+struct TwoSteps {
+  bool fault;
+
+  template <typename T, typename Atomic, typename Change>
+  T Do(T* p, const Atomic& atomic, const Change& change) const {
+    if (!fault) return atomic();
+    const T old = fusedrec::LoadFresh(p);
+    fusedrec::StoreFresh(p, static_cast<T>(change(old)));
+    return old;
+  }
+#define EMULATION_TWO_STEPS(name, changed)                                                               \
+  template <typename T, typename U>                                                                      \
+  T name(T* p, U value) const {                                                                          \
+    return Do(p, [=] { return atomic##name(p, value); }, [=](T old) { return changed; });                \
+  }
+  EMULATION_TWO_STEPS(Add, old + static_cast<T>(value))
+  EMULATION_TWO_STEPS(Min, old < static_cast<T>(value) ? old : static_cast<T>(value))
+  EMULATION_TWO_STEPS(Max, old > static_cast<T>(value) ? old : static_cast<T>(value))
+  EMULATION_TWO_STEPS(Or, old | static_cast<T>(value))
+  EMULATION_TWO_STEPS(And, old & static_cast<T>(value))
+#undef EMULATION_TWO_STEPS
+};
+
+}  // namespace emulation

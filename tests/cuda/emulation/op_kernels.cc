@@ -9,7 +9,7 @@
 
 extern "C" bool emulation_allocates();  // streams.h
 
-// Memory that ends on demand: tables get TensorFlow's allocator through one that counts.
+// Memory that ends on demand: ops count their allocations, and tables get TensorFlow's allocator through one that counts.
 namespace {
 
 void* AllocateWhileAnyAreLeft(void* inner, int64_t bytes) {
@@ -53,6 +53,10 @@ int CreateBuffer(const FusedrecTableTexts* texts, const FusedrecAllocator* alloc
 #define FUSEDREC_GPU_KERNEL(builder, ...) REGISTER_KERNEL_BUILDER(builder, __VA_ARGS__)
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 void* fusedrec::StreamOf(tensorflow::OpKernelContext*) { return nullptr; }
+absl::Status fusedrec::AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
+  if (!emulation_allocates()) return absl::ResourceExhaustedError("no memory");
+  return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
+}
 
 #include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT

@@ -190,6 +190,18 @@ def test_gradients_of_rows_that_have_left():
         np.testing.assert_array_equal(table.find([[[3, 4]]]), before)
 
 
+@pytest.mark.parametrize("load", ["rows", "clock"])
+def test_gradients_from_before_a_load(table, load):
+    found = table.lookup([[[1], []]])
+    ids, handles = ops.table_keys(table.handle, 0)
+    if load == "rows":
+        ops.table_import(table.handle, 0, ids, ops.table_read_records(table.handle, handles))
+    else:
+        ops.table_set_clock(table.handle, ops.table_clock(table.handle))
+    with pytest.raises(Precondition, match="rows of training lookup 1 have been evicted, removed or moved"):
+        table.apply(found, tf.ones([1, 4]))
+
+
 def test_rows_whose_gradients_wait_are_not_removed(table):
     found = table.lookup([[[1], []]])
     ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 4]), scale=1.0)

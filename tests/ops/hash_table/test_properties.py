@@ -134,6 +134,14 @@ class History:
         ops.table_clear(self.table.handle)
         self.oracle.clear()
 
+    def count(self, segment, counted):
+        """Sets the counts of ids without a row, as a load does. Some have one already."""
+        counted = [i for i in dict.fromkeys(counted) if i not in self.oracle.rows[segment]]
+        if self.oracle.admission_count[segment] > 1:
+            counts = np.ones(len(counted), np.int64)
+            ops.table_import_candidates(self.table.handle, segment, np.array(counted, np.int64), counts)
+            self.oracle.candidates[segment].update(dict.fromkeys(counted, 1))
+
     def move_to_a_new_table(self):
         """Moves rows, candidates and the clock, like a checkpoint. Statistics and tombstones begin anew."""
         self.settle()
@@ -198,6 +206,7 @@ operations = st.one_of(
     st.tuples(st.just("evict"), segments, st.integers(0, 5)),
     st.tuples(st.just("forget_tombstones")),
     st.tuples(st.just("clear")),
+    st.tuples(st.just("count"), segments, ids),
     st.tuples(st.just("move_to_a_new_table")),
 )  # fmt: skip
 

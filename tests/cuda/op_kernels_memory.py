@@ -27,8 +27,8 @@ UNLIMITED = -1
 # Allocations of a call of these functions that failed at least.
 LEAST = {
     "hash_table": 2, "table_note_trained": 1, "table_read_numbers": 1, "_merge": 6, "table_take_unsynced": 3,
-    "_look_up": 5, "refresh": 5, "table_look_ahead": 2, "table_read": 2, "_apply": 2, "_accumulate": 5,
-    "table_evict": 4, "table_remove": 3, "table_tombstones": 1, "_keys": 1, "table_read_records": 1, "table_import": 6,
+    "_look_up": 5, "refresh": 5, "table_read": 2, "_apply": 2, "_accumulate": 5,
+    "table_evict": 4, "table_remove": 3, "table_tombstones": 1, "_keys": 1, "table_read_records": 1, "table_import": 3,
     "table_candidates": 1, "table_import_candidates": 3,
 }  # fmt: skip
 

@@ -55,6 +55,19 @@ def train(ids, name, optimizer, topology, **options):
     return embedding
 
 
+def lookups_of(embedding, pieces, shares_rows=True):
+    """A Step over inputs by feature, each a micro-batch of its own, or of the one batch without `shares_rows`."""
+    from tf_fusedrec import tf
+    from tf_fusedrec.embedding import Step
+
+    lookups = []
+    for number, piece in enumerate(pieces):
+        inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
+        features = embedding.internals.flat_features(inputs, None, None)
+        lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number if shares_rows else 0)
+    return Step(tuple(lookups))
+
+
 def records(embedding):
     """Returns this rank's ascending ids and records."""
     found, rows = embedding.internals.groups[0].table.snapshot("item")

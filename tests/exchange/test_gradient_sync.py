@@ -40,14 +40,7 @@ def _gradients(ids, step):
 
 
 def _step(embedding, pieces, window=False):
-    from tf_fusedrec import tf
-    from tf_fusedrec.embedding import Step
-
-    lookups = []
-    for i, ids in enumerate(pieces):
-        features = embedding.internals.flat_features({"item": tf.constant(ids)}, None, None)
-        lookups += embedding.internals.lookups_of(features, training=True, micro_batch=i if window else 0)
-    return Step(tuple(lookups))
+    return linear.lookups_of(embedding, [{"item": ids} for ids in pieces], window)
 
 
 def _train(mode, table, topology):
@@ -151,6 +144,15 @@ def _assert_same_records(got, wanted):
     np.testing.assert_array_equal(got[0], wanted[0])
     for field in wanted[1].dtype.names:
         np.testing.assert_array_equal(got[1][field], wanted[1][field], err_msg=field)
+
+
+def test_one_process_has_the_same_in_every_mode_whose_rows_are_fresh(one_process):
+    """Micro-batches are one tick of the table's clock, so policies decide as for whole batches."""
+    for mode, table in one_process:
+        if MODES[mode] == 1:
+            (_, records, statistics), (_, wanted, counts) = one_process[mode, table], one_process["sync", table]
+            assert statistics == counts, (mode, table)
+            _assert_same_records(records, wanted)
 
 
 def test_the_tables_are_not_too_easy(one_process):

@@ -143,13 +143,6 @@ def results(tmp_path_factory):
         return run_ranks(_all, RANKS, timeout_s=480, topologies=[LATE], folder=folder)
 
 
-def _equal(got, wanted, but=()):
-    assert got.keys() == wanted.keys()
-    for what in got:
-        if what.split()[-1] not in but:
-            np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
-
-
 def _replicas(results, of):
     """Pairs of what both replicas of a shard have."""
     return [[of(results[rank]) for rank in ranks] for ranks in LATE.sets(RANKS)[1]]
@@ -170,10 +163,10 @@ def test_no_dense_op_and_no_row_waits_for_the_mean(results):
 
 def test_the_end_of_the_data_is_as_empty_batches_and_the_end_of_fit_makes_replicas_equal(results):
     for result in results:
-        _equal(*result["uneven"])
+        clicks.assert_same(*result["uneven"])
     for one, two in _replicas(results, lambda result: result["uneven"][0]):
         assert len(one["item ids"]) > 2
-        _equal(one, two)
+        clicks.assert_same(one, two)
 
 
 def test_an_evaluation_makes_replicas_equal_and_training_goes_on(results):
@@ -187,7 +180,7 @@ def test_an_evaluation_makes_replicas_equal_and_training_goes_on(results):
 
 def test_a_run_that_resumes_goes_on_as_the_run_that_was_saved(results):
     for result in results:
-        _equal(*result["resumed"], but=("updated",))
+        clicks.assert_same(*result["resumed"], but=("updated",))
 
 
 @pytest.mark.parametrize("last_call", ["fit", "predict"])

@@ -47,19 +47,6 @@ def _make(name, dtype, **layer):
     return fr.FusedEmbedding(tables, features, name=name, gradient_op="sum", lookups_per_update=1, **layer)
 
 
-def _look_up(embedding, pieces):
-    """A step of these micro-batches, after its lookup."""
-    from tf_fusedrec import tf
-    from tf_fusedrec.embedding import Step
-
-    lookups = []
-    for number, piece in enumerate(pieces):
-        inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
-        features = embedding.internals.flat_features(inputs, None, None)
-        lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number)
-    return Step(tuple(lookups)).send_ids().look_up()
-
-
 def _gradients(lookup, bad=None):
     from tf_fusedrec import tf
 
@@ -76,7 +63,7 @@ def _train(name, dtype, cut, **layer):
 
     embedding, found = _make(name, dtype, **layer), []
     for step in range(STEPS):
-        state = _look_up(embedding, cut(_pieces(fr.rank(), step)))
+        state = linear.lookups_of(embedding, cut(_pieces(fr.rank(), step))).send_ids().look_up()
         of_ids = {}
         for lookup, rows in zip(state.lookups, state.return_rows()):
             fused, dtype_of = lookup.fused, lookup.output_dtype
@@ -98,7 +85,7 @@ def _bad_gradient():
     embedding = _make("bad", "float32")
     pieces = [{"item": np.array(ids), "wide": np.arange(0), "user": np.array([9])} for ids in ([7, 3], [7], [3, 4])]
     with Messages() as messages:
-        step = _look_up(embedding, pieces)
+        step = linear.lookups_of(embedding, pieces).send_ids().look_up()
         bad = 7 if fr.rank() == 1 else None
         step.update(step.send_gradients({i: _gradients(lookup, bad) for i, lookup in enumerate(step.lookups)}))
     return messages.texts, embedding.internals.groups[0].table.statistics["item"]["left_out"]
@@ -107,7 +94,7 @@ def _bad_gradient():
 def _missing_pieces():
     embedding = _make("missing", "float32")
     pieces = [{name: np.array([1]) for name in FEATURES} for _ in range(3)]
-    step = _look_up(embedding, pieces)
+    step = linear.lookups_of(embedding, pieces).send_ids().look_up()
     of_item = [(i, _gradients(step.lookups[i])) for i in range(0, len(step.lookups), 2)]
     messages = []
     for parts in (of_item[1:], of_item[:2]):

@@ -86,6 +86,15 @@ def test_in_a_graph_with_a_schedule_that_counts_updates():
     np.testing.assert_allclose(moved, [0, 2, 2, 3, 3, 3.5], atol=1e-6)
 
 
+def test_clear_forgets_what_waits():
+    emb = layer(optimizers.SGD(1.0), accumulate_steps=2, gradient_op="sum")
+    train(emb, [1], np.ones((1, DIM)))
+    emb.internals.groups[0].table.clear()
+    for moved in (0, 1):
+        train(emb, [1], np.ones((1, DIM)))
+        np.testing.assert_allclose(emb.export_table("t")[1], START - 2 * moved, atol=1e-6)
+
+
 def test_host_rows_on_a_gpu_accumulate_no_steps(monkeypatch):
     monkeypatch.setattr(places, "on_gpu", lambda: True)
     layer(optimizers.SGD(1.0), accumulate_steps=2)

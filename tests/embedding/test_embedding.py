@@ -138,6 +138,7 @@ def test_16_bit_tables_train(dtype, backend):
         loss = tf.reduce_sum(out)
     tape.gradient(loss, emb.trainable_variables)
     assert out.dtype == dtype
+    assert emb.export_table("item")[1].dtype == dtype, "stored in 16 bits"
     np.testing.assert_array_equal(emb.export_table("item")[1].astype(np.float32), [[-0.5] * 4, [0.5] * 4])
 
 

@@ -25,8 +25,7 @@ def trained(schedule, fits, **compiled):
 
 def assert_same(fits, **compiled):
     (got, histories), (wanted, of_sync) = (trained(schedule, fits, **compiled) for schedule in (RouteAhead(), "sync"))
-    for what in wanted:
-        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+    clicks.assert_same(got, wanted)
     assert histories == of_sync
 
 
@@ -41,21 +40,6 @@ class Stop(keras.callbacks.Callback):
 
 def unknown(data):
     return data.filter(lambda *_: True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fits",
-    [
-        lambda: [(dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4})],
-        lambda: [(dataset(), {"epochs": 2, "steps_per_epoch": 5})],  # ends early, and ends training as under Sync
-        lambda: [(dataset(8), {"epochs": 2}), (dataset(5, 8), {}), (dataset(24, 8, seed=4), {"epochs": 2})],
-    ],
-    ids=["endless", "early", "fits"],
-)
-def test_fit_trains_every_batch_once_and_in_order(fits):
-    """test_look_ahead.py has more forms: unknown lengths, validation, data longer than its epochs, an early stop."""
-    assert_same(fits())
 
 
 @pytest.mark.slow
@@ -86,9 +70,7 @@ def test_a_step_for_custom_loops():
             steps += 1
     assert steps == 4
     wanted, _ = trained("sync", [(dataset(30), {})])
-    got = clicks.state(model, embedding)
-    for what in wanted:
-        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+    clicks.assert_same(clicks.state(model, embedding), wanted)
 
 
 class Twin(PipelinedModel):

@@ -130,9 +130,6 @@ def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are
         for part in ("ids", "places", "row_splits", "weights")
         if getattr(feature, part) is not None
     }
-    assert placed == {
-        ("host", False, "ids"): True, ("host", False, "places"): True, ("host", False, "row_splits"): True,
-        ("host", True, "ids"): True, ("host", True, "places"): True, ("host", True, "weights"): False,
-        ("gpu", False, "ids"): False, ("gpu", False, "places"): False, ("gpu", False, "row_splits"): False,
-        ("gpu", True, "ids"): False, ("gpu", True, "places"): False, ("gpu", True, "weights"): False,
-    }  # fmt: skip
+    assert len(placed) == 12
+    for (table, _, part), is_on_cpu in placed.items():
+        assert is_on_cpu == (table == "host" and part != "weights"), (table, part)

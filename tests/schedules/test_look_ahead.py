@@ -7,14 +7,15 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.schedules import clicks
+from tests.schedules.ahead import RouteAhead
 from tests.schedules.test_feed import Stop, dataset, unknown
 from tests.support.graphs import ancestors
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
 
-# test_ticks.py has more micro-batches.
 PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(2), FrozenWindow(2))}
 LEADS = {
+    "ids alone": (RouteAhead(), "sync"),
     "dual_buffer, 2": (DualBuffer(lead=2), "sync"),
     "dual_buffer, 4": (DualBuffer(lead=4), "sync"),
     "nested, 3": (Nested(2, lead=3), FrozenWindow(2)),
@@ -33,19 +34,13 @@ TABLES = {
 }
 
 
-def assert_same(got, wanted, but=()):
-    assert got.keys() == wanted.keys()
-    for what in wanted:
-        if what.split()[-1] not in but:
-            np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
-
-
 @functools.cache
 def fitted(schedule, table):
     """Returns the states after each fit, the evaluations between epochs, and the table's clock.
 
     The fits: data of unknown length with a last batch of 6 samples, more data than steps, one that is stopped in the
-    middle of an epoch, and fewer batches than a lead. All look-aheads share a reference.
+    middle of an epoch, fewer batches than a lead, endless data, and data that ends before its epochs. All look-aheads
+    share a reference.
     """
     options, rule = TABLES[table]
     embedding = clicks.make_embedding(rule, options)
@@ -56,6 +51,8 @@ def fitted(schedule, table):
         (dataset(40, seed=3), {"epochs": 2, "steps_per_epoch": 2}),
         (dataset(40), {"callbacks": [Stop()]}),
         (dataset(14, seed=3), {"epochs": 2}),
+        (dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4}),
+        (dataset(), {"epochs": 2, "steps_per_epoch": 5}),
     ):
         if "callbacks" in arguments:
             with pytest.raises(KeyboardInterrupt):
@@ -75,7 +72,7 @@ def test_fits_of_every_form_of_table(pair, table):
     ahead, reference = {**PAIRS, **LEADS}[pair]
     (got, history, clock), (wanted, of_reference, clock_of_reference) = fitted(ahead, table), fitted(reference, table)
     for one, other in zip(got, wanted, strict=True):
-        assert_same(one, other)
+        clicks.assert_same(one, other)
     assert history == of_reference and clock == clock_of_reference
 
 
@@ -87,7 +84,7 @@ def test_rows_beyond_memory(tmp_path):
         model = clicks.make_model(embedding, schedule)
         model.fit(dataset(64, seed=5), epochs=2, verbose=0)
         states.append(clicks.state(model, embedding))
-    assert_same(*states, but=["pool"])  # the place of a row may differ
+    clicks.assert_same(*states, but=["pool"])  # the place of a row may differ
 
 
 class SaveAt(keras.callbacks.Callback):
@@ -119,8 +116,8 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(t
         fr.checkpoint.load(folder, resumed, resumed.optimizer)
         saved.append((clicks.state(resumed, rows), rows.internals.groups[0].table.clock))
         resumed.fit(dataset(64, seed=5).skip(4), verbose=0)
-        assert_same(clicks.state(resumed, rows), whole)
-    assert_same(saved[0][0], saved[1][0])
+        clicks.assert_same(clicks.state(resumed, rows), whole)
+    clicks.assert_same(saved[0][0], saved[1][0])
     assert saved[0][1] == saved[1][1]
 
 
@@ -150,7 +147,7 @@ def state_with_removals(schedule):
 def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
     """No pin is needed: rows in flight may be evicted, and the step still equals the reference."""
     ahead, reference = {**PAIRS, **LEADS}[pair]
-    assert_same(state_with_removals(ahead), state_with_removals(reference))
+    clicks.assert_same(state_with_removals(ahead), state_with_removals(reference))
 
 
 def test_a_functional_model_of_one_feature_tells_its_lookup():

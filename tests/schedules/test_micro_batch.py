@@ -46,17 +46,6 @@ def test_pieces_are_the_batch_in_order_and_none_is_empty(samples, pieces):
     assert all(numbers)
 
 
-@pytest.mark.parametrize(
-    "samples, sizes",
-    [(600, [600]), (600, [300, 300]), (600, [100, 200, 200, 100]), (8, [1, 3, 2, 2]), (4, [1, 1, 1, 1])],
-)
-def test_the_first_and_the_last_piece_are_half_as_large(samples, sizes):
-    """This holds for the samples beyond one per piece. M = 2 has no middle piece."""
-    found = [len(piece) for piece in cut(tf.range(samples), len(sizes))]
-    np.testing.assert_allclose(found, sizes, atol=1 if samples % 6 == 0 else 0)
-    assert sum(found) == samples
-
-
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_have_their_share_of_the_tokens(micro_batches, seed):

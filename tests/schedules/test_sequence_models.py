@@ -1,4 +1,4 @@
-"""Sequence models in micro-batches, GRM on two ranks as well, equal whole batches."""
+"""Sequence models in micro-batches equal whole batches. test_rank_weights.py has weights of several ranks."""
 
 import copy
 
@@ -9,23 +9,9 @@ from tests.models.batches import of_any_size, ranking_batch, retrieval_batch
 from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.support.graphs import reduced_in_between
-from tests.support.ranks import run_ranks
 
 M, STEPS = 2, 3
 COUNTED = ("ids", "last", "count", "updated", "pool")
-
-
-def _sizes(step, rank):
-    """Returns the number of users by batch and rank: uneven, fewer than M, or none."""
-    return [6, 9, 1][(step + rank) % 3] * (step != 1 or rank != 1)
-
-
-def _ranking_batch(step, rank):
-    random = np.random.default_rng([step, rank])
-    users = _sizes(step, rank)
-    return ranking_batch(
-        random.integers(0, 12, users).tolist(), random.integers(0, 5, users).tolist(), 100 * step + rank
-    )
 
 
 def _make(fields):
@@ -76,45 +62,27 @@ def assert_near(states, others, rtol):
                 np.testing.assert_allclose(got[what], wanted[what], rtol=rtol, atol=rtol / 10, err_msg=what)
 
 
+def _ranking_batches():
+    """Uneven batches; one has fewer users than micro-batches."""
+    for step, users in enumerate([6, 9, 1]):
+        random = np.random.default_rng(step)
+        yield ranking_batch(random.integers(0, 12, users).tolist(), random.integers(0, 5, users).tolist(), 100 * step)
+
+
 @pytest.mark.slow
-def test_retrieval_with_shared_negatives_equals_whole_batches():
+@pytest.mark.parametrize("task", ["ranking", "retrieval with shared negatives"])
+def test_micro_batches_equal_whole_batches(task):
     from tf_fusedrec.schedules import FrozenWindow
 
-    fields = copy.deepcopy(RETRIEVAL)
-    fields["model"]["share_negatives"] = True
-    batches = [
-        retrieval_batch(lengths, seed) for seed, lengths in enumerate([[5, 2, 9, 1, 4], [3, 0, 7, 8], [2, 6, 5, 5]])
-    ]
+    if task == "ranking":
+        fields, batches = RANKING, list(_ranking_batches())
+    else:
+        fields, lengths = copy.deepcopy(RETRIEVAL), [[5, 2, 9, 1, 4], [3, 0, 7, 8], [2, 6, 5, 5]]
+        fields["model"]["share_negatives"] = True
+        batches = [retrieval_batch(of_users, seed) for seed, of_users in enumerate(lengths)]
     (states, losses), (whole, wanted) = (_trained(schedule, fields, batches) for schedule in (FrozenWindow(M), "sync"))
     assert_near(states, whole, rtol=1e-3)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
-
-
-def _of_rank():
-    """Body: the state of GRM after uneven batches, by schedule."""
-    import tf_fusedrec as fr
-    from tf_fusedrec.schedules import FrozenWindow
-
-    batches = [_ranking_batch(step, fr.rank()) for step in range(STEPS)]
-    return [_trained(schedule, RANKING, batches)[0][-1] for schedule in ("sync", FrozenWindow(M))]
-
-
-def test_ranking_on_two_ranks_equals_whole_batches_of_one_process():
-    from tf_fusedrec import tf
-
-    batches = [[_ranking_batch(step, rank) for rank in range(2)] for step in range(STEPS)]
-    joined = [tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *of_ranks) for of_ranks in batches]
-    wanted = _trained("sync", RANKING, joined)[0][-1]
-    for of_ranks in zip(*run_ranks(_of_rank, 2)):
-        orders = {}
-        for what in of_ranks[0]:
-            table = what.rpartition(" ")[0]
-            if table == "dense":
-                got = of_ranks[1][what]
-            else:
-                got = np.concatenate([state[what] for state in of_ranks])
-                got = got[orders.setdefault(table, np.argsort(got))]
-            np.testing.assert_allclose(got, wanted[what], rtol=1e-3, atol=1e-4, err_msg=what)
 
 
 def test_micro_batches_draw_negatives_of_their_own():

@@ -186,8 +186,7 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
         assert steps == [3, 3]
         for case, ((state, *counts), (wanted, *wanted_counts)) in found.items():
             assert counts == wanted_counts == [2, 6], case
-            for what in wanted:
-                np.testing.assert_array_equal(state[what], wanted[what], err_msg=f"{case}: {what}")
+            clicks.assert_same(state, wanted, where=case)
         each, two, more = [0, 1, 2], [1, 2], [1, 3]
         assert called == [(of, of, 3, 3) for of in (each, each, two, more, each)]
     for rank, (*_, uneven, validated, of_unstated_size) in enumerate(results):

@@ -21,6 +21,7 @@ LENGTHS = {
     "all_rows_empty": (0, 0),
     "no_rows": (),
 }
+DIMS = (*range(1, 21), 25, 33, 50, 64)  # fewer columns than a vector, a rest behind vectors, and none
 MASKS = {
     "causal": {},
     "targets": {"targets": 5},
@@ -36,28 +37,13 @@ MASKS = {
         "global_window": 30,
     },
 }  # fmt: skip
-BIASES = {
-    "none": {},
-    "position": {"position": True},
-    "buckets": {"time": "buckets"},
-    "both": {"position": True, "time": "buckets"},
-    "far_times": {"time": "buckets", "far": True},
-    "power": {"position": True, "time": "power"},
-    "exponential": {"time": "exponential"},
-    "stretched": {"position": True, "time": "stretched"},
-}
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("bias", [BIASES["none"], BIASES["both"]], ids=["plain", "biased"])
+@pytest.mark.parametrize("bias", [{}, {"position": True, "time": "buckets"}], ids=["plain", "biased"])
 def test_masks(lengths, masks, bias):
     assert_close(Case(lengths, **masks, **bias))
-
-
-@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
-def test_biases(bias):
-    assert_close(Case((90, 0, 33), **bias, targets=4))
 
 
 @pytest.mark.parametrize(
@@ -93,12 +79,6 @@ def test_dropout_hides_the_share_that_is_asked_for():
             attend(**wrong)
 
 
-@pytest.mark.parametrize("dims", [(25, 25), (50, 50), (1, 2), (64, 16), (8, 33)], ids=str)
-@pytest.mark.parametrize("heads", [1, 3])
-def test_head_sizes(dims, heads):
-    assert_close(Case((70, 9), heads, *dims, position=True, time="buckets"))
-
-
 @pytest.mark.parametrize("heads", [1, 2])
 def test_rows_of_several_units(heads):
     """The rows exceed the keys of one unit, so gradients of queries come from several units."""
@@ -107,15 +87,15 @@ def test_rows_of_several_units(heads):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_case(data):
     draw = data.draw
     case = Case(
         lengths=tuple(draw(st.lists(st.one_of(st.integers(0, 12), st.integers(60, 140)), max_size=4))),
         heads=draw(st.integers(1, 3)),
-        qk_dim=draw(st.integers(1, 20)),
-        value_dim=draw(st.integers(1, 20)),
+        qk_dim=draw(st.sampled_from(DIMS)),
+        value_dim=draw(st.sampled_from(DIMS)),
         targets=draw(st.one_of(st.none(), st.integers(0, 40))),
         contextual_length=draw(st.integers(0, 5)),
         attention_window=draw(st.sampled_from([0, 1, 7, 64])),
@@ -127,6 +107,7 @@ def test_any_case(data):
         far=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
+    case = dataclasses.replace(case, one_time=case.targets is not None and draw(st.booleans()))
     if not case.attention_window:
         case = dataclasses.replace(case, global_window=0)
     if draw(st.booleans()):

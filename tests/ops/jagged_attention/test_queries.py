@@ -28,14 +28,6 @@ CASES = {
 SPLITS, QUERY_SPLITS = np.array([0, 1, 4]), np.array([0, 0, 2])
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_equals_the_definitions(options):
-    case = Case(LENGTHS, **options, queries=QUERIES)
-    assert_close(case)
-    if case.position or case.time:
-        assert_close(case, channels=True)
-
-
 def test_gradients_of_rows_of_several_units():
     assert_close(Case((1100, 3, 700), 2, 4, 4, queries=(1000, 2, 70)))
     assert_close(Case((700,), 2, 4, 4, targets=80, contextual_length=2, position=True, time="buckets", queries=(650,)))

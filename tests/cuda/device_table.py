@@ -13,7 +13,6 @@ from tests.support.table_records import PATHS, records_of
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
-DOUBLED, CLOCK_ENDS, MORE = -8, -9, -10
 
 
 class IdSink(ctypes.Structure):

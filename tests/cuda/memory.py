@@ -159,9 +159,3 @@ class Kernels:
     def run(self, name, *arguments):
         code = self.answer(name, *arguments)
         assert code == 0, f"fusedrec_{name} answered {code}"
-
-    def count(self, name, *arguments):
-        """Calls a function that returns an int64, such as the width of a table's numbers."""
-        function = getattr(self.library, f"fusedrec_{name}")
-        function.restype = ctypes.c_int64
-        return function(*map(self._convert, arguments))

@@ -19,9 +19,6 @@ from tests.cuda.op_kernels_table import (
     SEGMENTS,
     WRONG,
     Side,
-    accumulate,
-    apply_accumulated,
-    apply_gradients,
     compare_found,
     compare_tables,
     look_ahead,
@@ -29,6 +26,7 @@ from tests.cuda.op_kernels_table import (
     records_of,
     refresh,
 )  # fmt: skip
+from tests.golden.tables import accumulate, apply_accumulated, apply_gradients
 from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf

@@ -10,11 +10,11 @@ import concurrent.futures
 import numpy as np
 
 from tests.cuda.op_kernels import refused, run_op, same
+from tests.golden.tables import accumulate, apply_accumulated, apply_gradients, keys_since, merge
 from tests.oracles.hash_table import pack
 from tests.support.table_records import arguments_of
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.ops import _library
 
 DIM, SEGMENTS = 5, 2
 WRONG = tf.errors.InvalidArgumentError
@@ -34,27 +34,6 @@ class Side:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), answer)
 
 
-def apply_gradients(table, handles, inverse, grads, rate, step):
-    found = ops.TableRows(grads, handles, inverse)
-    return ops.table_apply_gradients(table, found, grads, scale=0.5, learning_rate=rate, step=step)
-
-
-def accumulate(table, handles, inverse, grads, begin):
-    found = ops.TableRows(grads, handles, inverse)
-    return ops.table_accumulate_gradients(table, found, grads, scale=0.5, begin=begin)
-
-
-def apply_accumulated(table, rate, step):
-    return ops.table_apply_accumulated(table, learning_rate=rate, step=step)
-
-
-def merge(table, left, left_splits, ids, segment_splits, numbers, headers, step):
-    return ops.table_merge(
-        table, left=left, left_splits=left_splits, ids=ids, segment_splits=segment_splits, numbers=numbers,
-        headers=headers, step=step,
-    )  # fmt: skip
-
-
 def look_ahead(table, message, splits, dtype):
     return ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
 
@@ -67,19 +46,8 @@ def look_up(table, message, splits, dtype):
     return ops.table_lookup(table, message, splits, dim=DIM, dtype=dtype)
 
 
-def keys_since(table, segment, since):
-    return _library.library.fusedrec_table_keys(table=table, segment=segment, since=since)
-
-
 def statistics_of_segments(table):
     return ops.table_statistics(table).segments
-
-
-def batch_of(random, most=20, vocabulary=60):
-    ids = lambda: (random.integers(-2, vocabulary, random.integers(0, most)) // random.integers(1, 3)).tolist()  # noqa: E731
-    batch = [[ids() for _ in range(SEGMENTS)] for _ in range(3)]
-    batch[0][0] += [-(2**63), 2**63 - 1, -(2**63)]
-    return batch
 
 
 def records_of(side, segment, since=(0, 0)):
@@ -109,13 +77,6 @@ def compare_found(host, device, received):
     same(host.handles[host.inverse] < 0, device.handles[device.inverse] < 0, "ids without a row")
     for found in (host, device):
         assert [found.inverse[received.index(key)] for key in received] == found.inverse.tolist()
-
-
-def update(sides, both, received, random, number):
-    grads = random.normal(size=[len(received), DIM]).astype(np.float32)
-    for side, found in zip(sides, both):
-        more = np.float32(0.05).reshape(()), np.array(number + 1, np.int64)
-        side.call(apply_gradients, found.handles, found.inverse, grads, *more)
 
 
 def run_refusals():

@@ -60,25 +60,25 @@ def refresh(table, message, splits, *ahead, dim):
     return ops.table_lookup(table, message, splits, ops.RowsAhead(*ahead), dim=dim)
 
 
-def _apply(table, handles, inverse, grads, rate, step):
+def apply_gradients(table, handles, inverse, grads, rate, step):
     rows = ops.TableRows(grads, handles, inverse)
     return ops.table_apply_gradients(table, rows, grads, scale=0.5, learning_rate=rate, step=step)
 
 
-def _accumulate(table, handles, inverse, grads, begin):
+def accumulate(table, handles, inverse, grads, begin):
     rows = ops.TableRows(grads, handles, inverse)
     return ops.table_accumulate_gradients(table, rows, grads, scale=0.5, begin=begin)
 
 
-def _apply_accumulated(table, rate, step):
+def apply_accumulated(table, rate, step):
     return ops.table_apply_accumulated(table, learning_rate=rate, step=step)
 
 
-def _keys(table, segment, since):
+def keys_since(table, segment, since):
     return _library.library.fusedrec_table_keys(table=table, segment=segment, since=since)
 
 
-def _merge(table, left, left_splits, ids, segment_splits, numbers, headers, step):
+def merge(table, left, left_splits, ids, segment_splits, numbers, headers, step):
     return ops.table_merge(
         table, left=left, left_splits=left_splits, ids=ids, segment_splits=segment_splits, numbers=numbers,
         headers=headers, step=step,
@@ -222,7 +222,7 @@ class Program:
 
     def apply(self, rows, received):
         grads = self.gradients(received)
-        places = self.run_op(_apply, rows.handles, rows.inverse, grads, *self.rate_and_step())
+        places = self.run_op(apply_gradients, rows.handles, rows.inverse, grads, *self.rate_and_step())
         self.add_left_out(places, rows.inverse)
 
     # Operations.
@@ -243,9 +243,9 @@ class Program:
             grads, cut = self.gradients(received), self.below(len(received) + 1)
             for part, (begin, end) in enumerate(((0, cut), (cut, len(received)))):
                 drops = np.array(lookup + part == 0)
-                places = self.run_op(_accumulate, rows.handles, rows.inverse[begin:end], grads[begin:], drops)
+                places = self.run_op(accumulate, rows.handles, rows.inverse[begin:end], grads[begin:], drops)
                 self.add_left_out(places, rows.inverse)
-        self.run_op(_apply_accumulated, *self.rate_and_step())
+        self.run_op(apply_accumulated, *self.rate_and_step())
 
     def late(self):
         """The first update follows the second lookup, which may have evicted its rows."""
@@ -312,14 +312,14 @@ class Program:
         merged = np.abs((numbers + self.numbers(*numbers.shape)) / np.float32(2))
         headers, step = self.common(headers), np.array(self.step, np.int64)
         try:
-            self.run_op(_merge, gone, left_splits, trained, splits, merged, headers, step)
+            self.run_op(merge, gone, left_splits, trained, splits, merged, headers, step)
         except tf.errors.ResourceExhaustedError:
             self.table = self._new_table()  # rows in excess of max_rows differ by kind of table
 
     # State.
 
     def records(self, table, segment, since=(0, 0)):
-        ids, handles = self.call(_keys, table, np.array(segment), np.array(since))
+        ids, handles = self.call(keys_since, table, np.array(segment), np.array(since))
         order = np.argsort(ids)
         return ids[order], self.call(ops.table_read_records, table, handles[order])
 

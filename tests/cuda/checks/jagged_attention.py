@@ -27,7 +27,6 @@ from tests.cuda.checks.jagged_attention_gate import (  # noqa: F401
     check_gate_and_norm,
     check_weights_of_the_norm_with_more_tokens_than_a_slot,
 )
-from tests.oracles.visible_pairs import visible_pairs
 
 
 def check_rows_of_all_lengths(kernels):
@@ -125,9 +124,3 @@ def check_bad_arguments_are_refused(kernels):
         {**channels, "tokens": large, "queries": large, "splits": [0, 3, large], "value_dim": 2**13},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes
-
-
-def check_the_masks_of_the_oracle(_):
-    """Compares the mask of a window of one and one target with a drawing by hand."""
-    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(visible_pairs(4, 1, attention_window=1), np.array(expected, bool))

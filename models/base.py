@@ -10,6 +10,8 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.losses.objectives import total_weight
 from tf_fusedrec.schedules import PipelinedModel
@@ -17,6 +19,15 @@ from tf_fusedrec.schedules import PipelinedModel
 Batch = Mapping[str, Any]
 # A forward matrix product needs two of its size backward. Recomputation in a kernel is not useful work.
 TRAINING_PASSES = 3
+
+
+def constant(layer: keras.layers.Layer, name: str, values: np.ndarray | np.number) -> Any:
+    """Returns a weight with these values, which no gradient trains. Checkpoints and exports hold it."""
+    weight = layer.add_weight(
+        name=name, shape=values.shape, dtype=values.dtype.name, initializer="zeros", trainable=False
+    )
+    weight.assign(values)
+    return weight
 
 
 class SequenceModel(PipelinedModel, abc.ABC):
@@ -33,12 +44,16 @@ class SequenceModel(PipelinedModel, abc.ABC):
         super().__init__(name=name)
         self.embedding = embedding
         # The checkpoint holds the step count, so that a resumed run makes the same draws.
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self.step = constant(self, "step", np.int64(0))
         self._loss = keras.metrics.Mean(name="loss")
         # float64 counts exactly up to 2**53. float32 would stop at 16 million tokens.
-        self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
-        self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
-        self._gflops = keras.metrics.Sum(name="gflops", dtype=tf.float64)
+        self._samples = keras.metrics.Sum(name="samples", dtype="float64")
+        self._tokens = keras.metrics.Sum(name="tokens", dtype="float64")
+        self._gflops = keras.metrics.Sum(name="gflops", dtype="float64")
+
+    def build(self, input_shape: Any) -> None:
+        """Leaves the layers to the first call. Keras 3 would call the model with symbols to build them."""
+        self.built = True
 
     @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:

@@ -98,8 +98,10 @@ class TargetAttention(keras.layers.Layer):
 
     def build(self, input_shape: tf.TensorShape) -> None:
         self.parts = [input_shape[-1], self.columns, self.columns, 1]  # rows of the kernel by input
-        self.kernel = self.add_weight("kernel", [sum(self.parts), self.units[0]], initializer="glorot_uniform")
-        self.bias = self.add_weight("bias", [self.units[0]], initializer="zeros")
+        self.kernel = self.add_weight(
+            name="kernel", shape=[sum(self.parts), self.units[0]], initializer="glorot_uniform"
+        )
+        self.bias = self.add_weight(name="bias", shape=[self.units[0]], initializer="zeros")
         for layer, width in zip(self.others, self.units):
             layer.build([None, None, width])  # before the loop, because a loop cannot create weights
         super().build(input_shape)

@@ -40,6 +40,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ from models.retrieval import HSTURetrieval
 from models.retrieval_server import RetrievalServer
 from models.user_state import GRMStates
 from tf_fusedrec import tf
+from tf_fusedrec.checkpoint.dense import read
 from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.layers import jagged
@@ -150,13 +152,11 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
 
 
 def _check_all_restored(model: Model, prefix: str) -> None:
-    with fr.checkpoint.without_tables():
-        status = tf.train.Checkpoint(model=model).read(prefix)
     try:
-        status.assert_existing_objects_matched().expect_partial()
-    except AssertionError as error:
+        read(pathlib.Path(prefix).parent, model, None, whole=True)
+    except ValueError as error:
         raise ValueError(
-            f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. "
+            f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error} "
             "Pass a checkpoint that models.train of this version wrote."
         ) from error
 

@@ -60,8 +60,8 @@ class GRM(RankingModel):
         super().__init__(config, embedding, catalogue, popularity, name)
         self.positions = PositionEmbedding(config.max_sequence_length, config.dropout, name="positions")
         self.exposed_marker = self.add_weight(
-            "exposed_marker",
-            [config.dim],
+            name="exposed_marker",
+            shape=[config.dim],
             initializer=_small(),
         )
         # One projection of numbers for each kind of token.

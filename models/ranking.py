@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from models.base import Batch, SequenceModel
+from models.base import Batch, SequenceModel, constant
 from models.data_sets.events import hour_of_day
 from models.experiment.ranking_config import HOUR, ROLES, RankingConfig
 from models.parts.dense_inputs import DenseInputs, Statistics, dense_width, normalizers, time_features
@@ -71,7 +71,7 @@ class RankingModel(SequenceModel):
             kept = np.sort(catalogue[np.asarray(popularity) >= config.min_item_count])
             frequent[: len(kept)] = kept
             # The checkpoint holds the list, because the exported model must know the same items.
-            self._frequent = tf.Variable(frequent, trainable=False, name="frequent_items")
+            self._frequent = constant(self, "frequent_items", frequent)
 
     def labels(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Returns {"ctr": click, "ctcvr": click and conversion, other tasks}, <float>[exposures of the batch]."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.base import Batch, SequenceModel
+from models.base import Batch, SequenceModel, constant
 from models.experiment.model_config import RetrievalConfig
 from models.parts.encoders import attends_by_time, encoder_blocks
 from tf_fusedrec import keras, losses, tf
@@ -87,7 +87,7 @@ class HSTURetrieval(SequenceModel):
         self.config = config
         # The checkpoint holds the catalogue, because the exported model returns its ids.
         order = np.argsort(catalogue)
-        self.catalogue = tf.Variable(catalogue[order].astype(np.int64), trainable=False, name="catalogue")
+        self.catalogue = constant(self, "catalogue", catalogue[order].astype(np.int64))
         counts = None if popularity is None else np.asarray(popularity)[order]
         self._sampler = Sampler(catalogue.size, config.sampling, counts)
         self._seed, self._rank = seed, rank

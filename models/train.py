@@ -99,7 +99,8 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
 
         item_ids, popularity = read_items(folder)
         model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
-        optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
+        adam = keras.optimizers.Adam if keras.__name__ == "keras" else keras.optimizers.legacy.Adam
+        optimizer = adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
         model(no_rows(read))  # Creates the weights that a checkpoint restores.
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
-from tf_fusedrec._tf_compat import keras, keras_api
+from tf_fusedrec._tf_compat import keras_api
 from tf_fusedrec.ops.table import check_tables
 from tf_fusedrec.optimizers.rules import Rule, from_dict
 
@@ -334,8 +334,7 @@ class TableConfig:
         if isinstance(optimizer, Rule):
             optimizer = optimizer.to_dict()
         elif isinstance(optimizer, KERAS_OPTIMIZERS):
-            legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
-            optimizer = {"legacy": legacy, **keras.optimizers.serialize(optimizer)}
+            optimizer = keras_api.optimizer_to_dict(optimizer)
         values = {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "optimizer": optimizer,
@@ -351,9 +350,7 @@ class TableConfig:
         if isinstance(fields["optimizer"], Mapping) and "legacy" not in fields["optimizer"]:
             fields["optimizer"] = from_dict(fields["optimizer"])
         elif isinstance(fields["optimizer"], Mapping):
-            described = dict(fields["optimizer"])
-            legacy = described.pop("legacy")
-            fields["optimizer"] = keras.optimizers.deserialize(described, use_legacy_optimizer=legacy)
+            fields["optimizer"] = keras_api.optimizer_from_dict(fields["optimizer"])
         initializer = dict(fields["initializer"])
         fields["initializer"] = _INITIALIZERS[initializer.pop("class_name")](**initializer)
         for name, record in RECORDS.items():

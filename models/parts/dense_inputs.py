@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tf_fusedrec as fr
-from models.base import Batch
+from models.base import Batch, constant
 from models.experiment.model_config import ModelConfig
 from models.experiment.ranking_config import ROLES, RankingConfig
 from tf_fusedrec import keras, tf
@@ -58,8 +58,8 @@ class Normalize(keras.layers.Layer):
     def __init__(self, columns: Sequence[str], log1p: Sequence[bool], **layer_arguments: Any):
         super().__init__(**layer_arguments)
         self.columns, self.log1p = tuple(columns), tuple(log1p)
-        self.mean = tf.Variable(np.zeros(len(columns), np.float32), trainable=False, name="mean")
-        self.deviation = tf.Variable(np.ones(len(columns), np.float32), trainable=False, name="deviation")
+        self.mean = constant(self, "mean", np.zeros(len(columns), np.float32))
+        self.deviation = constant(self, "deviation", np.ones(len(columns), np.float32))
 
     def set_statistics(self, statistics: Mapping[str, Statistics]) -> None:
         """Sets the statistics of all columns."""

@@ -28,8 +28,8 @@ class GroupLayerNorm(keras.layers.Layer):
         self.kinds = kinds
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        self.weight = self.add_weight("weight", [self.kinds, input_shape[-1]], initializer="ones")
-        self.bias = self.add_weight("bias", [self.kinds, input_shape[-1]], initializer="zeros")
+        self.weight = self.add_weight(name="weight", shape=[self.kinds, input_shape[-1]], initializer="ones")
+        self.bias = self.add_weight(name="bias", shape=[self.kinds, input_shape[-1]], initializer="zeros")
         super().build(input_shape)
 
     def call(self, x: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,7 @@ PRIVATE = {
         "keras.src.backend._SEED_GENERATOR",
         "keras.src.backend.unique_object_name",
         "keras.src.engine.keras_tensor.KerasTensor",
+        "keras.src.saving.legacy.saving_utils.is_hdf5_filepath",
         "keras.src.utils.generic_utils.to_snake_case",
         "tf.__internal__.autograph",
     },
@@ -32,7 +33,6 @@ PRIVATE = {
     "tf_fusedrec/schedules/keras_3_inputs.py": {"keras.src.trainers.data_adapters"},
     "tf_fusedrec/schedules/legacy_inputs.py": {"keras.src.engine.data_adapter"},
     "tf_fusedrec/schedules/one_keras.py": {"keras.src.layers.core.tf_op_layer.TFOpLambda"},
-    "tf_fusedrec/tables/keras_savers.py": {"keras.src.saving.legacy.saving_utils.is_hdf5_filepath"},
     "tf_fusedrec/tables/legacy_savers.py": {
         "keras.src.export.export_lib",
         "keras.src.saving.legacy.hdf5_format",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,72 @@ OTHER_KERAS = (
 KerasTensor = keras.KerasTensor  # the symbol of a functional model
 Functional = type(keras.Model.__new__(keras.Model, None, None))  # the class of models of inputs and outputs
 OPTIMIZERS = (keras.optimizers.Optimizer,)
+LEGACY_OPTIMIZERS: dict[str, type] = {}
+
+
+def is_hdf5(path: str) -> bool:
+    """Whether weights saved to this path become a legacy HDF5 file. Keras 3 refuses all paths but .weights.h5."""
+    return True
+
+
+def saves_whole_model(callback: Any) -> bool:
+    """Whether a callback saves as keras.callbacks.ModelCheckpoint."""
+    return isinstance(callback, keras.callbacks.ModelCheckpoint)
+
+
+def input_name(symbol: Any) -> str:
+    """The name of an input of a functional model."""
+    return symbol._keras_history.operation.name
+
+
+def spec_of(symbol: Any) -> tf.TypeSpec:
+    """The shape, dtype and form of a symbol of a functional model."""
+    shape, dtype = tf.TensorShape(symbol.shape), tf.as_dtype(symbol.dtype)
+    if symbol.sparse:
+        return tf.SparseTensorSpec(shape, dtype)
+    if symbol.ragged:
+        return tf.RaggedTensorSpec(shape, dtype, ragged_rank=symbol.ragged_rank or 1)
+    return tf.TensorSpec(shape, dtype)
+
+
+def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
+    """An optimizer's variables by name: its slots of these weights, its counters and its learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    trained = inner._trainable_variables
+    numbers = {name: getattr(inner, name) for name in ("iterations", "_learning_rate")}
+    scale = {name: getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")}
+    found = {name.strip("_"): [value] for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)}
+    for name, value in vars(inner).items():
+        is_slots = isinstance(value, list) and len(value) == len(trained) > 0
+        if (
+            is_slots
+            and name not in ("_variables", "_trainable_variables")
+            and all(isinstance(slot, keras.Variable) for slot in value)
+        ):
+            of_weight = dict(zip(map(id, trained), value))
+            found[name.strip("_")] = [of_weight[id(weight)] for weight in weights if id(weight) in of_weight]
+    return found
+
+
+def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:
+    """The class and the config of an optimizer, with the key "legacy"."""
+    return {"legacy": False, **keras.optimizers.serialize(optimizer)}
+
+
+def optimizer_from_dict(fields: Mapping[str, Any]) -> Any:
+    """The optimizer of `optimizer_to_dict`."""
+    if fields["legacy"]:
+        raise ValueError(
+            f"optimizer {fields['class_name']} is one of tf_keras.optimizers.legacy, which Keras 3 lacks. Use a record "
+            "of tf_fusedrec.optimizers, or set TF_USE_LEGACY_KERAS=1 in the environment."
+        )
+    return keras.optimizers.deserialize({name: value for name, value in fields.items() if name != "legacy"})
+
+
+def why_not_summed(metric: Any) -> str | None:
+    """What of a metric says that its states may not be added; None if nothing does."""
+    others = [variable for variable in metric.variables if variable.aggregation != "sum"]
+    return f"the state {others[0].name!r} with aggregation {others[0].aggregation!r}" if others else None
 
 
 def layer_of_other_keras() -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,9 @@ OTHER_KERAS = (
 KerasTensor = keras.src.engine.keras_tensor.KerasTensor  # the symbol of a functional model
 Functional = keras.Sequential.__base__  # the class of models of inputs and outputs
 OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+LEGACY_OPTIMIZERS = {
+    name: getattr(keras.optimizers.legacy, name) for name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl")
+}
 
 
 def _create_seed(self: Any, given: int | None) -> int:
@@ -42,6 +46,63 @@ def _converted_normalize_weights(self: Any) -> None:
 
 
 keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weights
+
+
+def is_hdf5(path: str) -> bool:
+    """Whether weights saved to this path become a legacy HDF5 file."""
+    return keras.src.saving.legacy.saving_utils.is_hdf5_filepath(path)
+
+
+def saves_whole_model(callback: Any) -> bool:
+    """Whether a callback saves as keras.callbacks.ModelCheckpoint."""
+    return getattr(type(callback), "_save_model", None) is keras.callbacks.ModelCheckpoint._save_model
+
+
+def input_name(symbol: Any) -> str:
+    """The name of an input of a functional model."""
+    return symbol.node.layer.name
+
+
+def spec_of(symbol: Any) -> tf.TypeSpec:
+    """The shape, dtype and form of a symbol of a functional model."""
+    return symbol.type_spec
+
+
+def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
+    """An optimizer's variables by name: its slots of these weights, its counters and its learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = {"iterations": [inner.iterations]}
+    if isinstance(inner.learning_rate, tf.Variable):
+        found["learning_rate"] = [inner.learning_rate]
+    if isinstance(inner, keras.optimizers.legacy.Optimizer):
+        for name in inner.get_slot_names():
+            with contextlib.suppress(KeyError):  # no slots before the first step
+                found[name] = [inner.get_slot(weight, name) for weight in weights]
+        return found
+    places = getattr(inner, "_index_dict", {})
+    have = [places[inner._var_key(weight)] for weight in weights if inner._var_key(weight) in places]
+    for name, value in vars(inner).items():
+        is_slots = isinstance(value, list) and len(value) == len(places) > 0 and name != "_variables"
+        if is_slots and all(isinstance(slot, tf.Variable) for slot in value):
+            found[name.strip("_")] = [value[place] for place in have]
+    return found
+
+
+def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:
+    """The class and the config of an optimizer, with the key "legacy"."""
+    legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
+    return {"legacy": legacy, **keras.optimizers.serialize(optimizer)}
+
+
+def optimizer_from_dict(fields: Mapping[str, Any]) -> Any:
+    """The optimizer of `optimizer_to_dict`."""
+    described = {name: value for name, value in fields.items() if name != "legacy"}
+    return keras.optimizers.deserialize(described, use_legacy_optimizer=fields["legacy"])
+
+
+def why_not_summed(metric: Any) -> str | None:
+    """What of a metric says that its states may not be added; None if nothing does."""
+    return None if type(metric).merge_state is keras.metrics.Metric.merge_state else "its own merge_state"
 
 
 def layer_of_other_keras() -> Any:

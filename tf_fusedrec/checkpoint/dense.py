@@ -1,4 +1,12 @@
-"""Dense weights: a tf.train.Checkpoint of model and optimizer, copied to memory, then written with checksums."""
+"""Dense weights: a tf.train.Checkpoint of model and optimizer, copied to memory, then written with checksums.
+
+tf_keras and Keras 3 name the weights of one model differently, and Keras 3 tells TensorFlow of no layers in lists. So
+the checkpoint has all weights and slots in an order that is the same under both, too. The root's attributes are:
+
+    dense_of_keras_3, dense_of_tf_keras   [all weights], by the Keras that wrote
+    dense_slot_<name>                     [slots of the trained weights], or [a number of the optimizer]
+    model, optimizer                      by tf_keras: they also restore weights that are made later
+"""
 
 from __future__ import annotations
 
@@ -8,12 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
 from tf_fusedrec.exchange import model_state
 from tf_fusedrec.files import disk
 from tf_fusedrec.tables.keras_savers import without_tables
 
 PREFIX = "dense"
+# Names in a tf.train.Checkpoint, the first by KERAS_IS_LEGACY. They sort before "model", so they are in the keys.
+_WEIGHTS = {False: "dense_of_keras_3", True: "dense_of_tf_keras"}
+_SLOTS = "dense_slot_"
+_NUMBERS = ("iterations", "learning_rate", "dynamic_scale", "step_counter")  # of an optimizer
+# Names of slots in keras.optimizers.legacy, and in other optimizers.
+_SLOT_NAMES = {
+    "m": "momentums", "v": "velocities", "vhat": "velocity_hats", "momentum": "momentums", "rms": "velocities",
+    "mg": "average_gradients", "accumulator": "accumulators", "linear": "linears",
+}  # fmt: skip
+_VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 class Weights(NamedTuple):
@@ -27,15 +45,51 @@ class Weights(NamedTuple):
 NO_WEIGHTS = Weights([], [])
 
 
-def _checkpoint(model: keras.Model, optimizer: Any) -> tf.train.Checkpoint:
-    return tf.train.Checkpoint(model=model, **({} if optimizer is None else {"optimizer": optimizer}))
+def ordered_weights(model: Any) -> list[tf.Variable]:
+    """All weights of a model without metrics, layer by layer as the model got them, the same under both Keras."""
+    weights: dict[int, Any] = {}
+
+    def collect(layer: Any) -> None:
+        weights.update((id(weight), weight) for weight in keras_api.own_weights(layer))
+        for inner in layer._flatten_layers(recursive=False, include_self=False):
+            if not isinstance(inner, keras.metrics.Metric):
+                collect(inner)
+
+    collect(model)
+    if getattr(model, "built", True):  # weights of a tf.Module
+        of_metrics = {id(variable) for metric in getattr(model, "metrics", ()) for variable in metric.variables}
+        weights.update((id(weight), weight) for weight in model.weights if id(weight) not in of_metrics)
+    return [keras_api.tf_variable(weight) for weight in weights.values()]
+
+
+def _ordered_slots(model: Any, optimizer: Any) -> dict[str, list[Any]]:
+    """The optimizer's variables by name: its slots in the order of the trained weights, and its numbers."""
+    weights = {id(keras_api.tf_variable(weight)): weight for weight in model.trainable_variables}
+    ordered = [weights[id(variable)] for variable in ordered_weights(model) if id(variable) in weights]
+    slots = keras_api.slots(optimizer, ordered)
+    return {_SLOT_NAMES.get(name, name): variables for name, variables in slots.items()}
+
+
+def _checkpoint(model: keras.Model, optimizer: Any, **further: Any) -> tf.train.Checkpoint:
+    """The objects by which tf_keras restores its own weights, and further ones."""
+    return tf.train.Checkpoint(model=model, **({} if optimizer is None else {"optimizer": optimizer}), **further)
+
+
+def _write(model: keras.Model, optimizer: Any, prefix: str) -> None:
+    roots = {_WEIGHTS[KERAS_IS_LEGACY]: ordered_weights(model)}
+    if optimizer is not None and getattr(model, "built", True):
+        # TensorFlow saves the slots of keras.optimizers.legacy beside their weights and refuses them elsewhere.
+        beside = hasattr(getattr(optimizer, "inner_optimizer", optimizer), "get_slot_names")
+        for name, variables in _ordered_slots(model, optimizer).items():
+            if name in _NUMBERS or not beside:
+                roots[f"{_SLOTS}{name}"] = [keras_api.tf_variable(variable) for variable in variables]
+    (_checkpoint(model, optimizer, **roots) if KERAS_IS_LEGACY else tf.train.Checkpoint(**roots)).write(prefix)
 
 
 def _variables(model: Any, optimizer: Any) -> list[Any]:
     """All existing variables. Reading the variables of an unbuilt model raises, so it has none here."""
     of_model = model.variables if getattr(model, "built", True) else []
-    of_optimizer = [] if optimizer is None else optimizer.variables
-    return [*of_model, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
+    return [*of_model, *([] if optimizer is None else keras_api.optimizer_variables(optimizer))]
 
 
 def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
@@ -44,7 +98,7 @@ def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
     equal = [*model_state.dense_weights(model), *model_state.state_of(model)] if built else []
     compared = {id(variable) for variable in equal}
     rest = [v for v in _variables(model, optimizer) if id(v) not in compared] if everything else []
-    copied = [[(variable.name, variable.numpy()) for variable in part] for part in (equal, rest)]
+    copied = [list(model_state.values_of(part)) for part in (equal, rest)]
     return Weights(copied[0], copied[1], model_state.vocabularies(model))
 
 
@@ -53,7 +107,7 @@ def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:
     # tf.train.Checkpoint writes to a path only. The ram:// file system keeps the files in memory.
     folder = f"ram://tf_fusedrec/{save}"
     with without_tables():
-        _checkpoint(model, optimizer).write(f"{folder}/{PREFIX}")
+        _write(model, optimizer, f"{folder}/{PREFIX}")
     files = {}
     for path in tf.io.gfile.glob(f"{folder}/*"):
         with tf.io.gfile.GFile(path, "rb") as file:
@@ -88,20 +142,66 @@ def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
         raise disk.refusal(folder / PREFIX, f"(.index, .data-*) holds unreadable weights: {error}") from error
 
 
-def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
-    """Restores the existing weights now and the rest when they are created, such as slots before the first step.
+def read(folder: pathlib.Path, model: keras.Model, optimizer: Any, *, whole: bool = False) -> None:
+    """Restores the weights. Those of tf_keras that do not exist yet are restored when they are made, as its slots are.
 
-    Raises ValueError if shapes or dtypes differ. Some weights may be restored already.
+    Args:
+      folder: Folder of the save.
+      model, optimizer: Arguments of `checkpoint.load`.
+      whole: True to refuse a checkpoint without a weight that exists.
+
+    Raises:
+      ValueError: Shapes or dtypes differ; weights are missing or do not exist, unless tf_keras wrote and reads them.
+        Some weights may be restored already.
     """
+    prefix = str(folder / PREFIX)
     try:
+        if not KERAS_IS_LEGACY or _saved_by(prefix) == _WEIGHTS[False]:
+            _read_ordered(prefix, model, optimizer)
+            return
         with without_tables():
-            status = _checkpoint(model, optimizer).read(str(folder / PREFIX))
+            status = _checkpoint(model, optimizer).read(prefix)
+        if whole:
+            status.assert_existing_objects_matched()
         if optimizer is None:
             status.expect_partial()  # Otherwise TensorFlow would warn of each slot that nothing has read.
-    except (ValueError, TypeError, tf.errors.OpError) as error:
+    except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise ValueError(
             f"Dense weights of {folder} do not fit the model: {error}. Load them into the model that was saved."
         ) from error
+
+
+def _saved_by(prefix: str) -> str | None:
+    """The root with all weights; None in a checkpoint of an earlier version."""
+    roots = {name.split("/")[0] for name, _ in tf.train.list_variables(prefix)}
+    return next((root for root in _WEIGHTS.values() if root in roots), None)
+
+
+def _read_ordered(prefix: str, model: Any, optimizer: Any) -> None:
+    """Restores weights and slots by their order, from a checkpoint of either Keras."""
+    reader, root, weights = tf.train.load_checkpoint(prefix), _saved_by(prefix), ordered_weights(model)
+    shapes = reader.get_variable_to_shape_map()
+    count = sum(name.startswith(f"{root}/") and name.count("/") == 3 for name in shapes)
+    if count != len(weights):
+        remedy = "Call the model on a batch first, which makes its weights. " if count > len(weights) else ""
+        raise ValueError(f"it has the order of {count} weights, but the model has {len(weights)}. {remedy}")
+    names = {id(variable): f"{root}/{number}" for number, variable in enumerate(weights)}
+    values = [(variable, f"{names[id(variable)]}/{_VALUE}") for variable in weights]
+    if optimizer is not None:
+        keras_api.make_slots(optimizer, model.trainable_variables)
+        trained = [v for v in weights if id(v) in {id(keras_api.tf_variable(w)) for w in model.trainable_variables}]
+        for slot, variables in _ordered_slots(model, optimizer).items():
+            keys = [f"{_SLOTS}{slot}/{number}/{_VALUE}" for number in range(len(variables))]
+            if keys[0] not in shapes and slot not in _NUMBERS:
+                beside = {key.split("/")[-3] for key in shapes if "/.OPTIMIZER_SLOT/" in key}
+                of = next((name for name in sorted(beside) if _SLOT_NAMES.get(name, name) == slot), slot)
+                keys = [f"{names[id(variable)]}/.OPTIMIZER_SLOT/optimizer/{of}/{_VALUE}" for variable in trained]
+            values += [pair for pair in zip(variables, keys) if pair[1] in shapes]
+    for variable, key in values:
+        if variable.shape != shapes[key]:
+            raise ValueError(f"{key} is {shapes[key]}, want {variable.shape.as_list()} of {variable.name!r}")
+    for variable, key in values:
+        variable.assign(reader.get_tensor(key))
 
 
 State = list[tuple[Any, np.ndarray]]  # variables and copies of their values
@@ -109,7 +209,7 @@ State = list[tuple[Any, np.ndarray]]  # variables and copies of their values
 
 def state(model: Any, optimizer: Any) -> State:
     """All existing variables, with copies of their values."""
-    return [(variable, variable.numpy()) for variable in _variables(model, optimizer)]
+    return [(variable, variable.numpy()) for variable in map(keras_api.tf_variable, _variables(model, optimizer))]
 
 
 def put_back(before: State) -> None:

@@ -23,7 +23,9 @@ from tf_fusedrec.tables import Table
 from tf_fusedrec.tables.keras_savers import TableState
 
 if KERAS_IS_LEGACY:
-    from tf_fusedrec.tables import legacy_savers  # noqa: F401  Makes tf_keras' savers know tables.
+    from tf_fusedrec.tables import legacy_savers as savers  # also makes tf_keras' savers know tables
+else:
+    from tf_fusedrec.tables import keras_3_savers as savers  # type: ignore[no-redef]
 
 # Keras 3 computes masks of a functional model when it runs. A mask of tf_keras is a symbol itself.
 _WITHOUT_MASK = () if KERAS_IS_LEGACY else (keras_api.KerasTensor,)
@@ -324,13 +326,8 @@ class FusedEmbedding(keras.layers.Layer):
         options.check_tables(tables)
         self.internals = Internals(self.name, tables, features, options)
         # Its gradient sends the gradients of rows. Without a table that trains, it would train nothing.
-        self._anchor = self.add_weight(
-            name="anchor",
-            shape=(),
-            initializer="zeros",
-            dtype="float32",
-            trainable=any(group.config.trains for group in self.internals.all_groups),
-        )
+        trains = any(group.config.trains for group in self.internals.all_groups)
+        self._anchor = savers.make_anchor(self, trainable=trains)
         # TensorFlow's and Keras' own savers find the tables through this attribute.
         backends = [group.table for group in self.internals.groups]
         self._table_state = TableState(self.name, backends, collectives.size(), self._anchor)

@@ -40,7 +40,7 @@ def state_of(model: keras.Model) -> list[tf.Variable]:
 
 def values_of(variables: Iterable[tf.Variable]) -> Iterator[tuple[str, np.ndarray]]:
     """The name and value of each variable. Copies one variable at a time to host memory. Eager."""
-    return ((keras_api.variable_name(variable), variable.numpy()) for variable in variables)
+    return ((keras_api.variable_name(variable), keras_api.tf_variable(variable).numpy()) for variable in variables)
 
 
 def _ref(variable: Any) -> Any:

@@ -105,7 +105,7 @@ class FuXi(SequenceBlock):
             layers += [(self.ffn_gate, columns), (self.ffn_value, columns), (self.ffn_output, hidden)]
         for layer, width in layers:
             with tf.name_scope(layer.name):
-                layer.build(None if width is None else tf.TensorShape([None, width]))
+                layer.build(None if width is None else (None, width))
         super().build(input_shape)
 
     def call(self, x, timestamps=None, training=None):

@@ -57,13 +57,13 @@ class GatedOutput(ConfiguredLayer):
         columns, inner = input_shape[0][-1], input_shape[2][-1]
         if self.norm != "plain":
             width = inner if self.norm == "affine" else self.num_heads
-            self.norm_weight = self.add_weight("norm_weight", [width], initializer="ones")
-            self.norm_bias = self.add_weight("norm_bias", [width], initializer="zeros")
+            self.norm_weight = self.add_weight(name="norm_weight", shape=[width], initializer="ones")
+            self.norm_bias = self.add_weight(name="norm_bias", shape=[width], initializer="zeros")
         self.projection = keras.layers.Dense(
             columns, use_bias=self.use_bias, dtype=self.dtype_policy, name="output_projection"
         )
         with tf.name_scope(self.projection.name):
-            self.projection.build(tf.TensorShape([None, inner if self.concat == "none" else 3 * inner]))
+            self.projection.build((None, inner if self.concat == "none" else 3 * inner))
         super().build(input_shape)
 
     def call(self, inputs, training=None):

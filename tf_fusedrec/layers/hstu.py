@@ -129,8 +129,8 @@ class HSTU(SequenceBlock):
             name="projection",
         )
         if production:
-            self.input_norm_weight = self.add_weight("input_norm_weight", [columns], initializer="ones")
-            self.input_norm_bias = self.add_weight("input_norm_bias", [columns], initializer="zeros")
+            self.input_norm_weight = self.add_weight(name="input_norm_weight", shape=[columns], initializer="ones")
+            self.input_norm_bias = self.add_weight(name="input_norm_bias", shape=[columns], initializer="zeros")
         bias_options = (self.max_sequence_length, self.position_bias, self.time_encoding, self.time_buckets)
         self.bias_weights = BiasWeights(*bias_options, name=f"{self.name}_bias")
         concat = ("normalized" if research else "raw") if self.concat else "none"
@@ -147,8 +147,8 @@ class HSTU(SequenceBlock):
         )
         # The order of building decides which weights a seed draws.
         for layer, shape in (
-            (self.projection, tf.TensorShape([None, columns])),
-            (self.output_stage, [tf.TensorShape([None, width]) for width in (columns, inner, inner)]),
+            (self.projection, (None, columns)),
+            (self.output_stage, [(None, width) for width in (columns, inner, inner)]),
             (self.bias_weights, None),
         ):
             with tf.name_scope(layer.name):

@@ -48,14 +48,16 @@ class MMoE(ConfiguredLayer):
         # One matrix for all experts. Its initial range follows the fans of a single expert.
         limit = (6.0 / (columns + self.expert_units)) ** 0.5
         self.expert_kernel = self.add_weight(
-            "expert_kernel",
-            [columns, self.num_experts * self.expert_units],
+            name="expert_kernel",
+            shape=[columns, self.num_experts * self.expert_units],
             initializer=keras.initializers.RandomUniform(-limit, limit),
         )
-        self.expert_bias = self.add_weight("expert_bias", [self.num_experts * self.expert_units], initializer="zeros")
+        self.expert_bias = self.add_weight(
+            name="expert_bias", shape=[self.num_experts * self.expert_units], initializer="zeros"
+        )
         self.gate_kernel = self.add_weight(
-            "gate_kernel",
-            [columns, self.num_tasks * self.num_experts],
+            name="gate_kernel",
+            shape=[columns, self.num_tasks * self.num_experts],
             initializer="glorot_uniform",
         )
         super().build(input_shape)

@@ -61,7 +61,7 @@ class PositionTimeEmbedding(ConfiguredLayer):
         columns = input_shape[-1]
         for name, rows in (("positions", self.num_positions), ("ages", self.time_buckets + 1)):
             initializer = keras.initializers.TruncatedNormal(stddev=columns**-0.5)
-            setattr(self, name, self.add_weight(name, [rows, columns], initializer=initializer))
+            setattr(self, name, self.add_weight(name=name, shape=[rows, columns], initializer=initializer))
         super().build(input_shape)
 
     def call(self, x, timestamps, num_targets=None, contextual_length=0):
@@ -130,8 +130,8 @@ class PositionEmbedding(ConfiguredLayer):
     def build(self, input_shape):
         columns = input_shape[-1]
         self.positions = self.add_weight(
-            "positions",
-            [self.max_sequence_length, columns],
+            name="positions",
+            shape=[self.max_sequence_length, columns],
             initializer=keras.initializers.TruncatedNormal(stddev=columns**-0.5),
         )
         super().build(input_shape)

@@ -67,13 +67,15 @@ class BiasWeights(ConfiguredLayer):
     def build(self, input_shape=None):
         if self.position:
             self.position_weights = self.add_weight(
-                "position_weights", [2 * self.max_sequence_length - 1], initializer=_small_normal()
+                name="position_weights", shape=[2 * self.max_sequence_length - 1], initializer=_small_normal()
             )
         if self.time_encoding == "buckets":
-            self.time_weights = self.add_weight("time_weights", [self.time_buckets + 1], initializer=_small_normal())
+            self.time_weights = self.add_weight(
+                name="time_weights", shape=[self.time_buckets + 1], initializer=_small_normal()
+            )
         else:
             self.time_scalars = [
-                self.add_weight(f"time_{name}", [], initializer=keras.initializers.RandomUniform(low, high))
+                self.add_weight(name=f"time_{name}", shape=[], initializer=keras.initializers.RandomUniform(low, high))
                 for name, (low, high) in _FUNCTIONS.get(self.time_encoding, {}).items()
             ]
         super().build(input_shape)

@@ -76,7 +76,7 @@ class SASRec(SequenceBlock):
         ]
         for layer in layers:
             with tf.name_scope(layer.name):
-                layer.build(tf.TensorShape([None, self.ffn_units if layer is self.ffn_output else columns]))
+                layer.build((None, self.ffn_units if layer is self.ffn_output else columns))
         super().build(input_shape)
 
     def call(self, x, training=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, tf
 
 _all_reduce: Callable[..., tf.Tensor] = tf.identity  # for one process; the package sets that of all ranks
 
@@ -41,10 +41,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             raise ValueError(f"SyncBatchNormalization has no {refused}. Use keras.layers.BatchNormalization.")
         super().__init__(axis, **{**kwargs, "synchronized": True})
 
-    def _sync_calculate_mean_and_var(
+    def _moments_of_ranks(
         self, x: tf.Tensor, reduction_axes: list[int], keep_dims: bool, mask: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Keras' hook: mean and variance <dtype of x>[C] of all ranks' samples."""
+        """Mean and variance <dtype of x>[C] of all ranks' samples."""
         weights = tf.ones_like(x) if mask is None else tf.cast(mask, x.dtype)[..., tf.newaxis] * tf.ones_like(x)
         count = tf.reduce_sum(weights, reduction_axes, keepdims=True)
         mean = tf.math.divide_no_nan(tf.reduce_sum(x * weights, reduction_axes, keepdims=True), count)
@@ -62,6 +62,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         # A micro-batch may have no samples on any rank. Then the moving statistics stay.
         pairs = ((mean, self.moving_mean), (variance, self.moving_variance))
         return tuple(tf.where(count > 0, tf.cast(value, x.dtype), tf.cast(moving, x.dtype)) for value, moving in pairs)
+
+    # Keras' hook
+    if KERAS_IS_LEGACY:
+        _sync_calculate_mean_and_var = _moments_of_ranks
+    else:
+
+        def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+            return self._moments_of_ranks(inputs, self._reduction_axes, keep_dims=False, mask=mask)
 
     def get_config(self) -> dict[str, Any]:
         return {name: value for name, value in super().get_config().items() if name != "synchronized"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.exact import checked_k
 
@@ -45,9 +45,10 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
     """
 
     def __init__(self, name: str, **states: tuple[int, ...]):
-        super().__init__(name=name, dtype=tf.float64)
+        super().__init__(name=name, dtype="float64")
         self._states = [
-            self.add_weight(name=state, shape=shape, initializer="zeros") for state, shape in states.items()
+            self.add_weight(name=state, shape=shape, dtype="float64", initializer="zeros")
+            for state, shape in states.items()
         ]
 
     @abc.abstractmethod
@@ -59,7 +60,7 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
 
     def result(self) -> tf.Tensor:
         """Returns the metric of this rank's data."""
-        return self.value_of(*(state.read_value() for state in self._states))
+        return self.value_of(*map(tf.convert_to_tensor, self._states))
 
     def reset_state(self) -> None:
         for state in self._states:
@@ -86,11 +87,12 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
 
 
 def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
-    """Raises ValueError for a metric with its own merge_state, because its states may not be summed over ranks."""
+    """Raises ValueError for a metric that says that its states may not be added, so neither over ranks."""
     for metric in metrics:
-        if type(metric).merge_state is not keras.metrics.Metric.merge_state:
+        reason = keras_api.why_not_summed(metric)
+        if reason is not None:
             raise ValueError(
-                f"metric {metric.name!r} of class {type(metric).__name__} has its own merge_state, but its states "
+                f"metric {metric.name!r} of class {type(metric).__name__} has {reason}, but its states "
                 f"are summed over {collectives.size()} ranks. Use a metric with states that may be added, such as a "
                 "subclass of tf_fusedrec.metrics.SummedMetric."
             )
@@ -100,7 +102,7 @@ def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
 def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]:
     """Sums the state of each metric over all ranks inside the context and restores it on exit. Collective, eager.
 
-    Keras' own Metric.merge_state adds states in the same way, so the sum is exact for all metrics of Keras.
+    Keras' own metrics have states that may be added, so the sum is exact for them.
 
     Args:
       metrics: Keras metrics of any class, the same on all ranks and in the same order.

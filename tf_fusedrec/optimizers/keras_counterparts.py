@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.optimizers.rules import RULES, SGD, Adagrad, Adam, AdamW, Ftrl, LearningRate, RMSprop, Rule, Schedule
 
 
@@ -16,7 +16,7 @@ def resolve(optimizer: Any) -> Rule:
 
 
 def from_keras(optimizer: Any) -> Rule:
-    """Returns the record with the formulas of a tf_keras optimizer, new or legacy.
+    """Returns the record with the formulas of a Keras optimizer, also of tf_keras' legacy ones.
 
     SGD, Adagrad, RMSprop, Adam, AdamW and Ftrl have counterparts. They are equal on rows that every step touches. On
     other rows, Keras' dense step decays momenta, moments and (AdamW) weights. The record's step changes nothing there.
@@ -24,13 +24,14 @@ def from_keras(optimizer: Any) -> Rule:
     Raises:
       ValueError: The class or one of its options has no counterpart.
     """
-    new, legacy = keras.optimizers, keras.optimizers.legacy
+    new = keras.optimizers
     counterparts: dict[type, Callable[[LearningRate, Mapping[str, Any]], Rule]] = {
-        new.SGD: _sgd, legacy.SGD: _sgd, new.Adam: _adam, legacy.Adam: _adam, new.AdamW: _adam,
-        new.Adagrad: functools.partial(_adagrad, epsilon_inside=True), legacy.Adagrad: _adagrad,
-        new.RMSprop: functools.partial(_rmsprop, epsilon_inside=True), legacy.RMSprop: _rmsprop,
-        new.Ftrl: _ftrl, legacy.Ftrl: _ftrl,
+        new.SGD: _sgd, new.Adam: _adam, new.AdamW: _adam, new.Ftrl: _ftrl,
+        new.Adagrad: functools.partial(_adagrad, epsilon_inside=True),
+        new.RMSprop: functools.partial(_rmsprop, epsilon_inside=True),
     }  # fmt: skip
+    of_legacy = {"SGD": _sgd, "Adam": _adam, "Adagrad": _adagrad, "RMSprop": _rmsprop, "Ftrl": _ftrl}
+    counterparts |= {legacy: of_legacy[name] for name, legacy in keras_api.LEGACY_OPTIMIZERS.items()}
     keras_class = type(optimizer)
     if keras_class not in counterparts:  # A subclass may change the formulas, so isinstance does not suffice.
         raise ValueError(
@@ -55,7 +56,9 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
         "weight_decay": "tf_fusedrec.optimizers.AdamW",
         "exclude_from_weight_decay": "tf_fusedrec.optimizers.Adam for the excluded tables",
         "decay": "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)",
+        "gradient_accumulation_steps": "FusedEmbedding(accumulate_steps=...)",
         **dict.fromkeys(("amsgrad", "use_ema", "adaptive_epsilon", "centered", "gradient_transformers"), record),
+        "loss_scale_factor": record,
     }
     used = {name: config.get(name, getattr(optimizer, name, None)) for name in remedies}
     lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")

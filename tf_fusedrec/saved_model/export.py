@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.checkpoint import saving
+from tf_fusedrec.checkpoint.dense import ordered_weights
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import CallHooks, FusedEmbedding, embeddings_of
 from tf_fusedrec.embedding.features import pooled_by_tensorflow, restore_form
@@ -141,7 +142,7 @@ def export(
 
     def finish() -> None:
         if base is not None:
-            weights = [weight.numpy() for weight in [*model.variables, *_further_weights(signatures)]]
+            weights = [weight.numpy() for weight in [*ordered_weights(model), *_further_weights(signatures)]]
             delta.write_delta(base, partial / "saved_model", partial / "delta", weights)
         (partial / ("saved_model" if base is None else "delta")).rename(path)
 
@@ -204,7 +205,7 @@ def _write(
     else:
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     further = _further_weights(signatures)
-    weights = [*(model.variables if model.built else ()), *further]
+    weights = [*(ordered_weights(model) if model.built else ()), *further]
     not_finite = saving.non_finite_weight(list(model_state.values_of(weights)))
     if not_finite:
         raise ValueError(
@@ -219,7 +220,7 @@ def _write(
     module.resources = list(dict.fromkeys(used for signature in signatures.values() for used in signature.resources))
     with serving(model, lookup, STOCK if stock else FUSED):
         traced = {name: versions.answering(signature, lookup).trace() for name, signature in signatures.items()}
-        module.dense_weights = [*model.variables, *further]
+        module.dense_weights = [*ordered_weights(model), *further]
         created = {id(v) for v in module.dense_weights} - {id(v) for v in weights}
         if created:
             names = sorted(v.name for v in module.dense_weights if id(v) in created)
@@ -275,7 +276,7 @@ def read_all_rows(folder: pathlib.Path, table: str, dtype: str) -> tuple[np.ndar
 @contextlib.contextmanager
 def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> Iterator[None]:
     """In this context calls of the model read `lookup` and use `kernels`, with no collective or training table."""
-    layers = list(model.submodules)
+    layers = list(keras_api.modules_of(model))
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):
             switches.enter_context(embedding.internals.using(_ServedRows(lookup)))

@@ -47,18 +47,18 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
         raise ValueError(f"export got {model.name!r}, which {keras_api.OTHER_KERAS}")
     if hasattr(model, "serving_signatures"):
         return model.serving_signatures()
-    if not getattr(model, "_is_graph_network", False):
+    if not isinstance(model, (keras_api.Functional, keras.Sequential)) or not getattr(model, "inputs", None):
         raise ValueError(
             f"export cannot derive the signature of {model.name!r}, which is not a functional Keras model. Use "
             "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
         )
     # The structure is copied, because tf.nest does not handle Keras' own wrappers.
     structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
-    symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
+    names = [keras_api.input_name(symbol) for symbol in tf.nest.flatten(structure)]
     specs: dict[str, tf.TensorSpec] = {}
     packs = {}
-    for name, symbol in symbols.items():
-        flat, packs[name] = _flat_form(name, symbol.type_spec)
+    for name, symbol in zip(names, tf.nest.flatten(structure)):
+        flat, packs[name] = _flat_form(name, keras_api.spec_of(symbol))
         if doubled := sorted(set(flat) & set(specs)):
             raise ValueError(
                 f"two inputs of {model.name!r} have the name {doubled[0]!r} in a signature. A ragged input x also has "
@@ -66,10 +66,12 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
             )
         specs.update(flat)
 
+    output_names = getattr(model, "output_names", None) or [model.layers[-1].name]  # Keras 3's Sequential has none
+
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         values = {name: pack(inputs) for name, pack in packs.items()}
-        batch = tf.nest.pack_sequence_as(structure, [values[s.node.layer.name] for s in tf.nest.flatten(structure)])
-        return flat_outputs(model(batch, training=False), model.output_names)
+        batch = tf.nest.pack_sequence_as(structure, [values[name] for name in names])
+        return flat_outputs(model(batch, training=False), output_names)
 
     return {"serving_default": Signature(function, specs)}
 

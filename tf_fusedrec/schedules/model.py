@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated,
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.schedule import Schedule, get, serialize
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
-from tf_fusedrec.tables.keras_savers import refuse_average
+from tf_fusedrec.tables.keras_savers import refuse_average, refuse_fit, states_of
 
 if KERAS_IS_LEGACY:
     from tf_fusedrec.schedules.legacy_inputs import equal_lengths
@@ -240,6 +241,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         """As keras.Model.fit. It logs a warning once for each table with rows that hardly move (RowMovement)."""
         if len(args) < 6 and isinstance(kwargs.get("callbacks"), (list, tuple, type(None))):  # no CallbackList
             kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self._row_movement]
+            refuse_fit(self, kwargs["callbacks"])
         try:
             with equal_lengths(self, "fit", args, kwargs) as (args, kwargs):
                 history = super().fit(*args, **kwargs)
@@ -273,9 +275,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         super().set_weights(weights)
         dense_gradients.forget(getattr(self, "optimizer", None))
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         self._drain_tables()  # Only rank 0 may save. Moving statistics are averaged at the end of an epoch.
-        super().save(*args, **kwargs)
+        for state in states_of(self) if str(filepath).endswith((".h5", ".hdf5")) else ():
+            state.refuse_hdf5()
+        super().save(filepath, *args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         self._drain_tables()
@@ -340,9 +344,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 class FunctionalPipelinedModel(PipelinedModel, keras_api.Functional):  # type: ignore[misc, name-defined]
     """A PipelinedModel of inputs and outputs, made by PipelinedModel(inputs, outputs). Keras saves and restores it."""
 
-    # Keras writes the layers into a config only where the constructor has arguments of these names.
-    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, trainable: bool = True, **kwargs: Any):
-        super().__init__(inputs, outputs, name=name, trainable=trainable, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+
+    # Keras writes the layers into a config only where the constructor has the arguments of its own.
+    __init__.__signature__ = inspect.signature(keras_api.Functional.__init__)  # type: ignore[attr-defined]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "schedule": serialize(self.schedule)}

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.tables.records import counters_of, restore_counters
 
 _REMEDY = (
@@ -159,7 +159,7 @@ class TableState(tf.train.experimental.PythonState):
                 fault, remedy = "would restore no rows", "callbacks.EarlyStopping(restore_best=True)"
             elif self._ranks > 1 and isinstance(callback, keras.callbacks.BackupAndRestore):
                 fault, remedy = "would write the rows of one process", "callbacks.Checkpoint and its restore"
-            elif getattr(type(callback), "_save_model", None) is not keras.callbacks.ModelCheckpoint._save_model:
+            elif not keras_api.saves_whole_model(callback):
                 continue
             elif self._ranks > 1:
                 fault = "would write the rows of one process"
@@ -274,8 +274,7 @@ class _WithRows(np.ndarray):
 
 def _holds_rows(path: str, weights_only: bool) -> bool:
     """Returns whether a file that Keras saves has the tables (save_own_variables, serialize)."""
-    legacy = keras.src.saving.legacy.saving_utils.is_hdf5_filepath(path)
-    return (path.endswith(".weights.h5") or not legacy) if weights_only else path.endswith(".keras")
+    return path.endswith(".weights.h5" if weights_only else ".keras") or (weights_only and not keras_api.is_hdf5(path))
 
 
 def refuse_average(layer: str, optimizer: Any) -> None:
@@ -286,6 +285,13 @@ def refuse_average(layer: str, optimizer: Any) -> None:
             "replace the dense weights by their average over steps and leave the rows of the last step. Use "
             "use_ema=False."
         )
+
+
+def refuse_fit(model: Any, callbacks: Sequence[Any]) -> None:
+    """Raises ValueError if a fit would keep dense weights of a model without rows. See TableState.refuse_fit."""
+    for layer in model._flatten_layers():
+        for state in states_of(layer, recursive=False):
+            state.refuse_fit(callbacks, getattr(model, "optimizer", None) if layer.trainable else None)
 
 
 def states_of(layer: Any, recursive: bool = True) -> Iterator[TableState]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.tables.keras_savers import TableState, states_of
+from tf_fusedrec.tables.keras_savers import TableState, refuse_fit, states_of
 
 
 def _guard(
@@ -59,6 +59,11 @@ _guard(_files, "save_weights", 0, TableState.refuse_hdf5, _writes_hdf5)
 _guard(_archive, "export_model", 0, TableState.refuse_saved_model)
 
 
+def make_anchor(layer: Any, *, trainable: bool) -> Any:
+    """The weight of a FusedEmbedding."""
+    return layer.add_weight(name="anchor", shape=(), initializer="zeros", dtype="float32", trainable=trainable)
+
+
 _keras_get, _keras_set = keras.layers.Layer.get_weights, keras.layers.Layer.set_weights
 _begin_fit = keras.callbacks.CallbackList.on_train_begin
 
@@ -84,10 +89,8 @@ def _set_weights(self: Any, weights: Sequence[Any]) -> None:
 
 
 def _on_train_begin(self: Any, logs: Any = None) -> None:
-    model = self.model
-    for layer in model._flatten_layers() if isinstance(model, keras.Model) else ():
-        for state in states_of(layer, recursive=False):
-            state.refuse_fit(self.callbacks, getattr(model, "optimizer", None) if layer.trainable else None)
+    if isinstance(self.model, keras.Model):
+        refuse_fit(self.model, self.callbacks)
     _begin_fit(self, logs)
 
 

@@ -126,10 +126,6 @@ def run_failed_lookups():
                 program(f"{program.__name__}{hot_rows}{ahead}", hot_rows, ahead)
 
 
-def traffic_of(table):
-    return ops.table_statistics(table).traffic
-
-
 def run_traffic():
     """Rows that were looked up more often stay. Every record that crosses the bus is counted."""
     side = Side("traffic", True, {**SGD, "hot_rows": 8})
@@ -144,7 +140,7 @@ def run_traffic():
             grads = np.ones([len(ids), DIM], np.float32)
             side.call(apply_gradients, found.handles, found.inverse, grads, np.float32(1.0), np.array(1, np.int64))
             expected[:] += (hits, sent * record, returned * record)
-        same(side.call(traffic_of)[0], expected, f"traffic after rows {ids}")
+        same(side.call(ops.table_statistics).traffic[0], expected, f"traffic after rows {ids}")
 
     train_on(frequent, 0, 8, 0)
     train_on(others, 0, 4, 0)  # new rows; the pool takes the batch before
@@ -155,9 +151,9 @@ def run_traffic():
     rows = side.call(ops.table_read, *message, dim=DIM, dtype=tf.float32)
     same(rows[:8], np.full([8, DIM], SGD["a"] - 3 * 0.5, np.float32), "rows of an inference lookup")
     expected[2] += (4 + 8 + 8) * record  # the others, the pool, the batch
-    same(side.call(traffic_of)[0], expected, "traffic after an inference lookup")
+    same(side.call(ops.table_statistics).traffic[0], expected, "traffic after an inference lookup")
     side.call(ops.table_read, *message, dim=DIM, dtype=tf.float32)
-    same(side.call(traffic_of)[0], expected, "traffic after another one: host memory is up to date")
+    same(side.call(ops.table_statistics).traffic[0], expected, "traffic after another one: host memory is up to date")
     # The others become more frequent: four of them take slots.
     train_on(others, 0, 4, 0)
     train_on(others, 0, 4, 0)  # they were sent for the second time without need: the batch before has them
@@ -174,7 +170,7 @@ def run_untrained():
         pair.look_up([[ids, []]])
         if trains:
             pair.train()
-    assert pair.sides[1].call(traffic_of)[0, 0] == 8, "the pool has both batches"
+    assert pair.sides[1].call(ops.table_statistics).traffic[0, 0] == 8, "the pool has both batches"
     message, splits, _ = pack([[frequent, []]])
     rows = [side.call(ops.table_read, message, splits, dim=DIM, dtype=tf.float32) for side in pair.sides]
     same(*rows, "rows of the pool that a batch found and did not train")

@@ -19,24 +19,15 @@ def batches(rank):
 
 
 def fused_model():
-    """Two towers of layers of two sizes, as in TFRA's MovieLens demo."""
+    """Layers of two sizes, so two groups, under a dense layer."""
     from tests.tfra.models import OURS, layer_of
 
-    class Towers(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embeddings = [layer_of(OURS, f"layer{n}", embedding_size=4 + 4 * (n % 2)) for n in range(4)]
-            self.dnn = keras.layers.Dense(8, "relu", kernel_initializer=keras.initializers.GlorotUniform(1))
-            self.head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
-
-        def call(self, features):
-            parts = []
-            for n, layer in enumerate(self.embeddings):
-                rows = layer(features[f"f{n}"])
-                parts.append(tf.reshape(rows, [-1, 3 * layer.embedding_size]))
-            return self.head(self.dnn(tf.concat(parts, axis=1)))[:, 0]
-
-    model = Towers()
+    inputs = {f"f{n}": keras.Input([3], dtype=tf.int64, name=f"f{n}") for n in range(4)}
+    layers = [layer_of(OURS, f"layer{n}", embedding_size=4 + 4 * (n % 2)) for n in range(4)]
+    rows = [keras.layers.Flatten()(layer(inputs[f"f{n}"])) for n, layer in enumerate(layers)]
+    hidden = keras.layers.Dense(8, "relu", kernel_initializer=keras.initializers.GlorotUniform(1))(tf.concat(rows, 1))
+    head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+    model = keras.Model(inputs, head(hidden)[:, 0])
     fuse(model)
     return model
 

@@ -1,10 +1,9 @@
-"""Predicts ratings of MovieLens-1M with two towers, like TFRA's movielens-1m-keras-with-horovod demo.
+"""Predicts ratings with two towers, like TFRA's movielens-1m-keras-with-horovod demo.
 
 This is a user's program with TFRA, Keras and Horovod and without this project. The tests run it unchanged, and again
 with its last import changed.
 """
 
-import gzip
 import os
 
 import horovod.tensorflow as hvd
@@ -14,28 +13,6 @@ import tf_keras as keras
 from tensorflow_recommenders_addons import dynamic_embedding as de
 
 BATCH_SIZE = 64
-AGES = (1, 18, 25, 35, 45, 50, 56)
-
-
-def read_ratings(folder, rows):
-    """Reads the first `rows` ratings in a fixed random order, as a dict of columns."""
-    with gzip.open(os.path.join(folder, "users.dat.gz"), "rt") as lines:
-        users = {
-            int(u): (g == "M", AGES.index(int(age)), int(job)) for u, g, age, job, _ in (x.split("::") for x in lines)
-        }
-    with gzip.open(os.path.join(folder, "ratings.csv.gz"), "rt") as file:
-        lines = file.readlines()[1:]
-    chosen = np.random.default_rng(0).permutation(len(lines))[:rows]
-    ratings = np.array([lines[i].split(",")[:3] for i in chosen], np.int64)
-    about = np.array([users[u] for u in ratings[:, 0]], np.int64)
-    return {
-        "user_id": ratings[:, 0],
-        "movie_id": ratings[:, 1],
-        "user_gender": about[:, 0],
-        "user_age": about[:, 1],
-        "user_occupation": about[:, 2],
-        "user_rating": ratings[:, 2].astype(np.float32),
-    }
 
 
 class Channel(keras.layers.Layer):
@@ -95,10 +72,9 @@ class Losses(keras.callbacks.Callback):
         self.means.append(logs["loss"])
 
 
-def main(data, model_dir, steps, finish=lambda model: None):
-    """Trains `steps` steps on this rank's share and saves; returns the losses and the seconds of the second half."""
+def main(ratings, model_dir, finish=lambda model: None):
+    """Trains on this rank's share of the columns of ratings and saves. Returns the losses."""
     hvd.init()
-    ratings = read_ratings(data, steps * BATCH_SIZE * hvd.size())
     mine = {name: column[hvd.rank() :: hvd.size()] for name, column in ratings.items()}
     labels = mine.pop("user_rating")
     model = DualChannelsModel()

@@ -117,8 +117,8 @@ class _Averaging:
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 return
             steps = int(self.iterations)  # type: ignore[attr-defined]
-            slots = map(keras_api.tf_variable, keras_api.optimizer_variables(self))
-            slots = [variable for variable in slots if variable.ref() not in self._known]
+            of_optimizer = map(keras_api.tf_variable, keras_api.optimizer_variables(self))
+            slots = [variable for variable in of_optimizer if variable.ref() not in self._known]
             model_state.equal_start([*new, *slots], steps)
             self._known.update(variable.ref() for variable in new)
 

@@ -77,7 +77,7 @@ def _train(
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
                 if loss is None:
                     raise ValueError(f"{model.name!r} has no loss to train with. Use compile(loss=...).")
-                keras_api.track_loss(model, mean_loss(model, loss), lambda piece=piece: num_samples(piece))
+                keras_api.track_loss(model, mean_loss(model, loss), functools.partial(num_samples, piece))
                 loss = loss * tf.cast(part.share, loss.dtype)
             gradients = tape.gradient(loss, model.trainable_variables)
             if guard is not None:

@@ -341,7 +341,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FunctionalPipelinedModel(PipelinedModel, keras_api.Functional):  # type: ignore[misc, name-defined]
+class FunctionalPipelinedModel(PipelinedModel, keras_api.Functional):
     """A PipelinedModel of inputs and outputs, made by PipelinedModel(inputs, outputs). Keras saves and restores it."""
 
     def __init__(self, *args: Any, **kwargs: Any):

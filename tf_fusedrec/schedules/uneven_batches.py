@@ -235,9 +235,10 @@ class MeanOverSamples:
                 setattr(cls, step, guarded(vars(cls)[step]))
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **training: Any
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        loss = super().compute_loss(x, y, y_pred, sample_weight, **training)  # type: ignore[misc]
+        """As Keras' own, which has one more argument in Keras 3. An override may have the first four."""
+        loss = super().compute_loss(x, y, y_pred, sample_weight, *args, **kwargs)  # type: ignore[misc]
         if collectives.size() == 1 or loss is None or self.__dict__.get("_evaluates") or are_sums(self):
             return loss
         batch = self.micro_batch.batch
@@ -246,7 +247,8 @@ class MeanOverSamples:
             batch = BatchWeight(tf.reduce_sum(self.loss_weights([data])))
         if batch.factor is None:  # the first micro-batch
             batch.factor = _factor(self, batch.weight)
-        self.__dict__["_mean_loss"] = loss  # for mean_loss
+        if not KERAS_IS_LEGACY:
+            self.__dict__["_mean_loss"] = loss  # for mean_loss
         return loss * tf.cast(batch.factor, loss.dtype)
 
     @guarded

@@ -11,7 +11,7 @@ from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.tables.keras_savers import TableState
 
 
-class Anchor(keras.Variable):  # type: ignore[misc, name-defined]
+class Anchor(keras.Variable):
     """The weight of a FusedEmbedding. Keras reads it for get_weights, and assigns it for set_weights.
 
     Optimizers and checkpoints use its `value`.

@@ -111,6 +111,12 @@ class DotInteraction(keras.layers.Layer):
         return tf.gather(tf.reshape(products, [-1, len(vectors) ** 2]), pairs, axis=1)
 
 
+def log_of_known(integers: tf.Tensor) -> tf.Tensor:
+    """log(1 + x) of counts; 0 for missing (NaN) and negative ones."""
+    known = tf.where(tf.math.is_nan(integers), tf.zeros_like(integers), integers)
+    return tf.math.log1p(tf.maximum(known, 0.0))
+
+
 def mlp(widths: Sequence[int], name: str) -> keras.Sequential:
     return keras.Sequential([keras.layers.Dense(width, activation="relu") for width in widths], name=name)
 
@@ -122,10 +128,9 @@ def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.sc
         # padding_id gives missing strings a row of zeros.
         features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],
     )
-    integers = keras.Input([len(INTEGERS)], dtype=tf.float32, name="integers")
-    strings = keras.Input([len(STRINGS)], dtype=tf.string, name="strings")
-    known = tf.where(tf.math.is_nan(integers), tf.zeros_like(integers), integers)
-    bottom = mlp([64, dim], "bottom")(tf.math.log1p(tf.maximum(known, 0.0)))
+    integers = keras.Input([len(INTEGERS)], dtype="float32", name="integers")
+    strings = keras.Input([len(STRINGS)], dtype="string", name="strings")
+    bottom = mlp([64, dim], "bottom")(keras.layers.Lambda(log_of_known, name="log_of_known")(integers))
     ids = fr.hash_strings(strings)
     rows = embedding({field: ids[:, column] for column, field in enumerate(STRINGS)})
     vectors = [
@@ -163,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
 
     output = pathlib.Path(options.output)
     fr.checkpoint.save(output / "checkpoint", model, model.optimizer, extra={"epochs": options.epochs})
-    served = keras.Model(model.input, {"click": tf.sigmoid(model.output)})
+    served = keras.Model(model.input, {"click": keras.layers.Activation("sigmoid")(model.output)})
     fr.export(served, output / "saved_model")
     if fr.rank() == 0:
         print(

@@ -60,7 +60,7 @@ def hash_strings(strings: Any, integers: bool = False) -> Any:
       array([3386405145116121313, 8568005408895243774])
     """
     if isinstance(strings, keras_api.KerasTensor):
-        return keras.layers.Lambda(hash_strings, arguments={"integers": integers})(strings)
+        return HashStrings(integers)(strings)
     if isinstance(strings, tf.RaggedTensor):
         return strings.with_flat_values(hash_strings(strings.flat_values, integers))
     if isinstance(strings, tf.SparseTensor):
@@ -70,6 +70,26 @@ def hash_strings(strings: Any, integers: bool = False) -> Any:
     if type(strings).__module__.startswith("pyarrow."):
         return _of_arrow(strings, integers)
     return _of_objects(np.asarray(strings, object), integers)
+
+
+@keras.saving.register_keras_serializable("tf_fusedrec")
+class HashStrings(keras.layers.Layer):
+    """hash_strings in a functional model."""
+
+    def __init__(self, integers: bool = False, **layer_arguments: Any):
+        super().__init__(**layer_arguments)
+        self.integers = integers
+
+    def call(self, strings: Any) -> Any:
+        return hash_strings(strings, self.integers)
+
+    def compute_output_spec(self, strings: Any) -> Any:
+        """The symbol of the ids. Keras 3 would lose that they are ragged."""
+        form = {"sparse": strings.sparse, "ragged": strings.ragged, "ragged_rank": strings.ragged_rank}
+        return keras_api.KerasTensor(strings.shape, "int64", **form)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "integers": self.integers}
 
 
 def fingerprint_arrow(array: pa.Array, integers: bool = False) -> np.ndarray:

@@ -67,7 +67,8 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
         used["momentum"], remedies["momentum"] = config["momentum"], record
     if name_of_class in ("Adam", "AdamW"):
         del used["weight_decay"]  # Keras' Adam and AdamW both apply it like the record AdamW.
-    for name, value in getattr(optimizer, "_hyper", {}).items():
+    numbers = getattr(optimizer, "_hyper", None) or {"learning_rate": optimizer._learning_rate}
+    for name, value in numbers.items():
         if callable(value) and not isinstance(value, (Schedule, tf.Variable)):
             used[name], remedies[name] = value, "a number" + " or a schedule" * (name == "learning_rate")
     for name, value in used.items():

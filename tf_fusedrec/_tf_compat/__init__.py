@@ -203,8 +203,8 @@ def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
 
 def of_other_keras(value: object) -> bool:
     """Whether a model, layer, optimizer, loss, metric or symbolic tensor is of the Keras that is not chosen here."""
-    other = "keras" if KERAS_IS_LEGACY else "tf_keras"
-    return any(base.__module__.split(".")[0] == other for base in type(value).__mro__)
+    package = "keras" if KERAS_IS_LEGACY else "tf_keras"
+    return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
 __all__ = [

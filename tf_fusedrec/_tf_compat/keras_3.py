@@ -57,7 +57,9 @@ def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
     trained = inner._trainable_variables
     numbers = {name: getattr(inner, name) for name in ("iterations", "_learning_rate")}
     scale = {name: getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")}
-    found = {name.strip("_"): [value] for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)}
+    by_name = {
+        name.strip("_"): [value] for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)
+    }
     for name, value in vars(inner).items():
         is_slots = isinstance(value, list) and len(value) == len(trained) > 0
         if (
@@ -66,8 +68,8 @@ def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
             and all(isinstance(slot, keras.Variable) for slot in value)
         ):
             of_weight = dict(zip(map(id, trained), value))
-            found[name.strip("_")] = [of_weight[id(weight)] for weight in weights if id(weight) in of_weight]
-    return found
+            by_name[name.strip("_")] = [of_weight[id(weight)] for weight in weights if id(weight) in of_weight]
+    return by_name
 
 
 def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:

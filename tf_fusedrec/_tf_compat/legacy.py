@@ -71,21 +71,21 @@ def spec_of(symbol: Any) -> tf.TypeSpec:
 def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
     """An optimizer's variables by name: its slots of these weights, its counters and its learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    found = {"iterations": [inner.iterations]}
+    by_name = {"iterations": [inner.iterations]}
     if isinstance(inner.learning_rate, tf.Variable):
-        found["learning_rate"] = [inner.learning_rate]
+        by_name["learning_rate"] = [inner.learning_rate]
     if isinstance(inner, keras.optimizers.legacy.Optimizer):
         for name in inner.get_slot_names():
             with contextlib.suppress(KeyError):  # no slots before the first step
-                found[name] = [inner.get_slot(weight, name) for weight in weights]
-        return found
+                by_name[name] = [inner.get_slot(weight, name) for weight in weights]
+        return by_name
     places = getattr(inner, "_index_dict", {})
     have = [places[inner._var_key(weight)] for weight in weights if inner._var_key(weight) in places]
     for name, value in vars(inner).items():
         is_slots = isinstance(value, list) and len(value) == len(places) > 0 and name != "_variables"
         if is_slots and all(isinstance(slot, tf.Variable) for slot in value):
-            found[name.strip("_")] = [value[place] for place in have]
-    return found
+            by_name[name.strip("_")] = [value[place] for place in have]
+    return by_name
 
 
 def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:

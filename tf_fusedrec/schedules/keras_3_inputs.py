@@ -26,23 +26,23 @@ def equal_lengths(model: keras.Model, verb: str, args: tuple, kwargs: dict[str, 
         return
     bound = inspect.signature(getattr(keras.Model, verb)).bind(model, *args, **kwargs)
     bound.apply_defaults()
-    given = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
-    data = [given.pop(name, None) for name in ("x", "y", "sample_weight")]
-    if given.get("validation_split") and given["validation_data"] is None:
+    arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
+    data = [arguments.pop(name, None) for name in ("x", "y", "sample_weight")]
+    if arguments.get("validation_split") and arguments["validation_data"] is None:
         split = _adapters.array_data_adapter.array_slicing.train_validation_split
-        data, given["validation_data"] = split(tuple(data), validation_split=given.pop("validation_split"))
-    shuffle, class_weight = given.get("shuffle", False), given.pop("class_weight", None)
-    steps = given.get("steps_per_epoch" if verb == "fit" else "steps")
-    of_data = {"batch_size": given["batch_size"], "steps_per_epoch": steps}
-    given["x"] = EqualAdapter(data, shuffle=shuffle, class_weight=class_weight, marked=verb == "predict", **of_data)
-    if given.get("validation_data") is not None:
-        validation = keras.utils.unpack_x_y_sample_weight(given["validation_data"])
-        given["validation_data"] = EqualAdapter(
+        data, arguments["validation_data"] = split(tuple(data), validation_split=arguments.pop("validation_split"))
+    shuffle, class_weight = arguments.get("shuffle", False), arguments.pop("class_weight", None)
+    steps = arguments.get("steps_per_epoch" if verb == "fit" else "steps")
+    of_data = {"batch_size": arguments["batch_size"], "steps_per_epoch": steps}
+    arguments["x"] = EqualAdapter(data, shuffle=shuffle, class_weight=class_weight, marked=verb == "predict", **of_data)
+    if arguments.get("validation_data") is not None:
+        validation = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        arguments["validation_data"] = EqualAdapter(
             validation,
-            batch_size=given["validation_batch_size"] or given["batch_size"],
-            steps_per_epoch=given["validation_steps"],
+            batch_size=arguments["validation_batch_size"] or arguments["batch_size"],
+            steps_per_epoch=arguments["validation_steps"],
         )
-    yield (), given
+    yield (), arguments
 
 
 class EqualAdapter(_adapters.data_adapter.DataAdapter):

@@ -1,4 +1,4 @@
-// The resource of a table, and the updates of its rows.
+// The ops of a table. kernels/ has their kernels.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -7,16 +7,6 @@ namespace fusedrec {
 
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-static absl::Status GradientsShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // handles [W]
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // inverse [V]
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // grads [>= V, D]
-  for (int i = 4; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  c->set_output(0, c->UnknownShapeOfRank(1));
-  return absl::OkStatus();
-}
 
 REGISTER_OP("Fusedrec>HashTable")
     .Output("table: resource")
@@ -27,6 +17,107 @@ REGISTER_OP("Fusedrec>HashTable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("A dynamic embedding table of S segments (tables of one group), which makes rows as ids come (MTGRBoost, section 4.1).");
+
+// Lookups: in training, in inference, and ahead of a training lookup.
+
+// A message and the rows that an op reads for it, [unknown, D]. The attribute `dim` gives D, because shape functions cannot
+// read the resource.
+static absl::Status RowsShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // message [V + R * S]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // received_splits [R]
+  if (c->num_inputs() == 6) {                                // a look-ahead
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));  // mark [3]
+  }
+  int64_t dim;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  c->set_output(0, c->Matrix(c->UnknownDim(), c->MakeDim(dim)));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Fusedrec>TableLookup")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Input("rows_ahead: A")
+    .Input("handles_ahead: N * int64")
+    .Input("mark: N * int64")
+    .Output("rows: T")
+    .Output("handles: int64")
+    .Output("inverse: int32")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("A: list({float, half, bfloat16}) >= 0")
+    .Attr("N: int >= 0")
+    .Attr("read_rows: bool = true")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(RowsShape(c));
+      bool reads_rows;
+      TF_RETURN_IF_ERROR(c->GetAttr("read_rows", &reads_rows));
+      if (!reads_rows) c->set_output(0, c->Matrix(0, c->Dim(c->output(0), 1)));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      c->set_output(2, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since.");
+
+REGISTER_OP("Fusedrec>TableLookAhead")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Output("rows: T")
+    .Output("handles: int64")
+    .Output("mark: int64")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(RowsShape(c));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      c->set_output(2, c->Vector(3));
+      return absl::OkStatus();
+    })
+    .Doc("Reads the rows that a coming TableLookup of the same message will need (NestPipe, section IV).");
+
+REGISTER_OP("Fusedrec>TableRead")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Input("rows_ahead: A")
+    .Input("handles_ahead: N * int64")
+    .Input("mark: N * int64")
+    .Output("rows: T")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("A: list({float, half, bfloat16}) >= 0")
+    .Attr("N: int >= 0")
+    .Attr("as_training: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(RowsShape)
+    .Doc("Deferred-hash lookup, inference form, which inserts and touches nothing; or the rows that the next TableLookup would return.");
+
+REGISTER_OP("Fusedrec>TablePrefetch")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Asks the disk for the rows of a coming lookup that lie beyond the memory budget (NestPipe, section IV).");
+
+// Updates.
+
+static absl::Status GradientsShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // handles [W]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // inverse [V]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // grads [>= V, D]
+  for (int i = 4; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  c->set_output(0, c->UnknownShapeOfRank(1));
+  return absl::OkStatus();
+}
 
 REGISTER_OP("Fusedrec>TableApplyGradients")
     .Input("table: resource")
@@ -62,5 +153,178 @@ REGISTER_OP("Fusedrec>TableApplyAccumulated")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Applies the optimizer to the rows with accumulated sums, and clears the sums.");
+
+// Contents, checkpoints, upkeep.
+
+static absl::Status VectorOutputs(InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->UnknownShapeOfRank(1));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Fusedrec>TableStatistics")
+    .Input("table: resource")
+    .Output("segments: int64")
+    .Output("bytes: int64")
+    .Output("traffic: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->UnknownDim(), 6));
+      c->set_output(1, c->Vector(5));
+      c->set_output(2, c->Matrix(c->UnknownDim(), 3));
+      return absl::OkStatus();
+    })
+    .Doc("Statistics by category, since the table was made or cleared.");
+
+REGISTER_OP("Fusedrec>TableKeys")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("since: int64")
+    .Output("ids: int64")
+    .Output("handles: int64")
+    .SetIsStateful()
+    .SetShapeFn(VectorOutputs)
+    .Doc("Ids of a segment, in no meaningful order.");
+
+REGISTER_OP("Fusedrec>TableReadRecords")
+    .Input("table: resource")
+    .Input("handles: int64")
+    .Output("records: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle handles;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &handles));
+      c->set_output(0, c->Matrix(c->Dim(handles, 0), c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc("Rows with optimizer slots and metadata, packed as hash_table/cpu/parts/row_records.h says.");
+
+REGISTER_OP("Fusedrec>TableImport")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Input("records: uint8")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Inserts or overwrites rows with records of TableReadRecords, bit by bit.");
+
+REGISTER_OP("Fusedrec>TableRemove")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Removes rows by id; skips ids without a row.");
+
+REGISTER_OP("Fusedrec>TableEvict")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("count: int64")
+    .Output("evicted: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Evicts the rows of a segment that the table's policy ranks lowest; rows of the last `window` lookups stay.");
+
+REGISTER_OP("Fusedrec>TableTombstones")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Output("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn(VectorOutputs)
+    .Doc("Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back.");
+
+REGISTER_OP("Fusedrec>TableForgetTombstones")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Begins a new record of tombstones and of the rows that may have changed.");
+
+REGISTER_OP("Fusedrec>TableCandidates")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Output("ids: int64")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn(VectorOutputs)
+    .Doc("Ids that wait for admission and how often they came, in the order of their hash (Mix64).");
+
+REGISTER_OP("Fusedrec>TableImportCandidates")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Input("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Sets how often ids without a row have come.");
+
+REGISTER_OP("Fusedrec>TableClock")
+    .Input("table: resource")
+    .Output("clock: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc("Number of training lookups, and version (number of changes).");
+
+REGISTER_OP("Fusedrec>TableSetClock")
+    .Input("table: resource")
+    .Input("clock: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Sets the numbers that TableClock returns, after a checkpoint was read.");
+
+REGISTER_OP("Fusedrec>TableClear")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Removes all rows, candidates, tombstones, statistics and waiting gradients.");
+
+// Replicas that train apart and are averaged from time to time (replicas.h).
+
+REGISTER_OP("Fusedrec>TableNoteTrained")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Notes for TableTakeUnsynced that the rows of these ids were trained.");
+
+REGISTER_OP("Fusedrec>TableTakeUnsynced")
+    .Input("table: resource")
+    .Output("message: int64")
+    .Output("headers: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc("Returns and forgets the ids that this replica trained or removed since the last call.");
+
+REGISTER_OP("Fusedrec>TableReadNumbers")
+    .Input("table: resource")
+    .Input("ids: int64")
+    .Input("segment_splits: int64")
+    .Output("numbers: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc("Reads rows with optimizer slots as float32.");
+
+REGISTER_OP("Fusedrec>TableMerge")
+    .Input("table: resource")
+    .Input("left: int64")
+    .Input("left_splits: int64")
+    .Input("ids: int64")
+    .Input("segment_splits: int64")
+    .Input("numbers: float")
+    .Input("headers: int64")
+    .Input("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows.");
 
 }  // namespace fusedrec

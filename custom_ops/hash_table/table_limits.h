@@ -43,7 +43,11 @@ struct Limits {
     const int64_t halvings = clock / frequency_decay_steps - last / frequency_decay_steps;
     return halvings < 32 ? count >> halvings : 0;
   }
-  // Returns the shards whose rows have their turn to be demoted at the lookup of this clock (demoter.h). In
+  // Returns the rank of such a row among those that may leave at the lookup of this clock. The lowest leave first.
+  FUSEDREC_HOST_DEVICE uint64_t ScoreOf(uint32_t count, uint32_t last, uint32_t clock) const {
+    return uint64_t{eviction == Eviction::kLfu ? CountAt(count, last, clock) : 0} << 32 | last;
+  }
+  // Returns the shards whose rows have their turn to be demoted at the lookup of this clock (tiers.h). In
   // frequency_decay_steps lookups each shard has it once.
   FUSEDREC_HOST_DEVICE Shards DemotedAt(uint32_t clock) const {
     const int64_t steps = frequency_decay_steps;

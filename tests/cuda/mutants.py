@@ -147,8 +147,8 @@ MUTANTS = [
     ),
     Mutant(
         "the row that a lookup has met may leave", "programs", ROWS,
-        "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
-        "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)", "program",
+        "waiting_since) || AttemptOf(meta.touch) == attempt",
+        "waiting_since) || (!FAULT && AttemptOf(meta.touch) == attempt)", "program",
     ),
     Mutant(
         "rows of a long ttl expire whenever others do", "hash_table", ROWS,
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         "a row whose gradients wait may leave", "programs", ROWS,
-        "(waiting_since != 0 && meta.last", "(!FAULT && waiting_since != 0 && meta.last", "program",
+        "clock, window, waiting_since)", "clock, window, FAULT ? 0 : waiting_since)", "program",
     ),
     Mutant(
         "a row that left and came back is not noted", "programs", REPLICAS,
@@ -234,12 +234,13 @@ MUTANTS = [
     ),
     Mutant(
         "memory is given again while a copy reads it", "hash_table", COPIES,
-        "FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(sent_",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(sent_",
+        "FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->sent_",
+        "if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));\n"
+        "  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->sent_",
         "given_again", "Arrays are not equal",
     ),
     Mutant(
-        "an allocation that failed fails the next launch", "hash_table", "hash_table/cuda/buffer/pinned.h",
+        "an allocation that failed fails the next launch", "hash_table", "hash_table/cuda/buffer/buffer.h",
         "      LastError();", "      if (!FAULT) LastError();", "page_locked", "Refused: 2",
     ),
 ]  # fmt: skip

@@ -246,14 +246,14 @@ def run_refusals():
     for op, *arguments in changes:
         found = find_rows(message)
         side.call(op, *arguments)
-        refused(tf.errors.FailedPreconditionError, "have been evicted or removed", lambda: train(found))  # noqa: B023
+        refused(tf.errors.FailedPreconditionError, "have been evicted, removed", lambda: train(found))  # noqa: B023
     step = np.float32(1.0).reshape(()), np.array(1, np.int64)
     stale = tf.errors.FailedPreconditionError
     add = lambda found, begin: side.call(accumulate, found.handles, found.inverse, grads, begin)  # noqa: E731
     add(find_rows(message), False)
     found = find_rows(message)  # the rows whose gradients wait leave the device
     for call in (lambda: add(found, False), lambda: side.call(apply_accumulated, *step)):
-        refused(stale, "have been evicted or removed", call)
+        refused(stale, "have been evicted, removed", call)
     add(found, True)
     side.call(apply_accumulated, *step)
 

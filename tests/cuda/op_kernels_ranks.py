@@ -25,7 +25,7 @@ STEPS, M = 2, 2
 OF_STAGES = {
     f"Fusedrec>{op}"
     for op in (
-        "FuseIds", "SegmentUnique", "RankPartition", "JoinMessages", "SplitMessages", "TableLookAhead", "TableRefresh",
+        "FuseIds", "SegmentUnique", "RankPartition", "JoinMessages", "SplitMessages", "TableLookAhead", "TableLookup",
         "TableAccumulateGradients", "TableApplyAccumulated", "RecoverGrad", "PooledRecoverParts",
     )
 }  # fmt: skip

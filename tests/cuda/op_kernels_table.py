@@ -127,7 +127,7 @@ def run_refusals():
     for op, *arguments in ((ops.table_remove, 0, np.array([5])), (ops.table_clear,)):
         handles, inverse = side.call(ops.table_lookup, message, splits, dim=DIM)[1:]
         side.call(op, *arguments)
-        words = "have been evicted or removed" if arguments else "handles must be of one TableLookup"
+        words = "have been evicted, removed" if arguments else "handles must be of one TableLookup"
         refused((stale, wrong), words, lambda: side.call(apply_gradients, handles, inverse, grads, rate, step))  # noqa: B023
     plain = Side("not averaged", True, sgd)
     refused(stale, "averaged=True", lambda: plain.call(ops.table_take_unsynced))
@@ -180,7 +180,7 @@ def run_keys_beside_lookups():
             assert len(keys) == len(handles) == len({*keys.tolist()})
         for lookup in lookups:
             lookup.result()
-    assert side.call(ops.table_size)[0] == 50 * 61
+    assert side.call(ops.table_statistics).segments[0, 0] == 50 * 61
 
 
 def run(_):

@@ -208,6 +208,7 @@ def _collectives_of(topology):
     exchanges = [op for op in ops if op.type == "HorovodAlltoall"]
     kinds = {op.name.split("traced.")[-1].partition(".")[2].partition(".")[2]: op for op in exchanges}
     of_table = {op.type.partition(">")[2]: op for op in ops if op.type.startswith("Fusedrec>Table")}
+    assert not any(op.get_attr("read_rows") for op in ops if op.type == "Fusedrec>TableLookup")
     found = {**kinds, **of_table}
     before = {kind: ancestors(op) for kind, op in found.items()}
     waits = {kind: {other for other, op in found.items() if op in before[kind]} for kind in found}
@@ -300,12 +301,11 @@ def test_the_collectives_of_a_step_and_no_row_waits_for_replicas(of_four, groups
     assert set(kinds) == COLLECTIVES[groups] and count == len(kinds)
     told = {"replicas.ids", "replicas.ranges"} & COLLECTIVES[groups]
     if "rows" in kinds:
-        assert not {kind for kind in waits["rows"] if kind.startswith("replicas")} and "TablePeek" in waits["rows"]
+        assert not {kind for kind in waits["rows"] if kind.startswith("replicas")} and "TableRead" in waits["rows"]
     for kind in told:  # so they may run under the rows and the dense compute
-        assert not waits[kind] & {"rows", "gradients", "TablePeek"}
-    assert told <= waits["TableTouch"] and "TableTouch" in waits["TableApplyGradients"]
-    assert not waits["TableTouch"] & {"rows", "gradients"}
-    assert "TableLookup" not in waits
+        assert not waits[kind] & {"rows", "gradients", "TableRead"}
+    assert told <= waits["TableLookup"] and "TableLookup" in waits["TableApplyGradients"]
+    assert not waits["TableLookup"] & {"rows", "gradients"}
 
 
 def test_a_gradient_that_is_not_finite_leaves_its_row_out_on_all_replicas(of_four):

@@ -87,7 +87,6 @@ def scenario() -> None:
         ops.table_evict(table.handle, 0, 1)
         ops.table_tombstones(table.handle, 0)
         ops.table_forget_tombstones(table.handle)
-        ops.table_size(table.handle)
         ops.table_statistics(table.handle)
     _replicas(tables[-1].handle, message, splits)
     ops.table_clear(tables[0].handle)

@@ -249,8 +249,6 @@ class Program:
 
     def late(self):
         """The first update follows the second lookup, which may have evicted its rows."""
-        if self.options["hot_after"] and self.options["window"] == 1:
-            return  # a row that changed its pool is another row in host memory, but not on a device
         first, second = self.look_up(self.batch()), self.look_up(self.batch())
         self.apply(*first)
         self.apply(*second)
@@ -311,10 +309,7 @@ class Program:
         meanwhile()
         merged = np.abs((numbers + self.numbers(*numbers.shape)) / np.float32(2))
         headers, step = self.common(headers), np.array(self.step, np.int64)
-        try:
-            self.run_op(merge, gone, left_splits, trained, splits, merged, headers, step)
-        except tf.errors.ResourceExhaustedError:
-            self.table = self._new_table()  # rows in excess of max_rows differ by kind of table
+        self.run_op(merge, gone, left_splits, trained, splits, merged, headers, step)
 
     # State.
 

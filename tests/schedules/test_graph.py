@@ -70,7 +70,7 @@ RULES = [
 def _named(ops, micro_batches):
     """Returns {op: name} of the ops that RULES name, numbered by kind in the order of the program."""
     products = [op for op in ops if op.type == "MatMul"]
-    table = next(op.inputs[0] for op in ops if op.type in ("Fusedrec>TableLookup", "Fusedrec>TableRefresh"))
+    table = next(op.inputs[0] for op in ops if op.type == "Fusedrec>TableLookup")
     names, counts = {}, {}
     for op in ops:
         if op.type == "HorovodAlltoall":
@@ -79,6 +79,7 @@ def _named(ops, micro_batches):
             kind = "reduce"
         elif op.type.startswith("Fusedrec>Table"):
             kind = op.type.removeprefix("Fusedrec>Table")
+            kind = "Refresh" if kind == "Lookup" and op.get_attr("N") else kind  # after a look-ahead
         elif op.type == "Fusedrec>SegmentUnique":
             kind = "SegmentUnique"
         elif op.type == "If" and any(tensor is table for tensor in op.inputs):

@@ -33,7 +33,7 @@ class RowsAhead(NamedTuple):
 
     @classmethod
     def none(cls, dim: int, dtype: tf.DType) -> RowsAhead:
-        """The result where nothing was read. table_read and a table with all rows on a device accept it."""
+        """The result of a table with all rows on a device, which reads nothing ahead. No other table accepts it."""
         return cls(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([3], tf.int64))
 
 
@@ -129,7 +129,7 @@ def table_lookup(
       ahead: table_look_ahead of this message. Only rows that are new or changed since then are searched and copied.
       with_rows: False reads no rows: TableRows.rows is <dtype>[0, D]. It excludes `ahead`.
       dim: D of the table.
-      dtype: float32, float16 or bfloat16, dtype of the returned rows.
+      dtype: float32, float16 or bfloat16, dtype of the returned rows; with `ahead`, they have the dtype of its rows.
 
     Raises:
       InvalidArgumentError: A header disagrees with its block (the message names the source rank), or the look-ahead had
@@ -137,12 +137,12 @@ def table_lookup(
       ResourceExhaustedError: There is no memory for new rows, max_rows is smaller than a batch, or the clock is at
         2^31 - 1. Clock, counts and rows stay, except for expired rows.
     """
-    request = {"table": table, "message": message, "received_splits": received_splits}
-    if not with_rows:
-        return TableRows(tf.zeros([0, dim], dtype), *library.fusedrec_table_touch(**request))
-    if ahead is None:
-        return TableRows(*library.fusedrec_table_lookup(**request, T=dtype, dim=dim))
-    return TableRows(*library.fusedrec_table_refresh(**request, **_ahead(ahead), dim=dim))
+    return TableRows(
+        *library.fusedrec_table_lookup(
+            table=table, message=message, received_splits=received_splits, dim=dim, read_rows=with_rows,
+            **_ahead(ahead if with_rows else None, dtype),
+        )
+    )  # fmt: skip
 
 
 def table_read(
@@ -163,10 +163,10 @@ def table_read(
         row.
       ahead: With as_training only.
     """
-    request = {"table": table, "message": message, "received_splits": received_splits, "dim": dim}
-    if not as_training:
-        return library.fusedrec_table_find(**request, T=dtype)
-    return library.fusedrec_table_peek(**request, **_ahead(RowsAhead.none(dim, dtype) if ahead is None else ahead))
+    return library.fusedrec_table_read(
+        table=table, message=message, received_splits=received_splits, dim=dim, as_training=as_training,
+        **_ahead(ahead if as_training else None, dtype),
+    )  # fmt: skip
 
 
 def table_look_ahead(
@@ -185,8 +185,11 @@ def table_prefetch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Ten
     return library.fusedrec_table_prefetch(table=table, message=message, received_splits=received_splits)
 
 
-def _ahead(ahead: RowsAhead) -> dict[str, tf.Tensor]:
-    return {"rows_ahead": ahead.rows, "handles_ahead": ahead.handles, "mark": ahead.mark}
+def _ahead(ahead: RowsAhead | None, dtype: tf.DType) -> dict[str, Any]:
+    if ahead is None:
+        return {"rows_ahead": [], "handles_ahead": [], "mark": [], "T": dtype}
+    rows = tf.convert_to_tensor(ahead.rows)
+    return {"rows_ahead": [rows], "handles_ahead": [ahead.handles], "mark": [ahead.mark], "T": rows.dtype}
 
 
 def table_apply_gradients(
@@ -245,11 +248,6 @@ def table_apply_accumulated(table: tf.Tensor, *, learning_rate: tf.Tensor, step:
 
 def table_statistics(table: tf.Tensor) -> TableStatistics:
     return TableStatistics(*library.fusedrec_table_statistics(table=table))
-
-
-def table_size(table: tf.Tensor) -> tf.Tensor:
-    """Returns <int64>[S], the number of rows of each segment."""
-    return library.fusedrec_table_size(table=table)
 
 
 def table_keys(
@@ -418,9 +416,8 @@ def initial_rows(
 
 
 for _op in (
-    "HashTable", "InitialRows", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TablePeek", "TableTouch",
-    "TableStatistics", "TableSize", "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones",
-    "TableCandidates", "TableClock", "TableApplyGradients", "TableAccumulateGradients", "TableTakeUnsynced",
-    "TableReadNumbers",
+    "HashTable", "InitialRows", "TableLookup", "TableLookAhead", "TableRead", "TableStatistics", "TableKeys",
+    "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
+    "TableApplyGradients", "TableAccumulateGradients", "TableTakeUnsynced", "TableReadNumbers",
 ):  # fmt: skip
     tf.no_gradient(f"Fusedrec>{_op}")

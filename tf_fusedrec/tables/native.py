@@ -220,7 +220,7 @@ class NativeTable(Table):
         return "float32" if self._storage == "mixed" else self._storage
 
     def size(self, name: str) -> int:
-        return int(ops.table_size(self._handle)[self.names.index(name)])
+        return int(ops.table_statistics(self._handle).segments[self.names.index(name), 0])
 
     def evict(self, name: str, count: int) -> int:
         """Evicts the `count` rows that the policy ranks lowest. Returns the number of evicted rows. Eager."""

@@ -7,6 +7,11 @@
 #include "hash_table/cpu/hash_table.h"
 
 namespace fusedrec {
+namespace {
+
+bool IsBefore(Moment since, const RowHeader& row) { return since.IsBefore(row.last, row.updated); }
+
+}  // namespace
 
 void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
                      std::vector<int64_t>* handles) const {
@@ -34,11 +39,11 @@ void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_
         KeepDistinct(&touched);
         for (const int64_t id : touched) {
           const uint32_t handle = shard.keys[segment].Find(id, TableHash(id));
-          if (handle != kAbsent && since.IsBefore(*rows_.Header(handle))) take(id, handle);
+          if (handle != kAbsent && IsBefore(since, *rows_.Header(handle))) take(id, handle);
         }
       } else {
         rows_.ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-          if (since.IsBefore(header)) take(id, handle);
+          if (IsBefore(since, header)) take(id, handle);
         });
       }
     }

@@ -6,7 +6,7 @@
 
 #include "common/hash.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cpu/parts/shard_sort.h"
+#include "hash_table/cpu/parts/message_runs.h"
 
 namespace fusedrec {
 namespace {

@@ -51,25 +51,17 @@ int FusedrecDeviceTable::HalveCandidates(unsigned long long* forgotten, void* st
   return kCudaSuccess;
 }
 
-int FusedrecDeviceTable::Candidates(int64_t segment, const FusedrecIdSink& sink, void* stream) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
-  const int64_t size = segments_[segment].candidates.size;
+int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  if (segment < 0 || segment >= table->segments()) return kCudaInvalidValue;
+  const int64_t size = table->segments_[segment].candidates.size;
   std::vector<int64_t> ids(size), counts(size);
   if (size > 0) {
-    int64_t *listed = nullptr, *numbers = nullptr;
-    unsigned long long* num = nullptr;
-    const auto carve = [&](void* memory) {
-      Carver carver(memory);
-      listed = carver.Take<int64_t>(size);
-      numbers = carver.Take<int64_t>(size);
-      num = carver.Take<unsigned long long>(1);
-      return carver.bytes();
-    };
-    const Memory memory(allocator_, carve(nullptr));
-    if (memory.data() == nullptr) return kDeviceOutOfMemory;
-    carve(memory.data());
-    const SegmentLines lines = LinesOf(segments_[segment].candidates);
+    int64_t *listed, *numbers;
+    unsigned long long* num;
+    ScratchMemory memory(&table->allocator_);
+    FUSEDREC_RETURN_IF_CUDA_ERROR(memory.Take({{&listed, size}, {&numbers, size}, {&num, 1}}));
+    const SegmentLines lines = table->LinesOf(table->segments_[segment].candidates);
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(num, 0, sizeof(*num), stream));
     FUSEDREC_LAUNCH(ListCountsKernel, BlocksFor(PlacesOf(lines), kThreads), kThreads, 0, stream, lines, listed, numbers,
                     num);
@@ -86,15 +78,15 @@ int FusedrecDeviceTable::Candidates(int64_t segment, const FusedrecIdSink& sink,
     sorted_ids[i] = ids[order[i].second];
     sorted_counts[i] = counts[order[i].second];
   }
-  sink.take(sink.context, sorted_ids.data(), sorted_counts.data(), size);
+  sink->take(sink->context, sorted_ids.data(), sorted_counts.data(), size);
   return kCudaSuccess;
 }
 
-int FusedrecDeviceTable::SetCandidates(int64_t segment, const int64_t* ids, const int64_t* counts, int64_t count,
-                                       void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (segment < 0 || segment >= segments() || count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  if (limits_[segment].admission_count <= 1) return kCudaSuccess;
+int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, const int64_t* counts,
+                                  int64_t count, void* stream) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  if (segment < 0 || segment >= table->segments() || count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (table->limits_[segment].admission_count <= 1) return kCudaSuccess;
   std::map<int64_t, uint32_t> distinct;  // the last count of an id stays
   for (int64_t i = 0; i < count; ++i) distinct[ids[i]] = static_cast<uint32_t>(counts[i]);
   std::vector<int64_t> wanted;
@@ -105,26 +97,22 @@ int FusedrecDeviceTable::SetCandidates(int64_t segment, const int64_t* ids, cons
   }
   const int64_t n = wanted.size();
   if (n == 0) return kCudaSuccess;
-  KeyLines& counted = segments_[segment].candidates;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(FindRows(ViewsOfCandidates() + segment, wanted, &found, stream));
+  FusedrecDeviceTable::KeyLines& counted = table->segments_[segment].candidates;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->FindRows(table->ViewsOfCandidates() + segment, wanted, &found, stream));
   const int64_t absent = std::count(found.begin(), found.end(), kNowhere);
-  Growth growth;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&counted, absent, &growth));
-  Carver carver(nullptr);
-  carver.Take<int64_t>(n);
-  carver.Take<uint32_t>(2 * n);
-  const Memory memory(allocator_, carver.bytes());
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  Carver at(memory.data());
-  int64_t* const device_ids = at.Take<int64_t>(n);
-  uint32_t* const device_numbers = at.Take<uint32_t>(2 * n);
+  FusedrecDeviceTable::Growth growth;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->AllocateLines(&counted, absent, &growth));
+  ScratchMemory memory(&table->allocator_);
+  int64_t* device_ids;
+  uint32_t* device_numbers;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(memory.Take({{&device_ids, n}, {&device_numbers, 2 * n}}));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_ids, wanted.data(), n, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_numbers, numbers.data(), n, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_numbers + n, found.data(), n, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Grow(std::move(growth), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->Grow(std::move(growth), stream));
   counted.size += absent;
   for (const bool known : {true, false}) {
-    FUSEDREC_LAUNCH(SetCountsKernel, BlocksFor(n, kThreads), kThreads, 0, stream, LinesOf(counted), device_ids,
+    FUSEDREC_LAUNCH(SetCountsKernel, BlocksFor(n, kThreads), kThreads, 0, stream, table->LinesOf(counted), device_ids,
                     device_numbers, device_numbers + n, n, known);
   }
   return LastError();

@@ -7,30 +7,18 @@
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
-namespace {
-
-struct LookupScratch {
-  LookupScratch(void* memory, int64_t num_ids, bool has_admission) : carver(memory) {
-    tiles = (num_ids + kNumberTile - 1) / kNumberTile;
-    // The next three begin with all ones, which one fill writes.
-    slots = carver.Take<uint32_t>(2 * num_ids);
-    states = carver.Take<unsigned long long>(2 * tiles);
-    next_tile = carver.Take<unsigned>(1);
-    filled_bytes = carver.bytes();
-    where = carver.Take<uint32_t>(num_ids);
-    first = carver.Take<uint32_t>(num_ids);
-    number = carver.Take<uint32_t>(num_ids);
-    verdict = has_admission ? carver.Take<uint8_t>(num_ids) : nullptr;
-  }
-  Carver carver;
-  int64_t tiles, filled_bytes;
-  uint32_t *slots, *where, *first, *number;
-  uint8_t* verdict;  // null: every id is admitted
-  unsigned long long* states;
-  unsigned* next_tile;
-};
-
-}  // namespace
+int LookupScratch::TakeFor(int64_t num_ids, bool judges) {
+  tiles = (num_ids + kNumberTile - 1) / kNumberTile;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Take({{&slots, 2 * num_ids},
+                                             {&states, 2 * tiles},
+                                             {&next_tile, 1},
+                                             {&where, num_ids},
+                                             {&first, num_ids},
+                                             {&number, num_ids},
+                                             {&verdict, judges ? num_ids : 0}}));
+  if (!judges) verdict = nullptr;
+  return kCudaSuccess;
+}
 
 int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* received, void* stream) const {
   const int64_t segments = segments_.size(), ranks = message.ranks, runs = ranks * segments;
@@ -42,25 +30,17 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   }
   const int64_t num_ids = source_begin[ranks] - runs;
   if (num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
-  int64_t *begins = nullptr, *run_begin = nullptr;
-  const auto carve = [&](void* memory) {
-    Carver carver(memory);
-    received->counts = carver.Take<Counts>(1);
-    received->new_of = carver.Take<unsigned long long>(4 * segments);
-    received->hits_of = received->new_of + segments;
-    received->refused_of = received->hits_of + segments;
-    received->uncounted_of = received->refused_of + segments;
-    begins = carver.Take<int64_t>(ranks + 1);
-    run_begin = carver.Take<int64_t>(runs + 1);
-    return carver.bytes();
-  };
-  received->memory = Memory(allocator_, carve(nullptr));
-  if (received->memory.data() == nullptr) return kDeviceOutOfMemory;
-  carve(received->memory.data());
+  int64_t *begins, *run_begin;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(received->Take({{&received->counts, 1},
+                                                       {&received->new_of, 4 * segments},
+                                                       {&begins, ranks + 1},
+                                                       {&run_begin, runs + 1}}));
+  received->hits_of = received->new_of + segments;
+  received->refused_of = received->hits_of + segments;
+  received->uncounted_of = received->refused_of + segments;
   received->view = {message.entries, run_begin, segments, runs, num_ids};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(begins, source_begin.data(), ranks + 1, stream));
-  const int64_t counters = reinterpret_cast<char*>(begins) - received->memory.data();
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->memory.data(), 0, counters, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->counts, 0, BytesBetween(received->counts, begins), stream));
   FUSEDREC_LAUNCH(RunsKernel, BlocksFor(ranks, kWarps), kThreads, 0, stream, message.entries, begins, ranks, segments,
                   run_begin, received->counts);
   received->fingerprint = message.fingerprint;
@@ -71,20 +51,14 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   return LastError();
 }
 
-Memory FusedrecDeviceTable::AdmitMemory(int64_t num_ids, bool judges) const {
-  return Memory(allocator_, LookupScratch(nullptr, num_ids, judges).carver.bytes());
-}
-
 int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-                               const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows,
+                               const LookupScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows,
                                void* stream) {
   const MessageView& view = received.view;
   const bool judges = is_lookup && HasAdmission();
-  if (scratch.data() == nullptr) return kDeviceOutOfMemory;
-  const LookupScratch at(scratch.data(), view.num_ids, judges);
   ++attempt_;
   if (view.num_ids > 0) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.slots, 0xff, at.filled_bytes, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.slots, 0xff, BytesBetween(at.slots, at.where), stream));
     FUSEDREC_LAUNCH(ProbeKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, attempt_,
                     received.counts, static_cast<uint32_t>(2 * view.num_ids), at.slots, at.where);
     if (judges) Judge(received, at.slots, at.where, at.verdict, stream);
@@ -142,29 +116,30 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   return LastError();
 }
 
-int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
-                                int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Received received;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
+int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                          int64_t out_rows, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  Received received(&table->allocator_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->Receive(*message, &received, stream));
   const int64_t num_ids = received.view.num_ids;
   if ((rows != nullptr && out_rows < num_ids) || storage < 0 || storage > 2) return kCudaInvalidValue;
-  if (clock_ >= kMostClock) return kDeviceClockEnds;
-  const uint32_t clock = clock_ + 1, version = version_ + 1;
-  if (ExpiresAt(clock)) {
+  if (table->clock_ >= kMostClock) return kDeviceClockEnds;
+  const uint32_t clock = table->clock_ + 1, version = table->version_ + 1;
+  if (table->ExpiresAt(clock)) {
     Counts counts;  // a message that does not fit changes nothing
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
     if (counts.bad != 0) return kCudaInvalidValue;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(TakeExpiredOut(clock, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(table->TakeExpiredOut(clock, stream));
   }
-  const Memory scratch = AdmitMemory(num_ids, HasAdmission());
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, scratch, inverse, handles, num_rows, stream));
-  clock_ = clock;
-  version_ = version;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(HalveCandidates(received.uncounted_of, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream));
-  if (HasAdmission() && rows != nullptr) {
-    GatherInitial(received.view, Initial(), nullptr, handles, inverse, storage, rows, stream);
+  LookupScratch scratch(&table->allocator_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.TakeFor(num_ids, table->HasAdmission()));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->Admit(received, clock, version, true, scratch, inverse, handles, num_rows, stream));
+  table->clock_ = clock;
+  table->version_ = version;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->HalveCandidates(received.uncounted_of, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream));
+  if (table->HasAdmission() && rows != nullptr) {
+    table->GatherInitial(received.view, table->Initial(), nullptr, handles, inverse, storage, rows, stream);
   }
   return LastError();
 }
@@ -181,7 +156,7 @@ void FusedrecDeviceTable::GatherInitial(const MessageView& view, const InitialVa
 int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
                               uint32_t* found, bool peeks, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Received received;
+  Received received(&allocator_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
   const MessageView& view = received.view;
   if (storage < 0 || storage > 2 || (rows != nullptr && out_rows < view.num_ids)) return kCudaInvalidValue;

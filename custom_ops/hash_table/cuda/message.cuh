@@ -18,15 +18,7 @@ struct MessageView {
 
   // The run of position n, among [low, high].
   __device__ int64_t RunOf(int64_t low, int64_t high, int64_t n) const {
-    while (low < high) {  // the last run that begins at n or before
-      const int64_t middle = (low + high + 1) / 2;
-      if (run_begin[middle] <= n) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return LastBegun([this](int64_t run) { return run_begin[run]; }, low, high, n);
   }
   __device__ int64_t Id(int64_t n, int64_t run) const { return entries[n + (run / segments + 1) * segments]; }
   // Bounds of the runs of this block's threads. All threads of the block call it.
@@ -58,18 +50,8 @@ struct GroupedIds {
   const int64_t* splits;  // device, [segments + 1]
   int64_t segments;
 
-  // The segment of id n: the last one that begins at n or before.
   __device__ int64_t SegmentOf(int64_t n) const {
-    int64_t low = 0, high = segments - 1;
-    while (low < high) {
-      const int64_t middle = (low + high + 1) / 2;
-      if (splits[middle] <= n) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return LastBegun([this](int64_t segment) { return splits[segment]; }, int64_t{0}, segments - 1, n);
   }
 };
 
@@ -82,6 +64,24 @@ struct Counts {
   unsigned long long fingerprint;  // of the message, where it is compared
 };
 constexpr int kFingerprintWord = sizeof(Counts) / sizeof(unsigned long long) - 1;
+
+// What comes to the host: the findings of handles.cuh on the inputs of an update, and on handles of an export.
+// All bits of all words are set before the kernel; words only become smaller.
+struct HandleFacts {
+  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock; all bits set: no handle has a row
+  unsigned handles_are_sound;  // 0: one names a row that never was
+  unsigned handles_are_distinct;  // 0: a row comes twice, in an update
+  unsigned inverse_is_sound;   // 0: a number is no handle's
+  unsigned grads_are_finite;   // 0: a number is not
+  unsigned all_have_sums;      // 0: the row of a handle has no sum (sums.cuh)
+};
+
+// Gradients to look at; null: none.
+struct Numbers {
+  const void* data;
+  Storage storage;
+  int64_t count;
+};
 
 }  // namespace device_table
 }  // namespace fusedrec

@@ -1,6 +1,8 @@
 // Rows that move between the pools of a mixed table; mixed.cuh says which.
 #include "hash_table/cuda/mixed.cuh"
 
+#include <algorithm>
+
 #include "hash_table/cuda/table.h"
 
 using namespace fusedrec;                // NOLINT
@@ -52,6 +54,7 @@ void FusedrecDeviceTable::CountMoves(const Received& received, const uint32_t* w
   }
 }
 
+// A row that moves keeps its number, but handles of lookups outside the window end, as in host memory.
 int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* where, const uint32_t* first,
                                   const Moves& moves, uint32_t clock, uint32_t version, void* stream) {
   unsigned long long* const ranks = received.counts->ranks;
@@ -69,12 +72,14 @@ int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* wher
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&moved, &ranks[1], 1, stream));
     cold_.Take(static_cast<int64_t>(moved));
     hot_.free += static_cast<int64_t>(moved);
+    if (moved > 0) moved_at_ = std::max<int64_t>(moved_at_, clock);
   }
   if (moves.promoted > 0) {
     const Move up{true, cold_.free, hot_.Fresh(), &ranks[0], version};
     LaunchMove(View(), received.view.num_ids, Misplaced{choice, true}, up, stream);
     hot_.Take(moves.promoted);
     cold_.free += moves.promoted;
+    moved_at_ = std::max<int64_t>(moved_at_, clock);
   }
   return LastError();
 }

@@ -2,7 +2,7 @@
 //
 // A row keeps its number. The chunk of its meta holds its place, which a move changes: the numbers go through float32 into
 // a place of the other pool, and the old place is free. A lookup promotes the rows that it makes hot before it touches
-// them. It demotes the rows that have cooled among the shards that have their turn, as on the CPU (demoter.h). An import
+// them. It demotes the rows that have cooled among the shards that have their turn, as on the CPU (tiers.h). An import
 // puts each row into the pool that its record names. All of these are counted before anything changes, because they
 // decide on memory.
 //
@@ -11,7 +11,7 @@
 #pragma once
 
 #include "hash_table/cuda/message.cuh"
-#include "hash_table/cuda/record_layout.cuh"
+#include "hash_table/cuda/rows.cuh"
 
 namespace fusedrec {
 namespace device_table {

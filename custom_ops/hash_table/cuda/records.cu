@@ -1,4 +1,4 @@
-// Rows to and from checkpoints; record_layout.cuh has the layout.
+// Rows to and from checkpoints; row_layout.h has the layout.
 #include "hash_table/cuda/records.cuh"
 
 #include <algorithm>
@@ -11,13 +11,14 @@ using namespace fusedrec::device_table;  // NOLINT
 
 int64_t FusedrecDeviceTable::record_bytes() const { return RecordLayout(layout_).bytes(); }
 
-int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count, char* records,
+                                void* stream) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
   if (count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
   HandleFacts facts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, nullptr, kNoAttempt, &facts, stream));
-  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
+  FUSEDREC_RETURN_IF_CUDA_ERROR(table->CheckHandles(handles, count, nullptr, 0, {}, nullptr, kNoAttempt, &facts, stream));
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, table->View(), handles,
                   nullptr, count, records);
   return LastError();
 }
@@ -34,25 +35,16 @@ int FusedrecDeviceTable::ReadRecordsOf(const int64_t* rows, const int64_t* place
 int FusedrecDeviceTable::ReceiveGrouped(const int64_t* ids, const int64_t* splits, Imported* imported,
                                         void* stream) const {
   const int64_t count = splits[segments()];
-  int64_t* entries = nullptr;
-  const auto carve = [&](void* memory) {
-    Carver carver(memory);
-    entries = carver.Take<int64_t>(segments() + count);
-    imported->handles = carver.Take<int64_t>(count);
-    imported->inverse = carver.Take<int32_t>(count);
-    imported->last = carver.Take<unsigned>(1);
-    return carver.bytes();
-  };
-  imported->memory = Memory(allocator_, carve(nullptr));
-  if (imported->memory.data() == nullptr) return kDeviceOutOfMemory;
-  carve(imported->memory.data());
+  int64_t* entries;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(imported->Take(
+      {{&entries, segments() + count}, {&imported->handles, count}, {&imported->inverse, count}, {&imported->last, 1}}));
   std::vector<int64_t> counts;
   for (int64_t s = 0; s < segments(); ++s) counts.push_back(splits[s + 1] - splits[s]);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments(), stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
       entries + segments(), ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
   const int32_t size = static_cast<int32_t>(segments() + count);
-  return Receive({entries, &size, 1}, &imported->received, stream);
+  return Receive({entries, &size, 1}, imported, stream);
 }
 
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
@@ -63,12 +55,13 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   if (count == 0) return kCudaSuccess;
   std::vector<int64_t> splits(segments + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), splits.begin() + 1);
-  Imported imported;
+  Imported imported(&allocator_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(ReceiveGrouped(ids, splits.data(), &imported, stream));
-  imported.received.records = records;
+  imported.records = records;
   int64_t written;
-  const Memory scratch = AdmitMemory(count, false);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported.received, clock_, version_, false, scratch, imported.inverse,
+  LookupScratch scratch(&allocator_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.TakeFor(count, false));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported, clock_, version_, false, scratch, imported.inverse,
                                       imported.handles, &written, stream));
   unsigned* const last = imported.last;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(last, 0, sizeof(unsigned), stream));

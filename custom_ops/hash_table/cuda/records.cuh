@@ -1,7 +1,7 @@
-// Kernels of rows to and from records (record_layout.cuh), byte for byte, so that a checkpoint moves between CPU and GPU.
+// Kernels of rows to and from records (rows.cuh), byte for byte, so that a checkpoint moves between CPU and GPU.
 #pragma once
 
-#include "hash_table/cuda/record_layout.cuh"
+#include "hash_table/cuda/rows.cuh"
 
 namespace fusedrec {
 namespace device_table {

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "hash_table/cuda/lines.cuh"
-#include "hash_table/storage.h"
+#include "hash_table/row_layout.h"
 #include "hash_table/table_limits.h"
 #include "initial_rows/initial_number.h"
 
@@ -48,8 +48,7 @@ struct Pins {
   uint32_t waiting_since;
 
   __device__ bool Hold(const RowMeta& meta) const {
-    return meta.last + window > clock || AttemptOf(meta.touch) == attempt ||
-           (waiting_since != 0 && meta.last >= waiting_since);
+    return IsPinned(meta.last, clock, window, waiting_since) || AttemptOf(meta.touch) == attempt;
   }
 };
 
@@ -69,16 +68,6 @@ struct HasExpired {
 struct LeftRow {
   int64_t id;
   uint32_t segment, noted;  // noted: the row was trained since the last average of replicas
-};
-
-struct RowLayout {
-  int dim, wide_slots, scalar_slots;
-  Storage storage, slot_storage;
-  bool stochastic;
-  bool noted;  // a byte of each row says that it was trained since the last average of replicas
-  int wide_offset, scalars_offset, stride;  // bytes; rows begin at multiples of 16
-
-  __host__ __device__ int numbers() const { return dim * (1 + wide_slots) + scalar_slots; }
 };
 
 // Embedding and slots of one row.
@@ -214,6 +203,18 @@ __device__ inline float AsStored(const RowLayout& layout, Storage storage, float
   StoreNumber(storage, x, &stored, 0, layout.stochastic, column, 0);
   return LoadNumber(storage, &stored, 0);
 }
+
+// Records (row_layout.h).
+
+// Word i of 32 bits. A record may begin at any even address.
+__device__ inline uint32_t WordOf(const uint16_t* record, int i) {
+  return record[2 * i] | static_cast<uint32_t>(record[2 * i + 1]) << 16;
+}
+__device__ inline void PutWord(uint32_t word, int i, uint16_t* record) {
+  record[2 * i] = static_cast<uint16_t>(word);
+  record[2 * i + 1] = static_cast<uint16_t>(word >> 16);
+}
+constexpr int kRecordUpdated = 2, kRecordPool = 3;  // words
 
 }  // namespace device_table
 }  // namespace fusedrec

@@ -21,9 +21,7 @@ struct Score {
 
   // At the lookup of this clock.
   __device__ static Score Of(const RowMeta& meta, const Limits& limits, uint32_t clock) {
-    const unsigned long long count =
-        limits.eviction == Eviction::kLfu ? limits.CountAt(meta.count, meta.last, clock) : 0;
-    return {count << 32 | meta.last, TableHash(meta.id)};
+    return {limits.ScoreOf(meta.count, meta.last, clock), TableHash(meta.id)};
   }
   __device__ int Byte(int i) const { return static_cast<int>((i < 8 ? high : low) >> (56 - i % 8 * 8) & 0xff); }
   // Returns whether the first `bytes` of both are equal.
@@ -53,13 +51,12 @@ struct IsMarked {
     return meta.segment != kNobody && meta.touch == kMarked;
   }
 };
-// As Moment::IsBefore of the CPU table.
 struct HasChanged {
-  uint32_t segment, lookups, version;  // 0 and 0: all
+  uint32_t segment;
+  Moment since;  // its beginning: all rows
 
   __device__ bool operator()(uint32_t, const RowMeta& meta) const {
-    const bool all = lookups == 0 && version == 0;
-    return meta.segment == segment && (all || meta.updated > version || meta.last > lookups);
+    return meta.segment == segment && (since.IsBeginning() || since.IsBefore(meta.last, meta.updated));
   }
 };
 

@@ -6,34 +6,14 @@
 #include "hash_table/cuda/select.cuh"
 #include "hash_table/cuda/table.h"
 
-namespace fusedrec {
-namespace device_table {
-
-struct SelectScratch {
-  SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
-    tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
-    states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
-    next_tile = carver.Take<unsigned>(1);
-    filled_bytes = carver.bytes();
-    selected = carver.Take<unsigned long long>(1 + segments + 2);
-  }
-  Carver carver;
-  int64_t tiles, filled_bytes;
-  unsigned long long *states, *selected;
-  unsigned* next_tile;
-};
-
-}  // namespace device_table
-}  // namespace fusedrec
-
 // Counts the wanted rows, by segment the rows that do_with counts, and the places of each pool.
 template <typename Wanted, typename MakeDoWith>
-int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
-                                std::vector<int64_t>* counts, void* stream) const {
+int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with,
+                                const fusedrec::device_table::SelectScratch& at, std::vector<int64_t>* counts,
+                                void* stream) const {
   const int64_t segments = segments_.size();
-  if (memory.data() == nullptr) return fusedrec::kDeviceOutOfMemory;
-  const fusedrec::device_table::SelectScratch at(memory.data(), rows_.next, segments);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.states, 0xff, at.filled_bytes, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(
+      fusedrec::Fill(at.states, 0xff, fusedrec::BytesBetween(at.states, at.selected), stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.selected, 0, (1 + segments + 2) * sizeof(int64_t), stream));
   const auto do_with = make_do_with(at.selected + 1);
   using DoWith = std::decay_t<decltype(do_with)>;
@@ -46,10 +26,11 @@ int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const {
+int FusedrecDeviceTable::Count(const Wanted& wanted, const fusedrec::device_table::SelectScratch& at, int64_t* count,
+                               void* stream) const {
   std::vector<int64_t> counts;
   const auto nothing = [](unsigned long long*) { return fusedrec::device_table::Nothing{}; };
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, nothing, memory, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, nothing, at, &counts, stream));
   *count = counts[0];
   return fusedrec::kCudaSuccess;
 }
@@ -57,13 +38,13 @@ int FusedrecDeviceTable::Count(const Wanted& wanted, const Memory& memory, int64
 template <typename Wanted>
 int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed,
                                      int64_t* gone, void* stream) {
-  auto* const left = reinterpret_cast<fusedrec::device_table::LeftRow*>(removed.left.data());
+  fusedrec::device_table::LeftRow* const left = removed.left;
   const auto take_out = [&](unsigned long long* gone_of) {
     const fusedrec::device_table::GivenBack places{hot_.free, cold_.free, gone_of + segments()};
     return fusedrec::device_table::TakeOut{View(), rows_.free, gone_of, places, left};
   };
   std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, removed.select, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, removed, &counts, stream));
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
   rows_.free += *gone;

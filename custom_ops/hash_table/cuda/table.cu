@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hash_table/cuda/keys.cuh"
-
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
@@ -13,19 +11,20 @@ namespace {
 
 constexpr double kMaxLoad = 0.75;
 
+// All keys of the old lines into the new, larger ones; a thread per place.
+__global__ void __launch_bounds__(256) RehashKernel(const Line* __restrict__ from, int64_t places, SegmentLines to) {
+  const int64_t i = GlobalThread();
+  if (i >= places) return;
+  const Line& line = from[i / kKeysPerLine];
+  const int place = static_cast<int>(i % kKeysPerLine);
+  if ((line.meta >> place & 1) == 0) return;
+  InsertKey(to.lines, to.mask, line.key[place], TableHash(line.key[place]), line.row[place]);
+}
+
 RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage storage) {
-  RowLayout layout{};
-  layout.dim = options.dim;
-  layout.wide_slots = slots.wide;
-  layout.scalar_slots = slots.scalar;
-  layout.storage = storage;
-  layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
+  RowLayout layout =
+      RowLayout::Of(storage, options.dim, slots.wide, slots.scalar, options.stochastic_rounding, 0, 16);
   layout.noted = options.averaged;
-  layout.stochastic = options.stochastic_rounding && layout.storage != Storage::kFloat32;
-  layout.wide_offset = layout.dim * BytesOf(layout.storage);
-  const int wide_end = layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage);
-  layout.scalars_offset = (wide_end + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
-  layout.stride = (layout.scalars_offset + 4 * layout.scalar_slots + 15) / 16 * 16;
   return layout;
 }
 
@@ -175,7 +174,9 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t max_rows = limits_[s].max_rows, excess = segments_[s].size + more[s] - max_rows;
     if (is_lookup && max_rows > 0 && excess > 0) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(rows_.next), &removed[s], stream));
+      SelectScratch select(&allocator_);
+      FUSEDREC_RETURN_IF_CUDA_ERROR(select.TakeFor(rows_.next, segments()));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, select, &removed[s], stream));
       if (removed[s] < excess) {
         full_segment_ = static_cast<int64_t>(s);
         return kDeviceTableFull;
@@ -201,7 +202,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   }
   // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(removed.begin(), removed.end(), [](int64_t count) { return count > 0; })) {
-    RemovedRows scratch;
+    RemovedRows scratch(&allocator_);
     const int64_t most = *std::max_element(removed.begin(), removed.end());
     FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, rows_.next, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
@@ -211,15 +212,13 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   return Grow(std::move(growth), stream);
 }
 
-int FusedrecDeviceTable::Clear(void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  moved_at_ = int64_t{clock_} + options_.window;
-  segments_ = std::vector<Segment>(segments());
-  waiting_ = Waiting();
-  rows_ = Chunks();
-  hot_ = Chunks();
-  cold_ = Chunks();
-  return UploadSegments(stream);
+int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  table->moved_at_ = int64_t{table->clock_} + table->options_.window;
+  table->segments_ = std::vector<FusedrecDeviceTable::Segment>(table->segments());
+  table->waiting_ = FusedrecDeviceTable::Waiting();
+  for (auto* const chunks : {&table->rows_, &table->hot_, &table->cold_}) *chunks = FusedrecDeviceTable::Chunks();
+  return table->UploadSegments(stream);
 }
 
 int FusedrecDeviceTable::Forget(void* stream) {
@@ -234,9 +233,9 @@ int FusedrecDeviceTable::Forget(void* stream) {
   return kCudaSuccess;
 }
 
-void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const Segment& segment : segments_) {
+void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  for (const FusedrecDeviceTable::Segment& segment : table->segments_) {
     for (const int64_t count :
          {segment.hits, segment.inserts, segment.evictions, segment.refused, segment.candidates.size}) {
       *statistics++ = count;
@@ -252,4 +251,48 @@ FusedrecTableTotals FusedrecDeviceTable::Size(int64_t* sizes) const {
     totals.line_bytes += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
   }
   return totals;
+}
+
+int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
+                          FusedrecDeviceTable** table, void* stream) {
+  TableSpec spec;
+  if (!FusedrecDeviceTable::Read(*texts, &spec)) return kCudaInvalidValue;
+  return FusedrecDeviceTable::Make(spec, texts->chunk_rows, *allocator, table, stream);
+}
+
+void fusedrec_table_destroy(FusedrecDeviceTable* table) { delete table; }
+
+int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                        int64_t out_rows, uint32_t* found, void* stream) {
+  return table->Find(*message, storage, rows, out_rows, found, false, stream);
+}
+
+int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                        int64_t out_rows, void* stream) {
+  return table->Find(*message, storage, rows, out_rows, nullptr, true, stream);
+}
+
+int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
+
+int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
+                                 const char* records, void* stream) {
+  std::vector<int64_t> counts(table->segments(), 0);
+  if (segment < 0 || segment >= table->segments() || count < 0) return kCudaInvalidValue;
+  counts[segment] = count;
+  return table->WriteRecords(counts, ids, records, stream);
+}
+
+int64_t fusedrec_table_width(FusedrecDeviceTable* table) { return table->width(); }
+
+void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
+  table->SetClock(clock, version);
+}
+
+void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals) {
+  *totals = table->Size(sizes);
+}
+
+int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  return table->full_segment_;
 }

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "common/launcher.cuh"
-#include "hash_table/cuda/facts.h"
-#include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/cuda/message.cuh"
+#include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/cuda/rows.cuh"
 #include "hash_table/options.h"
 
@@ -45,9 +44,36 @@ class Memory {
 
 struct GradientColumns;  // update.cuh
 
+// Memory of steps 2 to 5 of a lookup.
+struct LookupScratch : ScratchMemory {
+  using ScratchMemory::ScratchMemory;
+  int TakeFor(int64_t num_ids, bool judges);
+
+  int64_t tiles = 0;
+  uint32_t* slots = nullptr;  // this and the next two begin with all ones, which one fill writes
+  unsigned long long* states = nullptr;
+  unsigned* next_tile = nullptr;
+  uint32_t *where = nullptr, *first = nullptr, *number = nullptr;
+  uint8_t* verdict = nullptr;  // null: every id is admitted
+};
+
+// Memory of a pass over at most num_rows rows, of any segment.
+struct SelectScratch : ScratchMemory {
+  using ScratchMemory::ScratchMemory;
+  int TakeFor(int64_t num_rows, int64_t segments);
+
+  int64_t tiles = 0;
+  unsigned long long* states = nullptr;  // this and the next begin with all ones
+  unsigned* next_tile = nullptr;
+  unsigned long long* selected = nullptr;  // [1 + segments + 2]
+};
+
+struct Search;  // lowest.cuh
+
 // A message's runs on the device, and its views.
-struct Received {
-  Memory memory;
+struct Received : ScratchMemory {
+  using ScratchMemory::ScratchMemory;
+
   MessageView view;
   Counts* counts;              // device
   // Device, [segments] each, after counts. The last two: ids that admission refuses, and the ones among them not
@@ -61,7 +87,6 @@ struct Received {
 }  // namespace fusedrec
 
 struct FusedrecDeviceTable {
- public:
   using Memory = fusedrec::device_table::Memory;
 
   static bool Read(const FusedrecTableTexts& texts, fusedrec::TableSpec* spec) {
@@ -69,42 +94,15 @@ struct FusedrecDeviceTable {
   }
   static int Make(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                   FusedrecDeviceTable** made, void* stream);
-  int Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
-             int64_t* handles, int64_t* num_rows, void* stream);
   // peeks: for the next lookup, at which rows may expire and an id without a row gets its initial row.
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, bool peeks,
            void* stream);
-  int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const fusedrec::Step& step, int32_t* left_out, int64_t* num_left_out,
-            void* stream);
-  int Accumulate(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-                 int64_t storage, float scale, bool begin, int32_t* left_out, int64_t* num_left_out, void* stream);
-  int ApplyAccumulated(const fusedrec::Step& step, void* stream);
-  int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
-  int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
-  int Tombstones(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
-  void ForgetTombstones();
-  int Candidates(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
-  int SetCandidates(int64_t segment, const int64_t* ids, const int64_t* counts, int64_t count, void* stream);
-  int Keys(int64_t segment, int64_t lookups, int64_t version, int64_t most, int64_t* ids, int64_t* handles,
-           int64_t* count, void* stream) const;
   int64_t segments() const { return segments_.size(); }
-  int64_t full_segment() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return full_segment_;
-  }
   int64_t record_bytes() const;
-  int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
   // Distinct ids grouped by segment, counts [segments] of them.
   int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, void* stream);
   void SetClock(int64_t clock, int64_t version);
-  // Replicas that are averaged.
   int64_t width() const;  // numbers of a row and its slots
-  int NoteTrained(const FusedrecMessage& message, void* stream);
-  int TakeUnsynced(const FusedrecUnsyncedSink& sink, void* stream);
-  int ReadNumbers(const int64_t* ids, const int64_t* splits, float* numbers, int64_t out_rows, void* stream) const;
-  int Merge(const FusedrecMerge& in, void* stream);
-  int Clear(void* stream);
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
   // `count`), in the order in which rows came, each at its place (device; null: one after the other).
@@ -118,9 +116,7 @@ struct FusedrecDeviceTable {
   int ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records, void* stream) const;
   int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals
   FusedrecTableTotals Size(int64_t* sizes) const;
-  void Statistics(int64_t* statistics) const;
 
- private:
   // Chunks of rows, or of places of a pool, and how many of them nobody has.
   struct Chunks {
     std::vector<Memory> memory;
@@ -154,22 +150,26 @@ struct FusedrecDeviceTable {
     uint32_t since = 0;  // clock of the first lookup whose gradients wait; 0: none do
   };
   // Memory of passes that take rows out, one after the other.
-  struct RemovedRows {
-    Memory worst, select;
-    Memory left;  // LeftRow of each; none where no one asks for them
-    bool replicas_know = false;  // whether the rows leave all replicas
+  struct RemovedRows : fusedrec::device_table::SelectScratch {
+    using SelectScratch::SelectScratch;
+
+    fusedrec::device_table::Search* search;
+    unsigned* bins;                                      // [256], after search
+    fusedrec::device_table::LeftRow* left = nullptr;  // of each; null where no one asks for them
+    bool replicas_know = false;                          // whether the rows leave all replicas
   };
   // Ids grouped by segment as a message of one source, and memory for their rows.
-  struct Imported {
-    Memory memory;
-    fusedrec::device_table::Received received;
+  struct Imported : fusedrec::device_table::Received {
+    using Received::Received;
+
     int64_t* handles;
     int32_t* inverse;
     unsigned* last;
   };
   // Ids grouped by segment, and their rows now.
-  struct Grouped {
-    Memory memory;
+  struct Grouped : fusedrec::ScratchMemory {
+    using ScratchMemory::ScratchMemory;
+
     fusedrec::device_table::GroupedIds view;
     uint32_t* found;
     unsigned long long* absent_of;  // device, [segments]
@@ -198,8 +198,7 @@ struct FusedrecDeviceTable {
                bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-            const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
-  Memory AdmitMemory(int64_t num_ids, bool judges) const;
+            const fusedrec::device_table::LookupScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
   // Steps of a mixed table in Admit (mixed.cu). where, first: of NumberKernel.
   // Counts the moves of a lookup or an import; received.counts holds them.
@@ -213,20 +212,18 @@ struct FusedrecDeviceTable {
   bool IsMixed() const { return options_.hot_after > 0; }
   bool MayDemoteAt(uint32_t clock) const;
 
-  // Scratch of Select, for any segment and at most num_rows rows.
-  Memory SelectMemory(int64_t num_rows) const;
   // For passes over num_rows rows that take out at most `most` each.
   int AllocateRemovedRows(int64_t most, int64_t num_rows, RemovedRows* removed) const;
   template <typename Wanted, typename MakeDoWith>
-  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
-             void* stream) const;
+  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const fusedrec::device_table::SelectScratch& at,
+             std::vector<int64_t>* counts, void* stream) const;
   template <typename Wanted>
-  int Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const;
+  int Count(const Wanted& wanted, const fusedrec::device_table::SelectScratch& at, int64_t* count, void* stream) const;
   template <typename Wanted>
   int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed, int64_t* gone,
                   void* stream);
-  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, const Memory& select, int64_t* count,
-                        void* stream) const;
+  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins,
+                        const fusedrec::device_table::SelectScratch& select, int64_t* count, void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
   int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const RemovedRows& removed,
                  void* stream);
@@ -303,7 +300,7 @@ struct FusedrecDeviceTable {
   const fusedrec::TableOptions options_;
   const std::vector<fusedrec::Limits> limits_;  // by segment
   const fusedrec::AnyRule rule_;
-  const fusedrec::device_table::RowLayout layout_, cold_layout_;  // as in TableView
+  const fusedrec::RowLayout layout_, cold_layout_;  // as in TableView
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;
   Chunks rows_;

@@ -1,27 +1,260 @@
-// Kernels outside the training step. table_upkeep.h has their functions.
-#include "hash_table/kernels/table_resource.h"
-#include "hash_table/kernels/table_upkeep.h"
+// Kernels outside the training step: contents of a table, checkpoints, upkeep, replicas. On a GPU their inputs and outputs are
+// in host memory, except for the rows of replicas.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "common/bucket.h"
+#include "hash_table/kernels/table_kernel.h"
 
 namespace fusedrec {
+namespace {
 
-using tensorflow::DEVICE_CPU;
+absl::Status Give(OpKernelContext* ctx, int index, const std::vector<int64_t>& values, const TensorShape& shape) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &out));
+  std::copy(values.begin(), values.end(), Out<int64_t>(out).begin());
+  return absl::OkStatus();
+}
 
-#define FUSEDREC_REGISTER(NAME, FUNCTION) \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>" NAME).Device(DEVICE_CPU), TableFunctionOp<upkeep::FUNCTION>)
-FUSEDREC_REGISTER("TableStatistics", Statistics);
-FUSEDREC_REGISTER("TableSize", Size);
-FUSEDREC_REGISTER("TableKeys", Keys);
-FUSEDREC_REGISTER("TableReadRecords", ReadRecords);
-FUSEDREC_REGISTER("TableImport", Import);
-FUSEDREC_REGISTER("TableRemove", Remove);
-FUSEDREC_REGISTER("TableEvict", Evict);
-FUSEDREC_REGISTER("TableTombstones", Tombstones);
-FUSEDREC_REGISTER("TableForgetTombstones", ForgetTombstones);
-FUSEDREC_REGISTER("TableCandidates", Candidates);
-FUSEDREC_REGISTER("TableImportCandidates", ImportCandidates);
-FUSEDREC_REGISTER("TableClock", Clock);
-FUSEDREC_REGISTER("TableSetClock", SetClock);
-FUSEDREC_REGISTER("TableClear", Clear);
-#undef FUSEDREC_REGISTER
+absl::Status Give(OpKernelContext* ctx, int index, const std::vector<int64_t>& values) {
+  return Give(ctx, index, values, TensorShape({static_cast<int64_t>(values.size())}));
+}
 
+absl::Status ReadSegment(OpKernelContext* ctx, const Table& table, int64_t* segment) {
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "segment", segment));
+  if (*segment >= 0 && *segment < table.segments()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("segment must lie in [0, ", table.segments(), "), got ", *segment, "."));
+}
+
+// A moment of the table, as TableClock gives it.
+absl::Status ReadMoment(const char* name, const Tensor& clock, Moment* moment) {
+  if (clock.shape() != TensorShape({2})) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
+  }
+  const absl::Span<const int64_t> numbers = In<int64_t>(clock);
+  TF_RETURN_IF_ERROR(RequireIn(name, numbers[0], 0, kMostClock, "that of TableClock."));
+  TF_RETURN_IF_ERROR(RequireIn(name, numbers[1], 0, kMostVersion, "that of TableClock."));
+  *moment = {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1])};
+  return absl::OkStatus();
+}
+
+absl::Status Statistics(OpKernelContext* ctx, Table* table, const TableCall&) {
+  TableStatistics statistics;
+  TF_RETURN_IF_ERROR(table->Statistics(&statistics));
+  const int64_t segments = table->segments();
+  std::vector<int64_t> counts;
+  for (const SegmentStatistics& of : statistics.segments) {
+    counts.insert(counts.end(), {of.keys, of.hits, of.inserts, of.evictions, of.refused, of.candidates});
+  }
+  statistics.traffic.resize(3 * segments);
+  TF_RETURN_IF_ERROR(Give(ctx, 0, counts, TensorShape({segments, 6})));
+  TF_RETURN_IF_ERROR(Give(ctx, 1, statistics.bytes));
+  return Give(ctx, 2, statistics.traffic, TensorShape({segments, 3}));
+}
+
+absl::Status Keys(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment;
+  Moment since;
+  std::vector<int64_t> ids, handles;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(ReadMoment("since", ctx->input(2), &since));
+  TF_RETURN_IF_ERROR(table->Keys(call, segment, since, &ids, &handles));
+  TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
+  return Give(ctx, 1, handles);
+}
+
+absl::Status ReadRecords(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  const Tensor& handles = ctx->input(1);
+  Tensor* out;
+  TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({handles.NumElements(), table->record_bytes()}), &out));
+  return table->ReadRecords(call, In<int64_t>(handles), static_cast<char*>(out->data()));
+}
+
+absl::Status Import(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment;
+  const Tensor &ids = ctx->input(2), &records = ctx->input(3);
+  const int64_t bytes = table->record_bytes(), n = ids.NumElements();
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
+  TF_RETURN_IF_ERROR(RequireRank("records", records, 2));
+  if (records.shape() != TensorShape({n, bytes})) {
+    return absl::InvalidArgumentError(absl::StrCat("records must have shape [", n, ", ", bytes, "], got ",
+                                                   records.shape().DebugString(),
+                                                   ". They must come from a table of the same spec."));
+  }
+  TF_RETURN_IF_ERROR(RequireSize("the size of ids", n));
+  TF_RETURN_IF_ERROR(RequireDistinct("ids", In<int64_t>(ids), "one record of each id."));
+  const char* const first = static_cast<const char*>(records.data());
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t last;  // begins a record (row_records.h)
+    std::memcpy(&last, first + i * bytes, sizeof(last));
+    TF_RETURN_IF_ERROR(RequireIn("the clock in a record", last, 0, kMostClock, "a record of TableReadRecords."));
+  }
+  return table->Import(call, segment, In<int64_t>(ids), first);
+}
+
+absl::Status Remove(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment, removed;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(RequireRank("ids", ctx->input(2), 1));
+  TF_RETURN_IF_ERROR(table->Remove(call, segment, In<int64_t>(ctx->input(2)), &removed));
+  return Give(ctx, 0, {removed}, TensorShape({}));
+}
+
+absl::Status Evict(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment, count, evicted;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "count", &count));
+  if (count < 0) return absl::InvalidArgumentError(absl::StrCat("count must be >= 0, got ", count, "."));
+  TF_RETURN_IF_ERROR(table->Evict(call, segment, count, &evicted));
+  return Give(ctx, 0, {evicted}, TensorShape({}));
+}
+
+absl::Status Clear(OpKernelContext*, Table* table, const TableCall& call) { return table->Clear(call); }
+
+absl::Status Tombstones(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment;
+  std::vector<int64_t> ids;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(table->Tombstones(call, segment, &ids));
+  return Give(ctx, 0, ids);
+}
+
+absl::Status ForgetTombstones(OpKernelContext*, Table* table, const TableCall&) {
+  table->ForgetTombstones();
+  return absl::OkStatus();
+}
+
+absl::Status Candidates(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment;
+  std::vector<int64_t> ids, counts;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(table->Candidates(call, segment, &ids, &counts));
+  TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
+  return Give(ctx, 1, counts);
+}
+
+absl::Status ImportCandidates(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  int64_t segment;
+  const Tensor &ids = ctx->input(2), &counts = ctx->input(3);
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
+  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
+  if (counts.shape() != ids.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("counts must have the shape of ids, ", ids.shape().DebugString(),
+                                                   ", got ", counts.shape().DebugString(), "."));
+  }
+  for (const int64_t count : In<int64_t>(counts)) {
+    if (count >= 1 && count <= std::numeric_limits<int32_t>::max()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("counts must lie in [1, 2^31), got ", count, "."));
+  }
+  return table->SetCandidates(call, segment, In<int64_t>(ids), In<int64_t>(counts));
+}
+
+absl::Status Clock(OpKernelContext* ctx, Table* table, const TableCall&) {
+  const Moment clock = table->Clock();
+  return Give(ctx, 0, {clock.lookups, clock.version});
+}
+
+absl::Status SetClock(OpKernelContext* ctx, Table* table, const TableCall&) {
+  Moment clock;
+  TF_RETURN_IF_ERROR(ReadMoment("clock", ctx->input(1), &clock));
+  table->SetClock(clock);
+  return absl::OkStatus();
+}
+
+absl::Status NoteTrained(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  Message message;
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, call.is_on_cpu(), &message));
+  return table->NoteTrained(call, message);
+}
+
+// Outputs 0 and 1.
+int AllocateUnsynced(void* context, int64_t entries, int64_t ids, int64_t** message, int64_t** headers) {
+  auto* const ctx = static_cast<OpKernelContext*>(context);
+  Tensor *message_out, *headers_out;
+  if (!ctx->allocate_output(0, TensorShape({entries}), &message_out).ok()) return 1;
+  if (!ctx->allocate_output(1, TensorShape({ids}), &headers_out).ok()) return 1;
+  *message = Out<int64_t>(message_out).data();
+  *headers = Out<int64_t>(headers_out).data();
+  return 0;
+}
+
+absl::Status TakeUnsynced(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
+  return table->TakeUnsynced(call, {ctx, &AllocateUnsynced});
+}
+
+// Checks ids of all segments and their bounds, inputs `index` and `index + 1`.
+absl::Status RequireGroupedIds(OpKernelContext* ctx, const Table& table, int index, const char* name) {
+  const Tensor &ids = ctx->input(index), &splits = ctx->input(index + 1);
+  TF_RETURN_IF_ERROR(RequireRank(name, ids, 1));
+  TF_RETURN_IF_ERROR(RequireRank("segment_splits", splits, 1));
+  const absl::Span<const int64_t> bounds = In<int64_t>(splits);
+  if (static_cast<int64_t>(bounds.size()) == table.segments() + 1 && bounds.front() == 0 &&
+      bounds.back() == ids.NumElements() && std::is_sorted(bounds.begin(), bounds.end())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("segment_splits of ", name, " must be ", table.segments() + 1,
+                                                 " numbers from 0 to ", ids.NumElements(), " that do not decrease."));
+}
+
+absl::Status ReadNumbers(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, *table, 1, "ids"));
+  const absl::Span<const int64_t> ids = In<int64_t>(ctx->input(1));
+  const int64_t size = BucketedSize(ids.size());
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size, table->width()}), &out));
+  return table->ReadNumbers(call, ids, In<int64_t>(ctx->input(2)), Out<float>(out).data(), size);
+}
+
+absl::Status Merge(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  const Tensor &ids = ctx->input(3), &numbers = ctx->input(5), &headers = ctx->input(6);
+  FusedrecMerge in;
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, *table, 1, "left"));
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, *table, 3, "ids"));
+  TF_RETURN_IF_ERROR(RequireRank("numbers", numbers, 2));
+  const int64_t n = ids.NumElements(), width = table->width();
+  if (numbers.dim_size(0) < n || numbers.dim_size(1) != width || headers.shape() != ids.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("numbers must have shape [>= ", n, ", ", width, "] and headers [", n,
+                                                   "], got ", numbers.shape().DebugString(), " and ",
+                                                   headers.shape().DebugString(), "."));
+  }
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 7, "step", &in.step));
+  in.left = In<int64_t>(ctx->input(1)).data();
+  in.left_splits = In<int64_t>(ctx->input(2)).data();
+  in.ids = In<int64_t>(ids).data();
+  in.id_splits = In<int64_t>(ctx->input(4)).data();
+  in.numbers = In<float>(numbers).data();
+  in.headers = In<int64_t>(headers).data();
+  return table->Merge(call, in);
+}
+
+#define FUSEDREC_SEGMENT .HostMemory("segment")
+FUSEDREC_TABLE_KERNEL(Statistics, kAsTheyAre, .HostMemory("segments").HostMemory("bytes").HostMemory("traffic"));
+FUSEDREC_TABLE_KERNEL(Keys, kRead, FUSEDREC_SEGMENT.HostMemory("since").HostMemory("ids").HostMemory("handles"));
+FUSEDREC_TABLE_KERNEL(ReadRecords, kRead, .HostMemory("handles").HostMemory("records"));
+FUSEDREC_TABLE_KERNEL(Import, kChange, FUSEDREC_SEGMENT.HostMemory("ids").HostMemory("records"));
+FUSEDREC_TABLE_KERNEL(Remove, kChange, FUSEDREC_SEGMENT.HostMemory("ids").HostMemory("removed"));
+// An eviction keeps the rows of the last lookup, which are on the device.
+FUSEDREC_TABLE_KERNEL(Evict, kRead, FUSEDREC_SEGMENT.HostMemory("count").HostMemory("evicted"));
+FUSEDREC_TABLE_KERNEL(Clear, kChange, );
+FUSEDREC_TABLE_KERNEL(Tombstones, kAsTheyAre, FUSEDREC_SEGMENT.HostMemory("ids"));
+FUSEDREC_TABLE_KERNEL(ForgetTombstones, kAsTheyAre, );
+FUSEDREC_TABLE_KERNEL(Candidates, kAsTheyAre, FUSEDREC_SEGMENT.HostMemory("ids").HostMemory("counts"));
+FUSEDREC_TABLE_KERNEL(ImportCandidates, kAsTheyAre, FUSEDREC_SEGMENT.HostMemory("ids").HostMemory("counts"));
+FUSEDREC_TABLE_KERNEL(Clock, kAsTheyAre, .HostMemory("clock"));
+FUSEDREC_TABLE_KERNEL(SetClock, kChange, .HostMemory("clock"));
+FUSEDREC_TABLE_KERNEL(NoteTrained, kAsTheyAre, .HostMemory("received_splits"));
+FUSEDREC_TABLE_KERNEL(TakeUnsynced, kAsTheyAre, );
+FUSEDREC_TABLE_KERNEL(ReadNumbers, kAsTheyAre, .HostMemory("segment_splits"));
+FUSEDREC_TABLE_KERNEL(Merge, kAsTheyAre, .HostMemory("left_splits").HostMemory("segment_splits").HostMemory("step"));
+#undef FUSEDREC_SEGMENT
+
+}  // namespace
 }  // namespace fusedrec

@@ -1,211 +1,318 @@
-// Kernels of the training step: the resource itself, and lookups; hash_table_update_kernel.cc has the updates.
+// Kernels of the training step: the resource itself, lookups, and updates.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "common/bucket.h"
-#include "hash_table/kernels/table_resource.h"
+#include "hash_table/cpu/host_table.h"
+#include "hash_table/cuda/device_table.h"
+#include "hash_table/kernels/table_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace fusedrec {
+namespace {
 
-using tensorflow::DEVICE_CPU;
-
+template <On kOn>
 class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, kOnCpu, &spec_));
+    std::vector<std::string> texts;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &texts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
+    // On a GPU, tier.host_rows decides which of its places it is.
+    const std::string refused = ReadTables(texts, kOn == On::kGpu ? kOnDevice : kOnCpu, &spec_);
+    OP_REQUIRES(ctx, refused.empty(), absl::InvalidArgumentError(refused));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    if (!anonymous_) return ResourceOpKernel::Compute(ctx);
-    TableResource* resource = nullptr;
-    OP_REQUIRES_OK(ctx, CreateResource(&resource));
-    OP_REQUIRES_OK(ctx, OutputOwningHandle(ctx, resource));
+    tensorflow::mutex_lock lock(context_mutex_);
+    context_ = ctx;
+    if (anonymous_) {
+      OP_REQUIRES_OK(ctx, MakeAnonymous());
+    } else {
+      ResourceOpKernel::Compute(ctx);
+    }
   }
 
  private:
-  absl::Status CreateResource(TableResource** resource) override {
-    auto table = HashTable::Make(spec_);
-    if (!table.ok()) return table.status();
-    *resource = new TableResource(*std::move(table));
+  // A handle that alone keeps the table.
+  absl::Status MakeAnonymous() {
+    TableResource* resource = nullptr;
+    TF_RETURN_IF_ERROR(CreateResource(&resource));
+    const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(resource, context_->device()->name());
+    Tensor* out;
+    TF_RETURN_IF_ERROR(context_->allocate_output(0, TensorShape({}), &out));
+    out->scalar<tensorflow::ResourceHandle>()() = handle;
     return absl::OkStatus();
   }
 
+  absl::Status CreateResource(TableResource** resource) override {
+    std::unique_ptr<Table> table;
+    if constexpr (kOn == On::kGpu) {
+      tensorflow::Allocator* memory = context_->device()->GetAllocator(tensorflow::AllocatorAttributes());
+      TF_RETURN_IF_ERROR(MakeDeviceTable(spec_, {memory, &Allocate, &Release}, StreamOf(context_), &table));
+    } else {
+      auto made = HashTable::Make(spec_);
+      if (!made.ok()) return made.status();
+      table = std::make_unique<HostTable>(*std::move(made));
+    }
+    *resource = new TableResource(std::move(table));
+    return absl::OkStatus();
+  }
+
+  // Does not wait for memory that others may give back, so the table fails at once.
+  static void* Allocate(void* memory, int64_t bytes) {
+    const tensorflow::AllocationAttributes at_once(false, false, nullptr);
+    return static_cast<tensorflow::Allocator*>(memory)->AllocateRaw(256, bytes, at_once);
+  }
+  static void Release(void* memory, void* data) { static_cast<tensorflow::Allocator*>(memory)->DeallocateRaw(data); }
+
   TableSpec spec_;
   bool anonymous_;
+  tensorflow::mutex context_mutex_;
+  OpKernelContext* context_ = nullptr;  // of the call under way
 };
 
-namespace {
-
-// Allocates output 0: [V rounded up to a bucketed size, D], zeros after V.
-template <typename T>
-absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows) {
-  const int64_t padded = BucketedSize(num_ids), dim = table.spec().dim;
-  Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({padded, dim}), &out));
-  T* data = out->flat<T>().data();
-  std::memset(static_cast<void*>(data + num_ids * dim), 0, (padded - num_ids) * dim * sizeof(T));
-  *rows = {data, StorageFor<T>()};
-  return absl::OkStatus();
-}
-
-// A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
-template <absl::Status (*kRun)(OpKernelContext*, HashTable*)>
-class RowsOp : public TableKernel {
+// A kernel that returns rows of type T. Its attribute `dim`, from which static shapes come, must be the table's.
+template <On kOn, typename T>
+class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
  public:
-  explicit RowsOp(OpKernelConstruction* ctx) : TableKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
+  explicit RowsOp(OpKernelConstruction* ctx) : TableKernel<kOn, Table::Access::kAsTheyAre>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    if (!ctx->HasAttr("N")) return;
+    tensorflow::DataTypeVector types;
+    int64_t count;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("A", &types));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
+    OP_REQUIRES(ctx, static_cast<int64_t>(types.size()) == count && count <= 1,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "rows_ahead, handles_ahead and mark must each have one tensor, of a TableLookAhead, or none, got ",
+                    types.size(), ", ", count, " and ", count, ".")));
+  }
 
  protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    TF_RETURN_IF_ERROR(RequireDim(table->spec(), dim_));
-    return kRun(ctx, table);
+  absl::Status Start(OpKernelContext* ctx, const Table& table, bool on_host, Message* message) const {
+    if (dim_ == table.spec().dim) return ReadMessage(ctx, table, on_host, message);
+    return absl::InvalidArgumentError(
+        absl::StrCat("dim must be that of the table, ", table.spec().dim, ", got ", dim_, "."));
+  }
+
+  // Allocates output 0, [size, dim]. Kernels on a device write the zeros after the rows themselves.
+  absl::Status AllocateRows(OpKernelContext* ctx, const TableCall& call, int64_t num_ids, int64_t size,
+                            RowsOut* rows) const {
+    Tensor* out;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size, dim_}), &out));
+    *rows = {{out->data(), StorageFor<T>()}, size};
+    if (call.is_on_cpu() && size > 0) {
+      T* const behind = out->flat<T>().data() + num_ids * dim_;
+      std::memset(static_cast<void*>(behind), 0, (size - num_ids) * dim_ * sizeof(T));
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads inputs 3 to 5, a look-ahead, and gives its rows on as output 0 where they are. *given is null without one.
+  absl::Status ReadAhead(OpKernelContext* ctx, const TableCall& call, int64_t num_ids, Ahead* ahead, const Ahead** given,
+                         RowsOut* rows) const {
+    *given = nullptr;
+    if (ctx->num_inputs() == 3) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
+    const Tensor &rows_ahead = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
+    TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows_ahead, 2));
+    TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
+    const bool has_rows = rows_ahead.dtype() == tensorflow::DataTypeToEnum<T>::value && handles.NumElements() == num_ids &&
+                          rows_ahead.dim_size(0) >= num_ids && rows_ahead.dim_size(1) == dim_;
+    if (mark.shape() != TensorShape({3}) || (call.is_on_cpu() && !has_rows)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
+          rows_ahead.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(), "."));
+    }
+    const auto state = mark.flat<int64_t>();
+    *ahead = {In<int64_t>(handles), state(0), state(1), static_cast<uint64_t>(state(2))};
+    *given = ahead;
+    if (!call.is_on_cpu()) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
+    Tensor* out;
+    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows_ahead.shape(), &out));
+    if (out->data() != rows_ahead.data()) std::memcpy(out->data(), rows_ahead.data(), rows_ahead.TotalBytes());
+    *rows = {{out->data(), StorageFor<T>()}, out->dim_size(0)};
+    return absl::OkStatus();
   }
 
  private:
   int64_t dim_;
 };
 
-// Looks up into `rows` and allocates the last two outputs.
-absl::Status LookUpInto(OpKernelContext* ctx, HashTable* table, const Message& message, const RowSink& rows,
-                        const Ahead* ahead) {
-  const int of_handles = ctx->num_outputs() - 2;
-  Tensor *handles_out, *inverse;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(of_handles + 1, TensorShape({message.num_ids}), &inverse));
-  std::vector<int64_t> handles;
-  uint32_t clock;
-  TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles, &clock, ahead));
-  const TensorShape distinct({static_cast<int64_t>(handles.size())});
-  TF_RETURN_IF_ERROR(ctx->allocate_output(of_handles, distinct, &handles_out));
-  // The clock above the row number tells an update whether the rows are still where they were.
-  std::transform(handles.begin(), handles.end(), handles_out->flat<int64_t>().data(),
-                 [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
-  return absl::OkStatus();
-}
+template <On kOn, typename T>
+class TableLookupOp : public RowsOp<kOn, T> {
+ public:
+  explicit TableLookupOp(OpKernelConstruction* ctx) : RowsOp<kOn, T>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("read_rows", &reads_rows_));
+  }
 
-template <typename T>
-absl::Status Lookup(OpKernelContext* ctx, HashTable* table) {
+ protected:
+  // On a GPU it waits, for the number of distinct rows.
+  absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
+    Message message;
+    RowsOut rows;
+    Ahead ahead;
+    const Ahead* given = nullptr;
+    TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
+    if (reads_rows_) {
+      TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
+    } else {
+      TF_RETURN_IF_ERROR(this->AllocateRows(ctx, call, 0, 0, &rows));
+      rows.data = nullptr;
+    }
+    Tensor* inverse;
+    Tensor handles;
+    int64_t num_rows;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({message.num_ids}), &handles));
+    TF_RETURN_IF_ERROR(table->Lookup(call, message, given, rows, Out<int32_t>(inverse).data(),
+                                     Out<int64_t>(&handles).data(), &num_rows));
+    ctx->set_output(1, handles.Slice(0, num_rows));
+    return absl::OkStatus();
+  }
+
+ private:
+  bool reads_rows_;
+};
+
+// The message is in host memory, so that nothing on a GPU waits for kernels of other work (docs/gpu.md, "Streams"). Tables on
+// a device return no rows: they read nothing ahead, or have the rows in buffers of their own.
+template <On kOn, typename T>
+class TableLookAheadOp : public RowsOp<kOn, T> {
+ public:
+  using RowsOp<kOn, T>::RowsOp;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
+    Message message;
+    RowsOut rows;
+    Tensor *handles, *mark;
+    Ahead ahead{};
+    TF_RETURN_IF_ERROR(this->Start(ctx, *table, true, &message));
+    const int64_t num_ids = call.is_on_cpu() ? message.num_ids : 0;
+    TF_RETURN_IF_ERROR(this->AllocateRows(ctx, call, num_ids, call.is_on_cpu() ? BucketedSize(num_ids) : 0, &rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({num_ids}), &handles));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({3}), &mark));
+    TF_RETURN_IF_ERROR(table->LookAhead(call, message, rows, Out<int64_t>(handles), &ahead));
+    const int64_t state[] = {ahead.version, ahead.moves, static_cast<int64_t>(ahead.fingerprint)};
+    std::copy_n(state, 3, Out<int64_t>(mark).begin());
+    return absl::OkStatus();
+  }
+};
+
+template <On kOn, typename T>
+class TableReadOp : public RowsOp<kOn, T> {
+ public:
+  explicit TableReadOp(OpKernelConstruction* ctx) : RowsOp<kOn, T>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("as_training", &as_training_));
+  }
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
+    Message message;
+    RowsOut rows;
+    Ahead ahead;
+    const Ahead* given;
+    TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
+    TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
+    return table->Read(call, message, given, as_training_, rows);
+  }
+
+ private:
+  bool as_training_;
+};
+
+absl::Status Prefetch(OpKernelContext* ctx, Table* table, const TableCall& call) {
   Message message;
-  RowSink rows;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-  return LookUpInto(ctx, table, message, rows, nullptr);
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, true, &message));
+  return table->Prefetch(call, message);
 }
 
+// Reads inputs 1 to 4 of an update.
 template <typename T>
-absl::Status LookAhead(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  RowSink rows;
-  Tensor *handles, *mark;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({message.num_ids}), &handles));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({3}), &mark));
-  int64_t* state = mark->flat<int64_t>().data();
-  table->LookAhead(message, CpuPool(ctx), rows, Out<int64_t>(handles), &state[0], &state[1]);
-  state[2] = static_cast<int64_t>(table->FingerprintOf(message, CpuPool(ctx)));
-  return absl::OkStatus();
+absl::Status ReadGradients(OpKernelContext* ctx, const Table& table, Gradients* read) {
+  const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
+  TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
+  TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
+  TF_RETURN_IF_ERROR(RequireRank("grads", grads, 2));
+  TF_RETURN_IF_ERROR(RequireSize("the size of handles", handles.NumElements()));
+  TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
+  if (grads.dim_size(0) < inverse.NumElements() || grads.dim_size(1) != table.spec().dim) {
+    return absl::InvalidArgumentError(absl::StrCat("grads must have shape [>= ", inverse.NumElements(), ", ",
+                                                   table.spec().dim, "], one row for each received id, got ",
+                                                   grads.shape().DebugString(), "."));
+  }
+  *read = {In<int64_t>(handles), In<int32_t>(inverse), grads.data(), StorageFor<T>(), 0.0f};
+  return ScalarInput(ctx, 4, "scale", &read->scale);
 }
 
-// Reads inputs 3 to 5, a look-ahead of the same message, and gives its rows on as output 0.
-template <typename T>
-absl::Status TakeAhead(OpKernelContext* ctx, const HashTable& table, const Message& message, RowSink* rows_out,
-                       Ahead* ahead) {
-  const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
-  const int64_t num_ids = message.num_ids;
-  TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
-  TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
-  if (mark.dims() != 1 || mark.dim_size(0) != 3 || handles.NumElements() != num_ids || rows.dim_size(0) < num_ids ||
-      rows.dim_size(1) != table.spec().dim) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
-        rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(), "."));
+// Reads the learning rate and the number of the update from inputs `index` and `index + 1`.
+absl::Status ReadStep(OpKernelContext* ctx, int index, Step* step) {
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->number));
+  if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
+    return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
+                                                   ". A schedule may have left its range."));
   }
-  if (static_cast<uint64_t>(mark.flat<int64_t>()(2)) != table.FingerprintOf(message, CpuPool(ctx))) {
-    return absl::InvalidArgumentError(
-        "message must be that of the look-ahead, of the same table, got other ids or another order. The table is what it "
-        "was. Take a look-ahead and its lookup from one message.");
-  }
-  for (const int64_t handle : In<int64_t>(handles)) {
-    if (table.IsHandle(handle)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("handles_ahead must be of a TableLookAhead of this table, got ", handle, "."));
-  }
+  if (step->number >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->number, "."));
+}
+
+absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbers) {
   Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows.shape(), &out));
-  if (out->data() != rows.data()) std::memcpy(out->data(), rows.data(), rows.TotalBytes());
-  *rows_out = {out->flat<T>().data(), StorageFor<T>()};
-  *ahead = {In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({static_cast<int64_t>(numbers.size())}), &out));
+  std::copy(numbers.begin(), numbers.end(), Out<int32_t>(out).begin());
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status Refresh(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  RowSink rows;
-  Ahead ahead;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message, &rows, &ahead));
-  return LookUpInto(ctx, table, message, rows, &ahead);
+absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  Gradients grads;
+  Step step;
+  std::vector<int32_t> left_out;
+  TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
+  TF_RETURN_IF_ERROR(table->Apply(call, grads, step, &left_out));
+  return GiveLeftOut(ctx, left_out);
 }
 
 template <typename T>
-absl::Status Peek(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  RowSink rows;
-  Ahead ahead;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  const bool has_ahead = ctx->input(3).NumElements() > 0 || ctx->input(4).NumElements() > 0;
-  if (has_ahead) {
-    TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message, &rows, &ahead));
-  } else {
-    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-  }
-  table->Peek(message, CpuPool(ctx), rows, has_ahead ? &ahead : nullptr);
-  return absl::OkStatus();
+absl::Status AccumulateGradients(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  Gradients grads;
+  bool begin;
+  std::vector<int32_t> left_out;
+  TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "begin", &begin));
+  TF_RETURN_IF_ERROR(table->Accumulate(call, grads, begin, &left_out));
+  return GiveLeftOut(ctx, left_out);
 }
 
-absl::Status Touch(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  return LookUpInto(ctx, table, message, {}, nullptr);
+absl::Status ApplyAccumulated(OpKernelContext* ctx, Table* table, const TableCall& call) {
+  Step step;
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
+  return table->ApplyAccumulated(call, step);
 }
 
-template <typename T>
-absl::Status Find(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  RowSink rows;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-  table->Find(message, CpuPool(ctx), rows);
-  return absl::OkStatus();
-}
+template <On kOn, typename T>
+using ApplyOp = TableFunctionKernel<kOn, Table::Access::kAsTheyAre, &ApplyGradients<T>>;
+template <On kOn, typename T>
+using AccumulateOp = TableFunctionKernel<kOn, Table::Access::kAsTheyAre, &AccumulateGradients<T>>;
 
-absl::Status Prefetch(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-  table->Prefetch(message);
-  return absl::OkStatus();
-}
+#define FUSEDREC_HOST_MESSAGE .HostMemory("table").HostMemory("message").HostMemory("received_splits")
+FUSEDREC_KERNEL_ON_BOTH("HashTable", HashTableOp, .HostMemory("table"));
+FUSEDREC_KERNEL_OF_ROWS("TableLookup", TableLookupOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
+FUSEDREC_KERNEL_OF_ROWS("TableLookAhead", TableLookAheadOp, FUSEDREC_HOST_MESSAGE.HostMemory("mark"));
+FUSEDREC_KERNEL_OF_ROWS("TableRead", TableReadOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
+FUSEDREC_TABLE_KERNEL(Prefetch, kAsTheyAre, .HostMemory("message").HostMemory("received_splits"));
+FUSEDREC_KERNEL_OF_ROWS(
+    "TableApplyGradients", ApplyOp,
+    .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("left_out"));
+FUSEDREC_KERNEL_OF_ROWS("TableAccumulateGradients", AccumulateOp,
+                        .HostMemory("table").HostMemory("scale").HostMemory("begin").HostMemory("left_out"));
+FUSEDREC_TABLE_KERNEL(ApplyAccumulated, kAsTheyAre, .HostMemory("learning_rate").HostMemory("step"));
+#undef FUSEDREC_HOST_MESSAGE
 
 }  // namespace
-
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_CPU), HashTableOp);
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TableFunctionOp<Prefetch>);
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableTouch").Device(DEVICE_CPU), TableFunctionOp<Touch>);
-#define FUSEDREC_REGISTER_ROWS(NAME, T) \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>Table" #NAME).Device(DEVICE_CPU).TypeConstraint<T>("T"), RowsOp<NAME<T>>);
-#define FUSEDREC_REGISTER(T)           \
-  FUSEDREC_REGISTER_ROWS(Lookup, T)    \
-  FUSEDREC_REGISTER_ROWS(LookAhead, T) \
-  FUSEDREC_REGISTER_ROWS(Refresh, T)   \
-  FUSEDREC_REGISTER_ROWS(Peek, T)      \
-  FUSEDREC_REGISTER_ROWS(Find, T)
-FUSEDREC_REGISTER(float)
-FUSEDREC_REGISTER(Eigen::half)
-FUSEDREC_REGISTER(Eigen::bfloat16)
-#undef FUSEDREC_REGISTER
-#undef FUSEDREC_REGISTER_ROWS
-
 }  // namespace fusedrec

@@ -6,7 +6,7 @@
 #include "batches.h"
 #include "check.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cpu/rows/row_pool.h"
+#include "hash_table/cpu/rows/row_store.h"
 
 namespace fusedrec {
 namespace {

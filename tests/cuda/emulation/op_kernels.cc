@@ -58,14 +58,12 @@ absl::Status fusedrec::AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t
   return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
 }
 
-#include "hash_table/cuda/kernels/hot_rows.cc"  // NOLINT
-#include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
-#include "hash_table/cuda/kernels/next_batch.cc"  // NOLINT
-#include "hash_table/cuda/kernels/row_transfers.cc"  // NOLINT
-#include "hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"  // NOLINT
-#include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
-#include "hash_table/cuda/kernels/hash_table_replicas_gpu_kernel.cc"  // NOLINT
-#include "hash_table/cuda/kernels/hash_table_update_gpu_kernel.cc"  // NOLINT
+#include "hash_table/cuda/device_table.cc"  // NOLINT
+#include "hash_table/cuda/hot_rows.cc"  // NOLINT
+#include "hash_table/cuda/host_rows.cc"  // NOLINT
+#include "hash_table/cuda/next_batch.cc"  // NOLINT
+#include "hash_table/kernels/hash_table_admin_kernel.cc"  // NOLINT
+#include "hash_table/kernels/hash_table_kernel.cc"  // NOLINT
 #include "fuse_ids/fuse_ids_op.cc"  // NOLINT
 #include "initial_rows/initial_rows_op.cc"  // NOLINT
 #include "jagged_attention/attention_kernel.cc"  // NOLINT

@@ -35,7 +35,7 @@ def test_new_rows(batch):
         assert found.rows.shape[0] == 256 * -(-max(n, 1) // 256) and not np.any(found.rows[n:])
         np.testing.assert_array_equal(found.rows[:n], initial)
         sizes = [sum(s == segment for s, _ in distinct) for segment in range(segments)]
-        assert_same_integers(ops.table_size(table.handle), sizes)
+        assert_same_integers(ops.table_statistics(table.handle).segments[:, 0], sizes)
     handles = found.handles.numpy()
     assert len(set(handles)) == len(handles) == len(distinct) and (handles != -1).all()
     by_key = dict(zip(received, handles[found.inverse.numpy()]))
@@ -52,15 +52,16 @@ def test_unknown_ids_have_zeros_where_they_are_asked_for(dtype):
     message, splits = tf.constant([4, INT64_MIN, 8, 7, INT64_MAX], tf.int64), tf.constant([5])
     rows = ops.table_read(table, message, splits, dim=3, dtype=dtype)[:4]
     np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.repeat([[0.25], [0], [0.25], [0]], 3, axis=1))
-    assert ops.table_size(table).numpy().tolist() == [2]
+    assert ops.table_statistics(table).segments[:, 0].numpy().tolist() == [2]
 
 
 def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
     make = {"shared_name": "tests/anonymous", "tables": [{"dim": 4}]}
     first, second = (ops.hash_table(**make, anonymous=True) for _ in range(2))
     ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
-    assert [ops.table_size(table).numpy().tolist() for table in (first, second)] == [[1], [0]]
-    assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor does its name exist
+    assert [ops.table_statistics(table).segments[:, 0].numpy().tolist() for table in (first, second)] == [[1], [0]]
+    anew = ops.hash_table(**make)
+    assert ops.table_statistics(anew).segments[:, 0].numpy().tolist() == [0]  # nor does its name exist
 
 
 def test_large_batches_are_worked_on_by_several_threads_and_answered_alike():
@@ -177,9 +178,9 @@ def test_a_name_names_one_table():
     make = lambda: ops.hash_table(shared_name="tests/named", tables=[{"dim": 4}])  # noqa: E731
     message, splits, _ = pack([[[3, 4]]])
     ops.table_lookup(make(), message, splits, dim=4)
-    assert_same_integers(ops.table_size(make()), [2])
+    assert_same_integers(ops.table_statistics(make()).segments[:, 0], [2])
     tf.raw_ops.DestroyResourceOp(resource=make())
-    assert_same_integers(ops.table_size(make()), [0])
+    assert_same_integers(ops.table_statistics(make()).segments[:, 0], [0])
     tf.raw_ops.DestroyResourceOp(resource=make())
 
 
@@ -193,7 +194,6 @@ def test_shape_functions():
     assert inferred(peek, resource, message, splits) == [[None, 3]]
     touch = lambda table, m, s: ops.table_lookup(table, m, s, with_rows=False, dim=8)  # noqa: E731
     assert inferred(touch, resource, message, splits) == [[0, 8], [None], [None]]
-    assert inferred(ops.table_size, resource) == [[None]]
     assert inferred(ops.table_statistics, resource) == [[None, 6], [5], [None, 3]]
     assert inferred(ops.table_clock, resource) == [[2]]
     assert inferred(lambda table: ops.table_keys(table, 0), resource) == [[None], [None]]

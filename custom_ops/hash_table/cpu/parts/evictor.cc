@@ -54,12 +54,8 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
   const Limits& limits = rows_->limits(segment);
   if (limits.eviction == Eviction::kNone) return 0;
-  const bool by_time = limits.eviction == Eviction::kLru;
   const uint32_t clock = rows_->pins().clock();
-  const auto score = [=](const RowHeader& header) {
-    if (by_time) return uint64_t{header.last};
-    return uint64_t{limits.CountAt(header.count, header.last, clock)} << 32 | header.last;
-  };
+  const auto score = [=](const RowHeader& header) { return limits.ScoreOf(header.count, header.last, clock); };
   const auto take = [&](Shard* shard, int64_t, int64_t id, uint32_t) {
     rows_->RemoveKey(shard, segment, id);
     ++shard->statistics[segment].evictions;

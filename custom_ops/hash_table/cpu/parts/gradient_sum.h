@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "common/hash.h"
+#include "hash_table/cpu/rows/key_index.h"
 #include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
@@ -35,6 +38,58 @@ class GradientSum {
   Storage storage_;
   int dim_;
   float scale_;
+};
+
+// Gradients that wait for their update: sums by row over several batches (MTGRBoost, section 5.2). Sparse: rows that no
+// batch touched take no space.
+class Accumulator {
+ public:
+  explicit Accumulator(int dim) : dim_(dim) {}
+
+  // Numbers of the sums of these handles; new ones are zeros. Negative handles have none: -1.
+  absl::Status Number(absl::Span<const int64_t> handles, std::vector<int64_t>* numbers) {
+    KeyIndex::Retired retired;  // nobody reads while this runs
+    const absl::Status reserved = index_.Reserve(handles.size(), &retired);
+    if (!reserved.ok()) return reserved;
+    for (const int64_t handle : handles) {
+      if (handle < 0) {
+        numbers->push_back(-1);
+        continue;
+      }
+      const int64_t row = static_cast<uint32_t>(handle);  // without the clock that the op puts above it
+      const uint64_t hash = TableHash(row);
+      uint32_t number = index_.Find(row, hash);
+      if (number == kAbsent) {
+        number = static_cast<uint32_t>(handles_.size());
+        index_.Insert(row, hash, number);
+        handles_.push_back(static_cast<uint32_t>(row));
+      }
+      numbers->push_back(number);
+    }
+    sums_.resize(handles_.size() * dim_, 0.0f);
+    left_out_.resize(handles_.size(), 0);
+    return absl::OkStatus();
+  }
+
+  float* Sum(int64_t number) { return &sums_[number * dim_]; }
+  // A flag: the sum is not finite, so the update leaves its row unchanged.
+  uint8_t* LeftOut(int64_t number) { return &left_out_[number]; }
+  const std::vector<uint32_t>& handles() const { return handles_; }
+
+  void Clear() {
+    KeyIndex::Retired retired;
+    index_.Clear(&retired);
+    handles_.clear();
+    sums_.clear();
+    left_out_.clear();
+  }
+
+ private:
+  const int dim_;
+  KeyIndex index_;  // handle -> number
+  std::vector<uint32_t> handles_;
+  std::vector<float> sums_;  // [numbers, dim]
+  std::vector<uint8_t> left_out_;  // [numbers]; bytes, which threads may write side by side
 };
 
 }  // namespace fusedrec

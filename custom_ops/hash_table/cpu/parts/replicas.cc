@@ -1,11 +1,42 @@
 #include "hash_table/cpu/parts/replicas.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
+
+void TrainedIds::Add(const Message& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t* entry = message.entries.data();
+  for (size_t source = 0; source < message.source_splits.size(); ++source) {
+    const int64_t* counts = entry;
+    entry += segments_;
+    for (int64_t segment = 0; segment < segments_; ++segment) {
+      ids_[segment].insert(ids_[segment].end(), entry, entry + counts[segment]);
+      entry += counts[segment];
+    }
+  }
+  for (int64_t segment = 0; segment < segments_; ++segment) {
+    constexpr size_t kAlwaysKept = 1 << 16;
+    if (ids_[segment].size() < kAlwaysKept + 2 * distinct_[segment]) continue;
+    KeepDistinct(&ids_[segment]);
+    distinct_[segment] = ids_[segment].size();
+  }
+}
+
+IdsBySegment TrainedIds::Take() {
+  IdsBySegment taken(segments_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ids_.swap(taken);
+    distinct_.assign(segments_, 0);
+  }
+  for (std::vector<int64_t>& ids : taken) KeepDistinct(&ids);
+  return taken;
+}
 
 void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers) {
   const IdsBySegment trained = trained_.Take();
@@ -108,17 +139,15 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
       const absl::Status written = WriteNumbers(shard, segment, ids[i], numbers + i * width, headers[i], step);
       if (!written.ok()) return written;
     }
-    // Each replica has kept its limit, but not with the same rows.
+  }
+  // Each replica has kept its limit, but not with the same rows.
+  absl::Status kept;
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
     const int64_t max_rows = rows_->limits(segment).max_rows;
     const int64_t excess = max_rows > 0 ? rows_->size(segment) - max_rows : 0;
-    if (excess > 0 && evictor_->EvictWorst(segment, excess) < excess) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows is ", max_rows, ", but the replicas of ", rows_->spec().NameOf(segment), " have ", excess,
-          " rows more together that may not leave. Remedy: a larger max_rows, an eviction policy, or a smaller ",
-          "sync_every."));
-    }
+    if (excess > 0 && evictor_->EvictWorst(segment, excess) < excess) kept.Update(ReplicasAreFull(rows_->spec(), segment));
   }
-  return absl::OkStatus();
+  return kept;
 }
 
 }  // namespace fusedrec

@@ -6,17 +6,37 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/evictor.h"
-#include "hash_table/cpu/parts/file_tier.h"
-#include "hash_table/cpu/parts/trained_ids.h"
+#include "hash_table/cpu/parts/tiers.h"
+#include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
+#include "hash_table/table_spec.h"
 
 namespace fusedrec {
+
+// Collects the ids that one replica of a table has trained since it was last asked. Any thread may call any method.
+class TrainedIds {
+ public:
+  explicit TrainedIds(int64_t segments) : segments_(segments), ids_(segments), distinct_(segments, 0) {}
+
+  // Adds the ids of a message.
+  void Add(const Message& message);
+  // Returns the distinct ids of each segment, ascending, and forgets them.
+  IdsBySegment Take();
+  void Clear() { Take(); }
+
+ private:
+  const int64_t segments_;
+  std::mutex mutex_;
+  IdsBySegment ids_;              // with repeats
+  std::vector<size_t> distinct_;  // by segment: ids that were left when repeats were last dropped
+};
 
 class Replicas {
  public:
@@ -34,6 +54,7 @@ class Replicas {
   // Removes the ids `left`, except rows in use, then sets rows of distinct ids; both are grouped by segment. Existing rows
   // stay where they are, and keep counters above their header: of lookups that the replicas have not exchanged. `step`
   // seeds the rounding, so replicas with equal arguments get equal numbers.
+  // Fails when a segment keeps more than max_rows that may not leave; all rows are then merged.
   absl::Status Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
                      absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
                      absl::Span<const int64_t> headers, uint32_t step);

@@ -14,6 +14,7 @@ constexpr int kAhead = 8;  // rows between the fetch of a row and its copy
 struct Counters {
   uint32_t last, count, updated, pool;
 };
+static_assert(sizeof(Counters) == kRecordHeader);
 
 Counters CountersOf(const char* record) {
   Counters counters;
@@ -25,20 +26,9 @@ Counters CountersOf(const char* record) {
 
 uint32_t RowRecords::UpdatedOf(const char* record) { return CountersOf(record).updated; }
 
-int RowRecords::row_bytes() const { return rows_->spec().dim * BytesOf(rows_->format(0).storage()); }
-
-int RowRecords::wide_bytes() const {
-  const RowFormat& format = rows_->format(0);
-  return format.wide_slots() * rows_->spec().dim * BytesOf(format.slot_storage());
-}
-
-int RowRecords::bytes() const {
-  return sizeof(Counters) + row_bytes() + wide_bytes() + 4 * rows_->format(0).scalar_slots();
-}
-
 void RowRecords::Read(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const {
   const int64_t size = bytes();
-  const int row_and_wide = row_bytes() + wide_bytes();
+  const int row_and_wide = layout().packed_bytes;
   const RowFormat& first = rows_->format(0);
   parallel_for(handles.size(), 100 + size, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -72,7 +62,7 @@ void RowRecords::WriteNumbers(const char* record, uint32_t handle) {
     format.Store(numbers.data(), RowFormat::Header(row)->updated, row);
     return;
   }
-  const int row_and_wide = row_bytes() + wide_bytes();
+  const int row_and_wide = layout().packed_bytes;
   std::memcpy(RowFormat::Payload(row), from, row_and_wide);
   std::memcpy(format.Scalars(row), from + row_and_wide, 4 * first.scalar_slots());
 }

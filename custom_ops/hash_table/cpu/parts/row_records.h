@@ -1,9 +1,7 @@
 // Rows as checkpoints hold them: a copy of row and slots, bit for bit, with the counters of the row's header.
 //
-// # Layout of a record
-// Packed, little-endian: last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots.
-// Numbers have the table's storage. Rows of a 16-bit pool beside a float32 one are widened, which loses nothing, and `pool`
-// says where they go back to.
+// RecordLayout says how a record lies in memory, packed and little-endian. Numbers have the table's storage. Rows of a 16-bit
+// pool beside a float32 one are widened, which loses nothing, and `pool` says where they go back to.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
-#include "hash_table/cpu/parts/file_tier.h"
+#include "hash_table/cpu/parts/tiers.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 
 namespace fusedrec {
@@ -20,7 +18,7 @@ class RowRecords {
  public:
   RowRecords(ShardedRows* rows, const FileTier* tier) : rows_(rows), tier_(tier) {}
 
-  int bytes() const;  // of one record
+  int bytes() const { return static_cast<int>(layout().bytes()); }  // of one record
   static uint32_t UpdatedOf(const char* record);
   // records [handles.size() * bytes()]
   void Read(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const;
@@ -32,8 +30,7 @@ class RowRecords {
   void WriteTrained(absl::Span<const SegmentId> keys, const char* records, const ParallelFor& parallel_for);
 
  private:
-  int row_bytes() const;
-  int wide_bytes() const;
+  RecordLayout layout() const { return RecordLayout(rows_->format(0).layout()); }
   void WriteNumbers(const char* record, uint32_t handle);
   absl::Status WriteOne(Shard* shard, int64_t segment, int64_t id, const char* record);
   // Calls visit(shard, places) for each shard, under its mutex, with the places of its ids id_of(0) to id_of(n - 1).

@@ -5,15 +5,122 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "hash_table/cpu/rows/row_format.h"
-#include "hash_table/cpu/rows/running_lookups.h"
 
 namespace fusedrec {
+
+struct ReceivedId {
+  int64_t id;
+  uint32_t position;  // in the message, headers not counted
+  uint32_t segment;
+};
+
+// Counts of a row before a lookup, which a failure brings back.
+struct RowBefore {
+  uint32_t last, count, segment;
+};
+
+// Memory of one lookup. The next lookup uses it again, because the system clears all memory that it gives out.
+struct LookupScratch {
+  std::vector<ReceivedId> items;  // all ids, by shard; as long as the longest batch so far
+  std::vector<int32_t> place;     // of the i-th received id among the items
+  std::vector<int32_t> number;    // of each item's row
+  std::vector<RowBefore> before;  // of each distinct row, by number, from the first item of its shard on
+
+  void MakeRoomFor(size_t n) {
+    if (n <= items.size()) return;
+    items.resize(n);
+    place.resize(n);
+    number.resize(n);
+    before.resize(n);
+  }
+};
+
+class RunningLookups {
+ public:
+  struct Now {
+    uint32_t clock;                 // of the last lookup
+    std::vector<uint32_t> running;  // clocks of the lookups that run
+  };
+
+  // A lookup that runs from its construction to its destruction. It has a clock and a scratch of its own.
+  class Lookup {
+   public:
+    explicit Lookup(RunningLookups* all) : all_(all) {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      clock_ = all_->clock_.fetch_add(1) + 1;
+      begun_ = ++all_->begun_;
+      all_->running_.push_back(clock_);
+      std::vector<std::unique_ptr<LookupScratch>>& idle = all_->idle_;
+      if (idle.empty()) idle.push_back(std::make_unique<LookupScratch>());
+      scratch_ = std::move(idle.back());
+      idle.pop_back();
+    }
+    ~Lookup() {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      std::vector<uint32_t>& running = all_->running_;
+      running.erase(std::find(running.begin(), running.end(), clock_));
+      all_->idle_.push_back(std::move(scratch_));
+    }
+    Lookup(const Lookup&) = delete;
+    Lookup& operator=(const Lookup&) = delete;
+    // After a failure. The clock stays where another lookup has begun since: a row may have this one's clock.
+    void GiveClockBack() {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      uint32_t now = clock_;
+      if (begun_ == all_->begun_) all_->clock_.compare_exchange_strong(now, clock_ - 1);
+    }
+    // At the end. sum: of the hashes of the handles.
+    void NoteHandles(uint64_t sum) const {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      all_->handles_[clock_ % kRemembered] = {clock_, sum};
+    }
+    uint32_t clock() const { return clock_; }
+    LookupScratch* scratch() const { return scratch_.get(); }
+
+   private:
+    RunningLookups* all_;
+    uint32_t clock_;
+    int64_t begun_;
+    std::unique_ptr<LookupScratch> scratch_;
+  };
+
+  // The sum of the hashes of the handles of this lookup; 0 where it is forgotten, or has no handle.
+  uint64_t HandlesOf(uint32_t clock) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto& [of, sum] = handles_[clock % kRemembered];
+    return of == clock ? sum : 0;
+  }
+  uint32_t clock() const { return clock_.load(); }
+  Now now() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {clock_.load(), running_};
+  }
+  void SetClock(uint32_t clock) { clock_.store(clock); }
+  // Sets the clock unless it is ahead.
+  void AdvanceTo(uint32_t clock) {
+    for (uint32_t seen = clock_.load(); seen < clock && !clock_.compare_exchange_weak(seen, clock);) {
+    }
+  }
+
+ private:
+  static constexpr int kRemembered = 32;
+
+  std::atomic<uint32_t> clock_{0};
+  mutable std::mutex mutex_;  // guards the members below
+  std::vector<uint32_t> running_;
+  int64_t begun_ = 0;  // lookups
+  std::array<std::pair<uint32_t, uint64_t>, kRemembered> handles_{};  // clock and sum of the latest lookups
+  std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
+};
 
 // The pins of one moment.
 struct Pins {
@@ -22,7 +129,7 @@ struct Pins {
   std::vector<uint32_t> running;
 
   bool Hold(const RowHeader& header) const {
-    return header.last + window > now || (waiting_since != 0 && header.last >= waiting_since) ||
+    return IsPinned(header.last, now, window, waiting_since) ||
            std::find(running.begin(), running.end(), header.last) != running.end();
   }
 };

@@ -52,38 +52,30 @@ void NarrowStochastically(const float* from, int64_t n, uint32_t column, uint32_
 
 }  // namespace
 
-RowFormat::RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
-    : storage_(storage),
-      stochastic_(stochastic && storage != Storage::kFloat32),
-      dim_(dim),
-      wide_slots_(wide_slots),
-      scalar_slots_(scalar_slots) {
-  wide_offset_ = kRowOffset + dim * BytesOf(storage);
-  scalars_offset_ = wide_offset_ + wide_slots * dim * BytesOf(slot_storage());
-  scalars_offset_ = (scalars_offset_ + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
-  stride_ = (scalars_offset_ + 4 * scalar_slots + 7) / 8 * 8;
-}
-
 void RowFormat::Load(const char* row, float* numbers) const {
-  Widen(row + kRowOffset, storage_, dim_, numbers);
-  Widen(row + wide_offset_, slot_storage(), int64_t{wide_slots_} * dim_, numbers + dim_);
-  std::memcpy(numbers + dim_ * (1 + wide_slots_), row + scalars_offset_, 4 * scalar_slots_);
+  const RowLayout& at = layout_;
+  row += kRowOffset;
+  Widen(row, at.storage, at.dim, numbers);
+  Widen(row + at.wide_offset, at.slot_storage, int64_t{at.wide_slots} * at.dim, numbers + at.dim);
+  std::memcpy(numbers + at.dim * (1 + at.wide_slots), row + at.scalars_offset, 4 * at.scalar_slots);
 }
 
 void RowFormat::Store(const float* numbers, uint32_t version, char* row) const {
-  const int64_t wide = int64_t{wide_slots_} * dim_;
-  if (stochastic_) {
-    NarrowStochastically(numbers, dim_, 0, version, storage_, row + kRowOffset);
-    NarrowStochastically(numbers + dim_, wide, dim_, version, slot_storage(), row + wide_offset_);
+  const RowLayout& at = layout_;
+  const int64_t wide = int64_t{at.wide_slots} * at.dim;
+  row += kRowOffset;
+  if (at.stochastic) {
+    NarrowStochastically(numbers, at.dim, 0, version, at.storage, row);
+    NarrowStochastically(numbers + at.dim, wide, at.dim, version, at.slot_storage, row + at.wide_offset);
   } else {
-    Narrow(numbers, dim_, storage_, row + kRowOffset);
-    Narrow(numbers + dim_, wide, slot_storage(), row + wide_offset_);
+    Narrow(numbers, at.dim, at.storage, row);
+    Narrow(numbers + at.dim, wide, at.slot_storage, row + at.wide_offset);
   }
-  std::memcpy(row + scalars_offset_, numbers + dim_ * (1 + wide_slots_), 4 * scalar_slots_);
+  std::memcpy(row + at.scalars_offset, numbers + at.dim * (1 + at.wide_slots), 4 * at.scalar_slots);
 }
 
 void RowFormat::CopyRow(const char* row, Storage to, void* out) const {
-  Convert(row + kRowOffset, storage_, dim_, to, out);
+  Convert(row + kRowOffset, layout_.storage, layout_.dim, to, out);
 }
 
 void Convert(const void* from, Storage from_storage, int64_t n, Storage to_storage, void* to) {

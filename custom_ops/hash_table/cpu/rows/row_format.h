@@ -1,4 +1,4 @@
-// How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1; DESIGN decision 4).
+// How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1).
 //
 //     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
 //
@@ -16,10 +16,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "hash_table/storage.h"
+#include "hash_table/row_layout.h"
 
 namespace fusedrec {
-
 
 struct RowHeader {
   uint32_t last;     // clock of the last training lookup
@@ -28,38 +27,28 @@ struct RowHeader {
   uint32_t updated;  // version of the table that last changed the row
 };
 
-// A moment in a table's life, as TableClock gives it. Both are 0 at its beginning.
-struct Moment {
-  uint32_t lookups = 0, version = 0;
-
-  bool IsBeginning() const { return lookups == 0 && version == 0; }
-  // Returns whether an update changed the row, or a training lookup touched it, after this moment.
-  bool IsBefore(const RowHeader& row) const { return row.updated > version || row.last > lookups; }
-};
-
 class RowFormat {
  public:
-  RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic);
+  RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
+      : layout_(RowLayout::Of(storage, dim, wide_slots, scalar_slots, stochastic, kRowOffset, 8)) {}
 
-  Storage storage() const { return storage_; }
-  Storage slot_storage() const { return storage_ == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16; }
-  int dim() const { return dim_; }
-  int wide_slots() const { return wide_slots_; }
-  int scalar_slots() const { return scalar_slots_; }
+  // Of the numbers after the header.
+  const RowLayout& layout() const { return layout_; }
+  Storage storage() const { return layout_.storage; }
+  int wide_slots() const { return layout_.wide_slots; }
+  int scalar_slots() const { return layout_.scalar_slots; }
   // Bytes from the header of one row to the header of the next.
-  int stride() const { return stride_; }
-  // Bytes of row and slots, without header and padding.
-  int payload_bytes() const { return scalars_offset_ - kRowOffset + 4 * scalar_slots_; }
+  int stride() const { return layout_.stride; }
   // float32 numbers of row and slots.
-  int numbers() const { return dim_ * (1 + wide_slots_) + scalar_slots_; }
+  int numbers() const { return layout_.numbers(); }
 
   static RowHeader* Header(char* row) { return reinterpret_cast<RowHeader*>(row); }
   static char* Payload(char* row) { return row + kRowOffset; }
 
   // float32 tables only: the numbers in place.
   float* Row(char* row) const { return reinterpret_cast<float*>(row + kRowOffset); }
-  float* Wide(char* row) const { return reinterpret_cast<float*>(row + wide_offset_); }
-  float* Scalars(char* row) const { return reinterpret_cast<float*>(row + scalars_offset_); }
+  float* Wide(char* row) const { return reinterpret_cast<float*>(Payload(row) + layout_.wide_offset); }
+  float* Scalars(char* row) const { return reinterpret_cast<float*>(Payload(row) + layout_.scalars_offset); }
 
   // Row and slots to and from float32 numbers [D | k * D | scalars].
   void Load(const char* row, float* numbers) const;
@@ -69,10 +58,7 @@ class RowFormat {
 
  private:
   static constexpr int kRowOffset = sizeof(RowHeader);
-  Storage storage_;
-  bool stochastic_;
-  int dim_, wide_slots_, scalar_slots_;
-  int wide_offset_, scalars_offset_, stride_;
+  RowLayout layout_;
 };
 
 // n numbers from one storage to another; rounds to the nearest, ties to even.

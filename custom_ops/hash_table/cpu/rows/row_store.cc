@@ -1,8 +1,74 @@
 #include "hash_table/cpu/rows/row_store.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/scratch_file.h"
+
 namespace fusedrec {
+
+namespace {
+
+constexpr size_t kChunkBytes = size_t{16} << 20;  // roughly; a power of two of rows
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RowPool>> RowPool::Make(const RowFormat& format, const std::string& folder) {
+  int file = -1;
+  if (!folder.empty()) {
+    auto opened = OpenScratchFile(folder, "rows");
+    if (!opened.ok()) return opened.status();
+    file = *opened;
+  }
+  return std::unique_ptr<RowPool>(new RowPool(format, file));
+}
+
+RowPool::RowPool(const RowFormat& format, int file) : format_(format), file_(file) {
+  for (chunk_bits_ = 10; (size_t{2} << chunk_bits_) * format.stride() <= kChunkBytes;) ++chunk_bits_;
+  chunk_mask_ = (uint32_t{1} << chunk_bits_) - 1;
+  chunks_ = std::vector<std::atomic<char*>>((kMaxRows >> chunk_bits_) + 1);
+}
+
+RowPool::~RowPool() {
+  if (file_ >= 0) close(file_);
+}
+
+absl::Status RowPool::TakeBlock(uint32_t* first) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint32_t next = next_.load(std::memory_order_relaxed);
+  if (next >= kMaxRows) {
+    return absl::ResourceExhaustedError(absl::StrCat("the embedding table holds ", kMaxRows,
+                                                     " rows, the most of one rank. Use more ranks, or max_rows."));
+  }
+  const size_t last_chunk = kMaxRows >> chunk_bits_, chunk = next >> chunk_bits_;
+  while (pages_.size() <= std::min(chunk + 1, last_chunk)) {
+    const absl::Status mapped = MapChunk(pages_.size());
+    if (!mapped.ok()) return mapped;
+  }
+  *first = next;
+  next_.store(next + kBlockRows, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::Status RowPool::MapChunk(size_t chunk) {
+  constexpr size_t kPage = 4096;
+  const size_t bytes = ((size_t{1} << chunk_bits_) * format_.stride() + kPage - 1) / kPage * kPage;
+  auto pages = file_ < 0 ? Pages::OfMemory(bytes) : Pages::OfFile(file_, chunk * bytes, bytes);
+  if (!pages.ok()) return pages.status();
+  chunks_[chunk].store(pages->data(), std::memory_order_release);
+  pages_.push_back(*std::move(pages));
+  return absl::OkStatus();
+}
+
+size_t RowPool::bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const Pages& pages : pages_) bytes += pages.bytes();
+  return bytes;
+}
 
 absl::Status RowStore::Open(const TableSpec& spec) {
   const bool mixed = spec.hot_after > 0, tiered = spec.memory_budget > 0;

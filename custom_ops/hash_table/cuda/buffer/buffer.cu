@@ -92,34 +92,34 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
   return CopyOut(LeavingOf(moves), stream);
 }
 
-int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
-                                  const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (waiting_ > 0) return kDeviceNotWritten;
-  const int64_t segments = tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
+int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
+                            const char* late_records, const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  if (buffer->waiting_ > 0) return kDeviceNotWritten;
+  const int64_t segments = buffer->tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
   if (late_splits != nullptr && !SplitsAreSound(late_splits, segments, count)) return kCudaInvalidValue;
-  if (moves != nullptr && !AreSound(*moves)) return kCudaInvalidValue;
+  if (moves != nullptr && !buffer->AreSound(*moves)) return kCudaInvalidValue;
   // On the caller's stream, as all users of this memory before and after.
-  const Memory counter(allocator_, sizeof(unsigned long long));
+  const Memory counter(buffer->allocator_, sizeof(unsigned long long));
   Memory memory;
   bool grown;
   if (counter.data() == nullptr) return kDeviceOutOfMemory;
-  Arrived late;
+  FusedrecDeviceBuffer::Arrived late;
   if (count > 0) {
     Carver needed(nullptr);
-    Take(&needed, late_splits, false);
-    FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(needed.bytes(), &memory, &grown));
+    buffer->Take(&needed, late_splits, false);
+    FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->MakeRoom(needed.bytes(), &memory, &grown));
     Carver carver(memory.data());
-    late = Take(&carver, late_splits, false);
+    late = buffer->Take(&carver, late_splits, false);
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.ids, late_ids, count, stream));
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.records, late_records, count * record_bytes(), stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.records, late_records, count * buffer->record_bytes(), stream));
   }
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(counter.data(), 0, sizeof(unsigned long long), stream));
   auto* const device_shared = reinterpret_cast<unsigned long long*>(counter.data());
-  const int answer = Begin(late, moves, device_shared, stream);
-  ForgetPrefetched();
+  const int answer = buffer->Begin(late, moves, device_shared, stream);
+  buffer->ForgetPrefetched();
   if (answer != kCudaSuccess) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->other()->Forget(stream));
     // Late records may be under way from memory that the next call of host_memory gives out, and rows of slots into memory
     // that the next prefetch fills.
     FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
@@ -127,29 +127,29 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   }
   // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.
   std::vector<int64_t> sizes(segments);
-  const FusedrecTableTotals totals = active()->Size(sizes.data()), next = other()->Size(sizes.data());
-  other()->SetClock(std::max(totals.clock, next.clock), totals.version);
-  waiting_ = LeavingOf(moves);
-  active_ = 1 - active_;
+  const FusedrecTableTotals totals = buffer->active()->Size(sizes.data()), next = buffer->other()->Size(sizes.data());
+  buffer->other()->SetClock(std::max(totals.clock, next.clock), totals.version);
+  buffer->waiting_ = buffer->LeavingOf(moves);
+  buffer->active_ = 1 - buffer->active_;
   if (shared == nullptr) return kCudaSuccess;
   return CopyToHost(shared, reinterpret_cast<const int64_t*>(device_shared), 1, stream);
 }
 
-int FusedrecDeviceBuffer::Drop(void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
   // Their copies are under way in memory that later calls replace.
-  for (cudaStream_t copies : {to_device_, to_host_}) FUSEDREC_CUDA(cudaStreamSynchronize(copies));
-  ForgetPrefetched();
-  waiting_ = 0;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->Forget(stream));
-  return other()->Forget(stream);
+  for (cudaStream_t copies : {buffer->to_device_, buffer->to_host_}) FUSEDREC_CUDA(cudaStreamSynchronize(copies));
+  buffer->ForgetPrefetched();
+  buffer->waiting_ = 0;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->active()->Forget(stream));
+  return buffer->other()->Forget(stream);
 }
 
-void FusedrecDeviceBuffer::Rows(int64_t* rows) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  rows[0] = active()->num_rows();
-  rows[1] = waiting_;
-  rows[2] = prefetched_.count + more_.count + hot_.count;
+void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  rows[0] = buffer->active()->num_rows();
+  rows[1] = buffer->waiting_;
+  rows[2] = buffer->prefetched_.count + buffer->more_.count + buffer->hot_.count;
 }
 
 int fusedrec_buffer_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
@@ -159,44 +159,8 @@ int fusedrec_buffer_create(const FusedrecTableTexts* texts, const FusedrecAlloca
 
 void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer) { delete buffer; }
 
-int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory) {
-  return buffer->HostMemory(bytes, memory);
-}
-
 FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { return buffer->active(); }
 
 void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version) {
   buffer->active()->SetVersion(version);
 }
-
-int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
-                             const char* records, const FusedrecHotRows* hot, void* stream) {
-  const std::vector<int64_t> none(buffer->active()->segments() + 1, 0);
-  return buffer->Prefetch(ids, segment_splits, records,
-                          hot == nullptr ? FusedrecHotRows{nullptr, none.data(), nullptr} : *hot, stream);
-}
-
-int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
-                                  const char* records, void* stream) {
-  return buffer->PrefetchMore(ids, segment_splits, records, stream);
-}
-
-int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
-                            const char* late_records, const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
-  return buffer->Advance(late_ids, late_splits, late_records, moves, shared, stream);
-}
-
-int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, const char** records) { return buffer->WriteBack(records); }
-
-int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** records, void* stream) {
-  return buffer->ReadActive(records, stream);
-}
-
-int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count,
-                             const char** records, void* stream) {
-  return buffer->ReadHot(slots, count, records, stream);
-}
-
-int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream) { return buffer->Drop(stream); }
-
-void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows) { buffer->Rows(rows); }

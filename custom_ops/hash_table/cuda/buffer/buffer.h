@@ -6,30 +6,54 @@
 #include <vector>
 
 #include "hash_table/cuda/buffer/buffer_cuda.h"
-#include "hash_table/cuda/buffer/pinned.h"
 #include "hash_table/cuda/table.h"
 
-struct FusedrecDeviceBuffer {
+namespace fusedrec {
+namespace device_table {
+
+// Page-locked host memory, which copies between host and device need not stage.
+class PinnedMemory {
  public:
+  PinnedMemory() = default;
+  ~PinnedMemory() {
+    if (data_ != nullptr) cudaFreeHost(data_);
+  }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  char* data() const { return data_; }
+  // Makes it at least so large; its contents are then lost. The caller has waited for all copies.
+  int Reserve(int64_t bytes) {
+    if (bytes <= bytes_) return kCudaSuccess;
+    const int64_t size = bytes + bytes / 4;  // batches differ a little
+    void* larger = nullptr;
+    const int answer = static_cast<int>(cudaMallocHost(&larger, size));
+    if (answer != kCudaSuccess) {
+      LastError();  // the next launch would answer it, too
+      return answer;
+    }
+    if (data_ != nullptr) cudaFreeHost(data_);
+    data_ = static_cast<char*>(larger);
+    bytes_ = size;
+    return kCudaSuccess;
+  }
+
+ private:
+  char* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+struct FusedrecDeviceBuffer {
   using Memory = fusedrec::device_table::Memory;
 
   static int Make(const FusedrecTableTexts& texts, const FusedrecAllocator& allocator, FusedrecDeviceBuffer** made,
                   void* stream);
   ~FusedrecDeviceBuffer();
-  int HostMemory(int64_t bytes, char** memory);
-  int Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records, const FusedrecHotRows& hot,
-               void* stream);
-  int PrefetchMore(const int64_t* ids, const int64_t* segment_splits, const char* records, void* stream);
-  int Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
-              const FusedrecPoolMoves* moves, int64_t* shared, void* stream);
-  int WriteBack(const char** records);
-  int ReadActive(const char** records, void* stream);
-  int ReadHot(const int64_t* slots, int64_t count, const char** records, void* stream);
-  int Drop(void* stream);
-  void Rows(int64_t* rows) const;
   FusedrecDeviceTable* active() const { return tables_[active_].get(); }
 
- private:
   // Records that were copied from host memory, or are read from slots, and their ids.
   struct Arrived {
     std::vector<int64_t> counts;  // by segment; empty: there are none

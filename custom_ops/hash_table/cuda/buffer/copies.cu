@@ -8,11 +8,11 @@ using namespace fusedrec::device_table;  // NOLINT
 
 #define FUSEDREC_CUDA(call) FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(call))
 
-int FusedrecDeviceBuffer::HostMemory(int64_t bytes, char** memory) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(sent_.Reserve(bytes));
-  *memory = sent_.data();
+int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->sent_.Reserve(bytes));
+  *memory = buffer->sent_.data();
   return kCudaSuccess;
 }
 
@@ -54,45 +54,48 @@ int FusedrecDeviceBuffer::Send(const Arrived& arrived, const int64_t* ids, const
   return kCudaSuccess;
 }
 
-int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records,
-                                   const FusedrecHotRows& hot, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = tables_[0]->segments(), count = segment_splits[segments];
+int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
+                             const char* records, const FusedrecHotRows* hot_rows, void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  const int64_t segments = buffer->tables_[0]->segments(), count = segment_splits[segments];
+  const std::vector<int64_t> none(segments + 1, 0);
+  const FusedrecHotRows hot = hot_rows == nullptr ? FusedrecHotRows{nullptr, none.data(), nullptr} : *hot_rows;
   const int64_t hot_count = hot.segment_splits[segments];
   if (!SplitsAreSound(segment_splits, segments, count) || count + hot_count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  if (!SplitsAreSound(hot.segment_splits, segments, hot_count) || !AreSlots(hot.slots, hot_count)) return kCudaInvalidValue;
+  if (!SplitsAreSound(hot.segment_splits, segments, hot_count)) return kCudaInvalidValue;
+  if (!buffer->AreSlots(hot.slots, hot_count)) return kCudaInvalidValue;
   // Copies of rows that this call replaces may be under way to memory that it replaces.
-  FUSEDREC_CUDA(cudaStreamSynchronize(to_device_));
-  Arrived arrived, hot_arrived;
+  FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));
+  FusedrecDeviceBuffer::Arrived arrived, hot_arrived;
   const auto carve = [&](char* memory) {
     Carver carver(memory);
-    arrived = Take(&carver, segment_splits, false);
-    hot_arrived = Take(&carver, hot.segment_splits, true);
+    arrived = buffer->Take(&carver, segment_splits, false);
+    hot_arrived = buffer->Take(&carver, hot.segment_splits, true);
     return carver.bytes();
   };
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToSend(carve(nullptr), &in_, stream));
-  ForgetPrefetched();
-  carve(in_.data());
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.ids, hot.ids, hot_count, to_device_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.slots, hot.slots, hot_count, to_device_));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Send(arrived, ids, records));
-  prefetched_ = arrived;
-  hot_ = hot_arrived;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->MakeRoomToSend(carve(nullptr), &buffer->in_, stream));
+  buffer->ForgetPrefetched();
+  carve(buffer->in_.data());
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.ids, hot.ids, hot_count, buffer->to_device_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(hot_arrived.slots, hot.slots, hot_count, buffer->to_device_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->Send(arrived, ids, records));
+  buffer->prefetched_ = arrived;
+  buffer->hot_ = hot_arrived;
   return kCudaSuccess;
 }
 
-int FusedrecDeviceBuffer::PrefetchMore(const int64_t* ids, const int64_t* segment_splits, const char* records,
-                                       void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = tables_[0]->segments(), count = segment_splits[segments];
+int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
+                                  const char* records, void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  const int64_t segments = buffer->tables_[0]->segments(), count = segment_splits[segments];
   if (!SplitsAreSound(segment_splits, segments, count) || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   Carver needed(nullptr);
-  Take(&needed, segment_splits, false);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToSend(needed.bytes(), &in_more_, stream));
-  Carver carver(in_more_.data());
-  const Arrived arrived = Take(&carver, segment_splits, false);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Send(arrived, ids, records));
-  more_ = arrived;
+  buffer->Take(&needed, segment_splits, false);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->MakeRoomToSend(needed.bytes(), &buffer->in_more_, stream));
+  Carver carver(buffer->in_more_.data());
+  const FusedrecDeviceBuffer::Arrived arrived = buffer->Take(&carver, segment_splits, false);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->Send(arrived, ids, records));
+  buffer->more_ = arrived;
   return kCudaSuccess;
 }
 
@@ -116,19 +119,19 @@ int FusedrecDeviceBuffer::Returned(const char** records) {
   return kCudaSuccess;
 }
 
-int FusedrecDeviceBuffer::WriteBack(const char** records) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Returned(records));
-  waiting_ = 0;
+int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, const char** records) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->Returned(records));
+  buffer->waiting_ = 0;
   return kCudaSuccess;
 }
 
-int FusedrecDeviceBuffer::ReadActive(const char** records, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (waiting_ > 0) return kDeviceNotWritten;
-  const int64_t rows = active()->num_rows();
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToReturn(rows));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadRecordsOf(nullptr, nullptr, rows, out_.data(), stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyOut(rows, stream));
-  return Returned(records);
+int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** records, void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  if (buffer->waiting_ > 0) return kDeviceNotWritten;
+  const int64_t rows = buffer->active()->num_rows();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->MakeRoomToReturn(rows));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->active()->ReadRecordsOf(nullptr, nullptr, rows, buffer->out_.data(), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->CopyOut(rows, stream));
+  return buffer->Returned(records);
 }

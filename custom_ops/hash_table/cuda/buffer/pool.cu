@@ -2,12 +2,24 @@
 #include <algorithm>
 
 #include "hash_table/cuda/buffer/buffer.h"
-#include "hash_table/cuda/buffer/pool.cuh"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
 namespace {
+
+constexpr int kPoolThreads = 256;
+
+// A warp per record, which begins at any even address (rows.cuh): records[n] = pool[slots[n]].
+__global__ void __launch_bounds__(kPoolThreads)
+    CopyRecordsKernel(const char* __restrict__ pool, const int64_t* __restrict__ slots, int64_t count, int64_t record_bytes,
+                      char* __restrict__ records) {
+  const int64_t n = GlobalThread() / 32;
+  if (n >= count) return;
+  const uint16_t* const from = reinterpret_cast<const uint16_t*>(pool + slots[n] * record_bytes);
+  uint16_t* const to = reinterpret_cast<uint16_t*>(records + n * record_bytes);
+  for (int64_t i = Lane(); i < record_bytes / 2; i += 32) to[i] = from[i];
+}
 
 bool AreBelow(const int64_t* numbers, int64_t count, int64_t limit) {
   return std::all_of(numbers, numbers + count, [=](int64_t number) { return number >= 0 && number < limit; });
@@ -43,16 +55,17 @@ int FusedrecDeviceBuffer::Move(const FusedrecPoolMoves& moves, const int64_t* nu
   return active()->ReadRecordsOf(rows, slots, moves.kept, pool_.data(), stream);
 }
 
-int FusedrecDeviceBuffer::ReadHot(const int64_t* slots, int64_t count, const char** records, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (count < 0 || !AreSlots(slots, count)) return kCudaInvalidValue;
-  if (waiting_ > 0) return kDeviceNotWritten;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoomToReturn(count));
-  const Memory memory(allocator_, count * sizeof(int64_t));
+int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count, const char** records,
+                             void* stream) {
+  std::lock_guard<std::mutex> lock(buffer->mutex_);
+  if (count < 0 || !buffer->AreSlots(slots, count)) return kCudaInvalidValue;
+  if (buffer->waiting_ > 0) return kDeviceNotWritten;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->MakeRoomToReturn(count));
+  const Memory memory(buffer->allocator_, count * sizeof(int64_t));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   auto* const on_device = reinterpret_cast<int64_t*>(memory.data());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(on_device, slots, count, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(on_device, count, out_.data(), stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyOut(count, stream));
-  return Returned(records);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->CopySlots(on_device, count, buffer->out_.data(), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->CopyOut(count, stream));
+  return buffer->Returned(records);
 }

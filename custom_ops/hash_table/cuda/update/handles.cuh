@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/device.cuh"
-#include "hash_table/cuda/facts.h"
+#include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
 
 namespace fusedrec {

@@ -1,4 +1,4 @@
-// Kernels of gradients that wait for their update: a sum per row over several lookups, or parts of one (accumulator.h).
+// Kernels of gradients that wait for their update: a sum per row over several lookups, or parts of one (gradient_sum.h).
 //
 // A row's number leads to its sum, without a search. Each call numbers the rows of all its handles, which are distinct, by
 // their places. So no threads contend, and a sum adds the totals of the calls in their order, as on the CPU.

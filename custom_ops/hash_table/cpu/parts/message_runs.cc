@@ -1,10 +1,9 @@
-#include "hash_table/cpu/parts/shard_sort.h"
+#include "hash_table/cpu/parts/message_runs.h"
 
 #include <array>
 #include <utility>
 
 #include "common/hash.h"
-#include "hash_table/cpu/parts/message_runs.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 
 namespace fusedrec {

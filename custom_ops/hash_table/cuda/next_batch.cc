@@ -1,7 +1,6 @@
-#include "hash_table/cuda/kernels/next_batch.h"
+#include "hash_table/cuda/next_batch.h"
 
-#include <cstddef>
-
+#include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
 #include "common/hash.h"
 #include "rank_partition/rank_partition.h"
@@ -9,54 +8,12 @@
 namespace fusedrec {
 namespace {
 
-// A set of handles.
-class HandleSet {
- public:
-  explicit HandleSet(int64_t most) {
-    while ((int64_t{1} << bits_) < 2 * most) ++bits_;
-    slots_.assign(size_t{1} << bits_, kNobody);
-  }
-  // Returns whether the handle is new.
-  bool Insert(int64_t handle) {
-    const uint32_t wanted = static_cast<uint32_t>(handle), mask = static_cast<uint32_t>(slots_.size() - 1);
-    for (uint32_t i = wanted * 0x9e3779b1u >> (32 - bits_);; i = (i + 1) & mask) {
-      if (slots_[i] == wanted) return false;
-      if (slots_[i] != kNobody) continue;
-      slots_[i] = wanted;
-      return true;
-    }
-  }
-
- private:
-  static constexpr uint32_t kNobody = 0xffffffff;
-  int bits_ = 1;
-  std::vector<uint32_t> slots_;
+// A hash of keys for absl's sets.
+struct KeyHash {
+  size_t operator()(const SegmentId& key) const { return TableHash(key.id) + key.segment; }
 };
-
-// A set of distinct keys.
-class KeySet {
- public:
-  explicit KeySet(const std::vector<SegmentId>& keys) : keys_(keys) {
-    size_t size = 1;
-    while (size < 2 * keys.size()) size *= 2;
-    slots_.assign(size, kNobody);
-    for (size_t n = 0; n < keys.size(); ++n) slots_[Find(keys[n])] = static_cast<uint32_t>(n);
-  }
-  bool Has(const SegmentId& key) const { return slots_[Find(key)] != kNobody; }
-
- private:
-  static constexpr uint32_t kNobody = 0xffffffff;
-
-  // The slot with this key, or the free one where it is not.
-  size_t Find(const SegmentId& key) const {
-    for (size_t i = TableHash(key.id) + key.segment;; ++i) {
-      const uint32_t n = slots_[i & (slots_.size() - 1)];
-      if (n == kNobody || (keys_[n].id == key.id && keys_[n].segment == key.segment)) return i & (slots_.size() - 1);
-    }
-  }
-
-  const std::vector<SegmentId>& keys_;
-  std::vector<uint32_t> slots_;
+struct SameKey {
+  bool operator()(const SegmentId& a, const SegmentId& b) const { return a.id == b.id && a.segment == b.segment; }
 };
 
 }  // namespace
@@ -83,20 +40,20 @@ void NextBatch::ForEachId(const Visit& visit, const EndSegment& end_segment) con
 }
 
 void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, const std::vector<SegmentId>& waiting,
-                            RowTransfers::Parcel* parcel, RowTransfers::Parcel* more) {
-  HandleSet met(handles.size());
-  const KeySet comes_back(waiting);
+                            Parcel* parcel, Parcel* more) {
+  absl::flat_hash_set<int64_t> met(handles.size());
+  const absl::flat_hash_set<SegmentId, KeyHash, SameKey> comes_back(waiting.begin(), waiting.end(), waiting.size());
   // The device has the rows of `parcel`, then those of `more`, then the hot ones.
   Told of_more, of_pool;
   const auto choose = [&](const SegmentId& key, int64_t received) {
     const int64_t handle = handles[received];
-    if (handle == kNoRow || !met.Insert(handle)) return;
+    if (handle == kNoRow || !met.insert(handle).second) return;
     const int64_t slot = pool.Find(key, table.HeaderOf(handle));
     if (slot != kNoRow) {
       hot.ids.push_back(key.id);
       hot.slots.push_back(slot);
       of_pool.Add(key, received);
-    } else if (comes_back.Has(key)) {
+    } else if (comes_back.contains(key)) {
       more->Add(key.id, handle);
       of_more.Add(key, received);
     } else {
@@ -114,7 +71,7 @@ void NextBatch::ChooseAhead(const HashTable& table, const HotRows& pool, const s
 }
 
 void NextBatch::ChooseLate(const HashTable& table, const ParallelFor& parallel_for, const std::vector<int32_t>& numbers,
-                           const std::vector<int64_t>& found, RowTransfers::Parcel* parcel) {
+                           const std::vector<int64_t>& found, Parcel* parcel) {
   // Headers lie anywhere in memory, so several threads read them.
   constexpr int64_t kCyclesOfHeader = 100;
   std::vector<char> is_late(found.size());  // and not chosen yet

@@ -1,4 +1,4 @@
-#include "hash_table/cuda/kernels/hot_rows.h"
+#include "hash_table/cuda/hot_rows.h"
 
 #include <algorithm>
 

@@ -1,0 +1,312 @@
+#include "hash_table/cuda/device_table.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "hash_table/cuda/host_rows.h"
+
+namespace fusedrec {
+namespace {
+
+// Rows of a chunk: a power of two for about 32 MiB, which is little beside a device's memory and much beside a launch.
+int64_t DeviceChunkRows(int64_t row_bytes) {
+  constexpr int64_t kChunkBytes = int64_t{1} << 25, kLeast = 32;
+  int64_t rows = kLeast;
+  while (2 * rows * row_bytes <= kChunkBytes) rows *= 2;
+  return rows;
+}
+
+// Ids that a launcher gives to its sink.
+struct IdLists {
+  std::vector<int64_t>*ids, *numbers;
+
+  FusedrecIdSink sink() {
+    return {this, [](void* context, const int64_t* ids, const int64_t* numbers, int64_t count) {
+              auto* const lists = static_cast<IdLists*>(context);
+              lists->ids->assign(ids, ids + count);
+              if (numbers != nullptr) lists->numbers->assign(numbers, numbers + count);
+            }};
+  }
+};
+
+class DeviceTable : public Table {
+ public:
+  explicit DeviceTable(const TableSpec& spec) : spec_(spec) {}
+  // TensorFlow reuses the memory only for work that is enqueued later.
+  ~DeviceTable() override { fusedrec_table_destroy(table_); }
+
+  absl::Status Open(const FusedrecAllocator& allocator, void* stream) {
+    const DeviceTexts texts(spec_);
+    return StatusOf(fusedrec_table_create(&texts, &allocator, &table_, stream), "its segments");
+  }
+
+  const TableSpec& spec() const override { return spec_; }
+
+  absl::Status Lookup(const TableCall& call, const Message& message, const Ahead*, const RowsOut& rows, int32_t* inverse,
+                      int64_t* handles, int64_t* num_rows) override {
+    const FusedrecMessage view = ViewOf(message);
+    return StatusOf(fusedrec_table_lookup(table_, &view, static_cast<int64_t>(rows.storage), rows.data, rows.size, inverse,
+                                          handles, num_rows, call.stream),
+                    "the rows of a batch");
+  }
+
+  absl::Status LookAhead(const TableCall&, const Message&, const RowsOut&, absl::Span<int64_t>, Ahead*) override {
+    return absl::OkStatus();
+  }
+
+  absl::Status Read(const TableCall& call, const Message& message, const Ahead*, bool peeks, const RowsOut& rows) override {
+    const FusedrecMessage view = ViewOf(message);
+    const int64_t storage = static_cast<int64_t>(rows.storage);
+    return StatusOf(peeks ? fusedrec_table_peek(table_, &view, storage, rows.data, rows.size, call.stream)
+                          : fusedrec_table_find(table_, &view, storage, rows.data, rows.size, nullptr, call.stream),
+                    "a lookup");
+  }
+
+  absl::Status Apply(const TableCall& call, const Gradients& in, const Step& step, std::vector<int32_t>* left_out) override {
+    const auto update = [&](int32_t* places, int64_t* count) {
+      return StatusOf(fusedrec_table_apply(table_, in.handles.data(), in.handles.size(), in.inverse.data(),
+                                           in.inverse.size(), in.grads, static_cast<int64_t>(in.storage), in.scale, &step,
+                                           places, count, call.stream),
+                      "an update");
+    };
+    return LeaveOut(call, spec_, in.handles.size(), update, left_out);
+  }
+
+  absl::Status Accumulate(const TableCall& call, const Gradients& in, bool begin, std::vector<int32_t>* left_out) override {
+    const auto update = [&](int32_t* places, int64_t* count) {
+      return StatusOf(fusedrec_table_accumulate(table_, in.handles.data(), in.handles.size(), in.inverse.data(),
+                                                in.inverse.size(), in.grads, static_cast<int64_t>(in.storage), in.scale,
+                                                begin, places, count, call.stream),
+                      "the sums of gradients");
+    };
+    return LeaveOut(call, spec_, in.handles.size(), update, left_out);
+  }
+
+  absl::Status ApplyAccumulated(const TableCall& call, const Step& step) override {
+    return StatusOf(fusedrec_table_apply_accumulated(table_, &step, call.stream), "an update");
+  }
+
+  absl::Status Statistics(TableStatistics* statistics) override {
+    FusedrecTableTotals totals;
+    const std::vector<int64_t> sizes = Sizes(&totals);
+    std::vector<int64_t> counts(5 * sizes.size());
+    fusedrec_table_statistics(table_, counts.data());
+    int64_t all = 0;
+    for (size_t s = 0; s < sizes.size(); ++s) {
+      const int64_t* const of = &counts[5 * s];
+      statistics->segments.push_back({sizes[s], of[0], of[1], of[2], of[3], of[4]});
+      all += sizes[s];
+    }
+    statistics->bytes = {totals.line_bytes, totals.chunk_bytes, totals.cold_bytes, all - totals.cold_rows,
+                         totals.cold_rows};
+    return absl::OkStatus();
+  }
+
+  absl::Status Keys(const TableCall& call, int64_t segment, Moment since, std::vector<int64_t>* ids,
+                    std::vector<int64_t>* handles) override {
+    FusedrecTableTotals totals;
+    int64_t most = Sizes(&totals)[segment], count;
+    int64_t *device_ids, *device_handles;
+    for (int answer = kDeviceMore; answer == kDeviceMore; most = count) {
+      answer = kDeviceOutOfMemory;
+      if (TakeMemory(call, most, &device_ids) && TakeMemory(call, most, &device_handles)) {
+        answer = fusedrec_table_keys(table_, segment, since.lookups, since.version, most, device_ids, device_handles, &count,
+                                     call.stream);
+      }
+      if (answer != kDeviceMore && answer != 0) return StatusOf(answer, "a list of keys");
+    }
+    ids->resize(count);
+    handles->resize(count);
+    const int answer = fusedrec_copy_to_host(ids->data(), device_ids, count * sizeof(int64_t), call.stream);
+    if (answer != 0) return StatusOf(answer, "");
+    return StatusOf(fusedrec_copy_to_host(handles->data(), device_handles, count * sizeof(int64_t), call.stream), "");
+  }
+
+  int64_t record_bytes() const override { return fusedrec_table_record_bytes(table_); }
+
+  absl::Status ReadRecords(const TableCall& call, absl::Span<const int64_t> handles, char* records) override {
+    const int64_t bytes = handles.size() * record_bytes();
+    int64_t* device_handles;
+    char* device_records;
+    int answer = ToDevice(call, handles.data(), handles.size(), &device_handles);
+    if (answer == 0 && !TakeMemory(call, bytes, &device_records)) answer = kDeviceOutOfMemory;
+    if (answer == 0) {
+      answer = fusedrec_table_read_records(table_, device_handles, handles.size(), device_records, call.stream);
+    }
+    if (answer == 0) answer = fusedrec_copy_to_host(records, device_records, bytes, call.stream);
+    return StatusOf(answer, "an export");
+  }
+
+  absl::Status Import(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, const char* records) override {
+    int64_t* device_ids;
+    char* device_records;
+    int answer = ToDevice(call, ids.data(), ids.size(), &device_ids);
+    if (answer == 0) answer = ToDevice(call, records, ids.size() * record_bytes(), &device_records);
+    if (answer == 0) {
+      answer = fusedrec_table_write_records(table_, segment, device_ids, ids.size(), device_records, call.stream);
+    }
+    return StatusOf(answer, "rows that are imported");
+  }
+
+  absl::Status Remove(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, int64_t* removed) override {
+    int64_t* device_ids;
+    int answer = ToDevice(call, ids.data(), ids.size(), &device_ids);
+    if (answer == 0) answer = fusedrec_table_remove(table_, segment, device_ids, ids.size(), removed, call.stream);
+    return StatusOf(answer, "a removal");
+  }
+
+  absl::Status Evict(const TableCall& call, int64_t segment, int64_t count, int64_t* evicted) override {
+    return StatusOf(fusedrec_table_evict(table_, segment, count, evicted, call.stream), "an eviction");
+  }
+
+  absl::Status Clear(const TableCall& call) override {
+    return StatusOf(fusedrec_table_clear(table_, call.stream), "its segments");
+  }
+
+  absl::Status Tombstones(const TableCall& call, int64_t segment, std::vector<int64_t>* ids) override {
+    IdLists lists{ids, nullptr};
+    const FusedrecIdSink sink = lists.sink();
+    return StatusOf(fusedrec_table_tombstones(table_, segment, &sink, call.stream), "a list of tombstones");
+  }
+
+  void ForgetTombstones() override { fusedrec_table_forget_tombstones(table_); }
+
+  absl::Status Candidates(const TableCall& call, int64_t segment, std::vector<int64_t>* ids,
+                          std::vector<int64_t>* counts) override {
+    IdLists lists{ids, counts};
+    const FusedrecIdSink sink = lists.sink();
+    return StatusOf(fusedrec_table_candidates(table_, segment, &sink, call.stream), "a list of candidates");
+  }
+
+  absl::Status SetCandidates(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids,
+                             absl::Span<const int64_t> counts) override {
+    return StatusOf(
+        fusedrec_table_set_candidates(table_, segment, ids.data(), counts.data(), ids.size(), call.stream),
+        "counts that are imported");
+  }
+
+  Moment Clock() override {
+    FusedrecTableTotals totals;
+    Sizes(&totals);
+    return {static_cast<uint32_t>(totals.clock), static_cast<uint32_t>(totals.version)};
+  }
+
+  void SetClock(Moment clock) override { fusedrec_table_set_clock(table_, clock.lookups, clock.version); }
+
+  absl::Status NoteTrained(const TableCall& call, const Message& message) override {
+    const FusedrecMessage view = ViewOf(message);
+    return StatusOf(fusedrec_table_note_trained(table_, &view, call.stream), "a message");
+  }
+
+  absl::Status TakeUnsynced(const TableCall& call, const FusedrecUnsyncedSink& sink) override {
+    return StatusOf(fusedrec_table_take_unsynced(table_, &sink, call.stream), "a list of rows");
+  }
+
+  int64_t width() const override { return fusedrec_table_width(table_); }
+
+  absl::Status ReadNumbers(const TableCall& call, absl::Span<const int64_t> ids, absl::Span<const int64_t> splits,
+                           float* numbers, int64_t size) override {
+    return StatusOf(fusedrec_table_read_numbers(table_, ids.data(), splits.data(), numbers, size, call.stream),
+                    "a list of rows");
+  }
+
+  absl::Status Merge(const TableCall& call, const FusedrecMerge& merge) override {
+    const int answer = fusedrec_table_merge(table_, &merge, call.stream);
+    if (answer == kDeviceTableFull) return ReplicasAreFull(spec_, fusedrec_table_full_segment(table_));
+    return StatusOf(answer, "the rows of all replicas");
+  }
+
+ private:
+  absl::Status StatusOf(int answer, const char* needs) const {
+    return DeviceTableStatus(answer, spec_, needs, answer == kDeviceTableFull ? fusedrec_table_full_segment(table_) : 0);
+  }
+
+  std::vector<int64_t> Sizes(FusedrecTableTotals* totals) const {
+    std::vector<int64_t> sizes(segments());
+    fusedrec_table_size(table_, sizes.data(), totals);
+    return sizes;
+  }
+
+  template <typename T>
+  static int ToDevice(const TableCall& call, const T* host, int64_t count, T** device) {
+    if (!TakeMemory(call, count, device)) return kDeviceOutOfMemory;
+    return fusedrec_copy_to_device(*device, host, count * sizeof(T), call.stream);
+  }
+
+  const TableSpec spec_;
+  FusedrecDeviceTable* table_ = nullptr;
+};
+
+}  // namespace
+
+absl::Status MakeDeviceTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
+                             std::unique_ptr<Table>* table) {
+  if (spec.host_rows) return HostRowsTable::Make(spec, allocator, stream, table);
+  auto made = std::make_unique<DeviceTable>(spec);
+  const absl::Status opened = made->Open(allocator, stream);
+  if (opened.ok()) *table = std::move(made);
+  return opened;
+}
+
+DeviceTexts::DeviceTexts(const TableSpec& spec) {
+  for (const std::string& text : spec.texts) of_segments.push_back(text.c_str());
+  const auto [wide, scalars] = SlotsOf(spec.rule);
+  const RowFormat format(spec.storage, spec.dim, wide, scalars, false);
+  texts = of_segments.data();
+  segments = static_cast<int64_t>(of_segments.size());
+  chunk_rows = DeviceChunkRows(format.stride());
+}
+
+absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs, int64_t full_segment) {
+  switch (answer) {
+    case 0:
+      return absl::OkStatus();
+    case 1:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "message must hold blocks [counts of ", spec.seeds.size(), " segments | ids] of the sizes in received_splits, "
+          "got counts that do not fit their block, or more than ", kDeviceTableMaxIds, " ids. The table is what it was. ",
+          "Take both from RankPartition, and use smaller batches."));
+    case kDeviceOutOfMemory:
+      if (spec.host_rows) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "a table on a GPU with rows in host memory found no memory for ", needs, ", on the device or such as copies ",
+            "need on the host. No row has another value; ids of the batch may have a row now that they had not. Remedy: ",
+            "smaller batches", spec.hot_rows > 0 ? ", or fewer hot_rows." : "."));
+      }
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,
+          " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, host_rows, or the ",
+          "table in host memory: tf.device('/CPU:0')."));
+    case kDeviceTableFull: {
+      const Limits& limits = spec.limits[full_segment];
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "max_rows of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while the ",
+          "rows of the last ", spec.window, " lookups may not leave",
+          limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
+          ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+    }
+    case kDeviceStale:
+      return RowsAreStale("this training lookup");
+    case kDeviceWaiting:
+      return SumsAreWaiting();
+    case kDeviceBadHandle:
+      return absl::InvalidArgumentError(
+          "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. Nothing "
+          "has changed.");
+    case kDeviceDoubled:
+      return absl::InvalidArgumentError(
+          "handles of an update, and ids of a merge, must be distinct, got one twice. The table is what it was. Take handles "
+          "from one TableLookup, and name each id once.");
+    case kDeviceClockEnds:
+      return ClockEnds();
+    case kDeviceBadInverse:
+      return absl::InvalidArgumentError(
+          "inverse must lie in [0, number of handles). Nothing was updated. Take handles and inverse from one "
+          "TableLookup.");
+  }
+  return absl::InternalError(absl::StrCat("the table on the GPU failed: ", fusedrec_cuda_error_string(answer),
+                                          " (CUDA error ", answer, ")."));
+}
+
+}  // namespace fusedrec

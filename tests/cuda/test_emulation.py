@@ -33,7 +33,7 @@ def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu():
     """TensorFlow gives both the same inputs, right and wrong ones. The GPU kernels run over the emulation."""
     done = libraries.under_sanitizers("tests.cuda.run_op_kernels", str(libraries.build_op_kernels()))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "op_kernels_ranks agrees" in done.stdout
+    assert "op_kernels_memory agrees" in done.stdout
 
 
 @pytest.mark.nightly

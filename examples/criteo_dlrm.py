@@ -17,8 +17,6 @@ import argparse
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
 from tf_fusedrec.metrics import AUC
@@ -101,16 +99,6 @@ def read(path: str, first: int, last: int, batch: int, shuffle: bool) -> tf.data
     return data.map(lambda numbers, lines: parse(path, numbers, lines), tf.data.AUTOTUNE).prefetch(2)
 
 
-class DotInteraction(keras.layers.Layer):
-    """Dot products of all pairs of n vectors: a list of <float>[B, D] becomes <float>[B, n * (n - 1) / 2]."""
-
-    def call(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-        stacked = tf.stack(vectors, axis=1)
-        products = tf.matmul(stacked, stacked, transpose_b=True)
-        pairs = np.flatnonzero(np.tri(len(vectors), k=-1))
-        return tf.gather(tf.reshape(products, [-1, len(vectors) ** 2]), pairs, axis=1)
-
-
 def log_of_known(integers: tf.Tensor) -> tf.Tensor:
     """log(1 + x) of counts; 0 for missing (NaN) and negative ones."""
     known = tf.where(tf.math.is_nan(integers), tf.zeros_like(integers), integers)
@@ -123,11 +111,10 @@ def mlp(widths: Sequence[int], name: str) -> keras.Sequential:
 
 def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.schedules.PipelinedModel:
     """Returns a model from raw log fields to the log odds of a click, so that a server needs no preprocessing."""
-    embedding = fr.FusedEmbedding(
-        tables=[fr.TableConfig(field, dims.get(field, dim), fr.optimizers.Adagrad(learning_rate)) for field in STRINGS],
-        # padding_id gives missing strings a row of zeros.
-        features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],
-    )
+    adagrad = fr.optimizers.Adagrad(learning_rate)
+    tables = [fr.TableConfig(field, dims.get(field, dim), adagrad) for field in STRINGS]
+    # padding_id gives missing strings a row of zeros.
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name, table, padding_id=MISSING) for table in tables])
     integers = keras.Input([len(INTEGERS)], dtype="float32", name="integers")
     strings = keras.Input([len(STRINGS)], dtype="string", name="strings")
     bottom = mlp([64, dim], "bottom")(keras.layers.Lambda(log_of_known, name="log_of_known")(integers))
@@ -137,7 +124,7 @@ def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.sc
         keras.layers.Dense(dim, use_bias=False, name=f"project_{field}")(row) if row.shape[-1] != dim else row
         for field, row in rows.items()
     ]
-    interactions = DotInteraction(name="interactions")([bottom, *vectors])
+    interactions = fr.layers.DotInteraction(name="interactions")([bottom, *vectors])
     top = mlp([128, 64], "top")(keras.layers.Concatenate()([bottom, interactions]))
     return fr.schedules.PipelinedModel({"integers": integers, "strings": strings}, keras.layers.Dense(1)(top))
 

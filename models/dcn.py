@@ -19,6 +19,7 @@ from models.experiment.model_config import DCNConfig
 from models.exposure_model import ExposureModel, network, products
 from models.parts.dense_inputs import DenseInputs
 from tf_fusedrec import keras, tf
+from tf_fusedrec.layers import FeatureCross
 
 
 class DCN(ExposureModel):
@@ -38,7 +39,9 @@ class DCN(ExposureModel):
         name: str = "dcn",
     ):
         super().__init__(config, embedding, catalogue, popularity, name)
-        self.crosses = [Cross(config.cross_rank, name=f"cross_{number}") for number in range(config.cross_layers)]
+        self.crosses = [
+            FeatureCross(config.cross_rank or None, name=f"cross_{number}") for number in range(config.cross_layers)
+        ]
         self.deep = network(config.deep_units, config.dropout, "deep")
         self._columns = self.dense_columns + config.dim * (self.num_vectors + len(self.event_columns))
 
@@ -56,34 +59,3 @@ class DCN(ExposureModel):
         deep = products([columns, *config.deep_units])
         head = products([columns + config.deep_units[-1], len(config.tasks)])
         return tf.cast(self.num_positions(batch) * (config.cross_layers * cross + deep + head), tf.float64)
-
-
-class Cross(keras.layers.Layer):
-    """x_0 * (W x + b) + x, with W = U V for a low rank. L layers make crosses of up to L + 1 columns of x_0.
-
-    Args:
-      rank: Rank r of W. U is [n, r] and V is [r, n]. 0 makes W a full matrix [n, n].
-
-    Call:
-      x_0: <float>[E, n], input of the first layer.
-      x: <float>[E, n], output of the layer before.
-      returns <float>[E, n].
-
-    Source: Wang et al. (2021), equations 1 and 2.
-    """
-
-    def __init__(self, rank: int, **layer_arguments: Any):
-        super().__init__(**layer_arguments)
-        self.rank = rank
-
-    def build(self, input_shape: tf.TensorShape) -> None:
-        columns = input_shape[-1]
-        self.narrow = keras.layers.Dense(self.rank, use_bias=False, name="narrow") if self.rank else None
-        self.wide = keras.layers.Dense(columns, name="wide")
-        super().build(input_shape)
-
-    def call(self, x_0: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        return x_0 * self.wide(x if self.narrow is None else self.narrow(x)) + x
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rank": self.rank}

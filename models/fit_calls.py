@@ -82,8 +82,8 @@ def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str
     growing = GrowingFolder(
         folder,
         marker=data.marker or None,
-        poll_seconds=data.poll_seconds,
-        timeout_seconds=data.timeout_seconds or None,
+        poll_s=data.poll_s,
+        timeout_s=data.timeout_s or None,
         max_partitions=data.max_partitions or None,
         after=after,
     )

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dcn import Cross
 from models.experiment.model_config import GRMConfig
 from models.experiment.ranking_config import ROLES
 from models.exposure_model import products
@@ -32,7 +31,7 @@ from models.parts.group_norm import GroupLayerNorm
 from models.parts.pooled_history import EventProfiles
 from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, jagged, sequence_times
+from tf_fusedrec.layers import FeatureCross, MMoE, PositionEmbedding, jagged, sequence_times
 from tf_fusedrec.ops import SequenceTimes
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
@@ -75,7 +74,9 @@ class GRM(RankingModel):
             GroupLayerNorm(len(KINDS), name=f"group_norm_{number}")
             for number in range(config.num_blocks if config.group_norm else 0)
         ]
-        self.crosses = [Cross(config.cross_rank, name=f"cross_{number}") for number in range(config.cross_layers)]
+        self.crosses = [
+            FeatureCross(config.cross_rank or None, name=f"cross_{number}") for number in range(config.cross_layers)
+        ]
         has_profiles = config.cross_layers and config.profiles
         self.profiles = EventProfiles(config.profiles, name="profiles") if has_profiles else None
         self.cross_dropout = keras.layers.Dropout(config.dropout)

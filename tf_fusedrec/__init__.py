@@ -49,7 +49,7 @@ from tf_fusedrec.config import (
     Zeros,
 )
 from tf_fusedrec.data.fingerprint import hash_strings
-from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding import Embedding, FusedEmbedding
 from tf_fusedrec.exchange.collectives import all_reduce_sum, rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.layers import sync_batch_normalization
@@ -65,6 +65,7 @@ sync_batch_normalization.reduce_by(all_reduce_sum)  # layers know no collectives
 __all__ = [
     "Cluster",
     "Constant",
+    "Embedding",
     "External",
     "FeatureConfig",
     "FusedEmbedding",

@@ -8,10 +8,12 @@ import keyword
 import numbers
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from tf_fusedrec._tf_compat import keras_api
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, keras_api
 from tf_fusedrec.ops.table import check_tables
 from tf_fusedrec.optimizers.rules import Rule, from_dict
 
@@ -98,6 +100,29 @@ class TruncatedNormal(Normal):
 
 
 _INITIALIZERS = {record.__name__: record for record in (Constant, Zeros, Uniform, Normal, TruncatedNormal)}
+
+
+def initializer_record(initializer: Any) -> Initializer | None:
+    """The record with the distribution of an initializer or its Keras name. None if it has none by element."""
+    if isinstance(initializer, Initializer):
+        return initializer
+    kinds = keras.initializers
+    if isinstance(initializer, str):
+        try:
+            initializer = kinds.get(initializer)
+        except ValueError:  # no initializer of Keras has this name
+            return None
+    numbers_of = initializer.get_config() if isinstance(initializer, kinds.Initializer) else {}
+    records = {
+        kinds.Zeros: lambda: Zeros(),
+        kinds.Ones: lambda: Constant(1.0),
+        kinds.Constant: lambda: Constant(float(numbers_of["value"])) if np.ndim(numbers_of["value"]) == 0 else None,
+        kinds.RandomUniform: lambda: Uniform(float(numbers_of["minval"]), float(numbers_of["maxval"])),
+        kinds.RandomNormal: lambda: Normal(float(numbers_of["mean"]), float(numbers_of["stddev"])),
+        kinds.TruncatedNormal: lambda: TruncatedNormal(float(numbers_of["mean"]), float(numbers_of["stddev"])),
+    }
+    make = records.get(type(initializer))  # a subclass may draw from another distribution
+    return None if make is None else make()
 
 
 def check_file_name(what: str, name: Any) -> None:
@@ -215,9 +240,10 @@ class TableConfig:
       name: Name of the table in messages, checkpoints and the seed of initial rows, of at most 200 bytes. Unique.
       dim: Columns of a row, D.
       optimizer: Description of the optimizer: a record of tf_fusedrec.optimizers, or a Keras optimizer with a
-        counterpart there. Backend "tfra" takes any optimizer that TFRA's DynamicEmbeddingOptimizer accepts. Every
-        group trains with its own state.
-      initializer: Distribution of a new row's values.
+        counterpart there, or the name of one, such as "adagrad", with Keras' learning rate. Backend "tfra" takes any
+        optimizer that TFRA's DynamicEmbeddingOptimizer accepts. Every group trains with its own state.
+      initializer: Distribution of a new row's values: a record such as Normal(), or a Keras initializer or its name,
+        such as "zeros". A Keras initializer's seed has no effect; FusedEmbedding has the seed.
       dtype: dtype of the rows that the model gets and the exchange sends: "float32", "float16" or "bfloat16".
       unknown: Row of an unknown id in lookups that do not train (evaluation, prediction, exports). "initial": the row
         with which its training would begin. "zeros": zeros.
@@ -241,7 +267,7 @@ class TableConfig:
     name: str
     dim: int
     optimizer: Any = None
-    initializer: Initializer = Normal()
+    initializer: Any = Normal()
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     unknown: Literal["initial", "zeros"] = "initial"
     trainable: bool = True
@@ -253,12 +279,16 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         check_file_name("TableConfig.name", self.name)
-        if not isinstance(self.initializer, Initializer):
+        initializer = initializer_record(self.initializer)
+        if initializer is None:
             raise ValueError(
-                f"TableConfig.initializer must be one of tf_fusedrec's (Normal, TruncatedNormal, Uniform, Constant, "
-                f"Zeros), got {type(self.initializer).__name__} for table {self.name!r}. A Keras initializer draws the "
-                "same matrix at every lookup, so new ids would get repeated rows."
+                f"TableConfig.initializer must be a record (Normal, TruncatedNormal, Uniform, Constant, Zeros), or a "
+                f"Keras initializer or name with the same distribution for each number, got {self.initializer!r} for "
+                f"table {self.name!r}. Use fr.Uniform(-limit, limit) in place of one that scales by the shape."
             )
+        object.__setattr__(self, "initializer", initializer)
+        if isinstance(self.optimizer, str):
+            object.__setattr__(self, "optimizer", self._keras_optimizer(self.optimizer))
         self._check_values(self)
         if self.external is not None:
             self._check_external(self.external)
@@ -288,7 +318,7 @@ class TableConfig:
             value, path = getattr(record, field.name), prefix + field.name
             kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
             choices = [choice for kind in kinds for choice in typing.get_args(kind) or (kind,)]
-            if Any in kinds or Initializer in kinds:
+            if Any in kinds:
                 continue
             if dataclasses.is_dataclass(value) and type(value) in kinds:
                 self._check_values(value, f"{path}.")
@@ -298,6 +328,15 @@ class TableConfig:
             ):
                 names = ["None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in choices]
                 self._refuse(path, "one of " * (len(names) > 1) + ", ".join(names), value)
+
+    def _keras_optimizer(self, name: str) -> Any:
+        try:
+            return keras.optimizers.get(name)
+        except ValueError:
+            raise ValueError(
+                f"TableConfig.optimizer must be a record, a Keras optimizer or its name, got {name!r} for table "
+                f"{self.name!r}. Example: 'adagrad', or fr.optimizers.RowWiseAdagrad(0.1)."
+            ) from None
 
     def _refuse(self, path: str, wanted: str, got: Any) -> typing.NoReturn:
         raise ValueError(f"TableConfig.{path} must be {wanted}, got {got!r} for table {self.name!r}.")
@@ -368,7 +407,7 @@ class FeatureConfig:
 
     Attributes:
       name: Key of the feature in the layer's inputs and outputs, a word of letters, digits and '_'. Unique.
-      table: Name of the feature's table. Features may share a table.
+      table: The feature's TableConfig, or its name where the layer gets a list of tables. Features may share a table.
       combiner: None keeps one row per id. "sum", "mean" and "sqrtn" pool the rows of a sample, with the optional
         weights of the call. "mean" divides by the sum of weights, "sqrtn" by the root of the sum of their squares.
       output_dtype: dtype of this feature's rows in the exchange and in the model; None: the table's dtype. A 16-bit
@@ -381,13 +420,18 @@ class FeatureConfig:
     """
 
     name: str
-    table: str
+    table: str | TableConfig
     combiner: str | None = None
     output_dtype: str | None = None
     padding_id: int | None = None
 
     def __post_init__(self) -> None:
         check_input_name("FeatureConfig.name", self.name)
+        if not isinstance(self.table, (str, TableConfig)):
+            raise ValueError(
+                f"FeatureConfig.table must be a TableConfig or the name of one, got {self.table!r} for feature "
+                f"{self.name!r}."
+            )
         if self.combiner not in COMBINERS:
             raise ValueError(
                 f"FeatureConfig.combiner must be one of {COMBINERS}, got {self.combiner!r} for feature {self.name!r}."
@@ -402,3 +446,21 @@ class FeatureConfig:
             raise ValueError(
                 f"FeatureConfig.padding_id must be None or an int64, got {self.padding_id!r} for feature {self.name!r}."
             )
+
+
+def named_tables(
+    features: Sequence[FeatureConfig], tables: Sequence[TableConfig] = ()
+) -> tuple[list[FeatureConfig], list[TableConfig]]:
+    """The features with the names of their tables, and all tables: the given ones, then those that features hold."""
+    for name, configs, kind in (("features", features, FeatureConfig), ("tables", tables, TableConfig)):
+        for config in configs:
+            if not isinstance(config, kind):
+                raise ValueError(
+                    f"{name} must hold {kind.__name__} records, got {config!r}. Use FusedEmbedding(features, tables)."
+                )
+    known = list(tables)
+    for feature in features:
+        if isinstance(feature.table, TableConfig) and feature.table not in known:
+            known.append(feature.table)
+    names = [feature.table.name if isinstance(feature.table, TableConfig) else feature.table for feature in features]
+    return [dataclasses.replace(feature, table=name) for feature, name in zip(features, names)], known

@@ -270,7 +270,7 @@ def make_model(size: DeviceSize, compute: Compute, pace: Pace, name: str, schedu
     # The first step of a row is as long as the learning rate, so that a missing update shows in the sums of rows.
     adagrad = fr.optimizers.Adagrad(3e-4, initial_accumulator_value=1e-12)
     table = fr.TableConfig("item", size.dim, adagrad, initializer=fr.TruncatedNormal(stddev=0.02))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")], name=name, **layer)
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table], name=name, **layer)
     for group in embedding.internals.groups:
         group.table = SlowMemory(group.table, pace)  # type: ignore[assignment]
     model = DeviceModel(size, compute, pace, embedding)

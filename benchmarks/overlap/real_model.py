@@ -95,8 +95,8 @@ def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
     }
     table_of = {"history_item": "item", "exposed_item": "item", "history_action": "action"}
     return fr.FusedEmbedding(
-        [fr.TableConfig(name=one, **spec) for one in ("item", "action")],
         [fr.FeatureConfig(name=feature, table=table_of[feature]) for feature in FEATURES],
+        [fr.TableConfig(name=one, **spec) for one in ("item", "action")],
         name=name,
     )
 

@@ -391,7 +391,7 @@ def train_curve(experiment: Mapping[str, Any], backend: str, data: str) -> list[
             adam = keras.optimizers.legacy.Adam(rule.learning_rate, rule.beta_1, rule.beta_2, rule.epsilon)
             tables.append(dataclasses.replace(table, optimizer=adam))
         return fr.FusedEmbedding(
-            tables, features(config.model), seed=config.seed, backend=backend, key_encoding="hash"
+            features(config.model), tables, seed=config.seed, backend=backend, key_encoding="hash"
         )  # fmt: skip
 
     model = training.compiled(config, source, layer)

@@ -174,8 +174,8 @@ def row_fields(folder: pathlib.Path, size: Clicks) -> dict[str, float]:
 def _clicks_model(dim: int) -> keras.Model:
     rule = fr.optimizers.Adam(0.003)
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig(name, dim, rule, fr.Normal(0.0, 0.05)) for name in ("user", "item")],
         [fr.FeatureConfig(name, name) for name in ("user", "item")],
+        [fr.TableConfig(name, dim, rule, fr.Normal(0.0, 0.05)) for name in ("user", "item")],
     )
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("user", "item")}
     rows = embedding(inputs)

@@ -98,7 +98,7 @@ class Native(Variant):
         """With a combiner, the ids are bags <int64>[B, L], and their pooled rows are <float32>[B, D]."""
         initializer = fr.Constant(value=INITIAL_VALUE)
         table = fr.TableConfig("rows", dim, OPTIMIZERS[optimizer](), initializer, **options)
-        self.layer = fr.FusedEmbedding([table], [fr.FeatureConfig(name="ids", table="rows", combiner=combiner)])
+        self.layer = fr.FusedEmbedding([fr.FeatureConfig(name="ids", table="rows", combiner=combiner)], [table])
         super().__init__()
 
     @property

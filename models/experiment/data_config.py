@@ -43,14 +43,14 @@ class DataConfig:
     window: int = 32  # movielens_ranking, table: exposures of a row
     follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
     marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
-    poll_seconds: float = 30.0
-    timeout_seconds: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
+    poll_s: float = 30.0
+    timeout_s: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
     max_partitions: int = 0  # largest number of partitions; 0: all
 
     def __post_init__(self) -> None:
-        check_positive("data.poll_seconds", self.poll_seconds)
-        if not self.timeout_seconds >= 0:
-            raise ValueError(f"data.timeout_seconds must be >= 0, got {self.timeout_seconds}.")
+        check_positive("data.poll_s", self.poll_s)
+        if not self.timeout_s >= 0:
+            raise ValueError(f"data.timeout_s must be >= 0, got {self.timeout_s}.")
         check_at_least("data.max_partitions", self.max_partitions, 0)
         check_choice("data.source", self.source, tuple(SOURCES))
         check_choice("data.bad_rows", self.bad_rows, POLICIES)

@@ -14,8 +14,8 @@ DIM = 2
 def make_model(rate=0.5, tables=("item", "user"), dense_rate=0.25, **options):
     """Returns a model that sums rows, so a row has the same gradient in every step. Features pad with -1."""
     emb = fr.FusedEmbedding(
-        [fr.TableConfig(name, DIM, fr.optimizers.SGD(rate), fr.Constant(0.0)) for name in tables],
         [fr.FeatureConfig(name, name, "sum", padding_id=-1) for name in tables],
+        [fr.TableConfig(name, DIM, fr.optimizers.SGD(rate), fr.Constant(0.0)) for name in tables],
         **options,
     )
     inputs = {name: keras.Input([None], dtype=tf.int64, name=name) for name in tables}
@@ -140,7 +140,7 @@ def test_unsuitable_rates_are_refused():
         (tf.compat.v1.train.GradientDescentOptimizer(0.1), "tfra"),
     ):
         config = fr.TableConfig("item", DIM, optimizer)
-        emb = fr.FusedEmbedding([config], [fr.FeatureConfig("item", "item")], backend=backend)
+        emb = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [config], backend=backend)
         for make in (
             lambda emb: learning_rates.TableLearningRate(emb, lambda epoch, rate: rate),
             learning_rates.ReduceLROnPlateau,

@@ -50,7 +50,7 @@ def state_of(model):
 @pytest.mark.parametrize("kind", [keras.Model, fr.schedules.PipelinedModel])
 def test_every_callback_fits_an_ordinary_model_by_its_defaults(tmp_path, kind):
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("item", "item")]
+        [fr.FeatureConfig("item", "item")], [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
     )
     symbol = {"item": keras.Input([], dtype=tf.int64, name="item")}
     model = kind(symbol, keras.layers.Dense(1)(embedding(symbol)["item"]))
@@ -216,7 +216,7 @@ def epoch_of(embedding, watcher, ids, epoch=0):
 
 def test_evictions_and_what_cannot_be_known():
     config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(eviction="lru", max_rows=100))
-    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config])
     watcher, logs = callbacks.EmbeddingMetrics(embedding), {}
     embedding({"x": tf.range(10)}, training=True)
     watcher.on_epoch_begin(0)
@@ -229,15 +229,15 @@ def test_evictions_and_what_cannot_be_known():
         "table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3, "table_left_out": 0
     }  # fmt: skip
     config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
-    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")], backend="tfra")
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config], backend="tfra")
     logs = epoch_of(embedding, callbacks.EmbeddingMetrics(embedding), {"x": tf.range(3)})
     assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
 
 
 def test_logs_have_totals_and_the_folder_has_each_table_with_its_left_out_rows(tmp_path):
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
         [fr.FeatureConfig(name, name) for name in ("x", "y")],
+        [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
     )
     watcher = callbacks.EmbeddingMetrics(embedding, directory=tmp_path)
     for epoch, bad in enumerate(([2, 3, 3], [], [4])):
@@ -292,7 +292,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, 
     ids, labels = np.arange(4096), random.integers(0, 2, [4096, 1]).astype(np.float32)
     item = keras.Input([], dtype=tf.int64, name="item")
     table = fr.TableConfig("item", 8, optimizer, storage=fr.Storage(dtype=storage))
-    rows = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])({"item": item})["item"]
+    rows = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])({"item": item})["item"]
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.rank", lambda: rank)

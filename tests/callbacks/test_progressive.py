@@ -65,7 +65,7 @@ def trained(path, directory, every, grows):
         writer.start()
     rank, size = fr.rank(), fr.size()
     logs = []
-    for partition in GrowingFolder(path, poll_seconds=0.02, max_partitions=PARTITIONS):
+    for partition in GrowingFolder(path, poll_s=0.02, max_partitions=PARTITIONS):
         folder = ParquetFolder(partition.path, COLUMNS, rank=rank, world_size=size, shuffle_seed=1)
         check_same_files(folder)
         batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=4)

@@ -144,7 +144,7 @@ def test_a_list_of_weights_from_before_the_training_empties_the_tables():
 
 def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
     x = keras.Input([], dtype=tf.int64, name="f")
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], [fr.FeatureConfig("f", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))])
     rows = keras.layers.Dense(1)(embedding({"f": x})["f"])
     model, kept = fr.schedules.PipelinedModel({"f": x}, rows, schedule=fr.schedules.SemiAsync()), []
     model.compile(keras.optimizers.SGD(0.05), "mse")
@@ -160,7 +160,7 @@ def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
 def test_keras_early_stopping_restores_the_tables(schedule):
     """keras-team/keras #12511."""
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], [fr.FeatureConfig("f", "t")], lookups_per_update=2
+        [fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], lookups_per_update=2
     )
     x = keras.Input([], dtype=tf.int64, name="f")
     parts = {"f": x}, keras.layers.Dense(1)(embedding({"f": x})["f"])

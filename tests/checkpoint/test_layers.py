@@ -57,7 +57,7 @@ def test_the_callback_saves_and_restores_all_layers(tmp_path):
 
     def model():
         layers = [
-            fr.FusedEmbedding([fr.TableConfig(n, 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig(n, n)], name=f"of_{n}")
+            fr.FusedEmbedding([fr.FeatureConfig(n, n)], [fr.TableConfig(n, 2, fr.optimizers.SGD(0.1))], name=f"of_{n}")
             for n in ("item", "user")
         ]
         inputs = {n: keras.Input([], dtype=tf.int64, name=n) for n in ("item", "user")}

@@ -94,7 +94,7 @@ def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
     values[second][0] = np.inf
     model.optimizer.set_weights(values)
     model.embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "item")]
+        [fr.FeatureConfig("f", "item")], [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
     )
     with pytest.raises(NotFinite, match="dense weight '.*top/kernel/v:0'"):
         checkpoint.save(tmp_path, model, model.optimizer)
@@ -108,8 +108,8 @@ def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
 def test_rows_of_every_storage_are_looked_at(storage, tmp_path):
     layer = fr.FusedEmbedding(
-        [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage=fr.Storage(dtype=storage))],
         [fr.FeatureConfig("f", "item")],
+        [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage=fr.Storage(dtype=storage))],
     )
     layer({"f": tf.constant([4, 5], tf.int64)})
     (table,) = (group.table for group in layer.internals.groups)

@@ -43,7 +43,7 @@ def make_embedding(name=None, host_rows=False):
         fr.FeatureConfig("past", "item", combiner="mean"),
         fr.FeatureConfig("user", "user"),
     ]
-    embedding = fr.FusedEmbedding(tables, features, name=name)
+    embedding = fr.FusedEmbedding(features, tables, name=name)
     assert len(embedding.internals.groups) == 2
     return embedding
 

@@ -20,7 +20,7 @@ def add(path, name, rows=3, marker="_SUCCESS"):
 
 
 def names(path, **options):
-    options = {"poll_seconds": 0.01, "timeout_seconds": 0, **options}
+    options = {"poll_s": 0.01, "timeout_s": 0, **options}
     return [partition.name for partition in GrowingFolder(path, **options)]
 
 
@@ -38,7 +38,7 @@ def test_complete_partitions_come_in_the_order_of_their_names(tmp_path):
     assert names(tmp_path, after=after) == complete[1:]
     assert names(tmp_path, after=after, max_partitions=6) == complete[1:2]
     assert names(tmp_path, after=after, max_partitions=5) == []
-    first, second = list(GrowingFolder(tmp_path, poll_seconds=1, max_partitions=2))
+    first, second = list(GrowingFolder(tmp_path, poll_s=1, max_partitions=2))
     assert (first.number, second.number) == (0, 1)
     assert second == Partition(1, "day=1/hour=10", f"{tmp_path}/day=1/hour=10")
     assert len(read_lists(ParquetFolder(first.path, COLUMNS))) == 3
@@ -55,7 +55,7 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
 
     found, writer = [], threading.Timer(0.2, write)
     with caplog.at_level(logging.INFO, "tf_fusedrec.data"):
-        for partition in GrowingFolder(tmp_path, poll_seconds=0.02):  # else it would wait for ever
+        for partition in GrowingFolder(tmp_path, poll_s=0.02):  # else it would wait for ever
             found.append(partition.name)
             if len(found) == 1:
                 writer.start()
@@ -64,13 +64,13 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
     assert f"{tmp_path} ends after 3 partitions: _STOP exists" in caplog.text
     with caplog.at_level(logging.INFO, "tf_fusedrec.data"):
         (tmp_path / "_STOP").unlink()
-        assert names(tmp_path, timeout_seconds=0.05) == found
+        assert names(tmp_path, timeout_s=0.05) == found
     assert "ends after 3 partitions: no new partition arrived in 0.05 s" in caplog.text
 
 
 def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
     add(tmp_path, "h=5")
-    growing = iter(GrowingFolder(tmp_path, poll_seconds=0.01, timeout_seconds=0.05))
+    growing = iter(GrowingFolder(tmp_path, poll_s=0.01, timeout_s=0.05))
     assert next(growing).name == "h=5"
     add(tmp_path, "h=4")
     assert list(growing) == []
@@ -79,8 +79,8 @@ def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
 
 def test_refusals(tmp_path, monkeypatch):
     for wrong, message in [
-        ({"poll_seconds": 0}, "poll_seconds must be > 0, got 0"),
-        ({"timeout_seconds": -1}, "timeout_seconds must be >= 0, or None"),
+        ({"poll_s": 0}, "poll_s must be > 0, got 0"),
+        ({"timeout_s": -1}, "timeout_s must be >= 0, or None"),
         ({"max_partitions": 0}, "max_partitions must be >= 1, or None"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -39,7 +39,7 @@ def test_each_public_name_is_on_one_page():
 
 
 def test_public_names_are_few_and_have_one_path():
-    assert len(DOCUMENTED) <= 107  # a new name needs a reason, and perhaps an old one can go
+    assert len(DOCUMENTED) <= 110  # a new name needs a reason, and perhaps an old one can go
     assert len({name.split(".")[-1] for name in DOCUMENTED}) == len(DOCUMENTED)
     with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
         _ = fr.nothing
@@ -61,7 +61,9 @@ def test_public_names_are_few_and_have_one_path():
     ],
 )
 def test_a_class_shows_its_users_no_machinery(shown, base, names):
-    assert [name for name in dir(shown) if name[0] != "_" and not hasattr(base, name)] == names.split()
+    of_keras_3 = {"compute_output_spec"}  # which its layers override
+    shown_names = [name for name in dir(shown) if name[0] != "_" and not hasattr(base, name)]
+    assert [name for name in shown_names if name not in of_keras_3] == names.split()
 
 
 def used(code):

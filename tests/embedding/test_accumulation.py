@@ -26,7 +26,7 @@ RULES = {
 def layer(optimizer, accumulate_steps=1, gradient_op="average", **table):
     config = fr.TableConfig("t", DIM, optimizer, fr.Constant(value=START), **table)
     return fr.FusedEmbedding(
-        [config], [fr.FeatureConfig(name="f", table="t")], accumulate_steps=accumulate_steps, gradient_op=gradient_op
+        [fr.FeatureConfig(name="f", table="t")], [config], accumulate_steps=accumulate_steps, gradient_op=gradient_op
     )
 
 
@@ -109,6 +109,7 @@ def test_bad_numbers_of_steps_are_refused(steps):
         layer(optimizers.SGD(1.0), accumulate_steps=steps)
     with pytest.raises(ValueError, match="accumulate_steps 2 needs backend='native'"):
         fr.FusedEmbedding(
+            [fr.FeatureConfig(name="f", table="t")],
             [fr.TableConfig(name="t", dim=2, optimizer=keras.optimizers.legacy.SGD(1.0))],
-            [fr.FeatureConfig(name="f", table="t")], accumulate_steps=2, backend="tfra",
+            accumulate_steps=2, backend="tfra",
         )  # fmt: skip

@@ -248,7 +248,7 @@ def save_and_load_two_topologies(folder):
         made = keras.Sequential()
         for name, topology in (("flat", fr.Topology()), ("grouped", GROUPED)):
             table = fr.TableConfig(name, 2, fr.optimizers.SGD(0.1))
-            layer = fr.FusedEmbedding([table], [fr.FeatureConfig(name, name)], topology=topology, name=f"of_{name}")
+            layer = fr.FusedEmbedding([fr.FeatureConfig(name, name)], [table], topology=topology, name=f"of_{name}")
             setattr(made, name, layer)
         return made
 
@@ -397,7 +397,7 @@ def test_a_delta_holds_the_rows_that_were_demoted(tmp_path):
             "t", 3, fr.optimizers.Adagrad(0.1), storage=fr.Storage("mixed", True, hot_after=3),
             limits=fr.Limits(frequency_decay_steps=8), record_tombstones=True,
         )  # fmt: skip
-        return fr.FusedEmbedding([config], [fr.FeatureConfig("f", "t")])
+        return fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [config])
 
     def train(ids):
         with tf.GradientTape() as tape:

@@ -11,17 +11,17 @@ def make_layer(**options):
     adagrad = fr.optimizers.Adagrad(0.5)
     return fr.FusedEmbedding(
         [
+            fr.FeatureConfig("history", "item", "mean", padding_id=-1),
+            fr.FeatureConfig("candidate", "item"),
+            fr.FeatureConfig("user", "user"),
+            fr.FeatureConfig("tag", "tag", "sum"),
+        ],
+        [
             fr.TableConfig("item", 4, adagrad),
             fr.TableConfig("user", 4, adagrad),
             fr.TableConfig(
                 "tag", 2, fr.optimizers.SGD(0.1), fr.Zeros(), limits=fr.Limits(max_rows=2000, eviction="lru")
             ),
-        ],
-        [
-            fr.FeatureConfig("history", "item", "mean", padding_id=-1),
-            fr.FeatureConfig("candidate", "item"),
-            fr.FeatureConfig("user", "user"),
-            fr.FeatureConfig("tag", "tag", "sum"),
         ],
         **options,
     )
@@ -62,7 +62,7 @@ def test_other_backends_and_tables(tmp_path):
         fr.TableConfig("word", 4, keras.optimizers.legacy.Adam(0.1)),
         fr.TableConfig("old", 3, tf.compat.v1.train.GradientDescentOptimizer(0.1)),
     ]
-    other = fr.FusedEmbedding(tables, [fr.FeatureConfig(t.name, t.name) for t in tables], backend="tfra")
+    other = fr.FusedEmbedding([fr.FeatureConfig(t.name, t.name) for t in tables], tables, backend="tfra")
     text = other.describe()
     assert "dim 4, float32, read only\n" in text and f"author     2     64  author    external='{tmp_path}/c'" in text
     assert "Adam, learning rate 0.1, Normal(" in text and "GradientDescentOptimizer, Normal(" in text

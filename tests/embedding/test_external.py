@@ -17,8 +17,8 @@ def write_source(folder, *, backend="native", ids=IDS, **table):
     """
     options = {"dim": 4, "optimizer": keras.optimizers.legacy.Adagrad(0.5), **table}
     emb = fr.FusedEmbedding(
-        [fr.TableConfig(name=name, **options) for name in ("user", "item")],
         [fr.FeatureConfig(name=name, table=name) for name in ("user", "item")],
+        [fr.TableConfig(name=name, **options) for name in ("user", "item")],
         backend=backend, key_encoding="hash", name=f"source_{backend}",
     )  # fmt: skip
     with tf.GradientTape() as tape:
@@ -34,7 +34,7 @@ def external(name, folder, table=None, dim=4, **kwargs):
 
 
 def layer(*tables, **kwargs):
-    return fr.FusedEmbedding(tables, [fr.FeatureConfig(name=t.name, table=t.name) for t in tables], **kwargs)
+    return fr.FusedEmbedding([fr.FeatureConfig(name=t.name, table=t.name) for t in tables], tables, **kwargs)
 
 
 def lookup(emb, name, ids):

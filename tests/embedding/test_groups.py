@@ -86,8 +86,11 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"dim": 4.0}, "TableConfig.dim must be int, got 4.0"),
         ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
         ({"dtype": tf.float32}, "TableConfig.dtype must be one of .* got tf.float32"),
-        ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
-        ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
+        ({"initializer": "glorot_uniform"}, "initializer must be a record"),
+        ({"initializer": keras.initializers.Orthogonal()}, "initializer must be a record"),
+        ({"initializer": "no such"}, "initializer must be a record .*got 'no such'"),
+        ({"optimizer": "no such"}, "optimizer must be a record, a Keras optimizer or its name, got 'no such'"),
+        ({"optimizer": None}, "TableConfig.optimizer must be an optimizer, got None"),
         *[
             ({"name": name}, "TableConfig.name must be a non-empty string without '/'.* of at most 200 bytes")
             for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "x" * 201, "ö" * 101, 7)
@@ -106,6 +109,10 @@ def test_wrong_features_and_initializers_are_refused():
     for name in ("größe", "home-town", "a b", "a:b", "a[0]", "_a", "self", "class", "a.b", "a/b", "1a"):
         with pytest.raises(ValueError, match=f"FeatureConfig.name must .* got {re.escape(repr(name))}. Rename it"):
             fr.FeatureConfig(name, "t")
+    with pytest.raises(ValueError, match="FeatureConfig.table must be a TableConfig or the name of one, got 3"):
+        fr.FeatureConfig("f", 3)
+    with pytest.raises(ValueError, match=r"features must hold FeatureConfig records, .*Use FusedEmbedding\("):
+        fr.FusedEmbedding([table("t")], [fr.FeatureConfig("f", "t")])
     with pytest.raises(ValueError, match="FeatureConfig.name must be a non-empty string"):
         fr.FeatureConfig(name="", table="t")
     with pytest.raises(ValueError, match="Uniform.minval must be below maxval"):
@@ -114,3 +121,39 @@ def test_wrong_features_and_initializers_are_refused():
         fr.TruncatedNormal(stddev=-1.0)
     with pytest.raises(ValueError, match="Zeros.value must be 0"):
         fr.Zeros(value=1.0)
+
+
+@pytest.mark.parametrize(
+    ("keras_one", "record"),
+    [
+        ("zeros", fr.Zeros()),
+        ("ones", fr.Constant(1.0)),
+        (keras.initializers.Constant(0.5), fr.Constant(0.5)),
+        ("uniform", fr.Uniform()),
+        (keras.initializers.RandomUniform(-1.0, 2.0, seed=3), fr.Uniform(-1.0, 2.0)),
+        ("normal", fr.Normal()),
+        (keras.initializers.TruncatedNormal(1.0, 0.5), fr.TruncatedNormal(1.0, 0.5)),
+    ],
+)
+def test_initializers_of_keras_become_records(keras_one, record):
+    config = fr.TableConfig("t", 4, "adagrad", keras_one)
+    assert config.initializer == record and type(config.initializer) is type(record)
+    assert isinstance(config.optimizer, keras.optimizers.Adagrad)
+
+
+def test_features_that_hold_their_tables_need_no_list():
+    """Equal to the form with names: tables in the order of the features, a shared one once, after the given ones."""
+    a, b, c = (table(name, optimizer=fr.optimizers.Adagrad(0.1)) for name in "abc")
+    features = [
+        fr.FeatureConfig("x", b),
+        fr.FeatureConfig("y", "a", "mean"),
+        fr.FeatureConfig("z", c),
+        fr.FeatureConfig("w", b),
+    ]
+    layer = fr.FusedEmbedding(features, [a])
+    assert layer.tables == [a, b, c]
+    config = layer.get_config()
+    assert [(f["name"], f["table"]) for f in config["features"]] == [("x", "b"), ("y", "a"), ("z", "c"), ("w", "b")]
+    assert fr.FusedEmbedding.from_config(config).get_config() == config
+    with pytest.raises(ValueError, match=r"Names of tables must be unique, got \['a'\]"):
+        fr.FusedEmbedding([fr.FeatureConfig("x", table("a", dim=3))], [a])

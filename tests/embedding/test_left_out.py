@@ -33,7 +33,7 @@ class Messages(logging.Handler):
 def _layer(rule, **layer):
     tables = [fr.TableConfig(name, DIM, getattr(optimizers, rule)(0.1)) for name in ("item", "user")]
     features = [fr.FeatureConfig("item", "item"), fr.FeatureConfig("user", "user"), fr.FeatureConfig("seen", "item")]
-    return fr.FusedEmbedding(tables, features, **layer)
+    return fr.FusedEmbedding(features, tables, **layer)
 
 
 def _run(rule, bad_label, **layer):

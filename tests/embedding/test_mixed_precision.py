@@ -18,7 +18,7 @@ class Clicks(fr.schedules.PipelinedModel):
     def __init__(self, optimizer):
         super().__init__()
         table = fr.TableConfig("item", 16, optimizer, fr.Uniform(-0.5, 0.5))
-        self.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")], seed=3)
+        self.embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table], seed=3)
         self.blocks = [layers.HSTU(2, 8, 8, max_sequence_length=16, time_encoding="none") for _ in range(2)]
         self.head = keras.layers.Dense(1)
         self.logits = keras.layers.Activation("linear", dtype="float32")  # as in Keras' guide

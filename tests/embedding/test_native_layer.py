@@ -24,7 +24,7 @@ def features_of(tables):
 
 
 def layer(*tables, **kwargs):
-    return fr.FusedEmbedding(tables, features_of(tables), **kwargs)
+    return fr.FusedEmbedding(features_of(tables), tables, **kwargs)
 
 
 def initial(i, name="t", dim=4):

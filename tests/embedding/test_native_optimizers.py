@@ -193,7 +193,7 @@ OF_KERAS = [lambda: new.SGD(0.5), lambda: legacy.SGD(0.5), lambda: new.SGD(tf.Va
 )
 def test_an_assigned_rate_counts_in_traced_functions(make, backend):
     config = fr.TableConfig("t", 1, make(), initializer=fr.Constant(0.0))
-    emb = fr.FusedEmbedding([config], [fr.FeatureConfig("f", "t")], backend=backend)
+    emb = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [config], backend=backend)
 
     @tf.function
     def step():

@@ -13,7 +13,7 @@ def make_layer(output_dtype=None, **arguments):
 
     table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(0.1))
     features = [fr.FeatureConfig("positive", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
-    return fr.FusedEmbedding([table], features, seed=3, **arguments)
+    return fr.FusedEmbedding(features, [table], seed=3, **arguments)
 
 
 def trained(output_dtype, batches, scale=1.0):
@@ -110,7 +110,7 @@ def test_one_dtype_for_all_features_needs_one_lookup(backend):
     def layer(*dtypes):
         table = fr.TableConfig("item", DIM, optimizer=keras.optimizers.legacy.SGD(1.0), initializer=fr.Constant(1.0))
         features = [fr.FeatureConfig(f"f{i}", "item", output_dtype=dtype) for i, dtype in enumerate(dtypes)]
-        return fr.FusedEmbedding([table], features, backend=backend)
+        return fr.FusedEmbedding(features, [table], backend=backend)
 
     narrow = layer("bfloat16", "bfloat16")
     with tf.GradientTape() as tape:

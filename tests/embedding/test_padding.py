@@ -26,8 +26,8 @@ def with_padding(samples, padding_id):
 
 def make_layer(padding_id, combiner=None, optimizer=None, table=None, **kwargs):
     return fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, optimizer or keras.optimizers.legacy.SGD(RATE), **(table or {}))],
         [fr.FeatureConfig("f", "item", combiner, padding_id=padding_id)],
+        [fr.TableConfig("item", DIM, optimizer or keras.optimizers.legacy.SGD(RATE), **(table or {}))],
         **kwargs,
     )
 
@@ -131,7 +131,7 @@ def test_padding_counts_nowhere():
 
 def test_padding_of_one_feature_is_an_id_of_another():
     table = [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE))]
-    emb = fr.FusedEmbedding(table, [fr.FeatureConfig("f", "item", padding_id=-1), fr.FeatureConfig("g", "item", "sum")])
+    emb = fr.FusedEmbedding([fr.FeatureConfig("f", "item", padding_id=-1), fr.FeatureConfig("g", "item", "sum")], table)
     assert "padding_id" in emb.get_config()["features"][0]
     emb = fr.FusedEmbedding.from_config(emb.get_config())
     out = emb({"f": tf.constant([-1, 3]), "g": tf.constant([[-1, 3]])})
@@ -185,8 +185,8 @@ def test_padding_and_masks_follow_sorted_indices():
 
 def test_later_layers_of_keras_honour_the_mask():
     emb = fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE))],
         [fr.FeatureConfig("f", "item", padding_id=-1), fr.FeatureConfig("g", "item", "sum", padding_id=-1)],
+        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE))],
     )
     inputs = {name: keras.Input([None], dtype=tf.int64, name=name) for name in "fg"}
     rows = emb(inputs)
@@ -205,8 +205,8 @@ def test_a_missing_id_of_a_sample_leaves_the_sample_in_the_loss():
     """Keras leaves masked outputs out of the loss, so ids [B] must bring no mask."""
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE), fr.Constant(1.0))],
         [fr.FeatureConfig("f", "item", padding_id=-1)],
+        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE), fr.Constant(1.0))],
     )
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedding(inputs)["f"]))
     model.compile(keras.optimizers.legacy.SGD(0.1), "mse")
@@ -271,8 +271,8 @@ def test_schedules_look_ahead_at_the_same_ids():
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_exports_answer_as_the_model(ops, tmp_path):
     emb = fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE))],
         [fr.FeatureConfig(n, "item", c, padding_id=-1) for n, c in (("f", None), ("g", "mean"), ("h", "sqrtn"))],
+        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE))],
     )
     inputs = {name: keras.Input([3], dtype=tf.int64, name=name) for name in "fg"}
     inputs["h"] = keras.Input([None], dtype=tf.int64, name="h", ragged=True)

@@ -108,8 +108,8 @@ def _train(name, folder):
     pooled = ("sum", "sum") if scenario.is_exact else ("mean", "sqrtn")
     features = [("a", "item", None), ("b", "item", pooled[0]), ("c", "user", None), ("d", "wide", pooled[1])]
     emb = fr.FusedEmbedding(
-        [fr.TableConfig(table, dim, rule, **options) for table, dim in TABLES.items()],
-        [fr.FeatureConfig(*feature) for feature in features], name=name, **scenario.layer,
+        [fr.FeatureConfig(*feature) for feature in features],
+        [fr.TableConfig(table, dim, rule, **options) for table, dim in TABLES.items()], name=name, **scenario.layer,
     )  # fmt: skip
 
     @tf.function(reduce_retracing=True)
@@ -158,7 +158,7 @@ def _read_external(checkpoint):
     from tf_fusedrec import tf
 
     table = fr.TableConfig("author", 4, external=fr.External(checkpoint, table="user"))
-    emb = fr.FusedEmbedding([table], [fr.FeatureConfig("author", "author")], name="external")
+    emb = fr.FusedEmbedding([fr.FeatureConfig("author", "author")], [table], name="external")
     ids = np.arange(-3, 60)[fr.rank() :: fr.size()]
     return dict(zip(ids.tolist(), emb({"author": tf.constant(ids)})["author"].numpy())), emb.export_table("author")[0]
 
@@ -176,7 +176,7 @@ def source(tmp_path_factory):
 
     folder = str(tmp_path_factory.mktemp("source"))
     table = fr.TableConfig("user", 4, fr.optimizers.SGD(0.1))
-    emb = fr.FusedEmbedding([table], [fr.FeatureConfig("user", "user")], name="source")
+    emb = fr.FusedEmbedding([fr.FeatureConfig("user", "user")], [table], name="source")
     rows = emb({"user": tf.range(50)})["user"].numpy()
     fr.checkpoint.save(folder, emb)
     return folder, rows
@@ -249,7 +249,7 @@ def _count_all_to_alls(tables):
     import tf_fusedrec as fr
     from tf_fusedrec import tf
 
-    emb = fr.FusedEmbedding(tables, [fr.FeatureConfig(f"f{table.name}", table.name) for table in tables])
+    emb = fr.FusedEmbedding([fr.FeatureConfig(f"f{table.name}", table.name) for table in tables], tables)
     inputs = {f"f{table.name}": tf.range(5 + i) for i, table in enumerate(tables)}
 
     @tf.function
@@ -283,7 +283,7 @@ def remove_rows():
     from tf_fusedrec import tf
 
     table = fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))
-    emb = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "item")], name="forgets")
+    emb = fr.FusedEmbedding([fr.FeatureConfig("f", "item")], [table], name="forgets")
     emb({"f": tf.range(20)})
     with pytest.raises(ValueError, match="ids to remove from table 'item' are <U1, and must be integers"):
         emb.remove("item", ["7"])

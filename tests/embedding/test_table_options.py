@@ -40,7 +40,7 @@ def layer_of(limits, **options):
         )
         for name, of in zip(NAMES, limits)
     ]  # fmt: skip
-    return fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in NAMES])
+    return fr.FusedEmbedding([fr.FeatureConfig(name, name) for name in NAMES], tables)
 
 
 @pytest.mark.parametrize("place", ["memory", "mixed", "file"])
@@ -99,7 +99,7 @@ def test_rows_beyond_memory_and_a_look_ahead_in_a_graph_change_nothing(rule, row
 
     def made(**options):
         table = fr.TableConfig("t", DIM, rule, **options)
-        return fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")], accumulate_steps=3, name=f"of_{len(options)}")
+        return fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table], accumulate_steps=3, name=f"of_{len(options)}")
 
     def train(layer, batch):
         with tf.GradientTape() as tape:

@@ -32,7 +32,7 @@ def trained_rows() -> dict[str, np.ndarray]:
         )
         for name, (rule, storage) in TABLES.items()
     ]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name, "mean") for name in TABLES])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(name, name, "mean") for name in TABLES], tables)
     generator = np.random.default_rng(0)
     ids = tf.RaggedTensor.from_row_lengths(generator.integers(0, 50, 300), [0, 100, 7, 193])
     for _ in range(3):

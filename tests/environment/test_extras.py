@@ -22,7 +22,7 @@ assert tensorflow.keras.layers.Layer is tf_keras.layers.Layer
 fr.init()
 table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5))
 features = [fr.FeatureConfig("item", "item")]
-embedding = fr.FusedEmbedding([table], features)
+embedding = fr.FusedEmbedding(features, [table])
 ids = keras.Input([], dtype=tf.int64, name="item")
 model = fr.schedules.PipelinedModel(ids, keras.layers.Dense(1)(embedding({"item": ids})["item"]))
 model.compile("sgd", "mse")
@@ -33,7 +33,7 @@ rows = len(embedding.export_table("item")[0])
 
 refused = []
 for call in (lambda: importlib.import_module("tf_fusedrec.tfra"),
-             lambda: fr.FusedEmbedding([fr.TableConfig("item", 8, keras.optimizers.Adam())], features, backend="tfra")):
+             lambda: fr.FusedEmbedding(features, [fr.TableConfig("item", 8, keras.optimizers.Adam())], backend="tfra")):
     try:
         call()
     except ImportError as error:

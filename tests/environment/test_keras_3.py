@@ -16,7 +16,7 @@ LABELS = np.linspace(0, 1, 8, dtype=np.float32)
 @pytest.fixture
 def embedding():
     table = fr.TableConfig("item", 4, optimizers.Adagrad(0.5))
-    return fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+    return fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])
 
 
 def legacy_model(embedding):

@@ -36,7 +36,7 @@ from tf_fusedrec.ops._library import LIBRARY_PATH
 
 assert not any(map(importlib.util.find_spec, ("horovod", "tensorflow_recommenders_addons", "typeguard")))
 table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5), fr.Uniform(-0.1, 0.1))
-embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("items", "item", "mean")])
+embedding = fr.FusedEmbedding([fr.FeatureConfig("items", table, "mean")])
 items = keras.Input([None], ragged=True, dtype=tf.int64, name="items")
 output = keras.layers.Dense(1)(embedding({"items": items})["items"])
 model = fr.schedules.PipelinedModel(items, output)

@@ -22,10 +22,8 @@ def ids_of(steps, rank):
 def make(name, optimizer, topology, table=None, **layer):
     import tf_fusedrec as fr
 
-    return fr.FusedEmbedding(
-        [fr.TableConfig("item", DIM, optimizer, initializer=fr.Uniform(-1, 1), **(table or {}))],
-        [fr.FeatureConfig("item", "item")], topology=topology, name=name, **layer,
-    )  # fmt: skip
+    item = fr.TableConfig("item", DIM, optimizer, initializer=fr.Uniform(-1, 1), **(table or {}))
+    return fr.FusedEmbedding([fr.FeatureConfig("item", item)], topology=topology, name=name, **layer)
 
 
 def step_function(embedding):

@@ -25,7 +25,7 @@ def batches():
 def make_embedding(fr, name):
     rate = fr.optimizers.Adagrad(0.1)
     return fr.FusedEmbedding(
-        [fr.TableConfig("t", 4, rate)], [fr.FeatureConfig("f", "t", combiner="sum")], name=name
+        [fr.FeatureConfig("f", "t", combiner="sum")], [fr.TableConfig("t", 4, rate)], name=name
     )  # fmt: skip
 
 

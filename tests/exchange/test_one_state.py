@@ -46,7 +46,7 @@ def make(fr, keras, tf, kind, rank):
             return x - self.mean
 
     table = fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table])
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f"), "n": keras.Input([1], name="n")}
     adapted = keras.layers.Normalization(name="adapted")
     adapted.adapt(batch_of(rank, 0))

@@ -58,7 +58,7 @@ def _layer(topology, backend="native", wire_dtype=None, **table):
     optimizer = keras.optimizers.legacy.SGD(0.1) if backend == "tfra" else optimizers.SGD(0.1)
     config = fr.TableConfig("item", 4, optimizer, **table)
     return fr.FusedEmbedding(
-        [config], [fr.FeatureConfig("item", "item")], topology=topology, backend=backend, wire_dtype=wire_dtype
+        [fr.FeatureConfig("item", "item")], [config], topology=topology, backend=backend, wire_dtype=wire_dtype
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def make_model() -> tuple[keras.Model, Any]:
             "user", 2, fr.optimizers.Adagrad(0.25, 0.1), dtype="bfloat16", unknown="zeros", record_tombstones=True
         ),
     ]  # fmt: skip
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in ("item", "user")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(name, name) for name in ("item", "user")], tables)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("item", "user")}
     rows = embedding(inputs)
     both = tf.concat([rows["item"], tf.cast(rows["user"], tf.float32)], axis=1)

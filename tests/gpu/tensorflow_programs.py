@@ -23,7 +23,7 @@ def layer(device: str, name: str, table: dict | None = None) -> Any:
         options = {"initializer": fr.Uniform(-1, 1), **(table or {})}
         config = fr.TableConfig("item", DIM, fr.optimizers.Adam(0.1), **options)
         features = [fr.FeatureConfig("item", "item"), fr.FeatureConfig("past", "item", combiner="sum")]
-        return fr.FusedEmbedding([config], features, name=name)
+        return fr.FusedEmbedding(features, [config], name=name)
 
 
 def step_of(embedding: Any, device: str) -> Callable[[Any, Any], Any]:

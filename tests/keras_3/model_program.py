@@ -109,8 +109,8 @@ def read(other, folder, name):
 def keras_file(folder):
     """The largest change of predictions after model.save, keras.models.load_model, and set_weights of get_weights."""
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1))],
         [fr.FeatureConfig("history", "item", combiner="mean"), fr.FeatureConfig("user", "item")],
+        [fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1))],
     )
     inputs = {
         "history": keras.Input([None], dtype="int64", ragged=True, name="history"),

@@ -34,7 +34,7 @@ def embedding(**options: Any) -> fr.FusedEmbedding:
         fr.FeatureConfig("item", "item"), fr.FeatureConfig("history", "item", combiner="mean"),
         fr.FeatureConfig("last", "item", padding_id=0), fr.FeatureConfig("shop", "shop"),
     ]  # fmt: skip
-    return fr.FusedEmbedding(tables, features, **options)
+    return fr.FusedEmbedding(features, tables, **options)
 
 
 def samples(count: int = 160, *, uneven: bool = True) -> tuple[dict[str, Any], np.ndarray]:

@@ -73,7 +73,7 @@ def shared_logits(chosen, source):
 def test_both_readings_of_logit_sharing_against_loops(positions):
     arrays, chosen = retrieval_batch(positions)
     source = negatives.other_positions(tf.constant(positions), 2 * 4, tf.constant([1, 2])).numpy()  # k = 3, R = 4
-    reused = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, reused_from=source)
+    reused = losses.sampled_softmax(*arrays, 0.3, chosen=chosen, reused_from=source)
     expected = sampled_softmax_oracle(*arrays, 0.3, chosen, reused_from=source)
     np.testing.assert_allclose(reused, expected, rtol=1e-12)
     wide = shared_logits(chosen, source)

@@ -77,7 +77,7 @@ def served(inputs):
 
 def export_flat(folder):
     """Exports a model of one table whose output "y" is the rows of the input "x", <int64>[B, 3]."""
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "t")], [fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))])
     inputs = {"x": keras.Input([3], dtype=tf.int64, name="x")}
     fr.export(keras.Model(inputs, keras.layers.Flatten(name="y")(embedding(inputs)["x"])), folder)
     return folder

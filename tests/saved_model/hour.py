@@ -36,7 +36,7 @@ def make_model() -> keras.Model:
         fr.TableConfig("a", DIM, fr.optimizers.SGD(1.0), fr.Constant(INITIAL["a"])),
         fr.TableConfig("b", DIM, fr.optimizers.SGD(1.0), unknown="zeros"),
     ]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig("x", "a"), fr.FeatureConfig("y", "b")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "a"), fr.FeatureConfig("y", "b")], tables)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in "xy"}
     rows = embedding(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, name="score")(tf.concat([rows["x"], rows["y"]], 1)))

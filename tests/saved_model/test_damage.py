@@ -22,7 +22,7 @@ IDS = np.array([-5, 0, 7, 2**40])
 def folders(tmp_path_factory):
     """Makes a base and a delta of each kind of operations, for one small table. tests/fuzz damages more."""
     folder = tmp_path_factory.mktemp("exports")
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "t")], [fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))])
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
     model = keras.Model(inputs, keras.layers.Dense(1, name="y")(embedding(inputs)["x"]))
     model.compile("sgd", "mse")

@@ -127,7 +127,7 @@ def test_refusals(click, tmp_path):
         fr.export(keras.Model(inputs, inputs[1], name="splits"), tmp_path / "served")
     table, feature = fr.TableConfig("twice", 2, fr.optimizers.SGD(0.1)), fr.FeatureConfig("x", "twice")
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
-    rows = [fr.FusedEmbedding([table], [feature], name=name)(inputs)["x"] for name in ("one", "two")]
+    rows = [fr.FusedEmbedding([feature], [table], name=name)(inputs)["x"] for name in ("one", "two")]
     with pytest.raises(ValueError, match="two layers of 'both' have a table 'twice'"):
         fr.export(keras.Model(inputs, rows, name="both"), tmp_path / "served")
     dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))], name="nan")
@@ -148,7 +148,7 @@ def exported(folder):
     answers = {name: output.numpy() for name, output in model(click_model.batch(3), training=False).items()}
     table = fr.TableConfig("item", 2, keras.optimizers.legacy.SGD(0.1), fr.Uniform(-1.0, 1.0))
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("x", "item")], backend="tfra", key_encoding="hash")
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "item")], [table], backend="tfra", key_encoding="hash")
     of_tfra = keras.Model(inputs, keras.layers.Dense(1)(embedding(inputs)["x"]))
     of_tfra.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), "mse")
     fr.collectives.broadcast_variables(of_tfra.variables)

@@ -42,7 +42,7 @@ print("grown", min(in_use[9:]) - min(in_use[1:4]))
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     table = fr.TableConfig("t", DIM, fr.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("x", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "t")], [table])
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
     model = keras.Model(inputs, embedding(inputs)["x"])
     rows = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)

@@ -23,8 +23,8 @@ def exports(tmp_path_factory):
     """Exports version 1, and version 2 as deltas. Returns the folder, the true rows, and what fr.export takes."""
     folder = tmp_path_factory.mktemp("rows")
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig(name, 5, fr.optimizers.SGD(0.1), **of) for name, of in TABLES.items()],
         [fr.FeatureConfig(name, name) for name in TABLES],
+        [fr.TableConfig(name, 5, fr.optimizers.SGD(0.1), **of) for name, of in TABLES.items()],
     )
     ids = keras.Input([], dtype=tf.int64, name="ids")
     model = keras.Model(ids, keras.layers.Dense(1)(tf.cast(embedding({"wide": ids})["wide"], tf.float32)))

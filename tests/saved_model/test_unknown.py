@@ -29,7 +29,7 @@ def make_model():
         for name, (kind, rule) in ((name, name.split("_")) for name in NAMES)
     ]
     tables.append(fr.TableConfig("empty", 5, fr.optimizers.SGD(1.0), unknown="zeros"))
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name, table.name) for table in tables])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name, table.name) for table in tables], tables)
     ids = keras.Input([], dtype=tf.int64, name="ids")
     head = keras.layers.Dense(1, "sigmoid", name="click")
 

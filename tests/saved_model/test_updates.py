@@ -26,7 +26,7 @@ def make_model():
         fr.TableConfig("b", 2, fr.optimizers.SGD(0.5), unknown="zeros"),
         fr.TableConfig("c", 3, fr.optimizers.SGD(0.5), fr.Uniform(-1.0, 1.0), dtype="bfloat16"),
     ]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name[0], table.name) for table in tables])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name[0], table.name) for table in tables], tables)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in "abc"}
     rows = embedding(inputs)
     hidden = tf.concat([rows["a"], rows["b"], tf.cast(rows["c"], tf.float32)], 1)

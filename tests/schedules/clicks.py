@@ -14,12 +14,12 @@ DIM, UNITS = 4, 8
 def make_embedding(rule="Adam", table=None, **layer):
     table = {"optimizer": getattr(optimizers, rule)(0.1), "initializer": fr.Uniform(-1, 1), **(table or {})}
     return fr.FusedEmbedding(
-        [fr.TableConfig(name, DIM, **table) for name in ("item", "user")],
         [
             fr.FeatureConfig(name="item", table="item"),
             fr.FeatureConfig(name="past", table="item", combiner="mean"),
             fr.FeatureConfig(name="user", table="user"),
         ],
+        [fr.TableConfig(name, DIM, **table) for name in ("item", "user")],
         **layer,
     )
 

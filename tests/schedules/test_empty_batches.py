@@ -67,8 +67,8 @@ def make_model(kind):
     }  # fmt: skip
     keras.utils.set_random_seed(3)
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.1), initializer=fr.Uniform(-1, 1))],
         [fr.FeatureConfig("item", "item"), fr.FeatureConfig("past", "item", combiner="mean")],
+        [fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.1), initializer=fr.Uniform(-1, 1))],
         accumulate_steps=2 if kind == "plain" else 1,
         name=f"embedding_{kind}",
     )
@@ -213,7 +213,7 @@ def test_a_synchronised_normalization_without_samples_on_any_rank_keeps_its_stat
 def test_rows_that_belong_to_no_sample_get_no_gradient_of_an_empty_batch():
     table = fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))
     model = fr.schedules.PipelinedModel()
-    model.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+    model.embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])
     with Guard(model, tf.zeros([0, 2])):
         with tf.GradientTape() as tape:
             rows = model.embedding({"item": tf.range(3)})["item"]

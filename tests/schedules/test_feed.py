@@ -80,7 +80,7 @@ class Twin(PipelinedModel):
         super().__init__(schedule=RouteAhead())
         self.rows = [
             fr.FusedEmbedding(
-                [fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")], name=f"e{i}"
+                [fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))], name=f"e{i}"
             )
             for i in range(embeddings)
         ]

@@ -101,7 +101,7 @@ class Tower(PipelinedModel):
         super().__init__(schedule=schedule)
         keras.utils.set_random_seed(5)
         self.rows = fr.FusedEmbedding(
-            [fr.TableConfig("t", 4, optimizers.Adam(0.1), fr.Uniform(-1, 1))], [fr.FeatureConfig(name="f", table="t")]
+            [fr.FeatureConfig(name="f", table="t")], [fr.TableConfig("t", 4, optimizers.Adam(0.1), fr.Uniform(-1, 1))]
         )
         self.plain = keras.layers.Embedding(9, 4)
         self.out = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))

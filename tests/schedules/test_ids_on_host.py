@@ -40,7 +40,7 @@ def _facts():
             fr.FeatureConfig("user", "user"),
         ]
         with mock.patch.object(places, "on_gpu", lambda: True):
-            return fr.FusedEmbedding(tables, features)
+            return fr.FusedEmbedding(features, tables)
 
     def facts(schedule, host_rows):
         optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
@@ -114,7 +114,7 @@ def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are
         for name in ("host", "gpu")
     ]
     features = [fr.FeatureConfig(table.name, table.name, combiner="sum", padding_id=0) for table in tables]
-    layer, seen = fr.FusedEmbedding(tables, features), {}
+    layer, seen = fr.FusedEmbedding(features, tables), {}
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int32), tf.TensorSpec([None, 3], tf.float32)])
     def call(ids, weights):

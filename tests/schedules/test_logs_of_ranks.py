@@ -26,7 +26,7 @@ def make_ends(keras):
 def make(fr, keras, tf, loss, metrics=(), weighted=()):
     """Returns a model of fixed weights: all rates are 0, also in the tables."""
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("t", 4, fr.optimizers.SGD(0.0), fr.Uniform(-2, 2))], [fr.FeatureConfig("f", "t")], name="fixed"
+        [fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.0), fr.Uniform(-2, 2))], name="fixed"
     )  # fmt: skip
     keras.utils.set_random_seed(1)
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}

@@ -153,7 +153,7 @@ def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
 def test_a_functional_model_of_one_feature_tells_its_lookup():
     """Keras unwraps a list of one output, but the one call must stay a list."""
     embedding = fr.FusedEmbedding(
-        [fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("item", "item")]
+        [fr.FeatureConfig("item", "item")], [fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))]
     )  # fmt: skip
     item = keras.Input([], dtype="int64", name="item")
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(embedding({"item": item})["item"]))

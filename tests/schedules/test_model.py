@@ -41,7 +41,7 @@ class Tower(keras.layers.Layer):
     def __init__(self, **named):
         super().__init__()
         self.embedding = fr.FusedEmbedding(
-            [fr.TableConfig(self.name, 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", self.name)], **named
+            [fr.FeatureConfig("f", self.name)], [fr.TableConfig(self.name, 4, fr.optimizers.SGD(0.1))], **named
         )
 
 
@@ -81,7 +81,7 @@ class Branching(keras.layers.Layer):
 def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
     ids = keras.Input([], dtype=tf.int64)
     table = fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table])
     hidden = keras.layers.SpectralNormalization(keras.layers.Dense(4))(embedding({"f": ids})["f"])  # it branches, too
     outputs = keras.layers.Dense(1)(Branching()(hidden))
     model, traces = PipelinedModel(ids, outputs, schedule=schedule), []
@@ -98,7 +98,7 @@ def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
 )
 def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, optimizer, tmp_path):
     table = fr.TableConfig("t", 4, fr.optimizers.Adam(0.1), fr.Uniform(-1, 1))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table])
     ids = keras.Input([], dtype=tf.int64)
     model = PipelinedModel(ids, keras.layers.Dense(1)(embedding({"f": ids})["f"]), schedule=schedule)
     model.compile(optimizer(0.1), "mse")

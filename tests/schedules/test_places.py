@@ -76,7 +76,7 @@ def make_layer(fields, lookups=1):
     if "external" in records:  # a model trains tables of its own, too
         tables.append(fr.TableConfig("own", 2, optimizers.SGD(0.1)))
     features = [fr.FeatureConfig(table.name, table.name) for table in tables]
-    return fr.FusedEmbedding(tables, features, lookups_per_update=lookups)
+    return fr.FusedEmbedding(features, tables, lookups_per_update=lookups)
 
 
 def refusal(make):

@@ -17,7 +17,7 @@ class Clicks(PipelinedModel):
     def __init__(self, planned, calls=1):
         super().__init__(schedule=FrozenWindow(1))
         tables = [fr.TableConfig(name, 4, fr.optimizers.SGD(0.1)) for name in ("item", "user")]
-        self.embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name, table.name) for table in tables])
+        self.embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name, table.name) for table in tables], tables)
         self.planned, self.calls = planned, calls
 
     def call(self, x):
@@ -71,7 +71,7 @@ class Prefixed(PipelinedModel):
     def __init__(self, schedule, before):
         super().__init__(schedule=schedule)
         table = fr.TableConfig("item", 4, fr.optimizers.Adam(0.1))
-        self.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+        self.embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])
         self.before, self.out = before, keras.layers.Dense(1)
         self.norm, self.dense = keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(5)
         self.words = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
@@ -167,7 +167,7 @@ def test_ids_that_another_run_may_change_are_refused_by_name(before, schedule, c
 def test_a_random_layer_before_the_lookup_of_a_functional_model_is_refused_by_name():
     ids = keras.Input([], dtype=tf.int64)
     noise = keras.layers.Lambda(lambda v: v + tf.random.uniform(tf.shape(v), maxval=9, dtype=tf.int64), name="noise")
-    embedding = fr.FusedEmbedding([fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))])
     outputs = keras.layers.Dense(1)(embedding({"f": noise(ids)})["f"])
     model = PipelinedModel(ids, outputs, schedule=FrozenWindow(1))
     model.compile("sgd", "mse")

@@ -34,7 +34,7 @@ class Export(NamedTuple):
 def served_model() -> tuple[keras.Model, Any]:
     """Returns a model that looks up rows of ids, and its embedding. The rows come from checkpoints."""
     tables = [table_config(name, momentum=0.0, tier_folder="") for name in TABLES]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in TABLES], seed=SEED)
+    embedding = fr.FusedEmbedding([fr.FeatureConfig(name, name) for name in TABLES], tables, seed=SEED)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in TABLES}
     rows = embedding(inputs)
     return keras.Model(inputs, tf.concat([rows[name] for name in TABLES], axis=1)), embedding

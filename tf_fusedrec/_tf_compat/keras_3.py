@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -119,9 +120,11 @@ def modules_of(model: Any) -> Sequence[Any]:
     return model._flatten_layers()
 
 
-def unique_layer_name(class_name: str) -> str | None:
-    """None: Keras gives the name."""
-    return None
+def unique_layer_name(class_name: str) -> str:
+    """The name that Keras would give the next layer of this class."""
+    base = re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
+    number = keras.backend.get_uid(base) - 1
+    return f"{base}_{number}" if number else base
 
 
 def loss_scale(optimizer: Any) -> Any:

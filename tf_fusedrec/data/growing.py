@@ -1,6 +1,6 @@
 """A growing folder: partitions (hours, days) that arrive during training, in the same order on all ranks.
 
-    for partition in GrowingFolder("clicks", poll_seconds=30):
+    for partition in GrowingFolder("clicks", poll_s=30):
         folder = ParquetFolder(partition.path, columns, rank=rank, world_size=ranks)
         check_same_files(folder)
         batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=4096)
@@ -42,7 +42,7 @@ class GrowingFolder:
     """Iterates over the complete partitions of a folder, in the order of their names, and waits for the next.
 
     Rank 0 polls the folder and broadcasts the result. All ranks get the same partitions and must iterate together. The
-    iteration ends at the file _STOP, after max_partitions, or after timeout_seconds without a new partition.
+    iteration ends at the file _STOP, after max_partitions, or after timeout_s without a new partition.
 
     A late partition, which arrives after its successor in the order, is skipped with a warning in the log. With
     `after`, all partitions up to it are skipped, too.
@@ -50,8 +50,8 @@ class GrowingFolder:
     Args:
       path, filesystem: See ParquetFolder.
       marker: Name of the file that marks a complete partition; None takes every folder with Parquet files.
-      poll_seconds: Seconds between two polls, > 0.
-      timeout_seconds: Seconds to wait for one partition; None waits forever.
+      poll_s: Seconds between two polls, > 0.
+      timeout_s: Seconds to wait for one partition; None waits forever.
       max_partitions: Number of partitions in all, including the partitions of an earlier job; None for all.
       after: Last partition of an earlier job, to resume after it.
 
@@ -71,20 +71,20 @@ class GrowingFolder:
         path: str | os.PathLike,
         *,
         marker: str | None = "_SUCCESS",
-        poll_seconds: float = 30.0,
-        timeout_seconds: float | None = None,
+        poll_s: float = 30.0,
+        timeout_s: float | None = None,
         max_partitions: int | None = None,
         after: Partition | None = None,
         filesystem: fs.FileSystem | None = None,
     ) -> None:
-        if not poll_seconds > 0:
-            raise ValueError(f"poll_seconds must be > 0, got {poll_seconds}.")
-        if timeout_seconds is not None and timeout_seconds < 0:
-            raise ValueError(f"timeout_seconds must be >= 0, or None to wait for ever, got {timeout_seconds}.")
+        if not poll_s > 0:
+            raise ValueError(f"poll_s must be > 0, got {poll_s}.")
+        if timeout_s is not None and timeout_s < 0:
+            raise ValueError(f"timeout_s must be >= 0, or None to wait for ever, got {timeout_s}.")
         if max_partitions is not None and max_partitions < 1:
             raise ValueError(f"max_partitions must be >= 1, or None for all, got {max_partitions}.")
         self._path, self._filesystem, self._marker = os.fspath(path).rstrip("/"), filesystem, marker
-        self._poll_seconds, self._timeout, self._most = poll_seconds, timeout_seconds, max_partitions
+        self._poll_s, self._timeout, self._most = poll_s, timeout_s, max_partitions
         self._last = after
         self._seen: set[str] = set()  # names of yielded and skipped partitions
 
@@ -110,7 +110,7 @@ class GrowingFolder:
                 raise ValueError(error)
             if name is not None or has_ended:
                 return name
-            time.sleep(self._poll_seconds)
+            time.sleep(self._poll_s)
 
     def _poll(self, waited: float) -> tuple[str | None, bool, str | None]:
         """Polls the folder. Returns (name of the next partition, whether the folder has ended, error message)."""

@@ -35,7 +35,7 @@ def train() -> dict[str, Any]:
     rank, size = collectives.rank(), collectives.size()
     keras.utils.set_random_seed(0)
     table = TableConfig("item", _DIM, optimizers.Adagrad(0.5))
-    embedding = FusedEmbedding([table], [FeatureConfig("item", "item")])
+    embedding = FusedEmbedding([FeatureConfig("item", "item")], [table])
     item = keras.Input([], dtype=tf.int64, name="item")
     model = PipelinedModel(item, keras.layers.Dense(1)(embedding({"item": item})["item"]))
     model.compile(distributed_optimizer(keras.optimizers.SGD(0.5)), "mse")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, outside_clusters, tf
-from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.config import FeatureConfig, TableConfig, named_tables
 from tf_fusedrec.embedding import describe
 from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
 from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
@@ -149,6 +149,7 @@ class Internals:
                 TableGroup(layer_name, config, options, self.layout) for config in group_tables(tables, features)
             ]
         self.hooks: CallHooks = _DefaultHooks()
+        self.takes_tensor = False  # True for Embedding, whose calls have one feature without its name
         self.steps: weakref.WeakKeyDictionary[tf.Graph, TrainingCalls] = weakref.WeakKeyDictionary()
         self._calls: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
 
@@ -171,10 +172,14 @@ class Internals:
         for group in self.groups:
             group.table.check_deferrable(steps)
 
-    def flat_features(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
-    ) -> dict[str, FlatFeature]:
+    def by_feature(self, value: Any) -> Any:
+        """Inputs, weights or a mask of a call, by feature."""
+        named = value is None or isinstance(value, Mapping) or not self.takes_tensor
+        return value if named else {next(iter(self.features)): value}
+
+    def flat_features(self, inputs: Any, weights: Any, mask: Any) -> dict[str, FlatFeature]:
         """The inputs of a call, flattened by feature. Raises ValueError as the call."""
+        inputs, weights, mask = map(self.by_feature, (inputs, weights, mask))
         tables = {feature.name: group.table for group in self.all_groups for feature in group.config.features}
         return flatten_inputs(self._layer_name, self.features, inputs, weights or {}, mask or {}, tables)
 
@@ -237,8 +242,8 @@ class FusedEmbedding(keras.layers.Layer):
     Every call is collective. All ranks call the layer equally often, with no ids if need be.
 
     Args:
-      tables: TableConfig of each table.
       features: FeatureConfig of each feature.
+      tables: TableConfig of each table that features name. Features may hold their TableConfig instead.
       seed: Seed of the initial rows, which are a pure function of (seed, table name, id).
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer averages dense gradients, or "sum", as TFRA does.
         The topology rule "weight_sync" averages or sums over the ranks of a group.
@@ -282,7 +287,7 @@ class FusedEmbedding(keras.layers.Layer):
 
     Examples:
       >>> item = fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1))
-      >>> layer = fr.FusedEmbedding([item], [fr.FeatureConfig("history", "item", combiner="mean")])
+      >>> layer = fr.FusedEmbedding([fr.FeatureConfig("history", item, combiner="mean")])
       >>> with tf.GradientTape() as tape:
       ...     rows = layer({"history": tf.ragged.constant([[3, 5], [], [3]], dtype=tf.int64)})["history"]
       ...     loss = tf.reduce_sum(rows**2)
@@ -293,8 +298,8 @@ class FusedEmbedding(keras.layers.Layer):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
         features: Sequence[FeatureConfig],
+        tables: Sequence[TableConfig] = (),
         *,
         seed: int = 0,
         gradient_op: str = "average",
@@ -312,6 +317,7 @@ class FusedEmbedding(keras.layers.Layer):
         self.supports_masking = True
         self.supports_jit = False  # lookups have no XLA kernels; Keras 3 then chooses no jit_compile
         collectives.check_init()
+        features, tables = named_tables(features, tables)
         options = LayerOptions(
             seed=seed,
             gradient_op=gradient_op,

@@ -1,12 +1,13 @@
-"""Keras layers over ragged sequences, the dense side of a generative recommender.
+"""Keras layers over ragged sequences and feature vectors, the dense side of a recommender.
 
 Reading order: jagged (rows of different length), positions (the input), hstu with relative_bias and gated_output, fuxi,
-sasrec, mmoe, attention_state (for servers that keep users' states). tf_fusedrec/ops/attention.py computes the
-attention. stock_attention.py replaces it for serving without our ops.
+sasrec, mmoe, interactions (of dense vectors). base.py has the states that servers keep of users.
+tf_fusedrec/ops/attention.py computes the attention. stock_attention.py replaces it for serving without our ops.
 """
 
 from tf_fusedrec.layers.fuxi import FuXi
 from tf_fusedrec.layers.hstu import HSTU
+from tf_fusedrec.layers.interactions import DotInteraction, FeatureCross
 from tf_fusedrec.layers.jagged import interleave
 from tf_fusedrec.layers.mmoe import MMoE
 from tf_fusedrec.layers.positions import PositionEmbedding, PositionTimeEmbedding
@@ -24,6 +25,8 @@ from tf_fusedrec.ops import (
 
 __all__ = [
     "BucketTable",
+    "DotInteraction",
+    "FeatureCross",
     "FuXi",
     "HSTU",
     "MMoE",

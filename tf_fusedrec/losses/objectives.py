@@ -101,6 +101,7 @@ def sampled_softmax(
       >>> loss = fr.losses.global_mean(nll, name="loss")
     """
     _check_temperature(temperature)
+    negatives, negative_ids = tf.convert_to_tensor(negatives), tf.convert_to_tensor(negative_ids)
     if negatives.shape.rank != 2 or negative_ids.shape.rank != 1:
         raise ValueError(
             f"negatives must be [U, D] and negative_ids [U], got {negatives.shape} and {negative_ids.shape}. "

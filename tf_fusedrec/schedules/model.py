@@ -47,7 +47,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     Examples:
       >>> item = fr.TableConfig("item", dim=4, optimizer=fr.optimizers.Adagrad(0.1), record_tombstones=True)
-      >>> embedding = fr.FusedEmbedding([item], [fr.FeatureConfig("item", table="item")])
+      >>> embedding = fr.FusedEmbedding([fr.FeatureConfig("item", item)])
       >>> inputs = {"item": keras.Input([], dtype=tf.int64, name="item")}
       >>> score = keras.layers.Dense(1)(embedding(inputs)["item"])
       >>> model = fr.schedules.PipelinedModel(inputs, score, schedule="sync")
@@ -207,7 +207,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     def _accumulate_gradients(self) -> None:
         """Lets the optimizer of the dense weights train after as many steps as the tables."""
-        steps = {embedding.get_config()["accumulate_steps"] for embedding in embeddings_of(self)}
+        steps = {embedding.internals.options.accumulate_steps for embedding in embeddings_of(self)}
         if len(steps) > 1:
             raise ValueError(
                 f"FusedEmbeddings of {self.name!r} have accumulate_steps {sorted(steps)}. Use the same number for "

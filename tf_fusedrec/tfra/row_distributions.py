@@ -8,13 +8,13 @@ portable.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.config import Constant, Normal, TruncatedNormal, Uniform, Zeros, initializer_record
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tfra.table import tensor_mix64
 
@@ -72,17 +72,10 @@ def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Dis
         )
     if isinstance(initializer, kinds.VarianceScaling):
         return _variance_scaling(initializer, max(rows, 1), dim)
-    if type(initializer) in (kinds.Zeros, kinds.Ones, kinds.Constant):
-        value: Any = {kinds.Zeros: 0.0, kinds.Ones: 1.0}.get(type(initializer))
-        value = initializer.value if value is None else value
-        return _uniform(float(value), float(value)) if np.ndim(value) == 0 else None
-    makers = {kinds.RandomUniform: _uniform, kinds.RandomNormal: _normal, kinds.TruncatedNormal: _truncated_normal}
-    make = makers.get(type(initializer))
-    if make is None:
-        return None
-    config = initializer.get_config()
-    names = ("minval", "maxval") if make is _uniform else ("mean", "stddev")
-    return make(*(float(config[name]) for name in names))
+    record = initializer_record(initializer)
+    makers = {Constant: lambda value: _uniform(value, value), Uniform: _uniform, Normal: _normal}
+    make = {**makers, Zeros: makers[Constant], TruncatedNormal: _truncated_normal}.get(type(record))
+    return None if make is None else make(*dataclasses.astuple(record))
 
 
 def seed_of(initializer: Any, layer: str) -> int:

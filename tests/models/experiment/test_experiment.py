@@ -44,7 +44,7 @@ def test_overrides_are_yaml(tmp_path):
 RETRIEVAL = "task=retrieval; data.source=synthetic-retrieval; "
 # Bounds of fields, by the fields that they need.
 BOUNDS = {
-    "": "seed>=0 model.dim>=1 model.profiles>=0 data.max_partitions>=0 data.poll_seconds>0 data.timeout_seconds>=0 "
+    "": "seed>=0 model.dim>=1 model.profiles>=0 data.max_partitions>=0 data.poll_s>0 data.timeout_s>=0 "
     "train.epochs>=1 train.target_tokens>=1 train.accumulate_steps>=1 train.progressive_steps>=0 train.patience>=0 "
     "train.quadratic_cost>=0 train.learning_rate>0 train.epsilon>0 evaluate.target_tokens>=1 embedding.groups>=1 "
     "embedding.sync_every>=1 embedding.learning_rate>0 embedding.stddev>0",

@@ -52,7 +52,7 @@ class Trained:
     def __init__(self, folder):
         table = fr.TableConfig("item", 4, fr.optimizers.SGD(1.0), fr.Normal(0.0, 1.0))
         features = [fr.FeatureConfig("history", "item", "mean"), fr.FeatureConfig("shown", "item")]
-        embedding = fr.FusedEmbedding([table], features)
+        embedding = fr.FusedEmbedding(features, [table])
         inputs = {
             "history": keras.Input([None], ragged=True, dtype=tf.int64, name="history"),
             "shown": keras.Input([2], dtype=tf.int64, name="shown"),

@@ -44,7 +44,7 @@ def test_records_and_schema_have_the_same_choices_and_scopes():
 def test_numbers_of_numpy_are_taken():
     uniform = fr.Uniform(np.float32(-0.1), np.float32(0.1))
     table = fr.TableConfig("t", np.int64(2).item(), fr.optimizers.SGD(0.1, momentum=np.float32(0.9)), uniform)
-    layer = fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")])
+    layer = fr.FusedEmbedding([fr.FeatureConfig("t", "t")], [table])
     assert np.abs(layer({"t": np.array([1])})["t"]).max() <= 0.1
 
 

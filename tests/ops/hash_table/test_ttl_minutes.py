@@ -98,4 +98,4 @@ def test_replicas_and_gpus_are_refused():
     table = fr.TableConfig("t", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(ttl_minutes=5))
     assert "must be 0 on a GPU" in ops.check_tables([table.record()], "device")
     with pytest.raises(ValueError, match="limits.ttl_minutes of table 't' is 5 .* Use limits.ttl, or Topology"):
-        fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], topology=fr.Topology(2))
+        fr.FusedEmbedding([fr.FeatureConfig("t", "t")], [table], topology=fr.Topology(2))

@@ -226,7 +226,7 @@ def test_the_time_of_dense_compute_has_the_backward_pass_in_it():
         )
 
     table = fr.TableConfig("item", 8, fr.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])
     item = keras.Input([], dtype=tf.int64, name="item")
     outputs = keras.layers.Dense(1)(keras.layers.Lambda(counted)(embedding({"item": item})["item"]))
     model = fr.schedules.PipelinedModel({"item": item}, outputs)

@@ -156,7 +156,7 @@ def plan(
             "their exchanges. Use trainable = True for a layer with tables of this model."
         )
     workload = Workload(measure(model, sample, cluster.ranks), lookups, table_bytes)
-    wire = required_embeddings(model)[0].get_config()["wire_dtype"]
+    wire = required_embeddings(model)[0].internals.options.wire_dtype
     wires = list(dict.fromkeys([wire, "bfloat16"] if "bfloat16_wire" in tolerate else [wire]))
     forecasts = [
         forecast

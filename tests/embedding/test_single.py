@@ -1,0 +1,55 @@
+"""fr.Embedding is FusedEmbedding for one feature: rows, training, masks, schedules and configs."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, tf
+
+
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_rows_and_training_are_those_of_the_fused_layer(combiner):
+    single = fr.Embedding(4, fr.optimizers.SGD(0.5), combiner, name=f"item_{combiner}")
+    table = fr.TableConfig(f"item_{combiner}", 4, fr.optimizers.SGD(0.5))
+    fused = fr.FusedEmbedding([fr.FeatureConfig("f", table, combiner)])
+    ids = tf.ragged.constant([[3, 5], [], [3, 3]], dtype=tf.int64)
+    results = []
+    for layer, call in ((single, single), (fused, lambda ids: fused({"f": ids})["f"])):
+        with tf.GradientTape() as tape:
+            rows = call(ids)
+            loss = tf.reduce_sum((rows if combiner else rows.values) ** 2)
+        tape.gradient(loss, layer.trainable_variables)
+        results.append((rows, *layer.export_table(table.name)))
+    for mine, theirs in zip(*results):
+        assert np.array_equal(mine.values if hasattr(mine, "values") else mine, getattr(theirs, "values", theirs))
+    rows = single(ids, training=False)
+    assert type(rows) is type(results[0][0]) and rows.shape.as_list() == results[0][0].shape.as_list()
+
+
+def test_padding_reaches_later_layers_as_a_mask():
+    layer = fr.Embedding(2, "adagrad", padding_id=-1, initializer="ones")
+    rows = layer(tf.constant([[3, 5, -1], [7, -1, -1]]))
+    assert keras.layers.GlobalAveragePooling1D()(rows).numpy().tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert layer.compute_mask(tf.constant([[3, -1]])).numpy().tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("schedule", ["sync", "nested(2)"])
+def test_two_of_them_train_in_a_model_whose_config_rebuilds_them(schedule):
+    inputs = [keras.Input([], dtype=tf.int64, name=name) for name in ("user", "item")]
+    options = {"limits": fr.Limits(max_rows=100, eviction="lru"), "initializer": "zeros"}
+    layers = [fr.Embedding(4, fr.optimizers.Adagrad(0.5), name=f"{i.name}_{schedule[:4]}", **options) for i in inputs]
+    score = keras.layers.Dense(1)(keras.layers.Concatenate()([layer(i) for layer, i in zip(layers, inputs)]))
+    model = fr.schedules.PipelinedModel(inputs, score, schedule=schedule)
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.1)), loss="mse")
+    ids = np.arange(64)
+    history = model.fit([ids % 8, ids % 4], (ids % 4).astype(np.float32), batch_size=16, epochs=20, verbose=0).history
+    assert history["loss"][-1] < 0.2 * history["loss"][0]
+    assert [len(layer.export_table(layer.name)[0]) for layer in layers] == [8, 4]
+    for layer in layers:
+        again = fr.Embedding.from_config(layer.get_config())
+        assert again.get_config() == layer.get_config() and again.tables == layer.tables
+
+
+def test_wrong_options_are_refused_by_the_table():
+    with pytest.raises(ValueError, match=r"TableConfig.dim of table 'item' must be"):
+        fr.Embedding(0, "adagrad", name="item")

@@ -447,6 +447,11 @@ class FeatureConfig:
                 f"FeatureConfig.padding_id must be None or an int64, got {self.padding_id!r} for feature {self.name!r}."
             )
 
+    @property
+    def table_name(self) -> str:
+        """The name of the feature's table."""
+        return self.table.name if isinstance(self.table, TableConfig) else self.table
+
 
 def named_tables(
     features: Sequence[FeatureConfig], tables: Sequence[TableConfig] = ()
@@ -462,5 +467,4 @@ def named_tables(
     for feature in features:
         if isinstance(feature.table, TableConfig) and feature.table not in known:
             known.append(feature.table)
-    names = [feature.table.name if isinstance(feature.table, TableConfig) else feature.table for feature in features]
-    return [dataclasses.replace(feature, table=name) for feature, name in zip(features, names)], known
+    return [dataclasses.replace(feature, table=feature.table_name) for feature in features], known

@@ -214,7 +214,7 @@ def test_a_row_group_with_fewer_rows_than_its_footer_said(tmp_path, caplog):
 def test_features_must_have_a_column_of_ids():
     features = [FeatureConfig("item_id", "item"), FeatureConfig("negative", "item")]
     check_features(COLUMNS, features, made=["negative"])
-    with pytest.raises(ValueError, match=r"feature 'negative' \(table 'item'\) has no column; columns are"):
+    with pytest.raises(ValueError, match=r"feature 'negative' \(table 'item'\) has no column among"):
         check_features(COLUMNS, features)
     with pytest.raises(ValueError, match="feature 'rating' .* needs ids, but its column is list<float32>. Store"):
         check_features(COLUMNS, [FeatureConfig("rating", "item")])

@@ -132,7 +132,7 @@ def modules_of(model: Any) -> Sequence[Any]:
     return (model, *model.submodules)
 
 
-def unique_layer_name(class_name: str) -> str | None:
+def unique_layer_name(class_name: str) -> str:
     """A name as Keras gives to layers, but never one that a loaded or a user's layer has already."""
     base = keras.src.utils.generic_utils.to_snake_case(class_name)
     return keras.src.backend.unique_object_name(base, zero_based=True, avoid_observed_names=True)

@@ -152,12 +152,12 @@ def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig],
         column = by_name.get(feature.name)
         if column is None:
             raise ValueError(
-                f"feature {feature.name!r} (table {feature.table!r}) has no column; columns are {sorted(by_name)}. "
+                f"feature {feature.name!r} (table {feature.table_name!r}) has no column among {sorted(by_name)}. "
                 "Read a column of that name, or name the feature after a column."
             )
         if column.value_dtype != "int64":
             raise ValueError(
-                f"feature {feature.name!r} (table {feature.table!r}) needs ids, but its column is "
+                f"feature {feature.name!r} (table {feature.table_name!r}) needs ids, but its column is "
                 f"{column.type_name()}. Store ids as int64 or string."
             )
 

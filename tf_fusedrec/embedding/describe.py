@@ -55,7 +55,7 @@ def _table(group: TableGroup, config: TableConfig, rows: int) -> tuple[str, ...]
         options.append("trainable=False")
     if config.external is not None:
         options = [f"external={config.external.folder!r}"]
-    read_by = [_feature(feature) for feature in group.config.features if feature.table == config.name]
+    read_by = [_feature(feature) for feature in group.config.features if feature.table_name == config.name]
     return config.name, f"{rows:,}", f"{rows * group.table.row_bytes:,}", ", ".join(read_by), ", ".join(options)
 
 

@@ -289,13 +289,13 @@ def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig
     groups: list[GroupConfig] = []
     for members in by_spec.values():
         segment_of = {table.name: s for s, table in enumerate(members)}
-        mine = sorted((f for f in features if f.table in segment_of), key=lambda f: segment_of[f.table])
+        mine = sorted((f for f in features if f.table_name in segment_of), key=lambda f: segment_of[f.table_name])
         groups.append(
             GroupConfig(
                 name=_group_name(members[0], {group.name for group in groups}),
                 tables=tuple(members),
                 features=tuple(mine),
-                segments=tuple(segment_of[f.table] for f in mine),
+                segments=tuple(segment_of[f.table_name] for f in mine),
             )
         )
     return tuple(groups)
@@ -344,12 +344,12 @@ def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
             raise ValueError(f"{kind} must hold at least one config, got none.")
     known = {t.name for t in tables}
     for feature in features:
-        if feature.table not in known:
+        if feature.table_name not in known:
             raise ValueError(
                 f"FeatureConfig.table must name one of the tables {sorted(known)}, got {feature.table!r} for feature "
                 f"{feature.name!r}. Add the TableConfig or correct the name."
             )
-    unused = sorted(known - {f.table for f in features})
+    unused = sorted(known - {f.table_name for f in features})
     if unused:
         raise ValueError(f"Every table must be used by a feature, got no feature for {unused}. Remove the tables.")
 

@@ -61,8 +61,8 @@ class Embedding(FusedEmbedding):
         self.internals.takes_tensor = True
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None, mask: Any = None) -> Any:
-        arguments = map(self.internals.by_feature, (inputs, weights))
-        return super().call(*arguments, training, self.internals.by_feature(mask))["ids"]
+        by_feature = self.internals.by_feature
+        return super().call(by_feature(inputs), by_feature(weights), training, by_feature(mask))["ids"]
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         masks = super().compute_mask(*map(self.internals.by_feature, (inputs, mask)))

@@ -296,5 +296,5 @@ class _ServedRows(CallHooks):
     def call(self, layer: FusedEmbedding, inputs: Any, weights: Any, mask: Any, *, training: bool) -> dict[str, Any]:
         flat = layer.internals.flat_features(inputs, weights, mask)
         features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
-        rows = self._lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
+        rows = self._lookup.rows([(feature.config.table_name, feature.ids) for feature in features.values()])
         return {name: restore_form(feature, part) for (name, feature), part in zip(features.items(), rows)}

@@ -8,13 +8,12 @@ portable.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.config import Constant, Normal, TruncatedNormal, Uniform, Zeros, initializer_record
+from tf_fusedrec.config import Constant, Normal, TruncatedNormal, Uniform, initializer_record
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tfra.table import tensor_mix64
 
@@ -73,9 +72,12 @@ def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Dis
     if isinstance(initializer, kinds.VarianceScaling):
         return _variance_scaling(initializer, max(rows, 1), dim)
     record = initializer_record(initializer)
-    makers = {Constant: lambda value: _uniform(value, value), Uniform: _uniform, Normal: _normal}
-    make = {**makers, Zeros: makers[Constant], TruncatedNormal: _truncated_normal}.get(type(record))
-    return None if make is None else make(*dataclasses.astuple(record))
+    if record is None:
+        return None
+    if isinstance(record, Constant):
+        return _uniform(record.value, record.value)
+    makers = {Uniform: _uniform, Normal: _normal, TruncatedNormal: _truncated_normal}
+    return makers[type(record)](record.a, record.b)
 
 
 def seed_of(initializer: Any, layer: str) -> int:

@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "of the rows of a warp that move, one is counted", "hash_table", MIXED,
         "static_cast<unsigned long long>(__popc(votes))", "static_cast<unsigned long long>(FAULT ? 1 : __popc(votes))",
-        "histories", "rows of 16 bits",
+        "histories", "rows of a lookup",
     ),
     Mutant(
         "a row that leaves keeps its place", "hash_table", SELECT,

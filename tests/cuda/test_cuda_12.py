@@ -54,7 +54,7 @@ MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
         f"hash_table/cuda/{part}.cuh"
-        for part in ("keys", "select", "records", "mixed", "update/update", "update/handles", "buffer/buffer")
+        for part in ("select", "records", "mixed", "update/update", "update/handles", "buffer/buffer")
     ],
 }
 

@@ -14,7 +14,7 @@ import keras, tensorflow as tf, tf_fusedrec as fr, tf_keras
 assert fr.keras is keras and tf.keras.Model is keras.Model
 
 table = fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.5))
-embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")])
+embedding = fr.FusedEmbedding([fr.FeatureConfig("item", table)])
 
 class Wrapped(tf_keras.Model):
     def call(self, ids):

@@ -174,7 +174,7 @@ def train(table, oracle, batch, random):
     totals, hot = table.size()[1], [[i for i, row in rows.items() if row.hot] for rows in oracle.rows]
     rows, inverse, handles = table.lookup(message, splits)
     oracle.lookup(received)
-    np.testing.assert_array_equal(rows[: len(received)], wanted)
+    np.testing.assert_array_equal(rows[: len(received)], wanted, err_msg="rows of a lookup")
     for segment, of_segment in enumerate(oracle.rows):
         demoted = {i for i in hot[segment] if i in of_segment and not of_segment[i].hot}
         changed = table.export(segment, since=(totals["clock"], totals["version"]))[0].tolist() if demoted else []

@@ -457,11 +457,11 @@ def named_tables(
     features: Sequence[FeatureConfig], tables: Sequence[TableConfig] = ()
 ) -> tuple[list[FeatureConfig], list[TableConfig]]:
     """The features with the names of their tables, and all tables: the given ones, then those that features hold."""
-    for name, configs, kind in (("features", features, FeatureConfig), ("tables", tables, TableConfig)):
+    for name, configs, record in (("features", features, FeatureConfig), ("tables", tables, TableConfig)):
         for config in configs:
-            if not isinstance(config, kind):
+            if not isinstance(config, record):
                 raise ValueError(
-                    f"{name} must hold {kind.__name__} records, got {config!r}. Use FusedEmbedding(features, tables)."
+                    f"{name} must hold {record.__name__} records, got {config!r}. Use FusedEmbedding(features, tables)."
                 )
     known = list(tables)
     for feature in features:

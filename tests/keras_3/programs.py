@@ -164,6 +164,21 @@ def plain() -> dict[str, Any]:
     return {**history, **state(model)}
 
 
+@program("one feature")
+def one_feature() -> dict[str, Any]:
+    layer, ids = fr.Embedding(4, "adagrad", "mean", name="item"), keras.Input([None], dtype="int64", ragged=True)
+    crossed = fr.layers.FeatureCross(name="cross")
+    crossed.build([None, 4])
+    crossed.set_weights([np.full([4, 4], 0.1, np.float32), np.zeros(4, np.float32)])
+    rows = layer(ids)
+    dots = fr.layers.DotInteraction()([rows, crossed(rows)])
+    model = fr.schedules.PipelinedModel(ids, dense(1, 1.0)(dots), schedule="nested(2)")
+    model.compile("sgd", "mse")
+    x, y = samples(64, uneven=False)
+    history = model.fit(x["history"], y, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+    return {**history, "rows": [part.tolist() for part in layer.export_table("item")]}
+
+
 @program("batch by batch", ranks=2)
 def by_batch() -> dict[str, Any]:
     model, (x, y) = tower(optimizer=fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.01))), arrays()

@@ -78,9 +78,13 @@ class FeatureCross(ConfiguredLayer):
         self._configure(locals())
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        rank = self.projection_dim
+        rank, columns = self.projection_dim, input_shape[-1]
         self.narrow = keras.layers.Dense(rank, use_bias=False, name="narrow") if rank else None
-        self.wide = keras.layers.Dense(input_shape[-1], name="wide")
+        self.wide = keras.layers.Dense(columns, name="wide")
+        for layer, width in ((self.narrow, columns), (self.wide, rank or columns)):
+            if layer is not None:
+                with tf.name_scope(layer.name):  # names the weights as a call of the layer does
+                    layer.build([None, width])
         super().build(input_shape)
 
     def call(self, x_0: tf.Tensor, x: tf.Tensor | None = None) -> tf.Tensor:

@@ -102,22 +102,28 @@ class TruncatedNormal(Normal):
 _INITIALIZERS = {record.__name__: record for record in (Constant, Zeros, Uniform, Normal, TruncatedNormal)}
 
 
+def _uniform(low: float, high: float) -> Initializer:
+    return Constant(low) if low == high else Uniform(low, high)
+
+
 def initializer_record(initializer: Any) -> Initializer | None:
-    """The record with the distribution of an initializer or its Keras name. None if it has none by element."""
-    if isinstance(initializer, Initializer):
-        return initializer
+    """The record of an initializer, or of Keras' object, class, config or name. None if it has none by element."""
     kinds = keras.initializers
-    if isinstance(initializer, str):
+    if initializer in ("constant", "Constant"):  # Keras 3 cannot make it from its name
+        return Constant()
+    if isinstance(initializer, (str, Mapping, type)):
         try:
             initializer = kinds.get(initializer)
-        except ValueError:  # no initializer of Keras has this name
+        except (ValueError, TypeError):  # no initializer of Keras
             return None
+    if isinstance(initializer, Initializer):
+        return initializer
     numbers_of = initializer.get_config() if isinstance(initializer, kinds.Initializer) else {}
     records = {
         kinds.Zeros: lambda: Zeros(),
         kinds.Ones: lambda: Constant(1.0),
         kinds.Constant: lambda: Constant(float(numbers_of["value"])) if np.ndim(numbers_of["value"]) == 0 else None,
-        kinds.RandomUniform: lambda: Uniform(float(numbers_of["minval"]), float(numbers_of["maxval"])),
+        kinds.RandomUniform: lambda: _uniform(float(numbers_of["minval"]), float(numbers_of["maxval"])),
         kinds.RandomNormal: lambda: Normal(float(numbers_of["mean"]), float(numbers_of["stddev"])),
         kinds.TruncatedNormal: lambda: TruncatedNormal(float(numbers_of["mean"]), float(numbers_of["stddev"])),
     }
@@ -292,7 +298,11 @@ class TableConfig:
         self._check_values(self)
         if self.external is not None:
             self._check_external(self.external)
-        elif not isinstance(self.optimizer, Rule) and not hasattr(self.optimizer, "apply_gradients"):
+        elif (
+            isinstance(self.optimizer, type)
+            or not isinstance(self.optimizer, Rule)
+            and not hasattr(self.optimizer, "apply_gradients")
+        ):
             raise ValueError(
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
                 "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
@@ -457,13 +467,16 @@ def named_tables(
     features: Sequence[FeatureConfig], tables: Sequence[TableConfig] = ()
 ) -> tuple[list[FeatureConfig], list[TableConfig]]:
     """The features with the names of their tables, and all tables: the given ones, then those that features hold."""
+    if isinstance(features, FeatureConfig) or isinstance(tables, (TableConfig, Mapping)):
+        raise ValueError("features and tables must be lists. Use FusedEmbedding([feature], [table]).")
+    features, tables = list(features), list(tables)
     for name, configs, record in (("features", features, FeatureConfig), ("tables", tables, TableConfig)):
         for config in configs:
             if not isinstance(config, record):
                 raise ValueError(
                     f"{name} must hold {record.__name__} records, got {config!r}. Use FusedEmbedding(features, tables)."
                 )
-    known = list(tables)
+    known = tables.copy()
     for feature in features:
         if isinstance(feature.table, TableConfig) and feature.table not in known:
             known.append(feature.table)

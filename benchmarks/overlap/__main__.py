@@ -23,8 +23,9 @@ sync, then take turns of one step, or of `steps` steps.
 Then, at SLOW_RATE, the device is slower, too, so that compute again is RATIO times as long as the exchange: the same
 step in slow motion, for which four ranks have more of the two cores. The fields that end with SLOW_RATE show it. Weak
 scaling follows, over 1, 2, 4 and 8 ranks that share the cable. Last comes the contended case (real_model.py), in which
-two ranks compute on their own cores. --quick measures QUICK_VARIANTS at the first rate and nothing else; the other
-fields are null. --timelines draws steps of the real model into FOLDER instead, for docs/img/timeline_*.png.
+two ranks compute on their own cores. --quick measures QUICK_VARIANTS at the first rate and clusters one batch; the
+other fields are null. `clustering` (clustering.py) needs Amazon Sports in ../shared/data, and is null without it.
+--timelines draws steps of the real model into FOLDER instead, for docs/img/timeline_*.png.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Question: how much forward computation does one row per user save over one row per exposure (MTGRBoost, Fig. 4)?
 
-    python -m benchmarks.papers.sequence_batching --config configs/grm_tiny.yaml [--data DIR] [--json FILE] [--quick]
+    python -m benchmarks.papers.sequence_batching [--config FILE] [--data DIR] [--quick] [--json FILE]
 
 GRM counts the multiplications and additions of its matrix products (`forward_flops`), from the lengths of a data set's
 training rows. It times nothing. Attention counts the visible pairs, which a kernel without padding computes. The count

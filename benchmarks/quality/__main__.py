@@ -10,16 +10,16 @@ DIR holds one of these:
 GRM, DLRM, DIN, DCN-V2 and rates rank the first two. SASRec, HSTU and FuXi-alpha retrieve among all articles that a user
 has not seen, and have not trained on the validation items.
 
-All models read the same columns. Each one is trained with the first N settings of the grid (all by default) and
-evaluated on the validation split after every epoch, until the budget's patience ends. The highest mean of the deciding
+All models read the same columns. Each model trains with the first N settings of the grid (all by default). The
+validation split evaluates it after every epoch, until the patience ends. The highest mean of the deciding
 metrics chooses the setting and the number of epochs; the rates choose among as many priors. On KuaiRand the score is
 the mean of three seeds, because its scores differ as much between seeds as between settings. Then each seed trains the
 model anew for so many epochs, for ranking on all data before the test split. The test split is evaluated once.
 
 A field is a metric of a model, the mean over seeds: gauc_<model>, auc_<model> and the same of the second task after
-"second_", or hr_at_10_<model>, ndcg_at_10_<model>. gauc_difference is GRM minus the model that is best in the test
-split, with the 95 % interval of a paired bootstrap over users, gauc_difference_low to _high; auc_difference is the
-same. `models` has all scores, choices and metrics, `differences` the interval of GRM minus each model.
+"second_", or hr_at_10_<model>, ndcg_at_10_<model>. gauc_difference is GRM minus the best other model of the test split.
+gauc_difference_low to _high is the 95 % interval of a paired bootstrap over users; auc_difference is the same. `models`
+has all scores, choices and metrics, `differences` the interval of GRM minus each model.
 
 The same command keeps finished jobs (harness/training.py). --quick tries one setting for two epochs, with one seed.
 
@@ -27,12 +27,12 @@ The same command keeps finished jobs (harness/training.py). --quick tries one se
 the first setting, and the validation split chooses the epochs of each. On MovieLens-1M one seed trains, because the
 largest GRM takes half an hour. `sizes` has an entry for each. With --quick, two sizes of each train two epochs.
 
---tables compares GRM with rows in the native hash table and in TFRA's variable (FusedEmbedding's backend) by AUC and
-GAUC of both tasks on the test split, four times per epoch (MTGRBoost, figure 11). Both trainings see equal initial
-weights and batches, so the first point must agree. Later points differ by rounding, whose scale a third training shows:
-the native table with another seed. `curves` has the points by table and seed. gauc_difference is the largest difference
-of the click task's GAUC between the tables at any point, gauc_difference_seeds that of the two seeds. --quick trains
-one epoch, without the second seed.
+--tables compares GRM over the native hash table with GRM over TFRA's variable (FusedEmbedding's backend). It reports
+AUC and GAUC of both tasks on the test split, four times per epoch (MTGRBoost, figure 11). Both trainings see equal
+initial weights and batches, so the first point must agree. Later points differ by rounding, whose scale a third
+training shows: the native table with another seed. `curves` has the points by table and seed. gauc_difference is the
+largest difference of the click task's GAUC between the tables at any point, gauc_difference_seeds that of the two
+seeds. --quick trains one epoch, without the second seed.
 """
 
 from __future__ import annotations

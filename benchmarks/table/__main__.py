@@ -18,11 +18,13 @@ Fields of the JSON file, each the worst over 1 and 10 million rows (and, for the
                                               time to copy these rows
 
 --peer names an interpreter with torch, fbgemm-gpu-cpu and torchrec. `collisions` has TorchRec's managed collisions by
-dimension, `tier` a table with three rows of four in a file. benchmarks/results/table.txt is the printed page.
+dimension, which benchmarks/results/collisions.json has as "cases". `tier` has a table with three rows of four in a
+file. benchmarks/results/table.txt is the printed page.
 """
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import gc
 import itertools
@@ -72,7 +74,7 @@ def after(rows: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         return tf.identity(gradients)
 
 
-class Variant:
+class Variant(abc.ABC):
     """A table of D columns under one optimizer."""
 
     name: str
@@ -82,13 +84,13 @@ class Variant:
         # AutoGraph needs seconds to convert TFRA's code, and no variant needs it.
         self.step = tf.function(tf.autograph.experimental.do_not_convert(self.plain_step), autograph=False)
 
+    @abc.abstractmethod
     def plain_step(self, ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         """Returns the rows [N, D] of ids [N], and trains the table."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def fill(self, ids: np.ndarray) -> None:
         """Gives each of these distinct ids a row of INITIAL_VALUE and initial slots."""
-        raise NotImplementedError
 
 
 class Native(Variant):

@@ -1,9 +1,8 @@
-"""Questions: what does it save to remove duplicate ids at the source, at the owner, or at both? And how much faster is
-one exchange per dimension of tables than one per table?
+"""Question: what do removed duplicates and shared exchanges save, each alone and together?
 
     python -m benchmarks.table.ablation [--quick] [--json FILE]
 
-Two ranks with one thread each answer both.
+Two ranks with one thread each answer both parts. benchmarks/results/table_ablation.txt is the printed page.
 
 `dedup` (MTGRBoost, section 6, figure 16): all four variants run the same ops on different inputs.
 - "source" removes the duplicates of a batch before its ids travel. Without it every occurrence of an id travels, with a
@@ -238,6 +237,7 @@ def on_rank(quick: bool) -> dict[str, list[dict[str, Any]]]:
 def main() -> None:
     arguments = harness.parser(__doc__).parse_args()
     found = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    print(f"on: {harness.describe_machine()}; {RANKS} ranks, zipf({ZIPF_ALPHA})")
     for name, records in found.items():
         harness.print_table(name, records)
     harness.write_json(arguments.json, {"benchmark": "table.ablation", **found})

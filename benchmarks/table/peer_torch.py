@@ -92,7 +92,7 @@ def tables(folder: str, threads: int) -> None:
 
 
 def managed_collisions(folder: str, threads: int) -> None:
-    """The peer of collisions.compare: TorchRec's managed collisions before FBGEMM's table."""
+    """The peer of peers.collisions: TorchRec's managed collisions before FBGEMM's table."""
     if MISSING_TORCHREC:
         serve_steps(folder, {}, 0, missing=MISSING_TORCHREC)
         return

@@ -13,7 +13,7 @@
 namespace fusedrec {
 namespace {
 
-// The settings were tuned on batches of the three logs of benchmarks/papers/clustering. Results depend little on them.
+// The settings were tuned on batches of three logs. Results depend little on them.
 constexpr int64_t kSweeps = 30;                             // number of times that every sample is placed
 constexpr int64_t kUnit = int64_t{1} << 26;                 // one id, in units of cost
 constexpr int64_t kFirstWeight = 950, kLastWeight = 20;     // weight of copies against presence, in thousandths

@@ -1,4 +1,5 @@
 // The ops of a table. kernels/ has their kernels.
+#include "common/shapes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -74,12 +75,7 @@ REGISTER_OP("Fusedrec>TableLookAhead")
     .Attr("T: {float, half, bfloat16} = DT_FLOAT")
     .Attr("dim: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(RowsShape(c));
-      c->set_output(1, c->UnknownShapeOfRank(1));
-      c->set_output(2, c->Vector(3));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* [m] [r] -> [?,dim] [?] [3]"))
     .Doc("Reads the rows that a coming TableLookup of the same message will need (NestPipe, section IV).");
 
 REGISTER_OP("Fusedrec>TableRead")
@@ -109,16 +105,6 @@ REGISTER_OP("Fusedrec>TablePrefetch")
 
 // Updates.
 
-static absl::Status GradientsShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // handles [W]
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // inverse [V]
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // grads [>= V, D]
-  for (int i = 4; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  c->set_output(0, c->UnknownShapeOfRank(1));
-  return absl::OkStatus();
-}
-
 REGISTER_OP("Fusedrec>TableApplyGradients")
     .Input("table: resource")
     .Input("handles: int64")
@@ -130,7 +116,7 @@ REGISTER_OP("Fusedrec>TableApplyGradients")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetIsStateful()
-    .SetShapeFn(GradientsShape)
+    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] -> [?]"))
     .Doc("Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.");
 
 REGISTER_OP("Fusedrec>TableAccumulateGradients")
@@ -143,7 +129,7 @@ REGISTER_OP("Fusedrec>TableAccumulateGradients")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetIsStateful()
-    .SetShapeFn(GradientsShape)
+    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] -> [?]"))
     .Doc("Adds gradients to sums by row, which TableApplyAccumulated applies (MTGRBoost, section 5.2).");
 
 REGISTER_OP("Fusedrec>TableApplyAccumulated")
@@ -156,23 +142,13 @@ REGISTER_OP("Fusedrec>TableApplyAccumulated")
 
 // Contents, checkpoints, upkeep.
 
-static absl::Status VectorOutputs(InferenceContext* c) {
-  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->UnknownShapeOfRank(1));
-  return absl::OkStatus();
-}
-
 REGISTER_OP("Fusedrec>TableStatistics")
     .Input("table: resource")
     .Output("segments: int64")
     .Output("bytes: int64")
     .Output("traffic: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(c->UnknownDim(), 6));
-      c->set_output(1, c->Vector(5));
-      c->set_output(2, c->Matrix(c->UnknownDim(), 3));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* -> [?,6] [5] [?,3]"))
     .Doc("Statistics by category, since the table was made or cleared.");
 
 REGISTER_OP("Fusedrec>TableKeys")
@@ -182,7 +158,7 @@ REGISTER_OP("Fusedrec>TableKeys")
     .Output("ids: int64")
     .Output("handles: int64")
     .SetIsStateful()
-    .SetShapeFn(VectorOutputs)
+    .SetShapeFn(Shapes("* * * -> [?] [?]"))
     .Doc("Ids of a segment, in no meaningful order.");
 
 REGISTER_OP("Fusedrec>TableReadRecords")
@@ -190,12 +166,7 @@ REGISTER_OP("Fusedrec>TableReadRecords")
     .Input("handles: int64")
     .Output("records: uint8")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle handles;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &handles));
-      c->set_output(0, c->Matrix(c->Dim(handles, 0), c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* [h] -> [h,?]"))
     .Doc("Rows with optimizer slots and metadata, packed as hash_table/cpu/parts/row_records.h says.");
 
 REGISTER_OP("Fusedrec>TableImport")
@@ -230,7 +201,7 @@ REGISTER_OP("Fusedrec>TableTombstones")
     .Input("segment: int64")
     .Output("ids: int64")
     .SetIsStateful()
-    .SetShapeFn(VectorOutputs)
+    .SetShapeFn(Shapes("* * -> [?]"))
     .Doc("Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back.");
 
 REGISTER_OP("Fusedrec>TableForgetTombstones")
@@ -245,7 +216,7 @@ REGISTER_OP("Fusedrec>TableCandidates")
     .Output("ids: int64")
     .Output("counts: int64")
     .SetIsStateful()
-    .SetShapeFn(VectorOutputs)
+    .SetShapeFn(Shapes("* * -> [?] [?]"))
     .Doc("Ids that wait for admission and how often they came, in the order of their hash (Mix64).");
 
 REGISTER_OP("Fusedrec>TableImportCandidates")
@@ -261,10 +232,7 @@ REGISTER_OP("Fusedrec>TableClock")
     .Input("table: resource")
     .Output("clock: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(2));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* -> [2]"))
     .Doc("Number of training lookups, and version (number of changes).");
 
 REGISTER_OP("Fusedrec>TableSetClock")
@@ -295,11 +263,7 @@ REGISTER_OP("Fusedrec>TableTakeUnsynced")
     .Output("message: int64")
     .Output("headers: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* -> [?] [?]"))
     .Doc("Returns and forgets the ids that this replica trained or removed since the last call.");
 
 REGISTER_OP("Fusedrec>TableReadNumbers")
@@ -308,10 +272,7 @@ REGISTER_OP("Fusedrec>TableReadNumbers")
     .Input("segment_splits: int64")
     .Output("numbers: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* * * -> [?,?]"))
     .Doc("Reads rows with optimizer slots as float32.");
 
 REGISTER_OP("Fusedrec>TableMerge")

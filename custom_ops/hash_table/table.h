@@ -1,7 +1,7 @@
 // A table as its ops see it, wherever its rows are: in host memory (cpu/host_table.h), on a device (cuda/device_table.h), or
 // in host memory for training on a device (cuda/host_rows.h).
 //
-// kernels/ check whatever is in host memory on both devices: ranks, sizes, settings. An implementation checks the rest.
+// The kernels check what is in host memory on both devices: ranks, sizes, settings. The table checks the rest.
 // Spans and pointers are on the device of the op, unless their comment says that they are in host memory.
 #pragma once
 
@@ -46,7 +46,7 @@ struct Gradients {
   float scale;
 };
 
-// In host memory.
+// The numbers of the op TableStatistics, in host memory.
 struct TableStatistics {
   std::vector<SegmentStatistics> segments;
   std::vector<int64_t> bytes;    // of keys, of rows, of rows in the second pool; rows in each of the pools

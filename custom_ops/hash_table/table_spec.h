@@ -29,7 +29,7 @@ struct Message {
 // The result of a look-ahead (look_ahead.cc). A lookup of the same message begins from it.
 struct Ahead {
   absl::Span<const int64_t> handles;  // [V], row of each received id; kNoRow: it had none
-  int64_t version, moves;             // of the table then; of rows in host memory for a device, version numbers the call
+  int64_t version, moves;             // of the table then; with host_rows, version is the number of the look-ahead
   uint64_t fingerprint = 0;           // of the message
 };
 

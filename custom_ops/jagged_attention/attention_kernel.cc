@@ -468,7 +468,7 @@ class AttentionOp : public AttentionBase {
     OP_REQUIRES_OK(ctx, backward_ ? MakeGradients(ctx, shape, &call, &zeros) : MakeOut(ctx, shape, &call));
     call.type = NumberTypeOf<T>();
     if constexpr (device == On::kGpu) {
-      const Gpu gpu(ctx);
+      Gpu gpu(ctx);  // allocates through itself
       for (Tensor* tensor : zeros) {
         OP_REQUIRES_OK(ctx, gpu.Check("fill", fusedrec_fill_zeros(tensor->data(), tensor->TotalBytes(), gpu.stream)));
       }

@@ -337,7 +337,6 @@ def test_no_row_of_a_log_of_real_skew_knows_its_future(tmp_path):
 FOUR = "userId,movieId,rating,timestamp\n"
 ML = FORMS["ratings.dat"]
 movielens, ranking, by_time = convert_movielens, convert_ranking, convert_kuairand
-movielens, ranking, by_time = convert_movielens, convert_ranking, convert_kuairand
 by_user = functools.partial(convert_kuairand, split="user")
 
 

@@ -392,6 +392,7 @@ def test_rows_may_have_another_form_than_the_ids():
         ("flat", FORMS["sparse"](ROWS), tf.constant([1.0, 2.0, 3.0])),
         ("sparse", FORMS["ragged"](ROWS), FORMS["unsorted_sparse"]([[1.0, 2.0], [3.0]])),
         ("ragged", FORMS["unsorted_sparse"](ROWS), FORMS["ragged_int32_splits"]([[1.0, 2.0], [3.0]])),
+        ("dense", tf.constant([[3, 5], [9, 7]]), tf.constant([[1.0, 2.0], [3.0, 0.0]])),
     ):
         rows[name] = emb({"p": ids}, weights={"p": weights})["p"]
         np.testing.assert_allclose(rows[name], [one(3) + 2 * one(5), 3 * one(9)], rtol=1e-5, atol=1e-8)

@@ -132,6 +132,24 @@ def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, sto
         np.testing.assert_array_equal(tf.cast(out, tf.float32), tf.cast(want, tf.float32))
 
 
+def test_changes_and_removals_of_a_delta_checkpoint_count(tmp_path):
+    table = fr.TableConfig(name="user", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
+    source = layer(table, name="source")
+    lookup(source, "user", IDS)
+    saver = fr.checkpoint.Checkpointer(tmp_path, source, full_every=5)
+    saver.save()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(source({"user": tf.constant([3, 9], tf.int64)})["user"])
+    tape.gradient(loss, source.trainable_variables)
+    assert source.remove("user", [5, 99]) == 1
+    saver.save()
+    saver.wait()
+    ids, rows = layer(external("user", tmp_path)).export_table("user")
+    np.testing.assert_array_equal(ids, source.export_table("user")[0])
+    np.testing.assert_array_equal(rows, source.export_table("user")[1])
+    assert 9 in ids and 5 not in ids
+
+
 def test_missing_tables_are_refused_by_name(tmp_path):
     write_source(tmp_path / "source")
     for table, words in (

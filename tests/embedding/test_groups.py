@@ -72,6 +72,7 @@ def test_features_follow_their_segments():
         (["a"], ["a", "b"], r"must name one of the tables \['a'\], got 'b' for feature 'f_b'"),
         (["a", "b"], ["a"], r"got no feature for \['b'\]"),
         ([], [], "tables must hold at least one config"),
+        ([], ["zz"], r"must name one of the tables \[\], got 'zz'"),
     ],
 )
 def test_wrong_names_are_refused(tables, features, words):
@@ -90,6 +91,7 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"initializer": keras.initializers.Orthogonal()}, "initializer must be a record"),
         ({"initializer": "no such"}, "initializer must be a record .*got 'no such'"),
         ({"optimizer": "no such"}, "optimizer must be a record, a Keras optimizer or its name, got 'no such'"),
+        ({"optimizer": keras.optimizers.Adam}, "TableConfig.optimizer must be an optimizer, got <class"),
         ({"optimizer": None}, "TableConfig.optimizer must be an optimizer, got None"),
         *[
             ({"name": name}, "TableConfig.name must be a non-empty string without '/'.* of at most 200 bytes")
@@ -113,6 +115,9 @@ def test_wrong_features_and_initializers_are_refused():
         fr.FeatureConfig("f", 3)
     with pytest.raises(ValueError, match=r"features must hold FeatureConfig records, .*Use FusedEmbedding\("):
         fr.FusedEmbedding([table("t")], [fr.FeatureConfig("f", "t")])
+    for features, tables in ((fr.FeatureConfig("f", "t"), [table("t")]), ([fr.FeatureConfig("f", "t")], table("t"))):
+        with pytest.raises(ValueError, match="features and tables must be lists"):
+            fr.FusedEmbedding(features, tables)
     with pytest.raises(ValueError, match="FeatureConfig.name must be a non-empty string"):
         fr.FeatureConfig(name="", table="t")
     with pytest.raises(ValueError, match="Uniform.minval must be below maxval"):
@@ -127,6 +132,10 @@ def test_wrong_features_and_initializers_are_refused():
     ("keras_one", "record"),
     [
         ("zeros", fr.Zeros()),
+        ("constant", fr.Constant()),
+        (keras.initializers.Zeros, fr.Zeros()),
+        ({"class_name": "Ones", "config": {}}, fr.Constant(1.0)),
+        (keras.initializers.RandomUniform(0.0, 0.0), fr.Constant(0.0)),
         ("ones", fr.Constant(1.0)),
         (keras.initializers.Constant(0.5), fr.Constant(0.5)),
         ("uniform", fr.Uniform()),
@@ -145,15 +154,15 @@ def test_features_that_hold_their_tables_need_no_list():
     """Equal to the form with names: tables in the order of the features, a shared one once, after the given ones."""
     a, b, c = (table(name, optimizer=fr.optimizers.Adagrad(0.1)) for name in "abc")
     features = [
-        fr.FeatureConfig("x", b),
+        fr.FeatureConfig("x", c),
         fr.FeatureConfig("y", "a", "mean"),
-        fr.FeatureConfig("z", c),
-        fr.FeatureConfig("w", b),
+        fr.FeatureConfig("z", b),
+        fr.FeatureConfig("w", c),
     ]
     layer = fr.FusedEmbedding(features, [a])
-    assert layer.tables == [a, b, c]
+    assert layer.tables == [a, c, b]
     config = layer.get_config()
-    assert [(f["name"], f["table"]) for f in config["features"]] == [("x", "b"), ("y", "a"), ("z", "c"), ("w", "b")]
+    assert [(f["name"], f["table"]) for f in config["features"]] == [("x", "c"), ("y", "a"), ("z", "b"), ("w", "c")]
     assert fr.FusedEmbedding.from_config(config).get_config() == config
     with pytest.raises(ValueError, match=r"Names of tables must be unique, got \['a'\]"):
         fr.FusedEmbedding([fr.FeatureConfig("x", table("a", dim=3))], [a])

@@ -1,4 +1,4 @@
-"""Forms of ids, weights and padding equal plain TensorFlow; padding ids and masks give zeros without a lookup."""
+"""Ids, weights and padding equal plain TensorFlow in every form. Padding and masked ids give zeros without a lookup."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""fr.Embedding is FusedEmbedding for one feature: rows, training, masks, schedules and configs."""
+"""fr.Embedding is FusedEmbedding for one feature: rows, training, padding, schedules, configs and refusals."""
 
 import numpy as np
 import pytest
@@ -22,6 +22,8 @@ def test_rows_and_training_are_those_of_the_fused_layer(combiner):
         results.append((rows, *layer.export_table(table.name)))
     for mine, theirs in zip(*results):
         assert np.array_equal(mine.values if hasattr(mine, "values") else mine, getattr(theirs, "values", theirs))
+    single(tf.ragged.constant([[99]], dtype=tf.int64), training=False)
+    assert 99 not in single.export_table(table.name)[0]
     rows = single(ids, training=False)
     assert type(rows) is type(results[0][0]) and rows.shape.as_list() == results[0][0].shape.as_list()
 
@@ -48,6 +50,20 @@ def test_two_of_them_train_in_a_model_whose_config_rebuilds_them(schedule):
     for layer in layers:
         again = fr.Embedding.from_config(layer.get_config())
         assert again.get_config() == layer.get_config() and again.tables == layer.tables
+
+
+def test_weights_and_masks_are_those_of_the_ids():
+    layer, ids = fr.Embedding(2, "adagrad", "sum", initializer="ones"), tf.constant([[3, 5]])
+    assert layer(ids, weights=tf.constant([[2.0, 3.0]])).numpy().tolist() == [[5.0, 5.0]]
+    assert layer(ids, mask=tf.constant([[True, False]])).numpy().tolist() == [[1.0, 1.0]]
+
+
+def test_a_config_has_every_option():
+    layer = fr.Embedding(4, "adagrad", "mean", -1, name="all", seed=7)
+    layer.trainable = False
+    again = fr.Embedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config() and not again.trainable
+    assert {"combiner": "mean", "padding_id": -1, "seed": 7}.items() <= again.get_config().items()
 
 
 def test_wrong_options_are_refused_by_the_table():

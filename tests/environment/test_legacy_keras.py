@@ -53,7 +53,7 @@ def test_tensorflow_first_with_the_switch_set_is_good():
 @pytest.mark.parametrize(
     ("program", "switch", "words"),
     [
-        (STUBS, {}, "TensorFlow was imported before it with Keras 3. Remedy: import tf_fusedrec before tensorflow, or"),
+        (STUBS, {}, "TensorFlow was imported before with Keras 3. Remedy: import tf_fusedrec before tensorflow, or"),
         (STUBS, {"TF_USE_LEGACY_KERAS": "1"}, "but tf_keras 2.9.1 is installed beside TensorFlow 2.16.2. Remedy: pip"),
     ],
 )
@@ -61,7 +61,7 @@ def test_another_keras_is_refused_with_the_remedy(program, switch, words):
     done = python(f"{program}\nimport tf_fusedrec", **switch)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: tf_fusedrec needs legacy Keras") and words in last, done.stderr
+    assert last.startswith("ImportError: tf_fusedrec ") and words in last, done.stderr
 
 
 def test_a_missing_tf_keras_is_named_with_its_number():

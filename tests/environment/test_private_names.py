@@ -37,7 +37,6 @@ PRIVATE = {
         "keras.src.export.export_lib",
         "keras.src.saving.legacy.hdf5_format",
         "keras.src.saving.legacy.save",
-        "keras.src.saving.legacy.saving_utils.is_hdf5_filepath",
     },
     "tf_fusedrec/tfra/fusing.py": {"keras.src.engine.base_layer_utils.call_context"},
     "benchmarks/harness/stage_times.py": {"tensorflow.python.framework.auto_control_deps.AutomaticControlDependencies"},

@@ -24,7 +24,7 @@ def run(keras, *acts):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Results of tf_keras, of Keras 3, which reads what tf_keras wrote, and of tf_keras, which reads the opposite."""
+    """Results of tf_keras, then of Keras 3 and of tf_keras again. The last two read what the other Keras wrote."""
     of_legacy, of_keras_3 = (tmp_path_factory.mktemp(name) for name in ("legacy", "keras_3"))
     return (
         run(LEGACY, f"write:{of_legacy}"),

@@ -49,7 +49,7 @@ def assert_same(path: str, legacy: object, keras_3: object) -> None:
         for number, values in enumerate(zip(legacy, keras_3)):
             assert_same(f"{path}/{number}", *values)
     else:
-        np.testing.assert_allclose(keras_3, legacy, rtol=TOLERANCE, atol=TOLERANCE, err_msg=path)
+        np.testing.assert_allclose(keras_3, legacy, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=False, err_msg=path)
 
 
 @pytest.mark.slow

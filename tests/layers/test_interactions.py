@@ -18,12 +18,16 @@ def test_dot_interaction_has_each_pair_once(with_itself):
     np.testing.assert_allclose(layer([tf.constant(v) for v in vectors]), want, rtol=1e-5)
     with pytest.raises(ValueError, match="needs a list of at least two vectors .*, got list of 1"):
         layer([tf.constant(vectors[0])])
+    with pytest.raises(ValueError, match="got EagerTensor. Use tf.unstack"):
+        layer(tf.zeros([3, 4, 5]))
 
 
 @pytest.mark.parametrize("rank", [None, 2])
 def test_feature_cross_is_equation_1(rank):
     layer = fr.layers.FeatureCross(rank)
     x_0, x = (tf.constant(RANDOM.normal(size=(3, 5)), tf.float32) for _ in range(2))
+    layer(x_0)
+    layer.set_weights([RANDOM.normal(size=weight.shape) for weight in layer.get_weights()])
     crossed = layer(x_0, x)
     *narrow, wide, bias = (np.asarray(weight) for weight in layer.weights)
     assert [part.shape for part in narrow] == ([] if rank is None else [(5, 2)])
@@ -34,7 +38,12 @@ def test_feature_cross_is_equation_1(rank):
         fr.layers.FeatureCross(0)
 
 
-@pytest.mark.parametrize("layer", [fr.layers.DotInteraction(True), fr.layers.FeatureCross(3)])
-def test_keras_rebuilds_it_from_its_config(layer):
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(fr.layers.DotInteraction, {"self_interaction": True}), (fr.layers.FeatureCross, {"projection_dim": 3})],
+)
+def test_keras_rebuilds_it_from_its_config(kind, given):
+    layer = kind(**given)
     again = keras.layers.deserialize(keras.layers.serialize(layer))
-    assert type(again) is type(layer) and again.get_config() == layer.get_config()
+    assert type(again) is kind and again.get_config() == layer.get_config()
+    assert given.items() <= again.get_config().items()

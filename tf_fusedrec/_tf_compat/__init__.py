@@ -45,7 +45,7 @@ def _choose_keras() -> bool:
         return False
     if chosen is None and "tensorflow" in sys.modules:
         raise ImportError(
-            "tf_fusedrec needs legacy Keras (tf_keras), but TensorFlow was imported before it with Keras 3. "
+            f"tf_fusedrec chooses tf_keras where {_SWITCH} is unset, but TensorFlow was imported before with Keras 3. "
             f"Remedy: import tf_fusedrec before tensorflow, or set {_SWITCH}=1 in the environment; "
             f"{_SWITCH}=0 if the program is written in Keras 3."
         )

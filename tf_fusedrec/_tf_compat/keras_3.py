@@ -1,4 +1,4 @@
-"""What the package needs of Keras 3 on TensorFlow, and what differs in legacy.py, by the same names."""
+"""This module adapts Keras 3 on TensorFlow to the package. legacy.py does so for tf_keras, by the same names."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def spec_of(symbol: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, dtype)
 
 
-def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
-    """An optimizer's variables by name: its slots of these weights, its counters and its learning rate."""
+def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, dict[int, Any]]:
+    """An optimizer's variables by name: slots by the place of their weight in `weights`, and numbers at 0."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     trained = inner._trainable_variables
-    numbers = {name: getattr(inner, name) for name in ("iterations", "_learning_rate")}
+    numbers = {name: getattr(inner, name, None) for name in ("iterations", "_learning_rate", "_u_product")}
     scale = {name: getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")}
     by_name = {
-        name.strip("_"): [value] for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)
+        name.strip("_"): {0: value} for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)
     }
     for name, value in vars(inner).items():
         is_slots = isinstance(value, list) and len(value) == len(trained) > 0
@@ -69,7 +69,9 @@ def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
             and all(isinstance(slot, keras.Variable) for slot in value)
         ):
             of_weight = dict(zip(map(id, trained), value))
-            by_name[name.strip("_")] = [of_weight[id(weight)] for weight in weights if id(weight) in of_weight]
+            by_name[name.strip("_")] = {
+                place: of_weight[id(weight)] for place, weight in enumerate(weights) if id(weight) in of_weight
+            }
     return by_name
 
 
@@ -89,7 +91,7 @@ def optimizer_from_dict(fields: Mapping[str, Any]) -> Any:
 
 
 def why_not_summed(metric: Any) -> str | None:
-    """What of a metric says that its states may not be added; None if nothing does."""
+    """The property of a metric by which its states may not be added; None without one."""
     others = [variable for variable in metric.variables if variable.aggregation != "sum"]
     return f"the state {others[0].name!r} with aggregation {others[0].aggregation!r}" if others else None
 
@@ -184,7 +186,7 @@ def loss_metrics(model: Any) -> list[Any]:
 
 
 def metrics_of_compile(model: Any) -> list[Any]:
-    """None that model.metrics lacks."""
+    """Returns no metrics: model.metrics has those of compile."""
     return []
 
 
@@ -192,16 +194,11 @@ def count_step(model: Any) -> None:
     """Does nothing: Keras 3 counts the calls of train_function."""
 
 
-def layer_calls(model: Any, layer_class: type) -> list[tuple[Any, tuple, dict[str, Any]]]:
-    """The calls of layers of this class in a functional model, with their arguments, in the order of Keras."""
-    nodes = [node for depth in sorted(model._nodes_by_depth, reverse=True) for node in model._nodes_by_depth[depth]]
-    return [
-        (node.operation, node.arguments.args, node.arguments.kwargs)
-        for node in nodes
-        if isinstance(node.operation, layer_class)
-    ]
+def call_of(node: Any) -> tuple[Any, tuple, dict[str, Any]]:
+    """The layer and the positional and named arguments of a node of a functional model."""
+    return node.operation, node.arguments.args, node.arguments.kwargs
 
 
 def symbolic_inputs(model: Any) -> Any:
-    """The inputs of a functional model, as it was given them."""
-    return model._inputs_struct
+    """The inputs of a functional or sequential model, as it was given them."""
+    return getattr(model, "_functional", model)._inputs_struct

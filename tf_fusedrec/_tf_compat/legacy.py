@@ -1,4 +1,4 @@
-"""What the package needs of tf_keras, the legacy Keras, and what differs in keras_3.py, by the same names."""
+"""This module adapts tf_keras, the legacy Keras, to the package. keras_3.py does so for Keras 3, by the same names."""
 
 from __future__ import annotations
 
@@ -68,23 +68,26 @@ def spec_of(symbol: Any) -> tf.TypeSpec:
     return symbol.type_spec
 
 
-def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, list[Any]]:
-    """An optimizer's variables by name: its slots of these weights, its counters and its learning rate."""
+def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, dict[int, Any]]:
+    """An optimizer's variables by name: slots by the place of their weight in `weights`, and numbers at 0."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    by_name = {"iterations": [inner.iterations]}
-    if isinstance(inner.learning_rate, tf.Variable):
-        by_name["learning_rate"] = [inner.learning_rate]
+    by_name = {"iterations": {0: inner.iterations}}
+    for name in ("learning_rate", "_u_product"):
+        if isinstance(value := getattr(inner, name, None), tf.Variable):
+            by_name[name.strip("_")] = {0: value}
     if isinstance(inner, keras.optimizers.legacy.Optimizer):
         for name in inner.get_slot_names():
-            with contextlib.suppress(KeyError):  # no slots before the first step
-                by_name[name] = [inner.get_slot(weight, name) for weight in weights]
+            by_name[name] = {}
+            for place, weight in enumerate(weights):
+                with contextlib.suppress(KeyError):  # a weight without a step has no slots
+                    by_name[name][place] = inner.get_slot(weight, name)
         return by_name
     places = getattr(inner, "_index_dict", {})
-    have = [places[inner._var_key(weight)] for weight in weights if inner._var_key(weight) in places]
+    known = {place: places[inner._var_key(w)] for place, w in enumerate(weights) if inner._var_key(w) in places}
     for name, value in vars(inner).items():
         is_slots = isinstance(value, list) and len(value) == len(places) > 0 and name != "_variables"
         if is_slots and all(isinstance(slot, tf.Variable) for slot in value):
-            by_name[name.strip("_")] = [value[place] for place in have]
+            by_name[name.strip("_")] = {place: value[at] for place, at in known.items()}
     return by_name
 
 
@@ -101,7 +104,7 @@ def optimizer_from_dict(fields: Mapping[str, Any]) -> Any:
 
 
 def why_not_summed(metric: Any) -> str | None:
-    """What of a metric says that its states may not be added; None if nothing does."""
+    """The property of a metric by which its states may not be added; None without one."""
     return None if type(metric).merge_state is keras.metrics.Metric.merge_state else "its own merge_state"
 
 
@@ -230,12 +233,11 @@ def count_step(model: Any) -> None:
     model._train_counter.assign_add(1)
 
 
-def layer_calls(model: Any, layer_class: type) -> list[tuple[Any, tuple, dict[str, Any]]]:
-    """The calls of layers of this class in a functional model, with their arguments, in the order of Keras."""
-    nodes = [node for depth in sorted(model._nodes_by_depth, reverse=True) for node in model._nodes_by_depth[depth]]
-    return [(node.layer, node.call_args, node.call_kwargs) for node in nodes if isinstance(node.layer, layer_class)]
+def call_of(node: Any) -> tuple[Any, tuple, dict[str, Any]]:
+    """The layer and the positional and named arguments of a node of a functional model."""
+    return node.layer, node.call_args, node.call_kwargs
 
 
 def symbolic_inputs(model: Any) -> Any:
-    """The inputs of a functional model, as it was given them."""
+    """The inputs of a functional or sequential model, as it was given them."""
     return model._nested_inputs

@@ -4,7 +4,7 @@ tf_keras and Keras 3 name the weights of one model differently, and Keras 3 tell
 the checkpoint has all weights and slots in an order that is the same under both, too. The root's attributes are:
 
     dense_of_keras_3, dense_of_tf_keras   [all weights], by the Keras that wrote
-    dense_slot_<name>                     [slots of the trained weights], or [a number of the optimizer]
+    dense_slot_<name>                     {number of the weight: its slot}, or {0: a number of the optimizer}
     model, optimizer                      by tf_keras: they also restore weights that are made later
 """
 
@@ -25,7 +25,7 @@ PREFIX = "dense"
 # Names in a tf.train.Checkpoint, the first by KERAS_IS_LEGACY. They sort before "model", so they are in the keys.
 _WEIGHTS = {False: "dense_of_keras_3", True: "dense_of_tf_keras"}
 _SLOTS = "dense_slot_"
-_NUMBERS = ("iterations", "learning_rate", "dynamic_scale", "step_counter")  # of an optimizer
+_NUMBERS = ("iterations", "learning_rate", "u_product", "dynamic_scale", "step_counter")  # of an optimizer
 # Names of slots in keras.optimizers.legacy, and in other optimizers.
 _SLOT_NAMES = {
     "m": "momentums", "v": "velocities", "vhat": "velocity_hats", "momentum": "momentums", "rms": "velocities",
@@ -62,12 +62,14 @@ def ordered_weights(model: Any) -> list[tf.Variable]:
     return [keras_api.tf_variable(weight) for weight in weights.values()]
 
 
-def _ordered_slots(model: Any, optimizer: Any) -> dict[str, list[Any]]:
-    """The optimizer's variables by name: its slots in the order of the trained weights, and its numbers."""
-    weights = {id(keras_api.tf_variable(weight)): weight for weight in model.trainable_variables}
-    ordered = [weights[id(variable)] for variable in ordered_weights(model) if id(variable) in weights]
-    slots = keras_api.slots(optimizer, ordered)
-    return {_SLOT_NAMES.get(name, name): variables for name, variables in slots.items()}
+def _ordered_slots(model: Any, optimizer: Any) -> dict[str, dict[str, tf.Variable]]:
+    """The optimizer's variables by name: slots by the number of their weight in ordered_weights, and numbers at "0"."""
+    trained = {id(keras_api.tf_variable(weight)): weight for weight in model.trainable_variables}
+    slots = keras_api.slots(optimizer, [trained.get(id(variable), variable) for variable in ordered_weights(model)])
+    return {
+        _SLOT_NAMES.get(name, name): {str(number): keras_api.tf_variable(slot) for number, slot in of_weights.items()}
+        for name, of_weights in slots.items()
+    }
 
 
 def _checkpoint(model: keras.Model, optimizer: Any, **further: Any) -> tf.train.Checkpoint:
@@ -76,13 +78,13 @@ def _checkpoint(model: keras.Model, optimizer: Any, **further: Any) -> tf.train.
 
 
 def _write(model: keras.Model, optimizer: Any, prefix: str) -> None:
-    roots = {_WEIGHTS[KERAS_IS_LEGACY]: ordered_weights(model)}
+    roots: dict[str, Any] = {_WEIGHTS[KERAS_IS_LEGACY]: ordered_weights(model)}
     if optimizer is not None and getattr(model, "built", True):
         # TensorFlow saves the slots of keras.optimizers.legacy beside their weights and refuses them elsewhere.
         beside = hasattr(getattr(optimizer, "inner_optimizer", optimizer), "get_slot_names")
         for name, variables in _ordered_slots(model, optimizer).items():
             if name in _NUMBERS or not beside:
-                roots[f"{_SLOTS}{name}"] = [keras_api.tf_variable(variable) for variable in variables]
+                roots[f"{_SLOTS}{name}"] = variables
     (_checkpoint(model, optimizer, **roots) if KERAS_IS_LEGACY else tf.train.Checkpoint(**roots)).write(prefix)
 
 
@@ -159,12 +161,17 @@ def read(folder: pathlib.Path, model: keras.Model, optimizer: Any, *, whole: boo
         if not KERAS_IS_LEGACY or _saved_by(prefix) == _WEIGHTS[False]:
             _read_ordered(prefix, model, optimizer)
             return
+        # tf_keras numbers the slots of the trained weights, so it would mix them up after a change of `trainable`.
+        by_order = optimizer is not None and _trains_other_weights(prefix, model)
+        objects = _checkpoint(_without_optimizer(model), None) if by_order else _checkpoint(model, optimizer)
         with without_tables():
-            status = _checkpoint(model, optimizer).read(prefix)
+            status = objects.read(prefix)
         if whole:
             status.assert_existing_objects_matched()
-        if optimizer is None:
+        if by_order or optimizer is None:
             status.expect_partial()  # Otherwise TensorFlow would warn of each slot that nothing has read.
+        if by_order:
+            _assign(prefix, _slot_keys(prefix, model, optimizer))
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise ValueError(
             f"Dense weights of {folder} do not fit the model: {error}. Load them into the model that was saved."
@@ -177,30 +184,57 @@ def _saved_by(prefix: str) -> str | None:
     return next((root for root in _WEIGHTS.values() if root in roots), None)
 
 
+def _trains_other_weights(prefix: str, model: Any) -> bool:
+    """Whether a checkpoint has slots, but not of the weights that this model trains."""
+    names = [name.split("/") for name, _ in tf.train.list_variables(prefix) if name.startswith(_SLOTS)]
+    saved = {number for slot, number, *_ in names if slot.removeprefix(_SLOTS) not in _NUMBERS}
+    if not saved or not getattr(model, "built", True):
+        return False
+    trained = {id(keras_api.tf_variable(weight)) for weight in model.trainable_variables}
+    return saved != {str(number) for number, weight in enumerate(ordered_weights(model)) if id(weight) in trained}
+
+
+def _without_optimizer(model: Any) -> tf.train.Checkpoint:
+    """The objects of a model of tf_keras but the optimizer of `compile`, which it tracks, too."""
+    children = model._trackable_children()
+    return tf.train.Checkpoint(**{name: child for name, child in children.items() if name != "optimizer"})
+
+
 def _read_ordered(prefix: str, model: Any, optimizer: Any) -> None:
     """Restores weights and slots by their order, from a checkpoint of either Keras."""
-    reader, root, weights = tf.train.load_checkpoint(prefix), _saved_by(prefix), ordered_weights(model)
-    shapes = reader.get_variable_to_shape_map()
-    count = sum(name.startswith(f"{root}/") and name.count("/") == 3 for name in shapes)
+    root, weights = _saved_by(prefix), ordered_weights(model)
+    names = [name for name, _ in tf.train.list_variables(prefix)]
+    count = sum(name.startswith(f"{root}/") and name.count("/") == 3 for name in names)
     if count != len(weights):
         remedy = "Call the model on a batch first, which makes its weights. " if count > len(weights) else ""
         raise ValueError(f"it has the order of {count} weights, but the model has {len(weights)}. {remedy}")
-    names = {id(variable): f"{root}/{number}" for number, variable in enumerate(weights)}
-    values = [(variable, f"{names[id(variable)]}/{_VALUE}") for variable in weights]
-    if optimizer is not None:
-        keras_api.make_slots(optimizer, model.trainable_variables)
-        trained = [v for v in weights if id(v) in {id(keras_api.tf_variable(w)) for w in model.trainable_variables}]
-        for slot, variables in _ordered_slots(model, optimizer).items():
-            keys = [f"{_SLOTS}{slot}/{number}/{_VALUE}" for number in range(len(variables))]
-            if keys[0] not in shapes and slot not in _NUMBERS:
-                beside = {key.split("/")[-3] for key in shapes if "/.OPTIMIZER_SLOT/" in key}
-                of = next((name for name in sorted(beside) if _SLOT_NAMES.get(name, name) == slot), slot)
-                keys = [f"{names[id(variable)]}/.OPTIMIZER_SLOT/optimizer/{of}/{_VALUE}" for variable in trained]
-            values += [pair for pair in zip(variables, keys) if pair[1] in shapes]
-    for variable, key in values:
+    keys = [(variable, f"{root}/{number}/{_VALUE}") for number, variable in enumerate(weights)]
+    _assign(prefix, keys + ([] if optimizer is None else _slot_keys(prefix, model, optimizer)))
+
+
+def _slot_keys(prefix: str, model: Any, optimizer: Any) -> list[tuple[tf.Variable, str]]:
+    """The variables of an optimizer that the checkpoint has, and their keys in it."""
+    root, names = _saved_by(prefix), {name for name, _ in tf.train.list_variables(prefix)}
+    keras_api.make_slots(optimizer, model.trainable_variables)
+    beside = sorted({name.split("/")[-3] for name in names if "/.OPTIMIZER_SLOT/" in name})
+    keys = []
+    for slot, variables in _ordered_slots(model, optimizer).items():
+        aliases = [name for name in beside if _SLOT_NAMES.get(name, name) == slot]
+        for number, variable in variables.items():
+            places = [f"{_SLOTS}{slot}/{number}/{_VALUE}"]
+            places += [f"{root}/{number}/.OPTIMIZER_SLOT/optimizer/{alias}/{_VALUE}" for alias in aliases]
+            keys += [(variable, place) for place in places if place in names][:1]
+    return keys
+
+
+def _assign(prefix: str, keys: Sequence[tuple[tf.Variable, str]]) -> None:
+    """Restores variables by their keys, if all their shapes agree."""
+    reader = tf.train.load_checkpoint(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    for variable, key in keys:
         if variable.shape != shapes[key]:
             raise ValueError(f"{key} is {shapes[key]}, want {variable.shape.as_list()} of {variable.name!r}")
-    for variable, key in values:
+    for variable, key in keys:
         variable.assign(reader.get_tensor(key))
 
 

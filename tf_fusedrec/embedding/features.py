@@ -116,8 +116,8 @@ def _flatten_ids(
     value = _as_form(value, what)
     if value.dtype not in (tf.int32, tf.int64):
         raise ValueError(
-            f"Ids of {what} must be int32 or int64, got {value.dtype.name}. Cast them; strings become ids by "
-            "fr.hash_strings."
+            f"Ids of {what} must be int32 or int64, got {value.dtype.name}. Cast them, or begin a Sequential with "
+            "keras.Input([...], dtype='int64'); strings become ids by fr.hash_strings."
         )
     if value.shape.rank is None or value.shape.rank < 1:
         raise ValueError(f"Ids of {what} must have a known rank of at least 1 (samples first), got {value.shape}.")

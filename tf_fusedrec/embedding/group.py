@@ -308,7 +308,8 @@ def _optimizer_spec(optimizer: object, shared: bool) -> str:
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if not hasattr(optimizer, "get_config"):
         return kind if shared else f"{kind}@{id(optimizer)}"
-    return f"{kind}{json.dumps(optimizer.get_config(), sort_keys=True, default=str)}"
+    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}  # Keras 3 numbers names
+    return f"{kind}{json.dumps(config, sort_keys=True, default=str)}"
 
 
 def _spec(table: TableConfig, shared: bool = False) -> tuple:
@@ -339,8 +340,9 @@ def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
     for kind, names in (("tables", [t.name for t in tables]), ("features", [f.name for f in features])):
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
-            raise ValueError(f"Names of {kind} must be unique, got {repeated} more than once.")
-        if not names:
+            remedy = " Features that share a table must hold the same TableConfig object." if kind == "tables" else ""
+            raise ValueError(f"Names of {kind} must be unique, got {repeated} more than once.{remedy}")
+        if not names and not (kind == "tables" and features):
             raise ValueError(f"{kind} must hold at least one config, got none.")
     known = {t.name for t in tables}
     for feature in features:

@@ -395,11 +395,9 @@ class FusedEmbedding(keras.layers.Layer):
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
-    if not KERAS_IS_LEGACY:
-
-        def compute_output_spec(self, inputs: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
-            """The symbolic rows of a functional model, so that Keras 3 traces no lookup for them."""
-            return {name: self._symbolic_rows(name, ids) for name, ids in inputs.items()}
+    def compute_output_spec(self, inputs: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        """The symbolic rows of a functional model, so that Keras 3 traces no lookup for them."""
+        return {name: self._symbolic_rows(name, ids) for name, ids in inputs.items()}
 
     def _symbolic_rows(self, name: str, ids: Any) -> Any:
         if name not in self.internals.features or not isinstance(ids, keras_api.KerasTensor):

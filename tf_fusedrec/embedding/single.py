@@ -24,7 +24,7 @@ class Embedding(FusedEmbedding):
       combiner, padding_id: As in FeatureConfig.
       name: Name of the layer and of its table.
       seed, topology: As in FusedEmbedding.
-      **options: Other fields of TableConfig, such as initializer or limits.
+      **options: Other fields of TableConfig, such as initializer or limits. Use FusedEmbedding for its other options.
 
     Call:
       inputs: ids <int>: dense [B] or [B, L], RaggedTensor [B, (L)] or SparseTensor [B, L].
@@ -70,6 +70,10 @@ class Embedding(FusedEmbedding):
 
     def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> Any:
         return super().compute_output_spec(self.internals.by_feature(inputs))["ids"]
+
+    def compute_output_shape(self, input_shape: Any, *_: Any) -> tuple:
+        pooled = self.internals.features["ids"].combiner is not None
+        return (*(tuple(input_shape)[:1] if pooled else input_shape), self.tables[0].dim)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -63,7 +63,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         pairs = ((mean, self.moving_mean), (variance, self.moving_variance))
         return tuple(tf.where(count > 0, tf.cast(value, x.dtype), tf.cast(moving, x.dtype)) for value, moving in pairs)
 
-    # Keras' hook
+    # Keras calls one of these methods.
     if KERAS_IS_LEGACY:
         _sync_calculate_mean_and_var = _moments_of_ranks
     else:

@@ -53,7 +53,7 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
             "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
         )
     # The structure is copied, because tf.nest does not handle Keras' own wrappers.
-    structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
+    structure = tf.nest.map_structure(lambda symbol: symbol, keras_api.symbolic_inputs(model))
     names = [keras_api.input_name(symbol) for symbol in tf.nest.flatten(structure)]
     specs: dict[str, tf.TensorSpec] = {}
     packs = {}

@@ -427,3 +427,17 @@ def _of_any_size(spec: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
+
+
+def check_alike(kinds: Sequence[str], steps: Sequence[int | None]) -> None:
+    """Raises ValueError unless all ranks have inputs of one kind and equal steps_per_epoch."""
+    if len(set(steps)) > 1:
+        raise ValueError(
+            f"steps_per_epoch must be the same on all ranks, got {steps} by rank (steps in evaluate and predict, "
+            "validation_steps for validation data)."
+        )
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            f"ranks have inputs of different kinds: {kinds} by rank. Use the same kind on every rank, for example a "
+            "tf.data.Dataset, which may be empty."
+        )

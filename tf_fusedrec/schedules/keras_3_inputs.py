@@ -13,6 +13,7 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import no_samples
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.schedules.feed import check_alike
 
 Arguments = tuple[tuple, dict[str, Any]]  # positional and named
 _adapters: Any = keras.src.trainers.data_adapters
@@ -25,6 +26,8 @@ def equal_lengths(model: keras.Model, verb: str, args: tuple, kwargs: dict[str, 
         yield args, kwargs
         return
     bound = inspect.signature(getattr(keras.Model, verb)).bind(model, *args, **kwargs)
+    if bound.arguments.get("kwargs"):
+        raise TypeError(f"{verb} got unknown arguments {sorted(bound.arguments['kwargs'])}.")
     bound.apply_defaults()
     arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
     data = [arguments.pop(name, None) for name in ("x", "y", "sample_weight")]
@@ -79,16 +82,7 @@ class EqualAdapter(_adapters.data_adapter.DataAdapter):
             if text is not None:
                 raise ValueError(f"rank {rank} cannot read its input: {text}")
         kinds, steps, counts = map(list, zip(*(report for report, _ in by_rank)))
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"steps_per_epoch must be the same on all ranks, got {steps} by rank (steps in evaluate and predict, "
-                "validation_steps for validation data)."
-            )
-        if len(set(kinds)) > 1:
-            raise ValueError(
-                f"ranks have inputs of different kinds: {kinds} by rank. Use the same kind on every rank, for "
-                "example a tf.data.Dataset, which may be empty."
-            )
+        check_alike(kinds, steps)
         self._num_batches = None if None in counts else max(counts)
 
     def get_tf_dataset(self) -> tf.data.Dataset:

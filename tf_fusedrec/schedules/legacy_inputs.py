@@ -10,6 +10,7 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.data.batches import no_samples
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.schedules.feed import check_alike
 
 Arguments = tuple[tuple, dict[str, Any]]  # positional and named
 _adapters: Any = keras.src.engine.data_adapter
@@ -97,16 +98,7 @@ class EqualHandler(_adapters.DataHandler):
         """Raises ValueError unless all ranks have inputs of one kind and equal steps_per_epoch."""
         kinds, steps = map(list, zip(*self._gather(kind_and_steps)))
         self._others_wait = len(set(kinds)) == len(set(steps)) == 1
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"steps_per_epoch must be the same on all ranks, got {steps} by rank (steps in evaluate and predict, "
-                "validation_steps for validation data)."
-            )
-        if len(set(kinds)) > 1:
-            raise ValueError(
-                f"ranks have inputs of different kinds: {kinds} by rank. Use the same kind on every rank, for "
-                "example a tf.data.Dataset, which may be empty."
-            )
+        check_alike(kinds, steps)
 
     def _gather(self, value: Any, error: str | None = None) -> list[Any]:
         """The values of all ranks. Raises ValueError if another rank has an error in place of its value."""

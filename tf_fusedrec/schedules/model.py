@@ -51,7 +51,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
       >>> inputs = {"item": keras.Input([], dtype=tf.int64, name="item")}
       >>> score = keras.layers.Dense(1)(embedding(inputs)["item"])
       >>> model = fr.schedules.PipelinedModel(inputs, score, schedule="sync")
-      >>> model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)), "mse")
+      >>> model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)), "mse")
       >>> x, y = {"item": np.arange(32) % 8}, np.ones([32, 1], "float32")
       >>> history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history["loss"]
       >>> history[1] < history[0]
@@ -93,8 +93,8 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         Raises:
           ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
             under its schedule; losses of which some are sums over samples and others means; an optimizer that cannot
-            accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of Keras 3; two
-            FusedEmbeddings of one name.
+            accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of the
+            other Keras; two FusedEmbeddings of one name.
         """
         if kwargs.get("jit_compile"):
             raise ValueError(

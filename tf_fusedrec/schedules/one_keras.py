@@ -24,7 +24,7 @@ def check(model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yields the words for each attribute and each item of a list or dict, and its value."""
+    """Yields each attribute, and each item of a list or dict, after words that say where it is."""
     for layer in model._flatten_layers():
         owner = "" if layer is model else f" of layer {layer.name!r}"
         for name, value in vars(layer).items():

@@ -63,7 +63,9 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
     """
     if set(required_embeddings(model)) - set(model.layers):
         return None
-    calls, outputs = keras_api.layer_calls(model, FusedEmbedding), {}
+    nodes = [node for depth in sorted(model._nodes_by_depth, reverse=True) for node in model._nodes_by_depth[depth]]
+    calls = [call for call in map(keras_api.call_of, nodes) if isinstance(call[0], FusedEmbedding)]
+    outputs = {}
     for number, (_, args, kwargs) in enumerate(calls):
         arguments = {**dict(zip(("inputs", "weights"), args)), **kwargs}
         # A dict: Keras takes one output out of its list or tuple.

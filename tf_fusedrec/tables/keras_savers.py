@@ -40,7 +40,7 @@ def without_tables() -> Iterator[None]:
 
     Examples:
       >>> with fr.checkpoint.without_tables():
-      ...     model.save_weights("dense.h5")
+      ...     model.save_weights("dense.weights.h5")
     """
     token = _excluded.set(True)
     try:

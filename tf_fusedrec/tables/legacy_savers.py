@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras
+from tf_fusedrec._tf_compat import keras, keras_api
 from tf_fusedrec.tables.keras_savers import TableState, refuse_fit, states_of
 
 
@@ -38,7 +38,7 @@ def _guard(
 
 def _writes_hdf5(model: Any, filepath: Any, overwrite: bool = True, save_format: str | None = None, **_: Any) -> bool:
     if save_format is None:
-        return keras.src.saving.legacy.saving_utils.is_hdf5_filepath(str(filepath))
+        return keras_api.is_hdf5(str(filepath))
     return save_format.lower().strip() in ("hdf5", "h5", "keras")
 
 

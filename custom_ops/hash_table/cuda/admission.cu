@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/hash.h"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT

@@ -4,7 +4,7 @@
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cuda/lowest.cuh"
 #include "hash_table/cuda/select_pass.cuh"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT

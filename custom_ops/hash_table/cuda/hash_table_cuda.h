@@ -36,7 +36,6 @@ namespace fusedrec {
 
 constexpr int64_t kDeviceTableMaxIds = int64_t{1} << 30;   // of one message
 constexpr int64_t kDeviceTableMaxRows = int64_t{1} << 31;  // of one table
-constexpr int64_t kDeviceTableMaxSegments = int64_t{1} << 20, kDeviceTableMaxColumns = int64_t{1} << 20;
 
 constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: the table has kDeviceTableMaxRows rows
 constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leave

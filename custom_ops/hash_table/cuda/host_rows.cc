@@ -150,14 +150,11 @@ absl::Status HostRowsTable::Read(const TableCall& call, const Message& message, 
   absl::Status done = Receive(call, message, &seen);
   if (done.ok()) done = TakeBack(call);
   if (!done.ok()) return done;
-  const int64_t row_bytes = spec().dim * BytesOf(rows.storage), bytes = rows.size * row_bytes;
-  char* found;
-  done = StatusOf(fusedrec_buffer_host_memory(buffer_, bytes, &found));
+  const int64_t bytes = rows.size * spec().dim * BytesOf(rows.storage);
+  std::vector<char> found(bytes);  // zeros after the rows
+  done = HostTable::Read(call, seen.message(), nullptr, peeks, {{found.data(), rows.storage}, rows.size});
   if (!done.ok()) return done;
-  done = HostTable::Read(call, seen.message(), nullptr, peeks, {{found, rows.storage}, rows.size});
-  if (!done.ok()) return done;
-  std::fill(found + message.num_ids * row_bytes, found + bytes, 0);
-  return StatusOf(fusedrec_copy_to_device(rows.data, found, bytes, call.stream));
+  return StatusOf(fusedrec_copy_to_device(rows.data, found.data(), bytes, call.stream));
 }
 
 absl::Status HostRowsTable::Apply(const TableCall& call, const Gradients& in, const Step& step,

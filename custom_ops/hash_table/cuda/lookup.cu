@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include "hash_table/cuda/hash_table_cuda.cuh"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
-int LookupScratch::TakeFor(int64_t num_ids, bool judges) {
+int AdmitScratch::TakeFor(int64_t num_ids, bool judges) {
   tiles = (num_ids + kNumberTile - 1) / kNumberTile;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Take({{&slots, 2 * num_ids},
                                              {&states, 2 * tiles},
@@ -52,7 +52,7 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
 }
 
 int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-                               const LookupScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows,
+                               const AdmitScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows,
                                void* stream) {
   const MessageView& view = received.view;
   const bool judges = is_lookup && HasAdmission();
@@ -131,7 +131,7 @@ int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* mes
     if (counts.bad != 0) return kCudaInvalidValue;
     FUSEDREC_RETURN_IF_CUDA_ERROR(table->TakeExpiredOut(clock, stream));
   }
-  LookupScratch scratch(&table->allocator_);
+  AdmitScratch scratch(&table->allocator_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.TakeFor(num_ids, table->HasAdmission()));
   FUSEDREC_RETURN_IF_CUDA_ERROR(table->Admit(received, clock, version, true, scratch, inverse, handles, num_rows, stream));
   table->clock_ = clock;

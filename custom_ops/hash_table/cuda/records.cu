@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
@@ -59,7 +59,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   FUSEDREC_RETURN_IF_CUDA_ERROR(ReceiveGrouped(ids, splits.data(), &imported, stream));
   imported.records = records;
   int64_t written;
-  LookupScratch scratch(&allocator_);
+  AdmitScratch scratch(&allocator_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.TakeFor(count, false));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported, clock_, version_, false, scratch, imported.inverse,
                                       imported.handles, &written, stream));

@@ -9,7 +9,7 @@
 
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cuda/select_pass.cuh"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
@@ -31,10 +31,6 @@ void KeepDistinctLeft(std::vector<LeftRow>* left) {
 }
 
 }  // namespace
-
-int64_t FusedrecDeviceTable::width() const {
-  return int64_t{layout_.dim} * (1 + layout_.wide_slots) + layout_.scalar_slots;
-}
 
 int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
@@ -155,9 +151,9 @@ int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge,
       CopyToHost(more.data(), reinterpret_cast<int64_t*>(grouped.absent_of), table->segments(), stream));
   const int64_t made = std::accumulate(more.begin(), more.end(), int64_t{0});
   FUSEDREC_RETURN_IF_CUDA_ERROR(table->MakeRoom(more, none.data(), {}, table->clock_, false, stream));
-  LookupScratch scratch(&table->allocator_);
+  AdmitScratch scratch(&table->allocator_);
   FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.TakeFor(count, false));
-  int64_t most = num_left;  // rows that leave *merge one pass: an import may have brought more than max_rows
+  int64_t most = num_left;  // rows that leave in one pass: an import may have brought more than max_rows
   for (int64_t s = 0; s < table->segments(); ++s) {
     if (table->limits_[s].max_rows > 0) most = std::max(most, table->segments_[s].size + more[s] - table->limits_[s].max_rows);
   }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "hash_table/cuda/select.cuh"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 // Counts the wanted rows, by segment the rows that do_with counts, and the places of each pool.
 template <typename Wanted, typename MakeDoWith>

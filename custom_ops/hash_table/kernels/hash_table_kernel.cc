@@ -33,6 +33,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
     } else {
       ResourceOpKernel::Compute(ctx);
     }
+    context_ = nullptr;
   }
 
  private:
@@ -124,7 +125,8 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     if (mark.shape() != TensorShape({3}) || (call.is_on_cpu() && !has_rows)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
-          rows_ahead.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(), "."));
+          rows_ahead.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(),
+          ", with rows of ", tensorflow::DataTypeString(rows_ahead.dtype()), "."));
     }
     const auto state = mark.flat<int64_t>();
     *ahead = {In<int64_t>(handles), state(0), state(1), static_cast<uint64_t>(state(2))};

@@ -35,7 +35,7 @@ class TableKernel : public OpKernel {
   void Compute(OpKernelContext* ctx) final {
     const ParallelFor pool = CpuPool(ctx);
     if constexpr (kOn == On::kGpu) {
-      const Gpu gpu(ctx);
+      Gpu gpu(ctx);  // allocates through itself
       OP_REQUIRES_OK(ctx, RunOn(ctx, {pool, gpu.stream, &gpu.memory}));
     } else {
       OP_REQUIRES_OK(ctx, RunOn(ctx, {pool}));

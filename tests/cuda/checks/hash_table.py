@@ -160,7 +160,7 @@ def compare(table, oracle):
 
 
 def train(table, oracle, batch, random):
-    """A peek answers what the lookup answers. Updates of float16 rows are rounded. A delta holds the demoted rows."""
+    """Trains both. A peek answers what the lookup answers, float16 rows are rounded, a delta holds the demoted rows."""
     message, splits, received = pack(batch)
     try:
         wanted = copy.deepcopy(oracle).lookup(received)

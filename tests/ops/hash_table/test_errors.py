@@ -329,17 +329,18 @@ def test_max_rows_smaller_than_a_batch(names):
         table.lookup([[[1, 2, 3, 4]]])
 
 
+BUDGET = "memory_budget holds 4 rows, but a batch needs"
 FULL = {
-    "no_eviction": {"max_rows": 2, "admission_count": 2},
-    "another_segment_evicts": {"max_rows": [2, 2], "eviction": ["lru", "none"], "admission_count": 2},
-    "a_budget": {"memory_budget": 4 * 32, "admission_count": 2},
-    "a_budget_and_eviction": {"memory_budget": 4 * 32, "max_rows": 3, "eviction": "lfu", "admission_count": 2},
+    "no_eviction": ({"max_rows": 2}, "max_rows of"),
+    "another_segment_evicts": ({"max_rows": [2, 2], "eviction": ["lru", "none"]}, "max_rows of"),
+    "a_budget": ({"memory_budget": 4 * 32}, BUDGET),
+    "a_budget_and_eviction": ({"memory_budget": 4 * 32, "max_rows": 3, "eviction": "lfu"}, BUDGET),
 }
 
 
-@pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
-def test_a_lookup_that_fails_leaves_no_trace(spec, tmp_path):
-    spec = {**spec, "tier_folder": str(tmp_path), "record_tombstones": True}
+@pytest.mark.parametrize(("spec", "words"), FULL.values(), ids=FULL)
+def test_a_lookup_that_fails_leaves_no_trace(spec, words, tmp_path):
+    spec = {**spec, "admission_count": 2, "tier_folder": str(tmp_path), "record_tombstones": True}
     with new_table(2, **spec) as table, new_table(2, **spec) as other:
         state = lambda one: [  # noqa: E731
             *(x.tobytes() for s in (0, 1) for x in one.records(s)),
@@ -353,7 +354,7 @@ def test_a_lookup_that_fails_leaves_no_trace(spec, tmp_path):
                 found = one.lookup(batch)
         before = state(table)
         for _ in range(3):  # ids that are known, new, counted, and admitted
-            with pytest.raises(Exhausted, match="max_rows of|memory_budget holds 4 rows, but a batch needs"):
+            with pytest.raises(Exhausted, match=words):
                 table.lookup([[[1, 3, 4, 1], [5, 6, 7, 8]]])
             assert state(table) == before
         table.apply(found, tf.ones([3, 4]))
@@ -362,6 +363,12 @@ def test_a_lookup_that_fails_leaves_no_trace(spec, tmp_path):
             ops.table_remove(one.handle, 0, [1])
             one.lookup([[[3, 2], [5]]])
         assert state(table) == state(other)
+
+
+def test_a_tier_folder_that_is_missing(tmp_path):
+    words = "tier_folder '.*none' must be a folder that can be written"
+    with pytest.raises(Invalid, match=words), new_table(memory_budget=4 * 32, tier_folder=str(tmp_path / "none")):
+        pass
 
 
 def test_the_clock_ends(table):

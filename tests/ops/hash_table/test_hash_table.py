@@ -135,7 +135,7 @@ def test_accumulated_gradients_make_one_update():
 
 
 def test_rows_whose_gradients_wait_stay():
-    """And so do all rows since the first of several lookups."""
+    """All rows stay that were looked up since the first of several waiting lookups."""
     with new_table(max_rows=4, eviction="lru") as table:
         table.lookup([[[9]]])
         for ids in ([1, 2], [3]):

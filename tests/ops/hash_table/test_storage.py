@@ -1,4 +1,4 @@
-"""Rows of 16 bits, rounded to the nearest or stochastically. test_properties.py trains them.
+"""Rows of 16 bits: rounding to the nearest or stochastically, and memory. test_properties.py trains them.
 
 Conversions are compared with NumPy's float16 and TensorFlow's bfloat16, pattern by pattern.
 """

@@ -1,4 +1,4 @@
-// Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
+// Sums of gradients by row: of one message, and over several until their update.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ namespace fusedrec {
 // Returns whether all of x [n] are finite numbers.
 bool AllFinite(const float* x, int n);
 
+// Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
 class GradientSum {
  public:
   // inverse [V]: number in [0, num_rows) of the row of each received gradient; grads [>= V, dim] of `storage`.

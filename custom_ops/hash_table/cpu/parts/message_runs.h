@@ -1,4 +1,4 @@
-// A message as runs of one source and segment, which are the units of work on it.
+// A message as runs of one source and segment, the units of work on it, and its ids sorted by shard.
 #pragma once
 
 #include <algorithm>

@@ -44,6 +44,7 @@ struct LookupScratch {
   }
 };
 
+// The training lookups of a table: the clock that counts them, which of them run now, and their memory.
 class RunningLookups {
  public:
   struct Now {

@@ -32,7 +32,7 @@ class RowFormat {
   RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
       : layout_(RowLayout::Of(storage, dim, wide_slots, scalar_slots, stochastic, kRowOffset, 8)) {}
 
-  // Of the numbers after the header.
+  // How the numbers after the header lie.
   const RowLayout& layout() const { return layout_; }
   Storage storage() const { return layout_.storage; }
   int wide_slots() const { return layout_.wide_slots; }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "hash_table/cuda/buffer/buffer_cuda.h"
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -97,7 +97,7 @@ struct FusedrecDeviceBuffer {
   mutable std::mutex mutex_;
   std::unique_ptr<FusedrecDeviceTable> tables_[2];
   int active_ = 0;
-  // Of arriving rows, of further ones, and of leaving rows; kept, so that streams of copies never wait for an earlier user.
+  // Memory of arriving rows, of further ones and of leaving rows. It is kept, so copies never wait for an earlier user.
   Memory in_, in_more_, out_;
   const int64_t hot_rows_;
   Memory pool_;  // [hot_rows, record_bytes]

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 #include "hash_table/cuda/update/handles.cuh"
 #include "hash_table/cuda/update/sums.cuh"
 

@@ -45,7 +45,7 @@ class Memory {
 struct GradientColumns;  // update.cuh
 
 // Memory of steps 2 to 5 of a lookup.
-struct LookupScratch : ScratchMemory {
+struct AdmitScratch : ScratchMemory {
   using ScratchMemory::ScratchMemory;
   int TakeFor(int64_t num_ids, bool judges);
 
@@ -102,7 +102,7 @@ struct FusedrecDeviceTable {
   // Distinct ids grouped by segment, counts [segments] of them.
   int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, void* stream);
   void SetClock(int64_t clock, int64_t version);
-  int64_t width() const;  // numbers of a row and its slots
+  int64_t width() const { return layout_.numbers(); }  // of a row and its slots
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
   // `count`), in the order in which rows came, each at its place (device; null: one after the other).
@@ -198,7 +198,7 @@ struct FusedrecDeviceTable {
                bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-            const fusedrec::device_table::LookupScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+            const fusedrec::device_table::AdmitScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
   // Steps of a mixed table in Admit (mixed.cu). where, first: of NumberKernel.
   // Counts the moves of a lookup or an import; received.counts holds them.

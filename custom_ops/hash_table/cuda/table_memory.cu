@@ -1,5 +1,5 @@
 // Making a table and making room in it.
-#include "hash_table/cuda/table.h"
+#include "hash_table/cuda/table_memory.h"
 
 #include <algorithm>
 #include <numeric>

@@ -17,8 +17,9 @@ def test_the_site(tmp_path):
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT, check=True, timeout=300,
     )  # fmt: skip
-    assert "max_rows" in (tmp_path / "configuration.html").read_text(encoding="utf-8")
-    assert "accumulate_steps" in (tmp_path / "api/embedding.html").read_text(encoding="utf-8")
+    assert "all_tables" in (tmp_path / "configuration.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "api/embedding.html").read_text(encoding="utf-8")
+    assert "accumulate_steps" in reference and "stochastic_rounding" in reference
     assert re.search(r"<td>(<!--.*?-->)[\d.]+ ms</td>", (tmp_path / "benchmarks.html").read_text(encoding="utf-8"))
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))

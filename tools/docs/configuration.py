@@ -1,4 +1,4 @@
-"""docs/configuration.md: the fields of the records that users fill in, from the dataclasses and their docstrings."""
+"""docs/configuration.md: the fields of the records of an experiment, from the dataclasses and their docstrings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from collections.abc import Iterator
 
 # Title, purpose, module, records.
 SECTIONS = (
-    ("Tables and features", "The arguments of `FusedEmbedding`.", "tf_fusedrec.config",
-     "TableConfig Storage Limits Tier External FeatureConfig"),
+    ("Experiments", "One record for each section of the file.", "models.experiment.records",
+     "Experiment EmbeddingConfig TrainConfig EvaluateConfig"),
+    ("Data", "The section `data`.", "models.experiment.data_config", "DataConfig"),
     (
-        "Experiments",
-        "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
-        "models.experiment.records", "Experiment EmbeddingConfig TrainConfig EvaluateConfig",
-    ),
-    ("Data of experiments", "The section `data` of an experiment.", "models.experiment.data_config", "DataConfig"),
-    (
-        "Models of experiments",
-        "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
-        "retrieval`.",
+        "Models", "The section `model`, by `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `retrieval`.",
         "models.experiment.model_config", "RankingConfig GRMConfig DLRMConfig DINConfig DCNConfig RetrievalConfig",
     ),
 )  # fmt: skip
@@ -33,9 +26,10 @@ def page() -> str:
     lines = [
         "# Configuration reference",
         "",
-        "`python -m tools.docs.generate` makes this page from the dataclasses. A wrong value raises an error when "
-        "the record is made. A type stands for the default None or (). The [API reference](api/embedding.md) has "
-        "optimizers, initial rows, topologies and columns.",
+        "The fields of a YAML file of `configs/`; `--set section.field=value` replaces one. A wrong value raises an "
+        "error with the field's name. A type stands for the default None or (). The [API reference]"
+        "(api/embedding.md) and `help(fr.TableConfig)` describe tables and features. `python -m tools.docs.generate` "
+        "makes this page.",
     ]
     for title, purpose, module, names in SECTIONS:
         lines += ["", f"## {title}", "", f"{purpose} Module: `{module}`."]
@@ -52,26 +46,19 @@ def _record(cls: type) -> Iterator[str]:
     if bases:
         yield f"It has the fields of {', '.join(bases)}, and these:"
         yield ""
-    if not dataclasses.fields(cls):
-        yield "No fields."
-        return
     yield "| field | default | what it does |"
     yield "|---|---|---|"
     described = _described(cls)
-    above = ""
     for field in dataclasses.fields(cls):
-        heading, words = described.get(field.name, ("", ""))
+        words = described.get(field.name, "")
         if any(_is_inherited(field, words, base) for base in cls.__mro__[1:-1]):
             continue
-        if heading != above:
-            yield f"| | | **{heading or 'With any backend'}** |"
-        above = heading
         words = re.sub(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b", lambda found: _values(cls, found), words)
         yield f"| `{field.name}` | {_default(field)} | {words.replace('|', chr(92) + '|')} |"
 
 
-def _described(cls: type) -> dict[str, tuple[str, str]]:
-    """Returns (heading, words) by field, those of bases included."""
+def _described(cls: type) -> dict[str, str]:
+    """Returns the words by field, those of bases included."""
     return {name: entry for base in reversed(cls.__mro__) for name, entry in _descriptions(base).items()}
 
 
@@ -85,7 +72,7 @@ def _is_inherited(field: dataclasses.Field, words: str, base: type) -> bool:
     return (
         field.name in fields
         and _default(fields[field.name]) == _default(field)
-        and _described(base).get(field.name, ("", ""))[1] == words
+        and _described(base).get(field.name, "") == words
     )
 
 
@@ -101,25 +88,19 @@ def _default(field: dataclasses.Field) -> str:
     return f"`{name}`, required" if field.default is dataclasses.MISSING else f"`{name}`"
 
 
-def _descriptions(cls: type) -> dict[str, tuple[str, str]]:
-    """Returns (heading, words) by field, from the comments behind fields and the lines "  name: words" of a docstring.
-
-    The headings "Attributes:" and "Args:" are "".
-    """
+def _descriptions(cls: type) -> dict[str, str]:
+    """Returns the words by field, from the comments behind fields and the lines "  name: words" of a docstring."""
     if cls.__module__ == "builtins":
         return {}
-    comments = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(cls), re.MULTILINE)
-    described = {name: ("", words) for name, words in comments}
-    heading, names = "", []  # type: str, list[str]
+    described = dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(cls), re.MULTILINE))
+    names: list[str] = []
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         entry = re.match(r"  ([a-z_0-9]+(?:, [a-z_0-9]+)*): (.*)", line)
-        if re.match(r"\S.*:$", line):
-            heading, names = ("" if line in ("Attributes:", "Args:") else line[:-1]), []
-        elif entry and heading != "Raises":
+        if entry:
             names = entry[1].split(", ")
-            described.update(dict.fromkeys(names, (heading, entry[2])))
-        elif names and line.startswith("    "):
-            described.update({name: (heading, f"{described[name][1]} {line.strip()}") for name in names})
+            described.update(dict.fromkeys(names, entry[2]))
+        elif line.startswith("    "):
+            described.update({name: f"{described[name]} {line.strip()}" for name in names})
         else:
             names = []
     return described

@@ -11,7 +11,7 @@ site see the number alone, so pages need no second, rendered copy.
     {overlap.speedup_2d:.2f}                          a field of overlap.json
     {train_step.cpu_ms_ours / train_step.cpu_ms_tfra:.0%}
     {table.tfra(rows="1000000", optimizer="adam").ms_ours:.1f}      the one row of a list with these fields
-    {worst(model("2D-SP", "Table 2", "*QPS")):+.0f}   a function of `results`; texts in it are patterns of fnmatch
+    {ne_gap("weight_sync_g4_c1", 3):+.3f}           a function of `results`
 
 Refused by name: a field that no result has; a field that is no number; and a figure that somebody typed (see `typed`).
 The recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks.overlap makes them.
@@ -111,12 +111,7 @@ def results() -> dict[str, Any]:
         names[path.stem] = Result(
             {name: [Result(dict(map(_cell, row.items()))) for row in rows[name]] for name in rows}
         )
-    cells, curves = names["scale"]["cells"], names["schedule_quality"]["curves"]
-
-    def model(paper: str, table: str, column: str = "*", row: str = "*") -> list[float]:
-        """Errors of the cost model in percent, of cells that it has not seen."""
-        found = cells.all(paper=paper, table=table, column=column, row=row, kind="predicted")
-        return [cell["error %"] for cell in found]
+    curves = names["schedule_quality"]["curves"]
 
     def ne_gap(variant: str, epoch: int) -> float:
         """NE of a variant minus that of sync after an epoch, means over the seeds."""
@@ -127,8 +122,7 @@ def results() -> dict[str, Any]:
         return statistics.mean(mine) - statistics.mean(sync)
 
     functions = {name: getattr(builtins, name) for name in ("abs", "len", "map", "max", "min", "zip")}
-    functions |= {"median": statistics.median, "worst": lambda errors: max(errors, key=abs), "ne_gap": ne_gap}
-    return {**functions, "model": model, **names, "__builtins__": {}}
+    return {**functions, "ne_gap": ne_gap, **names, "__builtins__": {}}
 
 
 def _cell(cell: tuple[str, str]) -> tuple[str, Any]:

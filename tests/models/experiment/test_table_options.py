@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import pathlib
+import inspect
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from tests.models.batches import ranking_batch
 from tests.models.experiment.test_experiment import fields, refused
 from tf_fusedrec import config, keras, optimizers, tf
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs/configuration.md"
 # By path of a field of TableConfig or of its records: a value other than the default and 7, in the words of YAML files,
 # and the options it needs.
 VALUES = {
@@ -55,12 +54,10 @@ def at(table, path):
 
 
 def paths():
-    """Yields the paths of all fields but the name. Every one has a line in the configuration reference."""
-    page = PAGE.read_text(encoding="utf-8")
+    """Yields the paths of all fields but the name. Every one has a line in the docstring of its record."""
     for record, prefix in ((fr.TableConfig, ""), *((kind, f"{name}.") for name, kind in config.RECORDS.items())):
-        section = page.split(f"### {record.__name__}\n")[1].split("\n##")[0]
         for field in dataclasses.fields(record):
-            assert f"| `{field.name}` |" in section
+            assert f"\n  {field.name}: " in inspect.getdoc(record)
             if prefix or field.name not in ("name", *config.RECORDS):
                 yield prefix + field.name
 

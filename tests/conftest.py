@@ -11,12 +11,15 @@ A test that skips for a reason beyond MAY_SKIP fails.
 import contextlib
 import gc
 import importlib.util
+import os
 import pathlib
 import re
 import sys
 import time
 
 import pytest
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 from tests.support.forked import ForkingWorker, uses_tensorflow
 

@@ -4,7 +4,6 @@ An import changes the process only by the statements of this list. The last thre
 FusedEmbedding(backend="tfra").
 
   __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
-  _tf_compat/__init__.py  _choose_keras                             TF_USE_LEGACY_KERAS becomes 1 where it is unset.
   _tf_compat/__init__.py  _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
   _tf_compat/legacy.py    keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
   _tf_compat/legacy.py    keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
@@ -31,7 +30,7 @@ FusedEmbedding(backend="tfra").
   tfra/tfra_library.py    tf.get_logger().setLevel                  TFRA's import prints no notices.
 """
 
-from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses the Keras, then imports TensorFlow)
+from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: checks versions, then imports TensorFlow)
 import importlib
 from typing import Any
 

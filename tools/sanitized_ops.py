@@ -59,7 +59,7 @@ def environment() -> dict[str, str]:
     ]
     options = "detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1:max_allocation_size_mb=1024"
     preloaded = " ".join(path.strip() for path in wanted)
-    return {"LD_PRELOAD": preloaded, "ASAN_OPTIONS": options, "TF_USE_LEGACY_KERAS": "1"}
+    return {"LD_PRELOAD": preloaded, "ASAN_OPTIONS": options}
 
 
 def use() -> None:

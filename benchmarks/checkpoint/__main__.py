@@ -33,7 +33,7 @@ _BLOCK = 1 << 25  # bytes that a plain read reads at a time
 
 def table_config() -> fr.TableConfig:
     """Returns a table whose record has two vectors: the row and Adagrad's accumulator."""
-    return fr.TableConfig("item", DIM, keras.optimizers.legacy.Adagrad(0.1), record_tombstones=True)
+    return fr.TableConfig("item", DIM, keras.optimizers.Adagrad(0.1), record_tombstones=True)
 
 
 def random_rows(table: NativeTable, rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -89,7 +89,7 @@ def ours(folder: str, experiment: Mapping[str, Any], threads: int) -> None:
     model = make_model(config, make_embedding(config), catalogue, np.ones(len(catalogue), np.int64))
     assert isinstance(model, HSTURetrieval)
     adam = config.train
-    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
+    model.compile(keras.optimizers.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
     first = ragged(epoch[0], catalogue)
     write_check(model, first, place)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
-from tf_fusedrec import tf  # isort: skip  (chooses legacy Keras before TensorFlow is imported)
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
+
+from tf_fusedrec import tf
 
 _STAGES = {
     "Fusedrec>FuseIds": "fuse ids",

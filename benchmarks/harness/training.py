@@ -149,7 +149,7 @@ def compiled(
     keras.utils.set_random_seed(config.seed + fr.rank())
     model = make_model(config, embedding_of(config), *read_items(data), read_statistics(config.model, data))
     adam = config.train
-    optimizer = keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon)
+    optimizer = keras.optimizers.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(no_rows(columns(config.model, "train")))  # creates the weights that a checkpoint restores
     return model

@@ -13,6 +13,7 @@ is bound_us / us (harness/gpu.py). `left_out` names peers that are not installed
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from benchmarks.harness import harness, processes
 
 
 def on_processor(names: Sequence[str], quick: bool, path: pathlib.Path | None) -> None:
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # for TFRA
     from benchmarks.ops import cases
 
     records = []

@@ -275,7 +275,7 @@ def make_model(size: DeviceSize, compute: Compute, pace: Pace, name: str, schedu
         group.table = SlowMemory(group.table, pace)  # type: ignore[assignment]
     model = DeviceModel(size, compute, pace, embedding)
     model.schedule = schedule
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(1e-3)))
     model(make_batch(size, 0), training=False)  # makes the weights' optimizer ready
     # The step needs no AutoGraph, whose conversion takes longer than the measurement.
     model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)  # type: ignore[method-assign]

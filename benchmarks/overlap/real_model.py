@@ -105,7 +105,7 @@ def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any) -> GRM:
     keras.utils.set_random_seed(1)
     model = GRM(config(size), embedding, np.arange(1), np.ones(1, np.int64))
     model.schedule = schedule
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(1e-3)))
     model(make_batch(size, 0), training=False)  # draws the weights
     # The step needs no AutoGraph, whose conversion takes longer than the measurement.
     model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)  # type: ignore[method-assign]

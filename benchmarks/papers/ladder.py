@@ -131,7 +131,7 @@ class Step:
         self.embedding = make_embedding(config)
         nothing = np.zeros(0, np.int64)
         self.model = make_model(config, self.embedding, nothing, nothing)
-        self.model.compile(optimizer=collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
+        self.model.compile(optimizer=collectives.distributed_optimizer(keras.optimizers.Adam(1e-3)))
         signature = {
             column.name: tf.RaggedTensorSpec([None, None], column.dtype)
             if column.ragged

@@ -414,7 +414,10 @@ def measure_tables(data: DataSet, folder: pathlib.Path, epochs: int, variants: S
     points: dict[Variant, list[dict[str, float]]] = {}
     for variant in variants:  # each in a process of its own
         experiment = data.experiment(GRM, [f"train.epochs={epochs}", f"seed={variant.seed}"]).to_dict()
-        points[variant] = processes.ask(train_curve, experiment=experiment, backend=variant.backend, data=str(folder))
+        points[variant] = processes.ask(
+            train_curve, variables={"TF_USE_LEGACY_KERAS": "1"}, experiment=experiment, backend=variant.backend,
+            data=str(folder),
+        )  # fmt: skip
 
     def largest(other: Variant, metric: str) -> float:
         """Returns the largest difference from NATIVE at equal steps, except the point before the first step."""

@@ -237,7 +237,7 @@ def _trained(size: Catalogue) -> tuple[np.ndarray, np.ndarray]:
     tables = [
         tf.Variable(random.normal(0, 0.1, [count, size.dim]), dtype=tf.float32) for count in (size.users, size.items)
     ]
-    optimizer = keras.optimizers.legacy.Adam(0.01)
+    optimizer = keras.optimizers.Adam(0.01)
 
     @tf.function(autograph=False)
     def step(users: tf.Tensor, items: tf.Tensor) -> None:

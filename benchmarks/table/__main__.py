@@ -35,6 +35,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+if __name__ == "__main__":
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # for TFRA
+
 import numpy as np
 import psutil
 

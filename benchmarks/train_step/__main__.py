@@ -19,8 +19,12 @@ turns. "lookup" is the time of the first, with the exchange, the others what the
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+if __name__ == "__main__":
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # for TFRA
 
 import numpy as np
 

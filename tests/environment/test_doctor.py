@@ -20,6 +20,7 @@ REPORT = (
     r"versions",
     r"  tensorflow +2\.\d+\.\d+",
     r"  horovod +0\.\d+\.\d+",
+    r"  Keras in use +(keras 3|tf_keras 2)\.\d+\.\d+",
     r"  built for +TensorFlow 2\.\d+\.\d+",
     r"  CPU kernels +(AVX|SSE|Neon).*, on \d+ of \d+ cores",
     r"GPU",
@@ -52,7 +53,7 @@ def test_without_horovod_one_process_trains_and_is_enough(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["doctor"])
     assert main() == 0
     printed = capsys.readouterr().out
-    lines = [*REPORT[:2], *REPORT[3:7], "  two processes  not tried, because Horovod is not installed", REPORT[-1]]
+    lines = [*REPORT[:2], *REPORT[3:8], "  two processes  not tried, because Horovod is not installed", REPORT[-1]]
     for line in lines:
         assert re.search(f"^{line}", printed, re.MULTILINE), f"{line}\n{printed}"
 

@@ -9,7 +9,6 @@ MISSING = (
     "tf_fusedrec.tfra and FusedEmbedding(backend='tfra') need it. Remedy: pip install "
     "tensorflow-recommenders-addons==0.8.1 typeguard (the extra tf_fusedrec[tfra])"
 )
-# The package comes first, and chooses legacy Keras.
 PROGRAM = """
 import importlib, json, pathlib, sys
 import tf_fusedrec as fr
@@ -52,7 +51,7 @@ print(json.dumps([losses, rows, refused, failed]))
 
 
 def test_one_process_works_without_tfra_and_horovod_and_what_needs_tfra_says_so(tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")  # the Keras of TFRA
     done = run_without([TFRA, "typeguard", "horovod"], PROGRAM.replace("{folder}", str(tmp_path)))
     assert done.returncode == 0, done.stdout + done.stderr
     losses, rows, refused, failed = json.loads(done.stdout.splitlines()[-1])

@@ -13,6 +13,8 @@ import pathlib
 import re
 from collections import Counter
 
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # the Keras of recorded bits
+
 from tests.schedules import clicks
 from tests.support.graphs import without_fusions
 from tests.support.ranks import run_ranks

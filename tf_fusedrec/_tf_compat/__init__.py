@@ -1,12 +1,8 @@
 """The single import of TensorFlow and Keras: every module of this package imports `tf` and `keras` from here.
 
-The package works with the Keras that TensorFlow has. The environment variable TF_USE_LEGACY_KERAS chooses it: 0 is
-Keras 3, and 1 is tf_keras, which TFRA 0.8.1 needs. Unset is tf_keras. What differs is in keras_3.py and legacy.py, by
-the same names, so that other modules are written once.
-
-TensorFlow chooses the Keras of `tf.keras` when it is imported. Without the variable, this module therefore selects
-tf_keras before it imports TensorFlow, and refuses a late import, because a layer would fail later for no visible
-reason.
+The package works with the Keras that TensorFlow has: Keras 3, or tf_keras where the environment has
+TF_USE_LEGACY_KERAS=1, as a program of TFRA 0.8.1 needs it. The order of imports does not matter. What differs is in
+keras_3.py and legacy.py, by the same names, so that other modules are written once.
 """
 
 from __future__ import annotations
@@ -29,31 +25,13 @@ if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip wo
     )
 
 _SWITCH = "TF_USE_LEGACY_KERAS"
-_ON = ("1", "true", "True")
-
-
-def _choose_keras() -> bool:
-    """Whether the program uses tf_keras. Raises ImportError where TensorFlow or Keras has another choice already."""
-    chosen = os.environ.get(_SWITCH)
-    if chosen is not None and chosen not in _ON:
-        backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-        if backend != "tensorflow":
-            raise ImportError(
-                "tf_fusedrec needs Keras 3 with its TensorFlow backend, but the environment has KERAS_BACKEND="
-                f"{backend}. Remedy: unset KERAS_BACKEND or set it to tensorflow, before anything imports keras."
-            )
-        return False
-    if chosen is None and "tensorflow" in sys.modules:
-        raise ImportError(
-            f"tf_fusedrec chooses tf_keras where {_SWITCH} is unset, but TensorFlow was imported before with Keras 3. "
-            f"Remedy: import tf_fusedrec before tensorflow, or set {_SWITCH}=1 in the environment; "
-            f"{_SWITCH}=0 if the program is written in Keras 3."
-        )
-    os.environ[_SWITCH] = "1"
-    return True
-
-
-KERAS_IS_LEGACY = _choose_keras()
+KERAS_IS_LEGACY = os.environ.get(_SWITCH) in ("1", "true", "True")  # as TensorFlow decides
+_backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+if not KERAS_IS_LEGACY and _backend != "tensorflow":
+    raise ImportError(
+        f"tf_fusedrec needs Keras 3 with its TensorFlow backend, but the environment has KERAS_BACKEND={_backend}. "
+        "Remedy: unset KERAS_BACKEND or set it to tensorflow, before anything imports keras."
+    )
 
 OPS_REMEDY = (
     "Remedy: install the wheel for this TensorFlow, or in the clone, with this TensorFlow installed: "

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 OTHER_KERAS = (
-    "comes from Keras 3. Use its counterpart in tf_fusedrec.keras, or set TF_USE_LEGACY_KERAS=0 in the environment "
+    "comes from Keras 3. Use its counterpart in tf_fusedrec.keras, or unset TF_USE_LEGACY_KERAS in the environment "
     "for a program in Keras 3."
 )
 

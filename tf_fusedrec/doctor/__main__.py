@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, tf
 from tf_fusedrec.doctor import trial
 from tf_fusedrec.doctor.ten_steps import STEPS
 from tf_fusedrec.ops import _library
@@ -51,6 +51,7 @@ def versions() -> dict[str, str]:
         "Python": f"{platform.python_version()}, {platform.python_implementation()}",
         "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         **{name: version_of(name) for name in ("tf_fusedrec", *DISTRIBUTIONS)},
+        "Keras in use": f"{keras.__name__} {keras.__version__}",
     }
 
 
@@ -76,8 +77,8 @@ def gpus() -> list[str]:
 
 
 def why_tfra_does_not_load() -> str | None:
-    """The error of an installed TFRA that cannot be imported; None if TFRA is absent or loads."""
-    if not is_installed("tensorflow_recommenders_addons"):
+    """The error of an installed TFRA that cannot be imported; None if TFRA is absent, loads, or lacks its Keras."""
+    if not (KERAS_IS_LEGACY and is_installed("tensorflow_recommenders_addons")):
         return None
     try:
         importlib.import_module("tf_fusedrec.tfra.tfra_library")

@@ -73,7 +73,7 @@ def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict
         data,
         length_columns=length_columns(experiment.model),
         extra_tokens=extra_tokens(experiment.model),
-        target_tokens=experiment.evaluate.target_tokens,
+        target_tokens_per_rank=experiment.evaluate.target_tokens_per_rank,
     )
     return iter(batches.dataset())
 

@@ -128,7 +128,7 @@ def _batches(
         stochastic_length=cut,
         length_columns=length_columns(experiment.model),
         extra_tokens=extra_tokens(experiment.model),
-        target_tokens=train.target_tokens,
+        target_tokens_per_rank=train.target_tokens_per_rank,
         scope=train.balance,
         cost=Cost(1.0, train.quadratic_cost),
         epochs=epochs,

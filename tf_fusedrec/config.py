@@ -174,28 +174,29 @@ class Limits:
     """Rows that one table of backend "native" keeps on a rank. Tables of one group may differ in them.
 
     Attributes:
-      max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
-      eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
-        error.
+      max_rows_per_rank: Maximum number of rows, enforced by `eviction`; 0 for no limit.
+      eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching
+        max_rows_per_rank is an error.
       ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
       ttl_minutes: Minutes of wall time without a training lookup after which a row is removed; 0 for never. A lookup
         removes it up to a minute later. A loaded row counts as looked up by the first training lookup after the load.
         The clock of the rank that owns the row decides, so the table has one copy over all ranks, in host memory.
       admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
-      max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
+      max_candidates_per_rank: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no
+        limit.
       frequency_decay_steps: Number of training steps after which the counts for "lfu" and storage.hot_after are
         halved; 0 for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its
         turn once in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the
         last lookups_per_update steps looked it up. Needs Storage(dtype="mixed") or eviction "lfu".
     """
 
-    max_rows: int = 0
+    max_rows_per_rank: int = 0
     eviction: Literal["lru", "lfu"] | None = None
     ttl: int = 0
     ttl_minutes: int = 0
     admission_count: int = 1
-    max_candidates: int = 0
+    max_candidates_per_rank: int = 0
     frequency_decay_steps: int = 0
 
 
@@ -204,23 +205,23 @@ class Tier:
     """Where a rank keeps rows of a table of backend "native" that do not fit. A group has the sum of its amounts.
 
     Attributes:
-      memory_budget: Bytes of rows in memory; the other rows go to a file in `folder`. Tables of one group share the
-        sum of their budgets. 0 for no limit.
+      memory_budget_per_rank: Bytes of rows in memory; the other rows go to a file in `folder`. Tables of one group
+        share the sum of their budgets. 0 for no limit.
       folder: Folder on a local disk.
       host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
         device (NestPipe, section IV-B). It allows every option except limits.admission_count and storage.dtype "mixed",
         and the gradients of one step per update. Applies to device tables only.
-      hot_rows: Number of additional rows on the device, in addition to those of two batches: the rows that lookups
-        requested most often (FusedRec, section 4, has rows in device memory, host memory and files). They do not travel
-        with every batch, and return to host memory when others are more frequent or a call needs host memory up to
-        date. Their memory on the device is taken when the layer is made. Tables of one group share the sum of their
-        hot_rows. Needs host_rows; 0 for none. The rows are the same for any number.
+      hot_rows_per_rank: Number of additional rows on the device, in addition to those of two batches: the rows that
+        lookups requested most often (FusedRec, section 4, has rows in device memory, host memory and files). They do
+        not travel with every batch, and return to host memory when others are more frequent or a call needs host
+        memory up to date. Their memory on the device is taken when the layer is made. Tables of one group share
+        the sum of their hot_rows_per_rank. Needs host_rows; 0 for none. The rows are the same for any number.
     """
 
-    memory_budget: int = 0
+    memory_budget_per_rank: int = 0
     folder: str = ""
     host_rows: bool = False
-    hot_rows: int = 0
+    hot_rows_per_rank: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,11 +263,12 @@ class TableConfig:
 
     Examples:
       >>> storage = fr.Storage(dtype="bfloat16", stochastic_rounding=True)
-      >>> limits = fr.Limits(max_rows=1_000_000, eviction="lru")
+      >>> limits = fr.Limits(max_rows_per_rank=1_000_000, eviction="lru")
       >>> item = fr.TableConfig("item", 16, fr.optimizers.RowWiseAdagrad(0.1), storage=storage, limits=limits)
-      >>> item.options["limits.max_rows"]
+      >>> item.options["limits.max_rows_per_rank"]
       1000000
-      >>> user = fr.TableConfig("user", 16, item.optimizer, tier=fr.Tier(memory_budget=1 << 30, folder="user_rows"))
+      >>> tier = fr.Tier(memory_budget_per_rank=1 << 30, folder="user_rows")
+      >>> user = fr.TableConfig("user", 16, item.optimizer, tier=tier)
       >>> words = fr.TableConfig("word", 16, external=fr.External("runs/words/checkpoint"))
     """
 

@@ -68,9 +68,9 @@ def _fixed(tokens: np.ndarray, rows: int) -> list[list[np.ndarray]]:
     return [list(by_rank[:, step]) for step in range(STEPS)]
 
 
-def _planned(tokens: np.ndarray, target_tokens: int, scope: str, cost: Cost) -> list[list[np.ndarray]]:
+def _planned(tokens: np.ndarray, target_tokens_per_rank: int, scope: str, cost: Cost) -> list[list[np.ndarray]]:
     """Returns row numbers [step][rank] as the input pipeline plans them."""
-    weights, target = cost.weights(tokens, target_tokens)
+    weights, target = cost.weights(tokens, target_tokens_per_rank)
     plan = EpochPlan(weights, target, all_positions(len(tokens)), RANKS, scope)
     if plan.steps <= STEPS:
         raise harness.CheckFailed(f"Scope {scope!r} planned {plan.steps} steps, but {STEPS} full ones are needed.")
@@ -122,7 +122,7 @@ EPOCHS = 8  # enough to make the 0.05 s that the construction of the dataset tak
 def pipeline(folder: pathlib.Path) -> list[tf.RaggedTensor]:
     """Reads EPOCHS epochs with their plans. Returns the times of all batches."""
     data = ParquetFolder(folder, READ, shuffle_seed=0, shuffle_rows=1024, threads=1)
-    batches = TokenBatches(data, length_columns=["length"], target_tokens=CASES[""] * MEAN, epochs=EPOCHS)
+    batches = TokenBatches(data, length_columns=["length"], target_tokens_per_rank=CASES[""] * MEAN, epochs=EPOCHS)
     return [batch["timestamp"] for batch in batches.dataset(epochs=EPOCHS)]
 
 

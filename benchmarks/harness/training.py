@@ -198,7 +198,7 @@ class _Users(Cost):
 
     users: int = 0
 
-    def weights(self, tokens: np.ndarray, target_tokens: int) -> tuple[np.ndarray, int]:
+    def weights(self, tokens: np.ndarray, target_tokens_per_rank: int) -> tuple[np.ndarray, int]:
         return np.ones_like(tokens), self.users
 
 
@@ -209,8 +209,8 @@ def _calls_of(config: Experiment, data: pathlib.Path, users: int, saved: Mapping
     folder = ParquetFolder(data / "train", columns(config.model, "train"), shuffle_seed=config.seed)
     epochs = config.train.epochs
     batches = TokenBatches(
-        folder, length_columns=("item_id",), target_tokens=config.train.target_tokens, cost=_Users(users=users),
-        epochs=epochs, start=saved,
+        folder, length_columns=("item_id",), target_tokens_per_rank=config.train.target_tokens_per_rank,
+        cost=_Users(users=users), epochs=epochs, start=saved,
     )  # fmt: skip
     begin = batches.first_epoch
     dataset = batches.dataset(begin, epochs - begin)
@@ -255,7 +255,7 @@ def job_of(
 
     It trains on the part `train` of `data`. `splits` are data sets whose parts `test` are held out. `deciding` and
     `patience`: see Progress; so `every`, but None means 1 with patience, else the last epoch alone. A batch has
-    `users_per_batch` rows, or train.target_tokens where that is 0.
+    `users_per_batch` rows, or train.target_tokens_per_rank where that is 0.
     """
     request = {
         "experiment": experiment.to_dict(), "deciding": list(deciding), "patience": patience, "ranks": ranks,

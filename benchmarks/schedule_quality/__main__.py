@@ -40,7 +40,7 @@ EPOCHS, QUICK_EPOCHS, QUICK_USERS = 60, 2, 300
 METRICS = ("hr@10", "ndcg@10", "ne")
 SETTINGS = (
     "embedding.optimizer=rowwise_adagrad", "embedding.learning_rate=0.1", "embedding.arguments={variant: 2d_sp}",
-    "model.dropout=0.2", "train.target_tokens=2048",
+    "model.dropout=0.2", "train.target_tokens_per_rank=2048",
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def summary(jobs: Jobs) -> dict[str, Any]:
         "curves": [{"variant": variant, "seed": seed, "epochs": of} for (variant, seed), of in curves.items()],
         "growth": growth({groups: curves.get((variant, seed), []) for groups, variant in OF_GROUPS.items()}),
         "users": len(first.samples()["user"]), "ranks": RANKS, "patience": PATIENCE, "model": experiment["model"],
-        "tokens_per_batch_of_a_rank": experiment["train"]["target_tokens"],
+        "tokens_per_batch_of_a_rank": experiment["train"]["target_tokens_per_rank"],
     }  # fmt: skip
 
 

@@ -360,7 +360,7 @@ def tier(rows: int, ids: int, blocks: int) -> dict[str, Any]:
     signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM], tf.float32)]
     seconds: dict[str, list[float]] = {"memory": [], "tier": [], "tier_lookahead": []}
     with tempfile.TemporaryDirectory(dir=pathlib.Path.cwd()) as folder:
-        in_file = fr.Tier(memory_budget=rows // SHARE * ROW_BYTES, folder=folder)
+        in_file = fr.Tier(memory_budget_per_rank=rows // SHARE * ROW_BYTES, folder=folder)
         options: dict[str, Any] = {"memory": {}, "tier": {"tier": in_file}, "tier_lookahead": {"tier": in_file}}
         variants = {name: Native("rowwise_adagrad", DIM, **options[name]) for name in seconds}
         steps = {}

@@ -286,6 +286,6 @@ REGISTER_OP("Fusedrec>TableMerge")
     .Input("step: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows.");
+    .Doc("Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows_per_rank.");
 
 }  // namespace fusedrec

@@ -99,17 +99,17 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"storage.dtype", &t->dtype, Scope::kGroup, 0, 0, 0, {"float32", "bfloat16", "float16", "mixed"}},
       {"storage.stochastic_rounding", &t->stochastic_rounding},
       {"storage.hot_after", &t->hot_after, Scope::kGroup, kInHostRows | kAveraged, 0, kMostCount, {}, true},
-      {"limits.max_rows", &limits->max_rows, Scope::kTable},
+      {"limits.max_rows_per_rank", &limits->max_rows, Scope::kTable},
       {"limits.eviction", &t->eviction, Scope::kTable, 0, 0, 0, {"none", "lru", "lfu"}, true},
       {"limits.ttl", &limits->ttl, Scope::kTable, 0, 0, kMostCount, {}, true},
       {"limits.ttl_minutes", &t->ttl_minutes, Scope::kTable, kOnDevice | kInHostRows | kAveraged, 0, kMostMinutes, {}, true},
       {"limits.admission_count", &limits->admission_count, Scope::kTable, kInHostRows | kAveraged, 1},
-      {"limits.max_candidates", &limits->max_candidates, Scope::kTable},
+      {"limits.max_candidates_per_rank", &limits->max_candidates, Scope::kTable},
       {"limits.frequency_decay_steps", &limits->frequency_decay_steps, Scope::kTable, kAveraged},
-      {"tier.memory_budget", &t->memory_budget, Scope::kSum, kOnDevice, 0, kMostCount, {}, true},
+      {"tier.memory_budget_per_rank", &t->memory_budget, Scope::kSum, kOnDevice, 0, kMostCount, {}, true},
       {"tier.folder", &t->folder, Scope::kGroup, kOnDevice},
       {"tier.host_rows", &t->host_rows},
-      {"tier.hot_rows", &t->hot_rows, Scope::kSum, kOnDevice, 0, kMostPositions},
+      {"tier.hot_rows_per_rank", &t->hot_rows, Scope::kSum, kOnDevice, 0, kMostPositions},
       {"record_tombstones", &t->record_tombstones},
       {"rule", &t->rule},
       {"lookups_per_update", &t->window, Scope::kGroup, kInHostRows, 1},
@@ -267,18 +267,18 @@ inline std::string CheckTogether(Table* t, bool useful) {
   } rules[] = {
       {t->is_mixed() != (t->hot_after > 0), "storage.hot_after", "storage.dtype",
        "a number > 0 and 'mixed' go together. Use both, or neither"},
-      {t->memory_budget > 0 && t->folder.empty(), "tier.memory_budget", "tier.folder",
+      {t->memory_budget > 0 && t->folder.empty(), "tier.memory_budget_per_rank", "tier.folder",
        "a budget needs a folder for the rows beyond it. Use both, or neither"},
-      {t->memory_budget > 0 && t->is_mixed(), "tier.memory_budget", "storage.dtype",
+      {t->memory_budget > 0 && t->is_mixed(), "tier.memory_budget_per_rank", "storage.dtype",
        "a budget does not work with 'mixed'. Use another dtype"},
-      {useful && t->memory_budget == 0 && !t->folder.empty(), "tier.memory_budget", "tier.folder",
+      {useful && t->memory_budget == 0 && !t->folder.empty(), "tier.memory_budget_per_rank", "tier.folder",
        "a folder needs a budget. Use both, or neither"},
       {useful && t->stochastic_rounding && t->dtype == 0, "storage.stochastic_rounding", "storage.dtype",
        "it needs a 16-bit dtype. Use 'bfloat16' or 'float16'"},
-      {useful && t->hot_rows > 0 && !t->host_rows, "tier.hot_rows", "tier.host_rows",
-       "other tables have no rows in host memory for a GPU. Use host_rows=True, or leave hot_rows 0"},
-      {useful && eviction != Eviction::kNone && t->limits.max_rows == 0, "limits.eviction", "limits.max_rows",
-       "a policy needs max_rows > 0. Use both, or neither"},
+      {useful && t->hot_rows > 0 && !t->host_rows, "tier.hot_rows_per_rank", "tier.host_rows",
+       "other tables have no rows in host memory for a GPU. Use host_rows=True, or leave hot_rows_per_rank 0"},
+      {useful && eviction != Eviction::kNone && t->limits.max_rows == 0, "limits.eviction", "limits.max_rows_per_rank",
+       "a policy needs max_rows_per_rank > 0. Use both, or neither"},
       {useful && t->limits.frequency_decay_steps > 0 && !t->is_mixed() && eviction != Eviction::kLfu,
        "limits.frequency_decay_steps", "limits.eviction",
        "only eviction 'lfu' and storage.dtype 'mixed' compare counts. Use one of them, or leave frequency_decay_steps 0"},
@@ -398,8 +398,8 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
     spec->memory_budget += table.memory_budget;
     spec->hot_rows += table.hot_rows;
     if (spec->memory_budget > kMostCount || spec->hot_rows > kMostPositions) {
-      return "memory_budget and hot_rows of a group must sum to at most " + std::to_string(kMostCount) + " and " +
-             std::to_string(kMostPositions) + ", got more at table '" + table.name + "'.";
+      return "memory_budget_per_rank and hot_rows_per_rank of a group must sum to at most " + std::to_string(kMostCount) +
+             " and " + std::to_string(kMostPositions) + ", got more at table '" + table.name + "'.";
     }
   }
   return "";

@@ -148,8 +148,8 @@ inline absl::Status RowsAreStale(const std::string& lookup) {
 
 inline absl::Status ReplicasAreFull(const TableSpec& spec, int64_t segment) {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows of ", spec.NameOf(segment), " is ", spec.limits[segment].max_rows, ", but its replicas have more rows ",
-      "together that may not leave. Remedy: a larger max_rows, an eviction policy, or a smaller sync_every."));
+      "max_rows_per_rank of ", spec.NameOf(segment), " is ", spec.limits[segment].max_rows, ", but its replicas have more rows ",
+      "together that may not leave. Remedy: a larger max_rows_per_rank, an eviction policy, or a smaller sync_every."));
 }
 
 }  // namespace fusedrec

@@ -50,7 +50,7 @@ class EmbeddingConfig:
     Attributes:
       all_tables: Fields of TableConfig for all tables but external ones, such as {limits: {ttl: 100000}};
         no optimizer and no initializer, which the fields above name.
-      tables: Fields of TableConfig by name of a table, such as {item: {limits: {max_rows: 1000000, eviction:
+      tables: Fields of TableConfig by name of a table, such as {item: {limits: {max_rows_per_rank: 1000000, eviction:
         lru}}}. They replace fields of all_tables. `optimizer` is a name, or {name: adam, learning_rate: 0.001, beta_2:
         0.99} with any fields of that rule; the fields above replace what it leaves out. `initializer` is one of
         INITIALIZERS, or {name: uniform, minval: -0.1, maxval: 0.1}. Ranking models project rows of another `dim` to
@@ -107,7 +107,7 @@ class TrainConfig:
     """The training loop. Adam trains the dense weights."""
 
     epochs: int = 1
-    target_tokens: int = 4096  # tokens of one batch on one rank
+    target_tokens_per_rank: int = 4096  # tokens of one batch on one rank
     balance: str = "rank"  # or "global", which deals out the rows of all ranks' batches, longest first
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
     stochastic_length: float = 0.0  # alpha of tf_fusedrec.data.StochasticLength, 1 < alpha <= 2; 0: whole histories
@@ -131,7 +131,7 @@ class TrainConfig:
         check_at_least("train.timeline_steps", self.timeline_steps, 0)
         if self.patience >= self.epochs:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
-        check_at_least("train.target_tokens", self.target_tokens, 1)
+        check_at_least("train.target_tokens_per_rank", self.target_tokens_per_rank, 1)
         check_choice("train.balance", self.balance, SCOPES)
         check_at_least("train.accumulate_steps", self.accumulate_steps, 1)
         check_choice("train.precision", self.precision, PRECISIONS)
@@ -167,11 +167,11 @@ class TrainConfig:
 class EvaluateConfig:
     """Evaluation on the held-out split."""
 
-    target_tokens: int = 8192  # tokens of one batch on one rank
+    target_tokens_per_rank: int = 8192  # tokens of one batch on one rank
     cutoffs: tuple[int, ...] = (10, 50)  # retrieval: values K of HR@K and NDCG@K
 
     def __post_init__(self) -> None:
-        check_at_least("evaluate.target_tokens", self.target_tokens, 1)
+        check_at_least("evaluate.target_tokens_per_rank", self.target_tokens_per_rank, 1)
         if not self.cutoffs:
             raise ValueError("evaluate.cutoffs must name at least one K, got none.")
         for cutoff in self.cutoffs:

@@ -8,7 +8,7 @@ Every field of tf_fusedrec.TableConfig may be set under its own name, so a new f
       tables:
         item:
           dim: 64
-          limits: {max_rows: 1000000, eviction: lru}
+          limits: {max_rows_per_rank: 1000000, eviction: lru}
           optimizer: {name: adam, learning_rate: 0.001, beta_2: 0.99}
 """
 

@@ -215,7 +215,7 @@ def epoch_of(embedding, watcher, ids, epoch=0):
 
 
 def test_evictions_and_what_cannot_be_known():
-    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(eviction="lru", max_rows=100))
+    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(eviction="lru", max_rows_per_rank=100))
     embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config])
     watcher, logs = callbacks.EmbeddingMetrics(embedding), {}
     embedding({"x": tf.range(10)}, training=True)

@@ -68,7 +68,7 @@ def trained(path, directory, every, grows):
     for partition in GrowingFolder(path, poll_s=0.02, max_partitions=PARTITIONS):
         folder = ParquetFolder(partition.path, COLUMNS, rank=rank, world_size=size, shuffle_seed=1)
         check_same_files(folder)
-        batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=4)
+        batches = TokenBatches(folder, length_columns=["item_id"], target_tokens_per_rank=4)
         if not model.built:
             model(next(iter(batches.dataset())))
         history = model.fit(

@@ -30,7 +30,7 @@ class Model(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        optimizers, limits = keras.optimizers.legacy, fr.Limits(max_rows=25, eviction="lru")
+        optimizers, limits = keras.optimizers.legacy, fr.Limits(max_rows_per_rank=25, eviction="lru")
         self.embedding = fr.FusedEmbedding(
             tables=[
                 fr.TableConfig("item", 4, optimizers.Adam(0.05), record_tombstones=True),

@@ -81,7 +81,7 @@ def test_each_rank_keeps_its_own_rows(owner, monkeypatch):
 
 
 def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
-    emb = layer(record_tombstones=True, limits=fr.Limits(max_rows=6, eviction="lru"))
+    emb = layer(record_tombstones=True, limits=fr.Limits(max_rows_per_rank=6, eviction="lru"))
     for ids in ([100, 101], [100, 101], [100]):
         step(emb, ids)
     job = fr.checkpoint.Checkpointer(tmp_path / "c", emb, full_every=2)
@@ -89,7 +89,7 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
     fr.checkpoint.warm_start(emb, "item", IDS[:3], ROWS[:3])
     job.save()
     job.wait()
-    other = layer(record_tombstones=True, limits=fr.Limits(max_rows=6, eviction="lru"))
+    other = layer(record_tombstones=True, limits=fr.Limits(max_rows_per_rank=6, eviction="lru"))
     fr.checkpoint.load(tmp_path / "c", other)
     assert other.export_table("item")[0].tolist() == [-3, 5, 100, 101, 2**62]
     step(emb, [100, 1, 2])  # one row too many: row 101 was used longest ago

@@ -67,7 +67,7 @@ class Pair:
         message, splits, _ = pack([[ids, [0, 1, 2]]])
         for side in self.sides:
             call = lambda: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: B023, E731
-            refused(tf.errors.ResourceExhaustedError, "max_rows of", call)
+            refused(tf.errors.ResourceExhaustedError, "max_rows_per_rank of", call)
 
 
 def failed_pair(name, hot_rows):
@@ -218,7 +218,7 @@ def run_refusals():
     too_many = np.array([5, 0, *range(5)]), np.array([7], np.int32)
     for seen in ([], [see(*too_many)]):
         call = from_seen if seen else find_rows
-        refused(tf.errors.ResourceExhaustedError, "max_rows of", lambda: call(*too_many, *seen))  # noqa: B023
+        refused(tf.errors.ResourceExhaustedError, "max_rows_per_rank of", lambda: call(*too_many, *seen))  # noqa: B023
     seen = see(message)
     assert seen.rows.shape == (0, DIM) and seen.handles.shape == (0,) and seen.mark[0] > 0
     refused(wrong, "mark must be of", lambda: from_seen(message, splits, (*seen[:2], seen.mark[:1])))

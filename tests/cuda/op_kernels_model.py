@@ -21,10 +21,10 @@ from tf_fusedrec.tables import places
 
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
-LRU = {"limits": Limits(max_rows=18, eviction="lru")}
+LRU = {"limits": Limits(max_rows_per_rank=18, eviction="lru")}
 OF_DEVICE = {
     "record_tombstones": True, "storage": Storage("mixed", hot_after=2),
-    "limits": Limits(18, "lru", admission_count=2, max_candidates=12, frequency_decay_steps=3),
+    "limits": Limits(18, "lru", admission_count=2, max_candidates_per_rank=12, frequency_decay_steps=3),
 }  # fmt: skip
 OF_HOST_ROWS = {"record_tombstones": True, "limits": Limits(18, "lru", ttl=9)}
 
@@ -87,7 +87,7 @@ def run():
     with on_device():
         mixed = {"storage": Storage(dtype="mixed", hot_after=2), "tier": Tier(host_rows=True)}
         refused(ValueError, "TableConfig.storage.hot_after of table", lambda: fitted("sync", mixed))
-    host_rows, hot_rows = {"tier": Tier(host_rows=True)}, {"tier": Tier(host_rows=True, hot_rows=12)}
+    host_rows, hot_rows = {"tier": Tier(host_rows=True)}, {"tier": Tier(host_rows=True, hot_rows_per_rank=12)}
     for table, reference, others in (
         (LRU, FrozenWindow(2), ((Nested(2), hot_rows),)),
         (OF_DEVICE, "sync", ((DualBuffer(), {}),)),

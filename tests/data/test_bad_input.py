@@ -78,7 +78,7 @@ def test_a_damaged_page_is_named_and_costs_its_row_group(tmp_path, caplog):
     with pytest.raises(ValueError, match=f"{words} .*(CRC|checksum)"):
         read_lists(folder)
     with pytest.raises(ValueError, match=words):
-        TokenBatches(folder, length_columns=["item"], target_tokens=100)  # before the first step
+        TokenBatches(folder, length_columns=["item"], target_tokens_per_rank=100)  # before the first step
     folder = ParquetFolder(path, [ITEM], bad_rows="skip")
     lost = folder.num_rows - sum(rows.num_rows for rows in folder.read())
     assert lost == folder.bad.skipped_rows in (244, 256)  # one of two row groups
@@ -87,7 +87,9 @@ def test_a_damaged_page_is_named_and_costs_its_row_group(tmp_path, caplog):
 
 def test_errors_inside_tf_data_name_the_file(tmp_path):
     path = write_folder(tmp_path / "d", [20, 20], 5)
-    batches = TokenBatches(ParquetFolder(path, COLUMNS, threads=1), length_columns=["item_id"], target_tokens=5)
+    batches = TokenBatches(
+        ParquetFolder(path, COLUMNS, threads=1), length_columns=["item_id"], target_tokens_per_rank=5
+    )
     (path / "part-1.parquet").unlink()
     with pytest.raises(tf.errors.OpError, match=r"part-1.parquet, row group \d: the file is gone .*Keep the files"):
         for _ in batches.dataset():
@@ -113,11 +115,13 @@ def test_wrong_type(tmp_path, array, column, message):
         ParquetFolder(_write(tmp_path, array), [column])
 
 
-def _skipped(path, columns=COLUMNS, target_tokens=50, length_columns=("item_id",), **options):
+def _skipped(path, columns=COLUMNS, target_tokens_per_rank=50, length_columns=("item_id",), **options):
     """Returns the first column's values in the batches with bad_rows="skip", and the folder."""
     folder = ParquetFolder(path, columns, bad_rows="skip", **options)
     rows = []
-    for batch in TokenBatches(folder, length_columns=length_columns, target_tokens=target_tokens).dataset():
+    for batch in TokenBatches(
+        folder, length_columns=length_columns, target_tokens_per_rank=target_tokens_per_rank
+    ).dataset():
         rows += batch[columns[0].name].numpy().tolist()
     return rows, folder
 
@@ -156,7 +160,11 @@ def test_bad_rows_are_left_out_named_and_counted(tmp_path, caplog, spoil, named,
     assert [record for record in caplog.messages if record.startswith("skipped: ")]
     assert re.search(rf"a.parquet, row group 1.* ?{named}.*\(1 rows; in all 1 rows at ", caplog.text, re.DOTALL)
     with pytest.raises((ValueError, tf.errors.OpError), match=rf"a.parquet, row group 1.* ?{named}"):
-        list(TokenBatches(ParquetFolder(tmp_path, BAD_COLUMNS), length_columns=["item"], target_tokens=50).dataset())
+        list(
+            TokenBatches(
+                ParquetFolder(tmp_path, BAD_COLUMNS), length_columns=["item"], target_tokens_per_rank=50
+            ).dataset()
+        )
 
 
 def test_a_file_with_floats_for_ids(tmp_path, caplog):
@@ -189,7 +197,7 @@ def test_an_empty_row_group(tmp_path, caplog):
 def test_a_file_that_vanishes_during_the_epoch(tmp_path, caplog, scope):
     path = write_folder(tmp_path / "d", [10, 10], 5)
     folder = ParquetFolder(path, COLUMNS, bad_rows="skip", shuffle_seed=1)
-    batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=5, scope=scope)
+    batches = TokenBatches(folder, length_columns=["item_id"], target_tokens_per_rank=5, scope=scope)
     (path / "part-0.parquet").unlink()
     users = sum((batch["user_id"].numpy().tolist() for batch in batches.dataset()), [])
     assert sorted(users) == list(range(10, 20))

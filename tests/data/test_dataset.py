@@ -12,7 +12,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.data import Column, ParquetFolder, StochasticLength, TokenBatches
 from tf_fusedrec.data.plan import Cost
 
-OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 12}
+OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens_per_rank": 12}
 
 
 def _rows(batches):
@@ -55,7 +55,7 @@ def test_holds_the_rows_of_each_epoch_in_order_in_batches_of_algorithm_1(tmp_pat
 @pytest.mark.parametrize("scope", ["rank", "global"])
 def test_every_rank_has_the_same_steps_and_empty_batches_at_the_end(tmp_path, scope):
     path = write_folder(tmp_path / "d", [7], 100)
-    ranks = _ranks(path, 8, {**OPTIONS, "target_tokens": 4, "epochs": 2, "scope": scope})
+    ranks = _ranks(path, 8, {**OPTIONS, "target_tokens_per_rank": 4, "epochs": 2, "scope": scope})
     steps = {batches.steps_per_epoch for batches in ranks}
     assert len(steps) == 1
     every = [list(batches.dataset(epochs=2)) for batches in ranks]
@@ -74,7 +74,7 @@ def test_a_scalar_column_may_tell_the_tokens(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
     folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True), Column("length")])
     by_list, by_scalar = (
-        TokenBatches(folder, length_columns=[name], target_tokens=6) for name in ("item_id", "length")
+        TokenBatches(folder, length_columns=[name], target_tokens_per_rank=6) for name in ("item_id", "length")
     )
     assert folder.tokens(["length"]).tolist() == folder.tokens(["item_id"]).tolist() == [3, 1, 2, 4, 1, 1, 5]
     for first, second in zip(by_list.dataset(), by_scalar.dataset()):
@@ -89,7 +89,9 @@ def test_costs_balance_other_batches_than_tokens(tmp_path):
         every = []
         for rank in range(2):
             folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True)], rank=rank, world_size=2)
-            batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=80, scope="global", cost=cost)
+            batches = TokenBatches(
+                folder, length_columns=["item_id"], target_tokens_per_rank=80, scope="global", cost=cost
+            )
             every.append([batch["item_id"].row_lengths().numpy() for batch in batches.dataset()])
         loads[cost] = [[(of.sum(), (of + of**2).sum()) for of in step] for step in zip(*every)]
     for (tokens, _), (others, _) in loads[Cost()]:
@@ -101,7 +103,7 @@ def test_costs_balance_other_batches_than_tokens(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"target_tokens": 0}, "target_tokens must be >= 1, got 0"),
+        ({"target_tokens_per_rank": 0}, "target_tokens_per_rank must be >= 1, got 0"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
         ({"scope": "all"}, r"scope must be one of \('rank', 'global'\), got 'all'"),
         ({"extra_tokens": -1}, "extra_tokens must be >= 0, got -1"),
@@ -125,7 +127,7 @@ def test_stochastic_length_cuts_long_rows_with_the_published_probability(tmp_pat
     pq.write_table(table, tmp_path / "d/part-0.parquet", row_group_size=500)
     user, item, other = shards.columns("user item* other*")
     columns = [user, item, Column("time", ragged=True, aligned_with="item"), other]
-    rule, options = StochasticLength("item", 1.5, 16), {"length_columns": ["item"], "target_tokens": 500}
+    rule, options = StochasticLength("item", 1.5, 16), {"length_columns": ["item"], "target_tokens_per_rank": 500}
 
     def epoch(number, world_size=1):
         found = {}

@@ -9,7 +9,7 @@ from tests.data.shards import COLUMNS, write_folder
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 
 ROWS, EPOCHS = 70, 3
-OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 20, "epochs": EPOCHS}
+OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens_per_rank": 20, "epochs": EPOCHS}
 
 
 @pytest.fixture

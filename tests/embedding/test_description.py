@@ -20,7 +20,7 @@ def make_layer(**options):
             fr.TableConfig("item", 4, adagrad),
             fr.TableConfig("user", 4, adagrad),
             fr.TableConfig(
-                "tag", 2, fr.optimizers.SGD(0.1), fr.Zeros(), limits=fr.Limits(max_rows=2000, eviction="lru")
+                "tag", 2, fr.optimizers.SGD(0.1), fr.Zeros(), limits=fr.Limits(max_rows_per_rank=2000, eviction="lru")
             ),
         ],
         **options,
@@ -43,7 +43,7 @@ group adagrad-float32-4-X: dim 4, float32, Adagrad, learning rate 0.25, Normal(m
 
 group sgd-float32-2-X: dim 2, float32, SGD, learning rate 0.1, Zeros(value=0.0)
   table   rows   bytes  features   options
-  tag    1,200  28,800  tag (sum)  limits.max_rows=2000, limits.eviction='lru'"""
+  tag    1,200  28,800  tag (sum)  limits.max_rows_per_rank=2000, limits.eviction='lru'"""
 
 
 def test_a_layer_is_described():

@@ -287,7 +287,7 @@ def test_a_tower_that_the_loss_leaves_out_is_not_trained():
 
 
 def test_calls_of_one_step_keep_rows_that_may_leave():
-    tables = [table(limits=fr.Limits(max_rows=4, eviction="lru"), initializer=fr.Constant(1.0))]
+    tables = [table(limits=fr.Limits(max_rows_per_rank=4, eviction="lru"), initializer=fr.Constant(1.0))]
     layers = [layer(feature(), tables=tables, lookups_per_update=n) for n in (1, 2)]
 
     def step(emb, *calls):

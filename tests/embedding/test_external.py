@@ -171,8 +171,8 @@ def test_missing_tables_are_refused_by_name(tmp_path):
     [
         ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* its config sets \['optimizer'\]"),
         (
-            {"initializer": fr.Zeros(), "limits": fr.Limits(max_rows=4, eviction="lru")},
-            r"\['initializer', 'limits.max_rows', 'limits.eviction'\]",
+            {"initializer": fr.Zeros(), "limits": fr.Limits(max_rows_per_rank=4, eviction="lru")},
+            r"\['initializer', 'limits.max_rows_per_rank', 'limits.eviction'\]",
         ),
         ({"external": fr.External("")}, "external.folder must be the folder of a checkpoint, got '' for table 't'"),
         ({"external": None}, "optimizer must be an optimizer, got None"),

@@ -47,7 +47,8 @@ def test_names_of_groups_are_those_of_the_other_ranks():
 
     def group_names(folders):
         tiers = [
-            table(f, optimizer=fr.optimizers.SGD(0.1), tier=fr.Tier(memory_budget=4096, folder=f)) for f in folders
+            table(f, optimizer=fr.optimizers.SGD(0.1), tier=fr.Tier(memory_budget_per_rank=4096, folder=f))
+            for f in folders
         ]
         tf1 = [table(n, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1)) for n in ("y", "z")]
         return [group.name for group in group_tables([*tiers, *tf1], features_of([*tiers, *tf1]))]

@@ -84,10 +84,13 @@ RECORDS = [
     table("f16", storage=fr.Storage(dtype="float16", stochastic_rounding=True), dtype="bfloat16"),
     table("mixed", storage=fr.Storage(dtype="mixed", hot_after=7)),
     table("cooling", storage=fr.Storage(dtype="mixed", hot_after=7), limits=fr.Limits(frequency_decay_steps=12)),
-    table("lru", limits=fr.Limits(max_rows=10, eviction="lru"), record_tombstones=True),
-    table("lfu", limits=fr.Limits(max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99)),
-    table("tier", tier=fr.Tier(memory_budget=1 << 20, folder="FOLDER")),
-    table("host_rows", tier=fr.Tier(host_rows=True, hot_rows=40)),
+    table("lru", limits=fr.Limits(max_rows_per_rank=10, eviction="lru"), record_tombstones=True),
+    table(
+        "lfu",
+        limits=fr.Limits(max_rows_per_rank=10, eviction="lfu", ttl=30, admission_count=3, max_candidates_per_rank=99),
+    ),
+    table("tier", tier=fr.Tier(memory_budget_per_rank=1 << 20, folder="FOLDER")),
+    table("host_rows", tier=fr.Tier(host_rows=True, hot_rows_per_rank=40)),
     table("sgd", optimizer=optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.5)),
     table(
         "adagrad",
@@ -136,12 +139,12 @@ def test_config_round_trip_through_json(record, tmp_path):
 
 def test_limits_and_a_budget_of_memory_share_a_group_and_other_fields_do_not():
     limits = {
-        "ttl": fr.Limits(ttl=3), "rows": fr.Limits(max_rows=3, eviction="lru"),
-        "admission": fr.Limits(admission_count=2), "lfu": fr.Limits(max_rows=3, eviction="lfu"),
+        "ttl": fr.Limits(ttl=3), "rows": fr.Limits(max_rows_per_rank=3, eviction="lru"),
+        "admission": fr.Limits(admission_count=2), "lfu": fr.Limits(max_rows_per_rank=3, eviction="lfu"),
     }  # fmt: skip
     tiers = {
         "tier1": fr.Tier(4096, "folder"), "tier2": fr.Tier(8192, "folder"), "host": fr.Tier(host_rows=True),
-        "hot1": fr.Tier(host_rows=True, hot_rows=30), "hot2": fr.Tier(host_rows=True, hot_rows=9),
+        "hot1": fr.Tier(host_rows=True, hot_rows_per_rank=30), "hot2": fr.Tier(host_rows=True, hot_rows_per_rank=9),
     }  # fmt: skip
     tables = [table("a"), table("b"), table("half", storage=fr.Storage("float16"))]
     tables += [table("tombstones", record_tombstones=True), *(table(n, limits=of) for n, of in limits.items())]
@@ -178,27 +181,33 @@ def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
         ({"limits": fr.Limits(eviction="fifo")}, "eviction must be one of .*got 'fifo'"),
         (
             {"limits": fr.Limits(eviction="lru")},
-            "limits.eviction of table 't' is 'lru' with limits.max_rows 0: a policy",
+            "limits.eviction of table 't' is 'lru' with limits.max_rows_per_rank 0: a policy",
         ),
         (
             {"limits": fr.Limits(9, "lru", frequency_decay_steps=9)},
             "decay_steps of table 't' is 9 with limits.eviction",
         ),
         (
-            {"tier": fr.Tier(hot_rows=-1, host_rows=True)},
-            r"tier.hot_rows of table 't' must be an int in \[0, .* got -1",
+            {"tier": fr.Tier(hot_rows_per_rank=-1, host_rows=True)},
+            r"tier.hot_rows_per_rank of table 't' must be an int in \[0, .* got -1",
         ),
-        ({"tier": fr.Tier(hot_rows=5)}, "tier.hot_rows of table 't' is 5 with tier.host_rows False: .* Use host_rows"),
+        (
+            {"tier": fr.Tier(hot_rows_per_rank=5)},
+            "tier.hot_rows_per_rank of table 't' is 5 with tier.host_rows False: .* Use host_rows",
+        ),
         (
             {"storage": fr.Storage("mixed")},
             "storage.hot_after of table 't' is 0 with storage.dtype 'mixed': a number > 0",
         ),
         ({"storage": fr.Storage(hot_after=3)}, "storage.hot_after of table 't' is 3 with storage.dtype 'float32'"),
         (
-            {"tier": fr.Tier(memory_budget=10)},
-            "tier.memory_budget of table 't' is 10 with tier.folder '': a budget needs",
+            {"tier": fr.Tier(memory_budget_per_rank=10)},
+            "tier.memory_budget_per_rank of table 't' is 10 with tier.folder '': a budget needs",
         ),
-        ({"tier": fr.Tier(folder="x")}, "tier.memory_budget of table 't' is 0 with tier.folder 'x': a folder needs"),
+        (
+            {"tier": fr.Tier(folder="x")},
+            "tier.memory_budget_per_rank of table 't' is 0 with tier.folder 'x': a folder needs",
+        ),
         ({"tier": fr.Tier(9, "x"), "storage": fr.Storage("mixed", hot_after=2)}, "a budget does not work with 'mixed'"),
         ({"storage": fr.Storage(stochastic_rounding=True)}, "stochastic_rounding of table 't' is True with .*16-bit"),
         ({"limits": fr.Limits(ttl=1.5)}, "limits.ttl must be int, got 1.5 for table 't'"),
@@ -220,7 +229,7 @@ def lookup_and_tape(emb, ids):
 def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
     """Untrained lookups fill the table. By LFU and the window alone, the waiting rows would leave first."""
     emb = layer(
-        table(initializer=fr.Zeros(), limits=fr.Limits(max_rows=8, eviction="lfu")),
+        table(initializer=fr.Zeros(), limits=fr.Limits(max_rows_per_rank=8, eviction="lfu")),
         accumulate_steps=2,
         gradient_op="sum",
     )

@@ -1,7 +1,7 @@
 """FusedEmbedding on 3 real processes trains the tables of one process: rows, slots, ages, counts and statistics.
 
-Initial rows, admission and TTL are functions of the id and the number of steps, which all ranks share. max_rows limits
-each rank, so what it evicts depends on the owner's other rows, and no scenario has it.
+Initial rows, admission and TTL are functions of the id and the number of steps, which all ranks share. Evictions
+at max_rows_per_rank depend on the owner's other rows, so no scenario has it.
 """
 
 import dataclasses
@@ -54,7 +54,9 @@ SCENARIOS = {
     "stochastic_rounding": Scenario(
         "SGD", table={"storage": Storage(dtype="bfloat16", stochastic_rounding=True)}, is_exact=True
     ),
-    "tier_with_look_ahead": Scenario("Adam", layer={}, table={"tier": Tier(memory_budget=60 * 80)}, ids="many"),
+    "tier_with_look_ahead": Scenario(
+        "Adam", layer={}, table={"tier": Tier(memory_budget_per_rank=60 * 80)}, ids="many"
+    ),
 }
 
 
@@ -270,7 +272,7 @@ def all_to_alls():
     import tf_fusedrec as fr
 
     adagrad = fr.optimizers.Adagrad(0.1)
-    limits = [fr.Limits(max_rows=50 + n, eviction="lru", ttl=n) for n in range(26)]
+    limits = [fr.Limits(max_rows_per_rank=50 + n, eviction="lru", ttl=n) for n in range(26)]
     return (
         _count_all_to_alls([fr.TableConfig(f"t{i}", dim, adagrad) for i, dim in enumerate([4, 8] * 4)]),
         _count_all_to_alls([fr.TableConfig(f"t{n}", 4, adagrad, limits=of) for n, of in enumerate(limits)]),

@@ -38,7 +38,7 @@ def test_padding_reaches_later_layers_as_a_mask():
 @pytest.mark.parametrize("schedule", ["sync", "nested(2)"])
 def test_two_of_them_train_in_a_model_whose_config_rebuilds_them(schedule):
     inputs = [keras.Input([], dtype=tf.int64, name=name) for name in ("user", "item")]
-    options = {"limits": fr.Limits(max_rows=100, eviction="lru"), "initializer": "zeros"}
+    options = {"limits": fr.Limits(max_rows_per_rank=100, eviction="lru"), "initializer": "zeros"}
     layers = [fr.Embedding(4, fr.optimizers.Adagrad(0.5), name=f"{i.name}_{schedule[:4]}", **options) for i in inputs]
     score = keras.layers.Dense(1)(keras.layers.Concatenate()([layer(i) for layer, i in zip(layers, inputs)]))
     model = fr.schedules.PipelinedModel(inputs, score, schedule=schedule)

@@ -24,11 +24,11 @@ def limits_of(n):
     """No two tables have equal limits, and all policies meet."""
     limits = {"ttl": (0 if n < 6 else 20 + n, 2 + n // 3, 32 + n)[n % 3], "admission_count": 1 + n % 5 % 3}
     if n % 4 < 3:
-        limits.update(max_rows=10 + n // 3, eviction=("lru", "lfu", "lru")[n % 4])
+        limits.update(max_rows_per_rank=10 + n // 3, eviction=("lru", "lfu", "lru")[n % 4])
     if n % 4 == 1:
         limits["frequency_decay_steps"] = 2 + n
     if n % 5 == 2:
-        limits["max_candidates"] = 3 + n
+        limits["max_candidates_per_rank"] = 3 + n
     return limits
 
 

@@ -22,7 +22,7 @@ TABLES = {
     "admission": {"limits": Limits(admission_count=2, ttl=4)},
     "hot": {"storage": Storage(dtype="mixed", hot_after=3)},
     "cooling": {"storage": Storage(dtype="mixed", hot_after=2), "limits": Limits(frequency_decay_steps=5)},
-    "evicting": {"limits": Limits(max_rows=60, eviction="lfu")},  # over all shards
+    "evicting": {"limits": Limits(max_rows_per_rank=60, eviction="lfu")},  # over all shards
 }
 # A table evicts when its shard is full, so the times of evictions depend on the number of shards.
 OF_ONE_SHARD = {"evicting"}
@@ -52,7 +52,9 @@ def _train(mode, table, topology):
     options = dict(TABLES[table])
     if table == "evicting":
         limits = options["limits"]
-        options["limits"] = dataclasses.replace(limits, max_rows=limits.max_rows // (size // topology.groups))
+        options["limits"] = dataclasses.replace(
+            limits, max_rows_per_rank=limits.max_rows_per_rank // (size // topology.groups)
+        )
     embedding = linear.make(
         f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
     )

@@ -34,7 +34,7 @@ AVERAGED = {
 ACCUMULATED = {"accumulated_late": 2}  # steps that make one update, of the layers that have several
 RATE = 0.05
 # Rows of these tables leave, in each replica alone until the synchronisation after every second step.
-LEAVING = {"limits": Limits(max_rows=150, eviction="lru")}
+LEAVING = {"limits": Limits(max_rows_per_rank=150, eviction="lru")}
 EVICTING = {
     "averaged_lru": (4, LEAVING, Topology(2, "weight_sync", sync_every=2)),
     "averaged_lfu": (2, {"limits": Limits(150, "lfu"), "storage": Storage(dtype="bfloat16", stochastic_rounding=True)},
@@ -236,7 +236,7 @@ def test_a_row_that_leaves_one_replica_leaves_all(results_of, name):
         replicas = [results[rank][name] for rank in ranks]
         assert_equal_replicas([(ids, _without_pool(records)) for (ids, records), _ in replicas])
         for (ids, _), statistics in replicas:
-            assert 0 < len(ids) <= (table["limits"].max_rows or len(ids))
+            assert 0 < len(ids) <= (table["limits"].max_rows_per_rank or len(ids))
             assert statistics["evictions"] > 10
 
 

@@ -89,7 +89,7 @@ def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch)
 
 def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
     monkeypatch.setattr(collectives, "size", lambda: 2)
-    counting = {"limits": fr.Limits(max_rows=9, eviction="lfu", frequency_decay_steps=5)}
+    counting = {"limits": fr.Limits(max_rows_per_rank=9, eviction="lfu", frequency_decay_steps=5)}
     for table in (
         {"limits": fr.Limits(admission_count=2)},
         {"storage": fr.Storage(dtype="mixed", hot_after=3)},

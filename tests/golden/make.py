@@ -34,7 +34,7 @@ def make_model() -> tuple[keras.Model, Any]:
     tables = [
         fr.TableConfig(
             "item", 3, fr.optimizers.SGD(0.25, momentum=0.5), fr.Uniform(0.0, 1.0),
-            limits=fr.Limits(max_rows=10, eviction="lru", admission_count=2), record_tombstones=True,
+            limits=fr.Limits(max_rows_per_rank=10, eviction="lru", admission_count=2), record_tombstones=True,
         ),
         fr.TableConfig(
             "user", 2, fr.optimizers.Adagrad(0.25, 0.1), dtype="bfloat16", unknown="zeros", record_tombstones=True

@@ -117,11 +117,14 @@ def bits(device: str) -> None:
     """
     for number, table in enumerate((
         {},
-        {"limits": fr.Limits(max_rows=180, eviction="lru"), "record_tombstones": True},
+        {"limits": fr.Limits(max_rows_per_rank=180, eviction="lru"), "record_tombstones": True},
         {"limits": fr.Limits(ttl=4), "storage": fr.Storage(dtype="bfloat16", stochastic_rounding=True)},
         {"storage": fr.Storage(dtype="mixed", hot_after=2), "limits": fr.Limits(admission_count=2)},
         {"tier": fr.Tier(host_rows=True)},
-        {"tier": fr.Tier(host_rows=True, hot_rows=40), "limits": fr.Limits(180, "lru"), "record_tombstones": True},
+        {
+            "tier": fr.Tier(host_rows=True, hot_rows_per_rank=40),
+            "limits": fr.Limits(180, "lru"), "record_tombstones": True,
+        },
     )):  # fmt: skip
         sides = [layer(where, f"bits{number}{side}", table) for side, where in enumerate((CPU, device))]
         steps = [step_of(embedding, where) for embedding, where in zip(sides, (CPU, device))]

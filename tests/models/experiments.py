@@ -14,7 +14,7 @@ RANKING = {
         "contextual": ["user_budget"], "max_history": 20, "max_exposures": 4, "dim": 8, "num_blocks": 1,
         "num_heads": 1, "qk_dim": 4, "value_dim": 4, "expert_units": 4, "head_units": 4,
     },
-    "train": {"target_tokens": 64},
+    "train": {"target_tokens_per_rank": 64},
 }  # fmt: skip
 RETRIEVAL = {
     "name": "test_retrieval",
@@ -23,7 +23,7 @@ RETRIEVAL = {
     "model": {
         "max_history": 20, "dim": 8, "num_blocks": 1, "qk_dim": 4, "value_dim": 4, "num_negatives": 4,
     },
-    "train": {"target_tokens": 64},
+    "train": {"target_tokens_per_rank": 64},
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
             test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array(train_items),
         )  # fmt: skip
     # Two tokens make a batch of each user.
-    experiment = from_dict({**experiments.RETRIEVAL, "evaluate": {"cutoffs": [1, 3], "target_tokens": 2}})
+    experiment = from_dict({**experiments.RETRIEVAL, "evaluate": {"cutoffs": [1, 3], "target_tokens_per_rank": 2}})
     model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
     results, samples = evaluate(experiment, model, tmp_path / "data")
     # User 1 has seen 1 and 2, so 3 is first. User 2 has seen 3, so 4 comes after 1 and 2.

@@ -76,7 +76,7 @@ def test_a_partition_without_rows_has_no_round(followed, tmp_path):
 
 def test_an_epoch_of_which_only_empty_batches_are_left_is_over_for_other_ranks(tmp_path):
     """Epochs have as many steps as the longest of them, so others end with empty batches."""
-    experiment = from_dict({**experiments.RANKING, "train": {"target_tokens": 64, "epochs": 4}})
+    experiment = from_dict({**experiments.RANKING, "train": {"target_tokens_per_rank": 64, "epochs": 4}})
     folder = prepare_data(experiment, tmp_path)
     first = next(fit_calls(experiment, folder, None))
     for epoch, wanted in ((1, [(2, 4)]), (3, [])):

@@ -125,7 +125,7 @@ def saved(tmp_path):
 
 
 def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
-    endless = {**experiments.RANKING, "train": {"target_tokens": 32, "epochs": 10_000}}
+    endless = {**experiments.RANKING, "train": {"target_tokens_per_rank": 32, "epochs": 10_000}}
     with job.started(tmp_path, endless, 2) as running:
         job.read_until(running, "Epoch 2/")  # the first epoch, with its checkpoint, is done
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)

@@ -59,7 +59,7 @@ def test_accumulation_goes_on_top():
 @pytest.mark.slow
 def test_a_table_that_is_full_evicts_no_row_of_the_window():
     """Every micro-batch brings new rows. With room for two batches, no row of the current step is evicted."""
-    embedding = clicks.make_embedding(table={"limits": fr.Limits(max_rows=16, eviction="lru")})
+    embedding = clicks.make_embedding(table={"limits": fr.Limits(max_rows_per_rank=16, eviction="lru")})
     model = clicks.make_model(embedding, FrozenWindow(4))
     x, y, _ = clicks.batch(8, seed=0)
     for step in range(6):

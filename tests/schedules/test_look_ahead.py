@@ -25,12 +25,12 @@ TABLES = {
     "bfloat16, lru": (
         {
             "storage": fr.Storage(dtype="bfloat16", stochastic_rounding=True),
-            "limits": fr.Limits(max_rows=18, eviction="lru"),
+            "limits": fr.Limits(max_rows_per_rank=18, eviction="lru"),
             "record_tombstones": True,
         },
         "RowWiseAdagrad",
     ),
-    "counted": ({"limits": fr.Limits(max_rows=60, eviction="lru", ttl=16, admission_count=2)}, "Adam"),
+    "counted": ({"limits": fr.Limits(max_rows_per_rank=60, eviction="lru", ttl=16, admission_count=2)}, "Adam"),
 }
 
 
@@ -80,7 +80,7 @@ def test_fits_of_every_form_of_table(pair, table):
 def test_rows_beyond_memory(tmp_path):
     states = []
     for schedule in PAIRS["nested"]:
-        embedding = clicks.make_embedding(table={"tier": fr.Tier(memory_budget=1200, folder=str(tmp_path))})
+        embedding = clicks.make_embedding(table={"tier": fr.Tier(memory_budget_per_rank=1200, folder=str(tmp_path))})
         model = clicks.make_model(embedding, schedule)
         model.fit(dataset(64, seed=5), epochs=2, verbose=0)
         states.append(clicks.state(model, embedding))
@@ -102,7 +102,7 @@ class SaveAt(keras.callbacks.Callback):
 @pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(tmp_path):
     """Counters of LRU, admission and ttl are equal too, because a look-ahead counts nothing before its turn."""
-    table = {"limits": fr.Limits(max_rows=60, eviction="lru", ttl=50, admission_count=2)}
+    table = {"limits": fr.Limits(max_rows_per_rank=60, eviction="lru", ttl=50, admission_count=2)}
     saved = []
     for i, schedule in enumerate(PAIRS["nested"]):
         folder = tmp_path / str(i)
@@ -136,7 +136,7 @@ class Meddle(keras.callbacks.Callback):
 @functools.cache
 def state_with_removals(schedule):
     """Returns the state after a fit that removes rows in flight."""
-    embedding = clicks.make_embedding(table={"limits": fr.Limits(max_rows=60, eviction="lru")})
+    embedding = clicks.make_embedding(table={"limits": fr.Limits(max_rows_per_rank=60, eviction="lru")})
     model = clicks.make_model(embedding, schedule)
     model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
     return clicks.state(model, embedding)

@@ -22,8 +22,8 @@ VALUES = {
     "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
     "unknown": "zeros", "storage.dtype": "bfloat16", "storage.stochastic_rounding": True, "storage.hot_after": 2,
     "limits.eviction": "lfu", "record_tombstones": True,
-    "tier.memory_budget": 1 << 20, "tier.folder": "", "tier.hot_rows": 40, "external.folder": "a checkpoint",
-    "external.table": "other", "trainable": False,
+    "tier.memory_budget_per_rank": 1 << 20, "tier.folder": "", "tier.hot_rows_per_rank": 40,
+    "external.folder": "a checkpoint", "external.table": "other", "trainable": False,
 }  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_ref
 
 
 def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):
-    wanted = r"TableConfig.tier.memory_budget of table 'item' is 4096, and must be 0 on a GPU. Use a table"
+    wanted = r"TableConfig.tier.memory_budget_per_rank of table 'item' is 4096, and must be 0 on a GPU. Use a table"
     placed(places.DEVICE)
     with pytest.raises(ValueError, match=wanted):
         clicks.make_embedding(table={"tier": fr.Tier(4096, "folder")})

@@ -127,6 +127,6 @@ def test_tables_of_tfra_are_refused(schedule):
 
 @pytest.mark.parametrize("schedule", STALE)
 def test_tables_that_move_rows_between_lookup_and_update_are_refused(schedule):
-    moving = clicks.make_embedding(table={"limits": Limits(max_rows=64, eviction="lru")})
+    moving = clicks.make_embedding(table={"limits": Limits(max_rows_per_rank=64, eviction="lru")})
     with pytest.raises(ValueError, match=r"Use .*FusedEmbedding\(lookups_per_update=2\)"):
         clicks.make_model(moving, schedule)

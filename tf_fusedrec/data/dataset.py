@@ -19,12 +19,12 @@ _PREFETCH = 4  # batches made ahead, enough to hide a row group that takes longe
 
 
 class TokenBatches:
-    """Batches of about target_tokens tokens from this rank's rows. All ranks have the same number of batches.
+    """Batches of about target_tokens_per_rank tokens from this rank's rows. All ranks have the same number of batches.
 
     Args:
       folder: Folder to read.
       length_columns: Names of list columns with the model's tokens, or of int64 columns with numbers of tokens.
-      target_tokens: Target number of tokens in a batch of one rank, >= 1.
+      target_tokens_per_rank: Target number of tokens in a batch of one rank, >= 1.
       extra_tokens: Number of tokens that the model adds to every row, such as contextual features.
       scope: "rank" or "global", see plan.py. "global" balances best if batches have few rows, but every rank then reads
         the row groups of all ranks.
@@ -43,8 +43,8 @@ class TokenBatches:
         no row is left: then begin with the next epoch.
 
     Raises:
-      ValueError: a length column has no numbers of tokens; target_tokens or epochs is below 1; a row has more tokens
-        than the target, unless the folder skips bad rows; `start` belongs to other data or another order.
+      ValueError: a length column has no numbers of tokens; target_tokens_per_rank or epochs is below 1; a row has more
+        tokens than the target, unless the folder skips bad rows; `start` belongs to other data or another order.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TokenBatches:
         folder: ParquetFolder,
         *,
         length_columns: Sequence[str],
-        target_tokens: int,
+        target_tokens_per_rank: int,
         extra_tokens: int = 0,
         scope: str = "rank",
         cost: Cost | None = None,
@@ -61,7 +61,8 @@ class TokenBatches:
         start: Mapping[str, Any] | None = None,
     ) -> None:
         for name, value, least in (
-            ("target_tokens", target_tokens, 1), ("epochs", epochs, 1), ("extra_tokens", extra_tokens, 0)
+            ("target_tokens_per_rank", target_tokens_per_rank, 1),
+            ("epochs", epochs, 1), ("extra_tokens", extra_tokens, 0),
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}.")
@@ -74,8 +75,8 @@ class TokenBatches:
             )
         self._folder, self._scope, self._stochastic_length = folder, scope, stochastic_length
         tokens = folder.tokens(length_columns, extra_tokens)
-        _handle_long_rows(folder, tokens, length_columns, target_tokens)
-        self._weights, self._target = (cost or Cost()).weights(tokens, target_tokens)
+        _handle_long_rows(folder, tokens, length_columns, target_tokens_per_rank)
+        self._weights, self._target = (cost or Cost()).weights(tokens, target_tokens_per_rank)
         self._start = _checked_start(folder, start) if start else None
         self.first_epoch = start["epoch"] if start else 0
         self._plan_of: dict[int, plan.EpochPlan] = {}
@@ -192,8 +193,8 @@ def _handle_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns:
         folder.bad.handle(
             place,
             f"column {list(length_columns)} has a row of {tokens[rows[0]]} tokens, "
-            f"longer than target_tokens = {target} of a batch. Shorten rows (Column.keep_last), raise target_tokens, "
-            'or skip such rows (bad_rows="skip"). '
+            f"longer than target_tokens_per_rank = {target} of a batch. Shorten rows (Column.keep_last), raise "
+            'target_tokens_per_rank, or skip such rows (bad_rows="skip"). '
             f"Row {rows[0] - first} is the first.",
             (rows - first).tolist(),
         )

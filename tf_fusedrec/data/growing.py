@@ -3,7 +3,7 @@
     for partition in GrowingFolder("clicks", poll_s=30):
         folder = ParquetFolder(partition.path, columns, rank=rank, world_size=ranks)
         check_same_files(folder)
-        batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=4096)
+        batches = TokenBatches(folder, length_columns=["item_id"], target_tokens_per_rank=4096)
         model.fit(batches.dataset(), initial_epoch=partition.number, epochs=partition.number + 1, ...)
 
 A partition is a folder at any depth (day=2026-11-21/hour=07). It is complete when it has the marker, such as the

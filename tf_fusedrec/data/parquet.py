@@ -55,7 +55,9 @@ class ParquetFolder:
       >>> columns = [fr.data.Column("user"), fr.data.Column("items", ragged=True, keep_last=200)]
       >>> folder = fr.data.ParquetFolder("clicks", columns, rank=fr.rank(), world_size=fr.size(), shuffle_seed=1)
       >>> cut = fr.data.StochasticLength("items", alpha=1.6, max_length=100)
-      >>> batches = fr.data.TokenBatches(folder, length_columns=["items"], target_tokens=4, stochastic_length=cut)
+      >>> batches = fr.data.TokenBatches(
+      ...     folder, length_columns=["items"], target_tokens_per_rank=4, stochastic_length=cut
+      ... )
       >>> sum(int(batch["user"].shape[0]) for batch in batches.dataset()), batches.steps_per_epoch
       (3, 2)
     """

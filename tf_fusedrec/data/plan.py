@@ -104,7 +104,7 @@ class Cost:
         lengths = tokens.astype(np.float64)
         return self.linear * lengths + self.quadratic * lengths * lengths
 
-    def weights(self, tokens: np.ndarray, target_tokens: int) -> tuple[np.ndarray, int]:
+    def weights(self, tokens: np.ndarray, target_tokens_per_rank: int) -> tuple[np.ndarray, int]:
         """Weights <int64>[n] of all rows, from their tokens <int64>[n], and the target in the same unit.
 
         The unit is a token if the cost is proportional to tokens, else a thousandth of the average cost of a token. A
@@ -112,9 +112,9 @@ class Cost:
         """
         total = int(tokens.sum())
         if not self.quadratic or not total:
-            return tokens, target_tokens
+            return tokens, target_tokens_per_rank
         cost = self.of(tokens)
-        return np.rint(cost * (_COST_UNITS * total / cost.sum())).astype(np.int64), _COST_UNITS * target_tokens
+        return np.rint(cost * (_COST_UNITS * total / cost.sum())).astype(np.int64), _COST_UNITS * target_tokens_per_rank
 
 
 def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:

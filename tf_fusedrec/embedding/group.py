@@ -42,7 +42,7 @@ class LayerOptions:
     topology: Topology = Topology()
     wire_dtype: str | None = None
     key_encoding: str = "bits"
-    init_capacity: int = 1 << 16
+    init_capacity_per_rank: int = 1 << 16
 
     def __post_init__(self) -> None:
         allowed = {"gradient_op": ("average", "sum"), "backend": ("native", "tfra"),
@@ -166,7 +166,11 @@ class TableGroup:
                 f"{self.output_dtypes}. Use one output_dtype for all features of a group, or backend='native'."
             )
         return backend_table(options.backend)(
-            name, tables, key_encoding=options.key_encoding, seed=options.seed, init_capacity=options.init_capacity
+            name,
+            tables,
+            key_encoding=options.key_encoding,
+            seed=options.seed,
+            init_capacity=options.init_capacity_per_rank,
         )
 
     # Ids.
@@ -322,8 +326,8 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     values = {"unknown": table.unknown != "initial", **options, "frozen": not table.trainable}
     if shared:
         values["tier.folder"] = bool(table.tier.folder)
-    hot = ["tier.hot_rows"] if table.tier.hot_rows else []
-    others = (*[(name, value) for name, value in values.items() if value], table.tier.memory_budget > 0, *hot)
+    hot = ["tier.hot_rows_per_rank"] if table.tier.hot_rows_per_rank else []
+    others = (*[(name, value) for name, value in values.items() if value], table.tier.memory_budget_per_rank > 0, *hot)
     return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer, shared), others)
 
 

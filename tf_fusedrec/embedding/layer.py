@@ -253,7 +253,7 @@ class FusedEmbedding(keras.layers.Layer):
         wait as long. A checkpoint has no waiting gradients: save after a multiple. "native" only.
       lookups_per_update: Number of steps with lookups before the update of the first: 2 under
         schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
-        It has no effect on tables without eviction, ttl, hot_after and memory_budget.
+        It has no effect on tables without eviction, ttl, hot_after and memory_budget_per_rank.
       topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
         are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
@@ -261,7 +261,7 @@ class FusedEmbedding(keras.layers.Layer):
         most 2^-11, or 2^-25 below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups
         that share gradients round them twice more, as sums of a group and as sums of all groups.
       key_encoding: Way from (table, id) to a key: "bits" (exact; ids must be >= 0 and fit) or "hash". "tfra" only.
-      init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
+      init_capacity_per_rank: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 
     Call:
       inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L] with its
@@ -282,7 +282,7 @@ class FusedEmbedding(keras.layers.Layer):
         backend, the topology or the device does not have, or two layers of a model that train a table of one name.
       InvalidArgumentError (at run time): wrong row_splits, weights or masks of other rows than the ids, indices outside
         of a SparseTensor or doubled, ids that do not fit "bits", or two updates from one step.
-      ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
+      ResourceExhaustedError (at run time): no memory, or max_rows_per_rank below one batch.
       FailedPreconditionError (at run time): a later training lookup has moved rows before their gradients arrived.
 
     Examples:
@@ -309,7 +309,7 @@ class FusedEmbedding(keras.layers.Layer):
         topology: Topology | None = None,
         wire_dtype: str | None = None,
         key_encoding: str = "bits",
-        init_capacity: int = 1 << 16,
+        init_capacity_per_rank: int = 1 << 16,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -327,7 +327,7 @@ class FusedEmbedding(keras.layers.Layer):
             topology=topology or Topology(),
             wire_dtype=wire_dtype,
             key_encoding=key_encoding,
-            init_capacity=init_capacity,
+            init_capacity_per_rank=init_capacity_per_rank,
         )
         options.check_tables(tables)
         self.internals = Internals(self.name, tables, features, options)
@@ -457,7 +457,7 @@ class FusedEmbedding(keras.layers.Layer):
                 _apart[self].add(other)
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
-        """Starts to read the rows of a coming batch from disk, for tables with a memory_budget. Collective.
+        """Starts to read the rows of a coming batch from disk, for tables with a memory_budget_per_rank. Collective.
 
         It changes no row, so it may run any number of steps ahead, or never. See tf_fusedrec.data.lookahead.
 
@@ -482,7 +482,7 @@ class FusedEmbedding(keras.layers.Layer):
         """The groups, tables and features as a text to print. Eager.
 
         A row's bytes include slots and counters, without the key. All rows of storage "mixed" count as float32. Rows on
-        disk (memory_budget) count, too.
+        disk (memory_budget_per_rank) count, too.
 
         Args:
           all_ranks: True to count the rows of all ranks, each replica once. The call is collective then.
@@ -495,7 +495,7 @@ class FusedEmbedding(keras.layers.Layer):
         All tables: keys, the number of rows. Backend "native", summed over training lookups: hits (distinct ids with a
         row), inserts, evictions, refused, candidates (ids that wait for admission), left_out (rows that updates left
         unchanged, because their gradients were not finite). With host_rows also hot_hits (distinct ids that were
-        hot_rows), bytes_to_device and bytes_to_host (of rows that crossed the bus, with slots and headers).
+        hot_rows_per_rank), bytes_to_device and bytes_to_host (of rows that crossed the bus, with slots and headers).
         """
         return {name: counts for group in self.internals.groups for name, counts in group.table.statistics.items()}
 

@@ -134,8 +134,8 @@ def table_lookup(
     Raises:
       InvalidArgumentError: A header disagrees with its block (the message names the source rank), or the look-ahead had
         a different message or table.
-      ResourceExhaustedError: There is no memory for new rows, max_rows is smaller than a batch, or the clock is at
-        2^31 - 1. Clock, counts and rows stay, except for expired rows.
+      ResourceExhaustedError: There is no memory for new rows, max_rows_per_rank is smaller than a batch, or the clock
+        is at 2^31 - 1. Clock, counts and rows stay, except for expired rows.
     """
     return TableRows(
         *library.fusedrec_table_lookup(
@@ -359,7 +359,7 @@ def table_merge(
     headers: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Operation | None:
-    """Gives a replica the common state: removes ids, sets rows, and keeps to max_rows.
+    """Gives a replica the common state: removes ids, sets rows, and keeps to max_rows_per_rank.
 
     Args:
       table: <resource>[].
@@ -373,7 +373,7 @@ def table_merge(
 
     Raises:
       InvalidArgumentError: Shapes disagree.
-      ResourceExhaustedError: No memory for new rows, or more pinned rows than max_rows.
+      ResourceExhaustedError: No memory for new rows, or more pinned rows than max_rows_per_rank.
     """
     return library.fusedrec_table_merge(
         table=table, left=left, left_splits=left_splits, ids=ids, segment_splits=segment_splits, numbers=numbers,

@@ -72,7 +72,7 @@ class NativeTable(Table):
         self.left_out = {}
         self.clears = 0
         self.records_tombstones = spec.record_tombstones
-        self.prefetches = spec.tier.memory_budget > 0
+        self.prefetches = spec.tier.memory_budget_per_rank > 0
         self.ids_on_host = self.place.ids_on_host
         self._rule = resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = Trainer(self._rule, name=name)

@@ -17,13 +17,13 @@ from tf_fusedrec.tables.places import HOST_ROWS, PLACES, Place
 TOGETHER = {
     "storage.stochastic_rounding": ("storage.dtype",),
     "storage.hot_after": ("storage.dtype",),
-    "limits.eviction": ("limits.max_rows",),
-    "limits.max_candidates": ("limits.admission_count",),
-    "limits.frequency_decay_steps": ("limits.eviction", "limits.max_rows"),
-    "tier.memory_budget": ("tier.folder",),
-    "tier.folder": ("tier.memory_budget",),
+    "limits.eviction": ("limits.max_rows_per_rank",),
+    "limits.max_candidates_per_rank": ("limits.admission_count",),
+    "limits.frequency_decay_steps": ("limits.eviction", "limits.max_rows_per_rank"),
+    "tier.memory_budget_per_rank": ("tier.folder",),
+    "tier.folder": ("tier.memory_budget_per_rank",),
     "external.table": ("external.folder",),
-    "tier.hot_rows": ("tier.host_rows",),
+    "tier.hot_rows_per_rank": ("tier.host_rows",),
 }
 OPTIONS = [
     path

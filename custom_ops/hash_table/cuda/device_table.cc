@@ -272,19 +272,19 @@ absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* ne
         return absl::ResourceExhaustedError(absl::StrCat(
             "a table on a GPU with rows in host memory found no memory for ", needs, ", on the device or such as copies ",
             "need on the host. No row has another value; ids of the batch may have a row now that they had not. Remedy: ",
-            "smaller batches", spec.hot_rows > 0 ? ", or fewer hot_rows." : "."));
+            "smaller batches", spec.hot_rows > 0 ? ", or fewer hot_rows_per_rank." : "."));
       }
       return absl::ResourceExhaustedError(absl::StrCat(
           "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,
-          " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, host_rows, or the ",
+          " rows). The table is what it was. Remedy: max_rows_per_rank with an eviction policy, more ranks, host_rows, or the ",
           "table in host memory: tf.device('/CPU:0')."));
     case kDeviceTableFull: {
       const Limits& limits = spec.limits[full_segment];
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while the ",
+          "max_rows_per_rank of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while the ",
           "rows of the last ", spec.window, " lookups may not leave",
           limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
-          ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+          ". The table is what it was. Remedy: a larger max_rows_per_rank, an eviction policy, or smaller batches."));
     }
     case kDeviceStale:
       return RowsAreStale("this training lookup");

@@ -28,7 +28,7 @@ absl::Status HostRowsTable::Make(const TableSpec& spec, const FusedrecAllocator&
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
   const int answer = fusedrec_buffer_create(&texts, &allocator, &buffer, stream);
-  if (answer != 0) return DeviceTableStatus(answer, spec, spec.hot_rows > 0 ? "its hot_rows" : "its segments");
+  if (answer != 0) return DeviceTableStatus(answer, spec, spec.hot_rows > 0 ? "its hot_rows_per_rank" : "its segments");
   made->reset(new HostRowsTable(*std::move(table), buffer));
   return absl::OkStatus();
 }

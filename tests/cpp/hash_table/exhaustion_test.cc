@@ -184,7 +184,7 @@ int FileSizeEnds() {
   signal(SIGXFSZ, SIG_IGN);  // the system call fails instead
   SetLimit(RLIMIT_FSIZE, 40 * kMegabyte);
   const std::unique_ptr<HashTable> table = Tiered(folder.name());
-  const int64_t step = FillUp(table.get(), "the file of rows beyond memory_budget cannot grow");
+  const int64_t step = FillUp(table.get(), "the file of rows beyond memory_budget_per_rank cannot grow");
   TrainsOn(table.get(), step - 1);
   SetLimit(RLIMIT_FSIZE, -1);
   GrowsOn(table.get(), step);
@@ -200,7 +200,7 @@ int DiskEnds() {
   }
   {
     const std::unique_ptr<HashTable> table = Tiered(folder.name());
-    const int64_t step = FillUp(table.get(), "the file of rows beyond memory_budget cannot grow");
+    const int64_t step = FillUp(table.get(), "the file of rows beyond memory_budget_per_rank cannot grow");
     TrainsOn(table.get(), step - 1);
   }
   CHECK_EQ(umount(folder.name().c_str()), 0);

@@ -27,14 +27,14 @@ VALUES = {
     "storage.dtype": ("float16", {}),
     "storage.stochastic_rounding": (True, {"storage.dtype": "bfloat16"}),
     "storage.hot_after": (3, {"storage.dtype": "mixed"}),
-    "limits.eviction": ("lfu", {"limits.max_rows": 1000}),
-    "limits.max_candidates": (300, {"limits.admission_count": 2}),
+    "limits.eviction": ("lfu", {"limits.max_rows_per_rank": 1000}),
+    "limits.max_candidates_per_rank": (300, {"limits.admission_count": 2}),
     "limits.frequency_decay_steps": (500, {"storage.dtype": "mixed", "storage.hot_after": 3}),
     "record_tombstones": (True, {}),
-    "tier.memory_budget": (1 << 20, {"tier.folder": "rows"}),
-    "tier.folder": ("rows", {"tier.memory_budget": 1 << 20}),
+    "tier.memory_budget_per_rank": (1 << 20, {"tier.folder": "rows"}),
+    "tier.folder": ("rows", {"tier.memory_budget_per_rank": 1 << 20}),
     "tier.host_rows": (True, {}),
-    "tier.hot_rows": (4096, {"tier.host_rows": True}),
+    "tier.hot_rows_per_rank": (4096, {"tier.host_rows": True}),
     "external.folder": ("runs/other/checkpoint", {}),
     "external.table": ("items", {"external.folder": "runs/other/checkpoint"}),
 }
@@ -80,7 +80,7 @@ def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(path, tmp_path):
 def test_options_of_all_tables_and_of_one():
     found = tables(
         optimizer="adam", learning_rate=0.5, arguments={"beta_2": 0.5}, stddev=0.25,
-        all_tables={"limits": {"ttl": 9, "max_rows": 8}, "dim": 4},
+        all_tables={"limits": {"ttl": 9, "max_rows_per_rank": 8}, "dim": 4},
         tables={"item": {"limits": {"ttl": 3}, "optimizer": {"beta_1": 0.25}}, "action": {"optimizer": "sgd"}},
     )  # fmt: skip
     assert (found["item"].limits, found["action"].limits) == (fr.Limits(8, ttl=3), fr.Limits(8, ttl=9))
@@ -117,7 +117,7 @@ def test_options_of_all_tables_leave_external_tables_alone():
         ("tables.item.dim=0", "embedding.tables.item: TableConfig.dim of table 'item' must be an int in"),
         (
             "tables.item.limits.eviction=lru",
-            r"TableConfig.limits.eviction of table 'item' is 'lru' with limits.max_rows 0",
+            r"TableConfig.limits.eviction of table 'item' is 'lru' with limits.max_rows_per_rank 0",
         ),
         ("tables.item.limits.eviction=3", "limits.eviction must be one of 'lru', 'lfu', None, got 3"),
         ("tables.item.optimizer=lion", r"item.optimizer.name must be one of \['adagrad'"),

@@ -281,11 +281,14 @@ SPECS = {
         {"hot_after": 2, "memory_budget": 99, "tier_folder": "."},
         "a budget does not work with 'mixed'",
     ),
-    "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget of table '' is 99 with tier.folder ''"),
+    "a_budget_without_a_folder": (
+        {"memory_budget": 99},
+        "memory_budget_per_rank of table '' is 99 with tier.folder ''",
+    ),
     "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "folder '/no/such' must be a folder"),
     "a_limit_below_0": ({"ttl": -1, "names": "a"}, r"limits.ttl of table 'a' must be an int in \[0, .*\], got -1"),
     "no_admission": ({"admission_count": 0}, r"limits.admission_count of table '' must be an int in \[1, .*, got 0"),
-    "a_limit_beyond_memory": ({"max_rows": 2**62}, r"max_rows .* int in \[0, .*, got 4611686018427387904"),
+    "a_limit_beyond_memory": ({"max_rows": 2**62}, r"max_rows_per_rank .* int in \[0, .*, got 4611686018427387904"),
     "a_fraction": ({"ttl": 1.5}, "limits.ttl .* must be an int in .*, got 1.5"),
     "a_policy": ({"eviction": "mru"}, "eviction of table '' must be one of 'none', 'lru', 'lfu', got 'mru'"),
     "a_flag": ({"record_tombstones": 1}, "record_tombstones of table '' must be True or False, got 1"),
@@ -321,7 +324,7 @@ def test_max_rows_smaller_than_a_batch(names):
         table.train([[[1, 2], []]], np.ones([2, 4], np.float32))
         before = table.find([[[1, 2, 5], []]])
         which = "table 'clicks'" if names else "segment 0"
-        with pytest.raises(Exhausted, match=f"max_rows of {which} is 3, but a batch needs 1 rows more while"):
+        with pytest.raises(Exhausted, match=f"max_rows_per_rank of {which} is 3, but a batch needs 1 rows more while"):
             table.lookup([[[1, 2, 3, 4], []]])
         np.testing.assert_array_equal(table.find([[[1, 2, 5], []]]), before)
     words = "and eviction is 'none'. The table is what it was"
@@ -329,10 +332,10 @@ def test_max_rows_smaller_than_a_batch(names):
         table.lookup([[[1, 2, 3, 4]]])
 
 
-BUDGET = "memory_budget holds 4 rows, but a batch needs"
+BUDGET = "memory_budget_per_rank holds 4 rows, but a batch needs"
 FULL = {
-    "no_eviction": ({"max_rows": 2}, "max_rows of"),
-    "another_segment_evicts": ({"max_rows": [2, 2], "eviction": ["lru", "none"]}, "max_rows of"),
+    "no_eviction": ({"max_rows": 2}, "max_rows_per_rank of"),
+    "another_segment_evicts": ({"max_rows": [2, 2], "eviction": ["lru", "none"]}, "max_rows_per_rank of"),
     "a_budget": ({"memory_budget": 4 * 32}, BUDGET),
     "a_budget_and_eviction": ({"memory_budget": 4 * 32, "max_rows": 3, "eviction": "lfu"}, BUDGET),
 }

@@ -38,7 +38,10 @@ def test_records_and_schema_have_the_same_choices_and_scopes():
                 assert texts == {*schema[path]["choices"]} - {"none"}, path
     scopes = {path: option["scope"] for path, option in schema.items()}
     assert all((scope == "table") == path.startswith("limits.") for path, scope in scopes.items() if path not in OWN)
-    assert {path for path, scope in scopes.items() if scope == "sum"} == {"tier.memory_budget", "tier.hot_rows"}
+    assert {path for path, scope in scopes.items() if scope == "sum"} == {
+        "tier.memory_budget_per_rank",
+        "tier.hot_rows_per_rank",
+    }
 
 
 def test_numbers_of_numpy_are_taken():

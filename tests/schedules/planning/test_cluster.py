@@ -49,10 +49,10 @@ def test_it_comes_back_from_its_dict():
         ({"ranks_per_host": 3}, r"ranks_per_host must divide Cluster.ranks, which is 4, got 3. Use one of \[1, 2,"),
         ({"between_bytes_per_s": -1e9}, "Cluster.between_bytes_per_s must be a finite number > 0, got -1000000000.0"),
         ({"inside_bytes_per_s": 0}, "Cluster.inside_bytes_per_s must be a finite number > 0, got 0"),
-        ({"memory_bytes": float("nan")}, "Cluster.memory_bytes must be a finite number > 0, got nan"),
-        ({"memory_bytes": "80GB"}, "Cluster.memory_bytes must be a finite number > 0, got '80GB'"),
+        ({"memory_bytes_per_rank": float("nan")}, "Cluster.memory_bytes_per_rank must be a finite number > 0, got nan"),
+        ({"memory_bytes_per_rank": "80GB"}, "Cluster.memory_bytes_per_rank must be a finite number > 0, got '80GB'"),
         ({"latency_s": -1.0}, "Cluster.latency_s must be a finite number >= 0, got -1.0"),
-        ({"file_bytes": -1.0}, "Cluster.file_bytes must be a finite number >= 0, got -1.0"),
+        ({"file_bytes_per_rank": -1.0}, "Cluster.file_bytes_per_rank must be a finite number >= 0, got -1.0"),
         ({"file_bytes_per_s": 0.0}, "Cluster.file_bytes_per_s must be a finite number > 0, got 0.0"),
     ],
 )

@@ -32,7 +32,13 @@ def workload(compute=1.0, lookup=0.0, update=0.0, unique=1000, of_half=500, tabl
 
 
 def forecast(work, schedule, groups=1, wire=None, **cluster):
-    fields = {"ranks": 4, "memory_bytes": 80 * GIGABYTE, "between_bytes_per_s": 1e6, "latency_s": 0.0, **cluster}
+    fields = {
+        "ranks": 4,
+        "memory_bytes_per_rank": 80 * GIGABYTE,
+        "between_bytes_per_s": 1e6,
+        "latency_s": 0.0,
+        **cluster,
+    }
     return work.forecast(fr.Cluster(**fields), fr.Topology(groups), schedule, wire)
 
 
@@ -55,20 +61,20 @@ def test_a_wire_of_16_bits_halves_rows_and_gradients():
 
 def test_groups_cost_memory_and_what_does_not_fit_is_left_out():
     each = [forecast(workload(), Sync(), groups) for groups in (1, 2, 4)]
-    assert [one.memory_bytes / GIGABYTE for one in each] == [2, 4, 8]
+    assert [one.memory_bytes_per_rank / GIGABYTE for one in each] == [2, 4, 8]
     assert [one.replica_bytes > 0 for one in each] == [False, True, True]
     assert each[2].embedding_bytes == 0
     # All ids are distinct. Of two replicas, each sends the other its shard's 1,000 ids and sums.
     assert each[1].replica_bytes == pytest.approx(1000 * (8 + 1024) + 8)
     # A group of one rank has 1,000 at its shard and all four have 4,000.
     assert each[2].replica_bytes == pytest.approx(0.75 * (1000 + 4000) * (8 + 1024) + 2 * 3 * 8)
-    assert forecast(workload(), Sync(), 4, memory_bytes=5 * GIGABYTE) is None
+    assert forecast(workload(), Sync(), 4, memory_bytes_per_rank=5 * GIGABYTE) is None
 
 
 def test_rows_beyond_the_memory_lie_in_files_and_cost_time():
-    tight = {"memory_bytes": 1 * GIGABYTE, "file_bytes": 10 * GIGABYTE, "file_bytes_per_s": 1e6}
+    tight = {"memory_bytes_per_rank": 1 * GIGABYTE, "file_bytes_per_rank": 10 * GIGABYTE, "file_bytes_per_s": 1e6}
     whole, tiered = forecast(workload(), Sync()), forecast(workload(), Sync(), **tight)
-    assert (whole.memory_budget, tiered.memory_budget) == (0, GIGABYTE)
+    assert (whole.memory_budget_per_rank, tiered.memory_budget_per_rank) == (0, GIGABYTE)
     # Half of the 1,000 rows of 2,048 bytes come from the file.
     assert tiered.step_s == pytest.approx(whole.step_s + 500 * 2048 / 1e6)
 
@@ -129,12 +135,12 @@ def test_only_what_is_tolerated_is_considered(model):
 
 @pytest.mark.slow
 def test_schedules_that_the_tables_refuse_are_left_out():
-    evicts, _ = make_model(limits=fr.Limits(max_rows=1000, eviction="lru"))
+    evicts, _ = make_model(limits=fr.Limits(max_rows_per_rank=1000, eviction="lru"))
     found = fr.plan(evicts, make_batch(), fr.Cluster(4, GIGABYTE), tolerate=["stale_rows"])
     assert {one.schedule for one in found.forecasts} >= {Sync(), DualBuffer(), Nested(2)}
     assert not any(isinstance(one.schedule, SemiAsync) for one in found.forecasts)
-    # max_rows is a limit of each rank.
-    assert found.best.memory_bytes > 2 * 1000 * (2 * 16 * 4)
+    # max_rows_per_rank is a limit of each rank.
+    assert found.best.memory_bytes_per_rank > 2 * 1000 * (2 * 16 * 4)
 
 
 @pytest.mark.slow

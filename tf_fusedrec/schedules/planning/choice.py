@@ -60,9 +60,9 @@ class Plan:
         return self.best.wire_dtype
 
     @property
-    def memory_budget(self) -> int:
-        """For Tier.memory_budget, summed over tables; 0: all rows fit in memory."""
-        return self.best.memory_budget
+    def memory_budget_per_rank(self) -> int:
+        """For Tier.memory_budget_per_rank, summed over tables; 0: all rows fit in memory."""
+        return self.best.memory_budget_per_rank
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -89,7 +89,7 @@ def _row(name: str, forecast: Forecast) -> tuple[str, ...]:
         every = f" every {topology.sync_every}" if topology.rule == "weight_sync" else ""
         groups += f", {topology.rule}{every}{', replicas together' if topology.replicas_together else ''}"
     wire = forecast.wire_dtype or "as the tables"
-    memory = f"{forecast.memory_bytes / 1e9:.3g}{' (with files)' if forecast.memory_budget else ''}"
+    memory = f"{forecast.memory_bytes_per_rank / 1e9:.3g}{' (with files)' if forecast.memory_budget_per_rank else ''}"
     return name, groups, str(forecast.schedule), wire, f"{1e3 * forecast.step_s:.3g}", f"{sent / 1e6:.3g}", memory
 
 
@@ -116,8 +116,8 @@ def plan(
       sample: A batch of one rank, as `data` of train_step: x, (x, y) or (x, y, sample_weight). Its ids and its size
         decide the choice, so take a typical one.
       cluster: The machines.
-      rows: Expected rows of each table over all ranks, by name. A table that is not named has Limits.max_rows on
-        each rank, or else the rows that it has now.
+      rows: Expected rows of each table over all ranks, by name. A table that is not named has
+        Limits.max_rows_per_rank on each rank, or else the rows that it has now.
       micro_batches: Numbers M of micro-batches to choose from, each from 2 to the samples of the batch; None: 2, 4, 8
         and 16, as far as they do not exceed it.
       tolerate: Allowed differences from "sync" other than the order of sums: "stale_rows" (SemiAsync, Pipelined(6)),
@@ -226,7 +226,9 @@ def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluste
     for embedding in required_embeddings(model):
         for group in embedding.internals.groups:
             for config in group.config.tables:
-                count = rows.get(config.name, config.limits.max_rows * cluster.ranks or group.table.size(config.name))
+                count = rows.get(
+                    config.name, config.limits.max_rows_per_rank * cluster.ranks or group.table.size(config.name)
+                )
                 known[config.name] = count * (group.table.row_bytes + KEY_BYTES)
     strangers = sorted(set(rows) - set(known))
     if strangers:
@@ -239,10 +241,11 @@ def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluste
 
 def _check_memory(table_bytes: float, cluster: Cluster) -> None:
     each = table_bytes / cluster.ranks
-    if each > cluster.memory_bytes + cluster.file_bytes:
-        fitting = -int(-table_bytes // (cluster.memory_bytes + cluster.file_bytes))
+    if each > cluster.memory_bytes_per_rank + cluster.file_bytes_per_rank:
+        fitting = -int(-table_bytes // (cluster.memory_bytes_per_rank + cluster.file_bytes_per_rank))
         raise ValueError(
-            f"cluster has {cluster.memory_bytes / 1e9:.3g} GB of memory and {cluster.file_bytes / 1e9:.3g} GB of files "
-            f"per rank. One replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
-            f"Use {fitting} ranks or more, a larger memory_bytes, or file_bytes for a second tier."
+            f"cluster has {cluster.memory_bytes_per_rank / 1e9:.3g} GB of memory and "
+            f"{cluster.file_bytes_per_rank / 1e9:.3g} GB of files per rank. "
+            f"One replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
+            f"Use {fitting} ranks or more, a larger memory_bytes_per_rank, or file_bytes_per_rank for a second tier."
         )

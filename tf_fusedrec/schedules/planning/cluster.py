@@ -16,13 +16,14 @@ class Cluster:
 
     Args:
       ranks: 1 <= R <= 65,536, processes of the job.
-      memory_bytes: > 0, host or device memory of one rank for rows and their optimizer slots.
+      memory_bytes_per_rank: > 0, host or device memory of one rank for rows and their optimizer slots.
       ranks_per_host: ranks on one host; it must divide R.
       inside_bytes_per_s: > 0, bandwidth of one rank to the other ranks of its host.
       between_bytes_per_s: > 0, bandwidth of one host to all other hosts, in one direction. Its ranks share it.
       latency_s: >= 0, seconds that one message of a collective takes beside its bytes. An all-to-all among n ranks
         sends n - 1 messages one after another.
-      file_bytes: >= 0, disk of one rank for rows beyond memory_bytes (Tier.memory_budget); 0: no second tier.
+      file_bytes_per_rank: >= 0, disk of one rank for rows beyond memory_bytes_per_rank
+        (Tier.memory_budget_per_rank); 0: no second tier.
       file_bytes_per_s: > 0, rate of reads of rows from that disk.
       compute_on_device: whether dense compute leaves the cores of the host free, as a GPU does. False: lookups and
         dense compute take turns on the same cores.
@@ -31,19 +32,19 @@ class Cluster:
       ValueError: a field is out of its range, or ranks_per_host does not divide ranks.
 
     Examples:
-      >>> cluster = fr.Cluster(ranks=8, memory_bytes=16e9, ranks_per_host=4)
+      >>> cluster = fr.Cluster(ranks=8, memory_bytes_per_rank=16e9, ranks_per_host=4)
       >>> plan = fr.plan(model, (x, y), cluster, micro_batches=[2])
       >>> plan.topology.groups in (1, 2, 4, 8)  # it depends on measured times
       True
     """
 
     ranks: int
-    memory_bytes: float
+    memory_bytes_per_rank: float
     ranks_per_host: int = 1
     inside_bytes_per_s: float = 10e9
     between_bytes_per_s: float = 1.25e9
     latency_s: float = 1e-4
-    file_bytes: float = 0.0
+    file_bytes_per_rank: float = 0.0
     file_bytes_per_s: float = 1e9
     compute_on_device: bool = True
 
@@ -60,9 +61,9 @@ class Cluster:
                 f"Cluster.ranks_per_host must divide Cluster.ranks, which is {self.ranks}, got {self.ranks_per_host}. "
                 f"Use one of {fitting}, or another number of ranks."
             )
-        for name in ("memory_bytes", "inside_bytes_per_s", "between_bytes_per_s", "file_bytes_per_s"):
+        for name in ("memory_bytes_per_rank", "inside_bytes_per_s", "between_bytes_per_s", "file_bytes_per_s"):
             self._require(name, "> 0", least=0.0, open_end=True)
-        for name in ("latency_s", "file_bytes"):
+        for name in ("latency_s", "file_bytes_per_rank"):
             self._require(name, ">= 0", least=0.0, open_end=False)
 
     def _require(self, name: str, bounds: str, *, least: float, open_end: bool) -> None:

@@ -29,25 +29,25 @@ class Forecast:
 
     Attributes:
       topology, schedule, wire_dtype: The choice; wire_dtype as FusedEmbedding takes it.
-      memory_budget: Bytes of rows in memory, if the others are in files; 0: all rows in memory.
+      memory_budget_per_rank: Bytes of rows in memory, if the others are in files; 0: all rows in memory.
       step_s: Seconds of one step.
       embedding_bytes: Ids, rows and gradients that a rank sends to the other ranks of its group in one step, the mean
         over ranks. EmbeddingMetrics counts the same.
       replica_bytes: Bytes that a rank sends to the replicas of its shard in one step, the mean over steps. The ids that
         groups have in common are estimated.
       dense_bytes: Bytes of dense gradients that a rank sends in one step.
-      memory_bytes: Rows, slots and keys of a rank.
+      memory_bytes_per_rank: Rows, slots and keys of a rank.
     """
 
     topology: Topology
     schedule: Schedule
     wire_dtype: str | None
-    memory_budget: int
+    memory_budget_per_rank: int
     step_s: float
     embedding_bytes: float
     replica_bytes: float
     dense_bytes: float
-    memory_bytes: float
+    memory_bytes_per_rank: float
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -80,15 +80,15 @@ class Workload:
     ) -> Forecast | None:
         """Returns the forecast of a choice, or None where a rank cannot hold its part of the tables."""
         memory = self.table_bytes * topology.groups / cluster.ranks
-        in_files = max(memory - cluster.memory_bytes, 0.0)
-        if in_files > cluster.file_bytes:
+        in_files = max(memory - cluster.memory_bytes_per_rank, 0.0)
+        if in_files > cluster.file_bytes_per_rank:
             return None
         traffic = _traffic(self.lookups[schedule.stages.pieces], cluster, topology, self.growth, wire_dtype)
         costs = self._costs(cluster, topology, traffic, in_files / memory if memory else 0.0)
         all_reduced = 2 * (cluster.ranks - 1) / cluster.ranks * self.measured.dense_bytes
         return Forecast(
-            topology, schedule, wire_dtype, int(cluster.memory_bytes) if in_files else 0, step_s(costs, schedule),
-            traffic.embedding, traffic.among_replicas, all_reduced, memory,
+            topology, schedule, wire_dtype, int(cluster.memory_bytes_per_rank) if in_files else 0,
+            step_s(costs, schedule), traffic.embedding, traffic.among_replicas, all_reduced, memory,
         )  # fmt: skip
 
     def _costs(self, cluster: Cluster, topology: Topology, traffic: _Traffic, in_files: float) -> StepCosts:

@@ -151,7 +151,7 @@ def _row_shape(lookup: StepLookup) -> tuple[list[int], tf.DType]:
 def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
     """A layer of empty tables with the configs of another one's, in memory and in one group of ranks."""
     config = FusedEmbedding.get_config(embedding)  # also of an Embedding, whose own config is shorter
-    in_memory = {"memory_budget": 0, "folder": ""}
+    in_memory = {"memory_budget_per_rank": 0, "folder": ""}
     tables = [{**table, "tier": {**table["tier"], **in_memory}} for table in config["tables"]]
     fields = {"tables": tables, "topology": Topology().to_dict(), "name": f"{embedding.name}_scratch"}
     on_cpu = all(getattr(group.table, "place", places.CPU) is places.CPU for group in embedding.internals.groups)

@@ -44,11 +44,11 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
   }
   if (gone >= excess) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
+      "max_rows_per_rank of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
       " rows more while the rows of the last ", rows_->spec().window,
       " lookups, and rows whose gradients wait, may not leave",
       limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
-      ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+      ". The table is what it was. Remedy: a larger max_rows_per_rank, an eviction policy, or smaller batches."));
 }
 
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {

@@ -68,9 +68,9 @@ int64_t FileTier::ExcessWith(int64_t new_rows) const {
 
 absl::Status FileTier::Full(int64_t lacking) const {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "memory_budget holds ", memory_rows(), " rows, but a batch needs ", lacking, " more while the rows of the ",
+      "memory_budget_per_rank holds ", memory_rows(), " rows, but a batch needs ", lacking, " more while the rows of the ",
       "last ", rows_->spec().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
-      "memory_budget, or smaller batches."));
+      "memory_budget_per_rank, or smaller batches."));
 }
 
 absl::Status FileTier::RequireRoom(int64_t new_rows) const {

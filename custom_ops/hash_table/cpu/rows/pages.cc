@@ -57,8 +57,8 @@ absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
   if (bytes + kReserve > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the embedding table needs ", bytes, " more bytes of memory, but ", available, " are available and ", kReserve,
-        " of them are left to the rest of the process. What it holds stays readable. Remedy: max_rows with an eviction "
-        "policy, memory_budget with a folder for the rows beyond it, a 16-bit storage.dtype, or more ranks."));
+        " of them are left to the rest of the process. What it holds stays readable. Remedy: max_rows_per_rank with an "
+        "eviction policy, memory_budget_per_rank with a folder for the rows beyond it, a 16-bit storage.dtype, or more ranks."));
   }
   bytes = (bytes + kPage - 1) / kPage * kPage;
   // No mapping begins at a multiple of 2 MiB on request, so this takes more and gives the ends back.
@@ -67,7 +67,8 @@ absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
   if (mapped == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the system gave the embedding table no more memory (", bytes, " bytes: ", std::strerror(errno),
-        "). What it holds stays readable. Remedy: raise the limit (ulimit -v), or set max_rows or memory_budget."));
+        "). What it holds stays readable. Remedy: raise the limit (ulimit -v), or set max_rows_per_rank "
+        "or memory_budget_per_rank."));
   }
   char* begin = static_cast<char*>(mapped);
   if (slack > 0) {
@@ -89,14 +90,14 @@ void WantHugePages(void* data, size_t bytes) {
 absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {
   const int error = posix_fallocate(file, offset, bytes);
   if (error != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget cannot grow by ", bytes,
+    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget_per_rank cannot grow by ", bytes,
                                                      " bytes: ", std::strerror(error),
                                                      ". What the table holds stays readable. Remedy: free disk space, "
                                                      "or another tier.folder."));
   }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
   if (mapped == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget cannot be mapped (", bytes,
+    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget_per_rank cannot be mapped (", bytes,
                                                      " bytes: ", std::strerror(errno), ")."));
   }
   madvise(mapped, bytes, MADV_RANDOM);  // rows are read one by one; read-ahead would bring their neighbours

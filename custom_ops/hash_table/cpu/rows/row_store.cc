@@ -41,7 +41,7 @@ absl::Status RowPool::TakeBlock(uint32_t* first) {
   const uint32_t next = next_.load(std::memory_order_relaxed);
   if (next >= kMaxRows) {
     return absl::ResourceExhaustedError(absl::StrCat("the embedding table holds ", kMaxRows,
-                                                     " rows, the most of one rank. Use more ranks, or max_rows."));
+                                                     " rows, the most of one rank. Use more ranks, or max_rows_per_rank."));
   }
   const size_t last_chunk = kMaxRows >> chunk_bits_, chunk = next >> chunk_bits_;
   while (pages_.size() <= std::min(chunk + 1, last_chunk)) {

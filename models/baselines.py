@@ -34,8 +34,6 @@ def exposures(config: RankingConfig, part: pathlib.Path) -> Exposures:
             *(Column(name, ragged=True) for name in names),
             *(Column(name, "float32", ragged=True) for name in config.label_columns),
         ],
-        rank=fr.rank(),
-        world_size=fr.size(),
     )
     parts: dict[str, list[np.ndarray]] = {"user": [], **{name: [] for name in (*names, *config.label_columns)}}
     for rows in data.read():

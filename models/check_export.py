@@ -35,14 +35,12 @@ def expected_answer(
 
     The samples come from the training split. An unknown id has the same row here as in the SavedModel.
     """
-    data = ParquetFolder(folder / "train", columns(experiment.model, "train"), bad_rows=experiment.data.bad_rows)
-    lists = [column.name for column in data.columns if column.ragged][:1]
-    target_tokens_per_rank = max(
-        CHECK_TOKENS, experiment.train.target_tokens_per_rank
-    )  # Every training row fits into target_tokens_per_rank.
-    batch = next(
-        iter(TokenBatches(data, length_columns=lists, target_tokens_per_rank=target_tokens_per_rank).dataset())
+    data = ParquetFolder(
+        folder / "train", columns(experiment.model, "train"), rank=0, ranks=1, bad_rows=experiment.data.bad_rows
     )
+    lists = [column.name for column in data.columns if column.ragged][:1]
+    tokens = max(CHECK_TOKENS, experiment.train.target_tokens_per_rank)  # no training row is longer
+    batch = next(iter(TokenBatches(data, length_columns=lists, target_tokens_per_rank=tokens).dataset()))
     if isinstance(model, RankingModel):
         logits = model(batch, training=False)
         return _ranking_inputs(model, batch), {task: tf.sigmoid(x).numpy() for task, x in logits.items()}

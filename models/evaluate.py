@@ -65,8 +65,6 @@ def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict
     data = ParquetFolder(
         folder / "test",
         columns(experiment.model, "test"),
-        rank=fr.rank(),
-        world_size=fr.size(),
         bad_rows=experiment.data.bad_rows,
     )
     batches = TokenBatches(

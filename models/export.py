@@ -89,7 +89,7 @@ def export(
       ValueError: fr.export refuses, the model cannot keep states, states.max_bytes holds no longest history, or an
         option of the index is out of range.
     """
-    fr.export(model, output, ops, signatures=signatures_of(model, ops, states, index), rows=rows, base=base)
+    fr.export(model, output, ops, signatures=signatures_of(model, ops, states, index), row_dtype=rows, base=base)
 
 
 def signatures_of(

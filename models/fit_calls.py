@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import tf_fusedrec as fr
 from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
 from models.experiment.ranking_config import RankingConfig
@@ -109,8 +108,6 @@ def _folder(experiment: Experiment, path: pathlib.Path) -> ParquetFolder:
     return ParquetFolder(
         path,
         columns(experiment.model, "train"),
-        rank=fr.rank(),
-        world_size=fr.size(),
         shuffle_seed=experiment.seed,
         bad_rows=experiment.data.bad_rows,
     )

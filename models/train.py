@@ -124,12 +124,12 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.progressive_steps and isinstance(model, RankingModel):
         model.progressive = ProgressiveMetrics(
-            model.config.tasks, every_steps=train.progressive_steps, directory=output / "tensorboard" / "progressive",
+            model.config.tasks, every_steps=train.progressive_steps, folder=output / "tensorboard" / "progressive",
             first_step=int(model.step),
         )  # fmt: skip
         others.append(model.progressive)
     if train.embedding_metrics:
-        others.append(callbacks.EmbeddingMetrics(embedding, directory=output / "tensorboard" / "tables"))
+        others.append(callbacks.EmbeddingMetrics(embedding, folder=output / "tensorboard" / "tables"))
     if train.timeline_steps and _is_chief():
         others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():

@@ -206,7 +206,7 @@ def _calls_of(config: Experiment, data: pathlib.Path, users: int, saved: Mapping
     """Returns the calls of fit, with batches of `users` rows unless that is 0."""
     if not users:
         return list(fit_calls(config, data, saved))
-    folder = ParquetFolder(data / "train", columns(config.model, "train"), shuffle_seed=config.seed)
+    folder = ParquetFolder(data / "train", columns(config.model, "train"), rank=0, ranks=1, shuffle_seed=config.seed)
     epochs = config.train.epochs
     batches = TokenBatches(
         folder, length_columns=("item_id",), target_tokens_per_rank=config.train.target_tokens_per_rank,

@@ -160,7 +160,7 @@ def row_fields(folder: pathlib.Path, size: Clicks) -> dict[str, float]:
     auc, size_of_rows = {}, {}
     for form in FORMS:
         path = folder / f"rows-{form}"
-        fr.export(model, path, rows=form)
+        fr.export(model, path, row_dtype=form)
         answers = tf.saved_model.load(str(path)).signatures["serving_default"](**asked)
         auc[form] = exact.auc(labels, answers["click"].numpy()[:, 0])
         size_of_rows[form] = sum(rows.nbytes for _, rows in applying.read_tables(path).values())

@@ -127,7 +127,7 @@ def read_statistics(config: ModelConfig, folder: pathlib.Path) -> dict[str, Stat
         logs |= dict(zip(config.dense_columns(role), config.dense_log1p(role)))
     if not columns:
         return {}
-    data = ParquetFolder(folder / "train", columns, rank=fr.rank(), world_size=fr.size())
+    data = ParquetFolder(folder / "train", columns)
     own = {name: Statistics(0, 0.0, 0.0) for name in logs}
     for rows in data.read():
         for name, column in rows.columns.items():

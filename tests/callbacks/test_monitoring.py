@@ -91,7 +91,7 @@ def watched(folder):
         callbacks.Throughput(counts=("tokens", "gflops")),
         ModelFlopsUtilization(),
         timeline,
-        callbacks.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
+        callbacks.EmbeddingMetrics(model.embedding, timeline, folder=f"{folder}/board/tables"),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
         local,
         saves := callbacks.Checkpoint(f"{folder}/checkpoint", save_best=True, keep=1),
@@ -239,7 +239,7 @@ def test_logs_have_totals_and_the_folder_has_each_table_with_its_left_out_rows(t
         [fr.FeatureConfig(name, name) for name in ("x", "y")],
         [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
     )
-    watcher = callbacks.EmbeddingMetrics(embedding, directory=tmp_path)
+    watcher = callbacks.EmbeddingMetrics(embedding, folder=tmp_path)
     for epoch, bad in enumerate(([2, 3, 3], [], [4])):
         logs = {}
         watcher.on_epoch_begin(epoch)

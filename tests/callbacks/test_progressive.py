@@ -47,7 +47,7 @@ def add(path, number):
 
 def trained(path, directory, every, grows):
     """Trains all partitions. With `grows`, all but the first arrive while fit runs."""
-    progressive = ProgressiveMetrics(["click"], every_steps=every, directory=directory, first_step=100)
+    progressive = ProgressiveMetrics(["click"], every_steps=every, folder=directory, first_step=100)
     model, told, users = Clicks(progressive), [], []
     model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.5)), run_eagerly=True)
     end_window = progressive._end_window
@@ -66,7 +66,7 @@ def trained(path, directory, every, grows):
     rank, size = fr.rank(), fr.size()
     logs = []
     for partition in GrowingFolder(path, poll_s=0.02, max_partitions=PARTITIONS):
-        folder = ParquetFolder(partition.path, COLUMNS, rank=rank, world_size=size, shuffle_seed=1)
+        folder = ParquetFolder(partition.path, COLUMNS, rank=rank, ranks=size, shuffle_seed=1)
         check_same_files(folder)
         batches = TokenBatches(folder, length_columns=["item_id"], target_tokens_per_rank=4)
         if not model.built:

@@ -139,6 +139,6 @@ def test_folders_and_files_in_the_wrong_place_are_named(tmp_path):
         with pytest.raises(ValueError, match="manifest.json is a folder instead of a file"):
             call()
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(NotADirectoryError, match="directory .*/file is a file, want a folder. Name another path."):
+    with pytest.raises(NotADirectoryError, match="folder must be a folder, but .*/file is a file. Use another path."):
         save(Job(tmp_path / "file", background=False))
     assert (tmp_path / "file").read_text(encoding="utf-8") == "x"

@@ -143,7 +143,7 @@ def test_a_delta_without_its_full_save_is_refused(tmp_path):
     job, other = Job(tmp_path / "c", full_every=5), Job(tmp_path / "c")
     save(job)
     save(other)
-    with pytest.raises(ValueError, match="no longer holds the full save save-1-[0-9a-f]+ .* its own directory"):
+    with pytest.raises(ValueError, match="no longer holds the full save save-1-[0-9a-f]+ .* its own folder"):
         job.checkpointer.save()
 
 

@@ -24,9 +24,9 @@ def _rows(batches):
     return rows
 
 
-def _ranks(path, world_size, batches=OPTIONS, **options):
+def _ranks(path, ranks, batches=OPTIONS, **options):
     """Returns the TokenBatches of every rank."""
-    folders = [ParquetFolder(path, COLUMNS, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    folders = [ParquetFolder(path, COLUMNS, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
     return [TokenBatches(folder, **batches) for folder in folders]
 
 
@@ -88,7 +88,7 @@ def test_costs_balance_other_batches_than_tokens(tmp_path):
     for cost in (Cost(), Cost(1.0, 1.0)):
         every = []
         for rank in range(2):
-            folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True)], rank=rank, world_size=2)
+            folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True)], rank=rank, ranks=2)
             batches = TokenBatches(
                 folder, length_columns=["item_id"], target_tokens_per_rank=80, scope="global", cost=cost
             )
@@ -129,10 +129,10 @@ def test_stochastic_length_cuts_long_rows_with_the_published_probability(tmp_pat
     columns = [user, item, Column("time", ragged=True, aligned_with="item"), other]
     rule, options = StochasticLength("item", 1.5, 16), {"length_columns": ["item"], "target_tokens_per_rank": 500}
 
-    def epoch(number, world_size=1):
+    def epoch(number, ranks=1):
         found = {}
-        for rank in range(world_size):
-            folder = ParquetFolder(tmp_path / "d", columns, rank=rank, world_size=world_size, shuffle_seed=3)
+        for rank in range(ranks):
+            folder = ParquetFolder(tmp_path / "d", columns, rank=rank, ranks=ranks, shuffle_seed=3)
             for batch in TokenBatches(folder, stochastic_length=rule, epochs=2, **options).dataset(number):
                 assert batch["time"].to_list() == batch["item"].to_list()
                 found.update(

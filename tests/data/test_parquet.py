@@ -14,23 +14,23 @@ from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.rows import rows_from_arrow
 
 
-def _ranks(path, world_size, **options):
-    return [ParquetFolder(path, COLUMNS, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+def _ranks(path, ranks, **options):
+    return [ParquetFolder(path, COLUMNS, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 5])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "files, group_size",
     [([40, 23], 8), ([30], 100), ([2], 1), ([1], 1), ([0], 1), ([3, 0, 50], 50)],
     ids=["many_groups", "one_group", "two_rows", "one_row", "no_rows", "uneven_groups"],
 )
-def test_ranks_share_every_row_exactly_once_in_the_order_of_one_rank(tmp_path, files, group_size, world_size, seed):
+def test_ranks_share_every_row_exactly_once_in_the_order_of_one_rank(tmp_path, files, group_size, ranks, seed):
     path = write_folder(tmp_path / "d", files, group_size)
     alone = ParquetFolder(path, COLUMNS, shuffle_seed=seed, shuffle_rows=7)
     assert alone.num_rows == sum(files)
     for epoch in (0, 1):
-        parts = [read_lists(folder, epoch) for folder in _ranks(path, world_size, shuffle_seed=seed, shuffle_rows=7)]
+        parts = [read_lists(folder, epoch) for folder in _ranks(path, ranks, shuffle_seed=seed, shuffle_rows=7)]
         whole = sum(parts, [])
         assert sorted(whole) == expected_rows(sum(files)) and whole == read_lists(alone, epoch)
         assert seed is not None or whole == sorted(whole)  # file order
@@ -51,7 +51,7 @@ def test_order_is_a_function_of_seed_epoch_rank_and_ranks(tmp_path):
     assert base != sorted(base)
     # Groups and rows in the buffer are shuffled: the first 25 rows come from several stretches of the file.
     assert len({user // 10 for user in base[:25]}) >= 3
-    half = {"shuffle_seed": 1, "world_size": 2}
+    half = {"shuffle_seed": 1, "ranks": 2}
     assert order(0, rank=0, **half) == order(0, rank=0, **half)
 
 
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path, seed):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"rank": 2, "world_size": 2}, r"rank must lie in 0..world_size - 1 = 1, got 2"),
+        ({"rank": 2, "ranks": 2}, r"rank must lie in 0..ranks - 1 = 1, got 2"),
         ({"shuffle_seed": -1}, "shuffle_seed must be >= 0, or None for file order, got -1"),
         ({"shuffle_rows": 0}, "shuffle_rows must be >= 1, got 0"),
         ({"threads": 0}, "threads must be >= 1, got 0"),

@@ -22,7 +22,7 @@ def _job(path, ranks, scope, start=None, **folder):
     folder = {"shuffle_seed": 5, "shuffle_rows": 24, **folder}
     return [
         TokenBatches(
-            ParquetFolder(path, COLUMNS, rank=rank, world_size=ranks, **folder),
+            ParquetFolder(path, COLUMNS, rank=rank, ranks=ranks, **folder),
             scope=scope, start=json.loads(json.dumps(start)), **OPTIONS,
         )
         for rank in range(ranks)

@@ -181,8 +181,27 @@ def test_lists_without_a_target_and_scores_that_are_nan():
 def test_predictions_that_are_no_lists_are_refused(name):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse", metrics=[IN_COMPILE[name]()])
-    with pytest.raises(ValueError, match=rf"metric '{name}' got predictions \(None, 1\).*Use .*update_state\("):
+    with pytest.raises(ValueError, match=rf"metric '{name}' got predictions \(None, 1\).*Use .*(update_state|GAUC)\("):
         model.fit(SCORES, TARGETS.astype(np.float32), verbose=0)
+
+
+@pytest.mark.parametrize("form", ["dict", "list", "lacking"])
+def test_gauc_of_an_input_by_its_name(form):
+    drawn = np.random.default_rng(0)
+    x = {"score": drawn.normal(size=(40, 1)).astype(np.float32), "user": drawn.integers(0, 5, 40)}
+    labels = drawn.integers(0, 2, (40, 1))
+    inputs = {"score": keras.Input([1], name="score"), "user": keras.Input([], dtype="int64", name="user")}
+    x, inputs = (x, inputs) if form != "list" else ([*x.values()], [*inputs.values()])
+    score = keras.layers.Activation("linear")(inputs["score"] if form != "list" else inputs[0])
+    model = schedules.PipelinedModel(inputs, score)
+    model.compile(loss="mse", metrics=[streaming.GAUC(group="user" if form != "lacking" else "usr")])
+    if form == "lacking":
+        with pytest.raises(ValueError, match=r"input 'usr', got the inputs \['score', 'user'\]. Use a PipelinedModel"):
+            model.evaluate(x, labels, verbose=0)
+        return
+    users, scores = (x["user"], x["score"]) if form == "dict" else (x[1], x[0])
+    found = model.evaluate(x, labels, batch_size=40, verbose=0, return_dict=True)["gauc"]
+    assert found == pytest.approx(exact.gauc(users, labels[:, 0], scores[:, 0]))
 
 
 def test_refusals():

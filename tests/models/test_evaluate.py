@@ -184,7 +184,7 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
 
     refused("RUN must be an output folder of models.train, got .*, which is no folder")
     run.mkdir()
-    refused("directory must hold a checkpoint, but .*run/manifest.json is missing")
+    refused("folder must hold a checkpoint, but .*run/manifest.json is missing")
     data = prepare_data(from_dict(experiments.RETRIEVAL), run / "data")
     saved(run / "checkpoint", untrained())
     refused("--json must be a file in an existing folder, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")

@@ -181,7 +181,7 @@ def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path
     fields = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "contextual": ["no_such_column"]}}
     folder = prepare_data(from_dict(fields), tmp_path / "data")
     for resume, message in (
-        (True, "directory must hold a checkpoint"),
+        (True, "folder must hold a checkpoint"),
         (False, "column 'no_such_column' is missing; the file has"),
     ):
         with monkeypatch.context() as shown:

@@ -105,7 +105,7 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
 def test_refusals(click, tmp_path):
     model = click.model
     (tmp_path / "here").mkdir()
-    with pytest.raises(ValueError, match=r"path '.*here' exists. Use another folder"):
+    with pytest.raises(ValueError, match=r"folder '.*here' exists. Use another folder"):
         fr.export(model, tmp_path / "here")
     with pytest.raises(ValueError, match=r"ops is 'theirs', must be one of \('stock', 'ours'\). Use"):
         fr.export(model, tmp_path / "served", "theirs")

@@ -39,7 +39,7 @@ def exports(tmp_path_factory):
         truth[version] = embedding(dict.fromkeys(TABLES, tf.constant(ASKED)), training=False)
         for ops, form in forms:
             base = folder / f"{ops}-{form}-1" if version == 2 else None
-            fr.export(model, folder / f"{ops}-{form}-{version}", ops, rows=form, base=base, **told)
+            fr.export(model, folder / f"{ops}-{form}-{version}", ops, row_dtype=form, base=base, **told)
         for name in TABLES:
             values = np.random.default_rng(0).normal(size=(8, 5)) * np.array([[0], [1e-3], *[[1]] * 6])
             fr.checkpoint.warm_start(model, name, np.arange(4, 12), values.astype(np.float32))
@@ -124,9 +124,9 @@ def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
 def test_refusals(exports, tmp_path):
     folder, _, (model, told) = exports
     with pytest.raises(ValueError, match="the hash table of a server holds no int8. Use rows='bfloat16'"):
-        fr.export(model, tmp_path / "e", "ours", rows="int8", **told)
-    with pytest.raises(ValueError, match="rows is 'int4', must be one of .*Use"):
-        fr.export(model, tmp_path / "e", rows="int4", **told)
+        fr.export(model, tmp_path / "e", "ours", row_dtype="int8", **told)
+    with pytest.raises(ValueError, match="row_dtype must be one of .*got 'int4'. Use"):
+        fr.export(model, tmp_path / "e", row_dtype="int4", **told)
     with pytest.raises(ValueError, match="same format, ops, tables and rows"):
         fr.export(model, tmp_path / "e", base=folder / "stock-int8-1", **told)
     assert not list(tmp_path.iterdir())

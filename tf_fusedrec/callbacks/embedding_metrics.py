@@ -31,7 +31,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
       all_to_all_bytes mean bytes of ids, rows and gradients that a rank sends per training step (several ranks)
       exposed_ms       milliseconds of the median step of `timeline` during which an exchange ran and no op
 
-    TensorBoard writes logs as scalars "epoch_<name>". For each table T, `directory` has the scalars "epoch_rows/T",
+    TensorBoard writes logs as scalars "epoch_<name>". For each table T, `folder` has the scalars "epoch_rows/T",
     "epoch_growth/T", "epoch_hit_rate/T", "epoch_evictions/T" and "epoch_left_out/T".
 
     Each replica of a table (Topology) is counted.
@@ -39,7 +39,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
     Args:
       embedding: FusedEmbedding layer to monitor.
       timeline: Timeline callback of the same fit; None: no exposed_ms.
-      directory: Folder of rank 0's scalars of each table, such as a folder inside TensorBoard's; None writes none.
+      folder: Folder of rank 0's scalars of each table, such as a folder inside TensorBoard's; None writes none.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class EmbeddingMetrics(keras.callbacks.Callback):
         embedding: FusedEmbedding,
         timeline: Timeline | None = None,
         *,
-        directory: str | os.PathLike | None = None,
+        folder: str | os.PathLike | None = None,
     ):
         super().__init__()
         self._embedding, self._timeline = embedding, timeline
         self._before: tuple[dict[str, np.ndarray], np.ndarray] = {}, np.zeros(3, np.int64)
         self._steps = 0
         self._writer = None
-        if directory is not None and collectives.rank() == 0:
-            self._writer = tf.summary.create_file_writer(os.fspath(directory))
+        if folder is not None and collectives.rank() == 0:
+            self._writer = tf.summary.create_file_writer(os.fspath(folder))
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._before, self._steps = self._counted(), 0

@@ -35,7 +35,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
       tasks: Names of the model's tasks.
       every_steps: Steps per window, >= 1.
       kinds: Values to report, some of KINDS.
-      directory: Folder of rank 0's TensorBoard files; None writes none.
+      folder: Folder of rank 0's TensorBoard files; None writes none.
       first_step: Number of steps trained by an earlier job.
 
     Raises:
@@ -51,7 +51,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         *,
         every_steps: int = 100,
         kinds: Sequence[str] = KINDS,
-        directory: str | os.PathLike | None = None,
+        folder: str | os.PathLike | None = None,
         first_step: int = 0,
     ) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         self._in_window = 0
         self._testing = False
         self._writer = None
-        if directory is not None and collectives.rank() == 0:
-            self._writer = tf.summary.create_file_writer(os.fspath(directory))
+        if folder is not None and collectives.rank() == 0:
+            self._writer = tf.summary.create_file_writer(os.fspath(folder))
         self.latest: dict[str, float] = {}  # the scalars of the last window
 
     def update(self, labels: Mapping[str, tf.Tensor], logits: Mapping[str, tf.Tensor]) -> None:

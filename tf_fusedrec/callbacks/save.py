@@ -27,7 +27,7 @@ class Checkpoint(keras.callbacks.Callback):
     A killed job that resumes from its last checkpoint ends with bit-identical weights under two conditions. The data
     must be a function of (epoch, step), and random numbers must depend on state in the checkpoint:
 
-        checkpoint = Checkpoint(directory, every_steps=1000)
+        checkpoint = Checkpoint(folder, every_steps=1000)
         epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
         if step:  # One fit has the same number of steps in all epochs, so the rest of this epoch needs its own fit.
             model.fit(batches(epoch).skip(step), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=steps - step,
@@ -36,7 +36,7 @@ class Checkpoint(keras.callbacks.Callback):
         model.fit(batches(epoch), initial_epoch=epoch, epochs=epochs, steps_per_epoch=steps, callbacks=[checkpoint])
 
     Args:
-      directory: Folder of the checkpoint, on a file system that all ranks see.
+      folder: Folder of the checkpoint, on a file system that all ranks see.
       steps_per_epoch: Number of steps of a full epoch; None: Keras' number in fit. Where Keras does not know it, an
         epoch is full unless it ends with model.stop_training.
       extra: JSON-serializable dict, saved with every checkpoint.
@@ -74,7 +74,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        folder: str | os.PathLike,
         steps_per_epoch: int | None = None,
         extra: Mapping[str, Any] | None = None,
         first_step: int = 0,
@@ -108,7 +108,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._monitor, self._higher = monitor, higher
         self._save_best, self._restore_best = save_best, restore_best
         self.best: dict[str, Any] | None = None
-        self.directory = directory
+        self.folder = folder
         self._layers = list(layers)
         self._steps_per_epoch = steps_per_epoch
         self._steps: int | None = steps_per_epoch  # of the present epoch
@@ -136,15 +136,15 @@ class Checkpoint(keras.callbacks.Callback):
           ValueError, RuntimeError: checkpoint.load refuses the checkpoint, or this callback did not write it.
         """
         # Rank 0 decides for all, because the file may appear between the checks of two ranks.
-        if save is None and not collectives.all_gather_object(exists(self.directory))[0]:
+        if save is None and not collectives.all_gather_object(exists(self.folder))[0]:
             return 0, 0
-        extra = agree(lambda: read_manifest(self.directory, save)["extra"])
+        extra = agree(lambda: read_manifest(self.folder, save)["extra"])
         if not isinstance(extra, dict) or not all(isinstance(extra.get(name), int) for name in ("epoch", "step")):
             raise ValueError(
-                f"extra of checkpoint {os.fspath(self.directory)} is {extra!r}, want the epoch and step to resume "
+                f"extra of checkpoint {os.fspath(self.folder)} is {extra!r}, want the epoch and step to resume "
                 "from: callbacks.Checkpoint did not write it. Use tf_fusedrec.checkpoint.load."
             )
-        extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
+        extra = checkpoint.load(self.folder, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
         best = extra.get("best")
         self.best = best if best is not None and best["monitor"] == self._monitor else None
@@ -153,7 +153,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._checkpointer is None:
             self._checkpointer = checkpoint.Checkpointer(
-                self.directory, self.model, self.model.optimizer, layers=self._layers, **self._options
+                self.folder, self.model, self.model.optimizer, layers=self._layers, **self._options
             )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -177,7 +177,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._checkpointer is not None:
             self._checkpointer.wait()
         if self._restore_best and self.best is not None:
-            checkpoint.load(self.directory, self.model, self.model.optimizer, save="best", layers=self._layers)
+            checkpoint.load(self.folder, self.model, self.model.optimizer, save="best", layers=self._layers)
 
     def _is_best(self, epoch: int, logs: Mapping[str, Any] | None) -> bool:
         """Whether this epoch is better than all before, the same on all ranks. Collective."""

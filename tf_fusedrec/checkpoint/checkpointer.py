@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Checkpointer:
-    """Saves dense weights and tables into one directory. A finished save replaces the previous one atomically.
+    """Saves dense weights and tables into one folder. A finished save replaces the previous one atomically.
 
     A save copies all rows, or the changed rows, and a thread then writes the copies. All ranks must call `save` and
     `wait` equally often. A crash or a full disk leaves the last complete checkpoint in place.
@@ -40,7 +40,7 @@ class Checkpointer:
     thread checks the copies before the save replaces the previous one.
 
     Args:
-      directory: Folder of the checkpoint, on a file system that all ranks see. It may hold a checkpoint already; no
+      folder: Folder of the checkpoint, on a file system that all ranks see. It may hold a checkpoint already; no
         other job may save there.
       model: Keras model with dense weights and FusedEmbedding layers, or one such layer. Every rank writes its own
         rows and optimizer slots. Ranks with replicas of the same rows write a part each; replicas that train
@@ -71,7 +71,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        folder: str | os.PathLike,
         model: keras.Model | FusedEmbedding,
         optimizer: Any = None,
         *,
@@ -82,7 +82,7 @@ class Checkpointer:
         background: bool = True,
         timeout_s: float = 1800.0,
     ):
-        self._directory = pathlib.Path(directory)
+        self._folder = pathlib.Path(folder)
         self._model, self._optimizer = model, optimizer
         self._embeddings = saved_embeddings(model, layers, optimizer)
         self._tables: list[Any] = [group.table for layer in self._embeddings for group in layer.internals.groups]
@@ -144,7 +144,7 @@ class Checkpointer:
         def make_plan() -> tuple[saving.Plan, str]:
             name, since = full or (None, {})
             extra_json = json.dumps(extra)
-            return saving.make_plan(self._directory, collectives.size(), name, since), extra_json
+            return saving.make_plan(self._folder, collectives.size(), name, since), extra_json
 
         plan, extra_json = on_rank_0(make_plan)
         self._unfinished = plan
@@ -172,16 +172,16 @@ class Checkpointer:
 
         def write() -> None:
             try:
-                saving.write_shard(self._directory, plan, tables, rank, weights)
+                saving.write_shard(self._folder, plan, tables, rank, weights)
                 if rank == 0:
                     saving.commit(
-                        self._directory, plan, files, json.loads(extra_json), self._timeout_s,
+                        self._folder, plan, files, json.loads(extra_json), self._timeout_s,
                         keep=self._keep, finite=self._not_finite != "save", best=best,
                     )  # fmt: skip
                 if plan.full is None:
                     self._full = plan.save, clocks
             except BaseException as failure:
-                saving.give_up(self._directory, plan, rank, failure)
+                saving.give_up(self._folder, plan, rank, failure)
                 self._failure = failure
 
         if self._background:
@@ -234,12 +234,12 @@ class Checkpointer:
         """
         self._saves = 0
         if self._unfinished is not None and collectives.rank() == 0:
-            saves.discard(self._directory, self._unfinished.save)
+            saves.discard(self._folder, self._unfinished.save)
         self._unfinished = None
 
 
 def save(
-    directory: str | os.PathLike,
+    folder: str | os.PathLike,
     model: keras.Model | FusedEmbedding,
     optimizer: Any = None,
     *,
@@ -251,7 +251,7 @@ def save(
     """Writes a full checkpoint, which replaces the previous one atomically. Collective.
 
     Args:
-      directory: Folder of the checkpoint, on a file system that all ranks see.
+      folder: Folder of the checkpoint, on a file system that all ranks see.
       model: Keras model with dense weights and FusedEmbedding layers, or one such layer. Every rank writes its own
         rows and optimizer slots.
       optimizer: Optimizer of the dense weights, or None.
@@ -275,4 +275,4 @@ def save(
       {'item': dtype('float32')}
     """
     options: dict[str, Any] = {"layers": layers, "keep": keep, "not_finite": not_finite}
-    Checkpointer(directory, model, optimizer, **options, background=False).save(extra)
+    Checkpointer(folder, model, optimizer, **options, background=False).save(extra)

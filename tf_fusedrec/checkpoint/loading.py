@@ -30,7 +30,7 @@ class TableToLoad(NamedTuple):
 
 
 def load(
-    directory: str | os.PathLike,
+    folder: str | os.PathLike,
     model: keras.Model | FusedEmbedding,
     optimizer: Any = None,
     *,
@@ -50,7 +50,7 @@ def load(
     on failure.
 
     Args:
-      directory: Folder of the checkpoint.
+      folder: Folder of the checkpoint.
       model, optimizer, layers: See save.
       save: Name or number of a kept save (tf_fusedrec.checkpoint.saves), or "best"; None: the last one.
       partial: True if tables missing from the checkpoint begin empty; otherwise they are refused.
@@ -61,12 +61,12 @@ def load(
       The value `extra` of the save.
 
     Raises:
-      ValueError: `directory` has no checkpoint or lacks this save; a table is missing or has another spec; `names`
+      ValueError: `folder` has no checkpoint or lacks this save; a table is missing or has another spec; `names`
         names a table that the model lacks; dense weights have other shapes; a file is missing, truncated, damaged,
         foreign or forged. The error names the file and the field.
       RuntimeError: another rank refused the checkpoint.
     """
-    directory = pathlib.Path(directory)
+    folder = pathlib.Path(folder)
     embeddings = saved_embeddings(model, layers, optimizer)
     backends: list[Any] = [group.table for layer in embeddings for group in layer.internals.groups]
     names = dict(names or {})
@@ -75,12 +75,12 @@ def load(
         raise ValueError(f"names has {unknown}, want tables of model {model.name!r}, which has {sorted(known)}.")
 
     def open_checkpoint() -> tuple[dict[str, Any], list[TableToLoad]]:
-        manifest = read_manifest(directory, save)
+        manifest = read_manifest(folder, save)
         tables: list[TableToLoad] = []
         for layer in embeddings:
             of_layer, group = [group.table for group in layer.internals.groups], layer.layout.group
-            tables += open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial, names)
-        dense.check(directory / manifest["save"], manifest["dense"])
+            tables += open_tables(folder, manifest["tables"], of_layer, group.index, group.size, partial, names)
+        dense.check(folder / manifest["save"], manifest["dense"])
         return manifest, tables
 
     manifest, tables = agree(open_checkpoint)
@@ -96,7 +96,7 @@ def load(
     rows = agree(read_before_dropping)
     before = dense.state(model, optimizer)
     try:
-        agree(lambda: dense.read(directory / manifest["save"], model, optimizer))
+        agree(lambda: dense.read(folder / manifest["save"], model, optimizer))
     except Exception:
         dense.put_back(before)
         raise
@@ -112,7 +112,7 @@ def load(
 
 
 def open_tables(
-    directory: pathlib.Path,
+    folder: pathlib.Path,
     described: Mapping[str, Any],
     backends: Sequence[Any],
     rank: int,
@@ -129,7 +129,7 @@ def open_tables(
                 if partial and name not in names:
                     continue
                 raise ValueError(
-                    f"Checkpoint {directory} holds no table {saved_name!r}. It holds {sorted(described)}. To start "
+                    f"Checkpoint {folder} holds no table {saved_name!r}. It holds {sorted(described)}. To start "
                     "with an empty table, load with partial=True; to load a table of another name, with "
                     f"names={{{name!r}: <its name there>}}."
                 )
@@ -137,11 +137,11 @@ def open_tables(
             if spec != saved:
                 called = f"Table {name!r}" if saved_name == name else f"Table {name!r} (saved as {saved_name!r})"
                 raise ValueError(
-                    f"{called} of checkpoint {directory} has another spec. Saved: {saved}. Now: {spec}. Use the "
+                    f"{called} of checkpoint {folder} has another spec. Saved: {saved}. Now: {spec}. Use the "
                     "saved spec, or load the rows alone with tf_fusedrec.checkpoint.warm_start."
                 )
             reader = TableReader(
-                directory, saved_name, described[saved_name], rank, ranks, owner=backend.owner,
+                folder, saved_name, described[saved_name], rank, ranks, owner=backend.owner,
                 records={section: backend.record_dtype(section) for section in backend.sections_of(name)},
                 id_bits=getattr(backend, "id_bits", 64),
             )  # fmt: skip
@@ -166,25 +166,23 @@ def restore(
             restore_counters(backend, saved)
 
 
-def read_tables(
-    directory: str | os.PathLike, save: str | int | None = None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def read_tables(folder: str | os.PathLike, save: str | int | None = None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """All rows of a checkpoint, from all ranks that wrote it. Needs no Horovod.
 
     Args:
-      directory: Folder of the checkpoint.
+      folder: Folder of the checkpoint.
       save: Name or number of a kept save, or "best"; None: the last one.
 
     Returns:
       {table name: (ids <int64>[n], ascending, and rows <dtype>[n, D])}.
 
     Raises:
-      ValueError: `directory` has no checkpoint; a file is missing, truncated, damaged or foreign.
+      ValueError: `folder` has no checkpoint; a file is missing, truncated, damaged or foreign.
     """
-    directory = pathlib.Path(directory)
+    folder = pathlib.Path(folder)
     tables = {}
-    for name, described in sorted(read_manifest(directory, save)["tables"].items()):
-        reader = TableReader(directory, name, described)
+    for name, described in sorted(read_manifest(folder, save)["tables"].items()):
+        reader = TableReader(folder, name, described)
         empty = np.zeros([0], np.int64), np.zeros([0], reader.record_dtype("rows"))
         chunks = [(ids, records["row"]) for ids, records in [empty, *reader.chunks()]]
         ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
@@ -193,17 +191,17 @@ def read_tables(
     return tables
 
 
-def dense_prefix(directory: str | os.PathLike, save: str | int | None = None) -> str:
+def dense_prefix(folder: str | os.PathLike, save: str | int | None = None) -> str:
     """Path prefix of the dense weights, for tf.train.Checkpoint.read with root attributes "model" and "optimizer".
 
     Args:
-      directory: Folder of the checkpoint.
+      folder: Folder of the checkpoint.
       save: Name or number of a kept save, or "best"; None: the last one.
 
     Raises:
-      ValueError: `directory` has no checkpoint; a dense file is missing or damaged.
+      ValueError: `folder` has no checkpoint; a dense file is missing or damaged.
     """
-    directory = pathlib.Path(directory)
-    manifest = read_manifest(directory, save)
-    dense.check(directory / manifest["save"], manifest["dense"])
-    return str(directory / manifest["save"] / dense.PREFIX)
+    folder = pathlib.Path(folder)
+    manifest = read_manifest(folder, save)
+    dense.check(folder / manifest["save"], manifest["dense"])
+    return str(folder / manifest["save"] / dense.PREFIX)

@@ -64,7 +64,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
     begins a full save.
     """
     if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"directory {os.fspath(directory)} is a file, want a folder. Name another path.")
+        raise NotADirectoryError(f"folder must be a folder, but {os.fspath(directory)} is a file. Use another path.")
     disk.make_folder(directory)
     last = manifest.read(directory) if manifest.exists(directory) else None
     parts = None
@@ -74,7 +74,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
         if last is None or not all(parts.values()):
             raise ValueError(
                 f"{directory} no longer holds the full save {full} that this delta needs: another job has saved "
-                "there. Give every job its own directory."
+                "there. Give every job its own folder."
             )
     return Plan(saves.begin(directory), ranks, parts, dict(since))
 

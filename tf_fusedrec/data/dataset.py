@@ -86,7 +86,7 @@ class TokenBatches:
         self.first_step = 0
         if start and self._start is not None:
             steps_left = self._plan(self.first_epoch).steps
-            if start["ranks"] == folder.world_size:  # The same ranks end the epoch as before, with its empty batches.
+            if start["ranks"] == folder.ranks:  # The same ranks end the epoch as before, with its empty batches.
                 steps_left = max(steps_left, start["steps_left"])
             self.first_step = self.steps_per_epoch - steps_left
 
@@ -144,7 +144,7 @@ class TokenBatches:
         return {
             "epoch": epoch,
             "left": self._plan(epoch).left_after(done) if begun else None,
-            "ranks": self._folder.world_size,
+            "ranks": self._folder.ranks,
             "steps_left": self.steps_per_epoch - step,
             **_order_of(self._folder),
         }
@@ -161,7 +161,7 @@ class TokenBatches:
 
     def _new_plan(self, epoch: int, streams: plan.Streams) -> plan.EpochPlan:
         weights = self._weights[self._folder.order(epoch).file_rows()]
-        return plan.EpochPlan(weights, self._target, streams, self._folder.world_size, self._scope)
+        return plan.EpochPlan(weights, self._target, streams, self._folder.ranks, self._scope)
 
 
 def _order_of(folder: ParquetFolder) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A growing folder: partitions (hours, days) that arrive during training, in the same order on all ranks.
 
     for partition in GrowingFolder("clicks", poll_s=30):
-        folder = ParquetFolder(partition.path, columns, rank=rank, world_size=ranks)
+        folder = ParquetFolder(partition.path, columns)
         check_same_files(folder)
         batches = TokenBatches(folder, length_columns=["item_id"], target_tokens_per_rank=4096)
         model.fit(batches.dataset(), initial_epoch=partition.number, epochs=partition.number + 1, ...)

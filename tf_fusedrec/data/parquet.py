@@ -25,15 +25,16 @@ from tf_fusedrec.data.reading import (
     read_groups,
 )
 from tf_fusedrec.data.rows import GOOD, Ragged, Rows, concat, empty_rows
+from tf_fusedrec.exchange import collectives
 
 
 class ParquetFolder:
-    """The `*.parquet` files of one folder and the folders below it, read by one of world_size ranks.
+    """The `*.parquet` files of one folder and the folders below it, read by one of several ranks.
 
     Args:
       path: Local folder or URI (hdfs://, s3://, gs://), see filesystems.py. Files are read in the order of their names.
       columns: Columns to read. Other columns of the files are never read.
-      rank, world_size: Number of the reading rank, and number of ranks.
+      rank, ranks: Number of the reading rank, and number of ranks; None: those of this process.
       shuffle_seed: None reads in file order; an integer >= 0 gives every epoch its own order (reading.py).
       shuffle_rows: Rows per shuffled block, held in memory, >= 1. A larger block shuffles better.
       bad_rows: "error" refuses bad input; "skip" skips it, and the log names and counts it. Bad input is: a null;
@@ -53,7 +54,7 @@ class ParquetFolder:
       >>> rows = pyarrow.table({"user": [7, 8, 9], "items": [[1, 2, 3], [2], [3, 3]]})
       >>> pyarrow.parquet.write_table(rows, "clicks/day=1/0.parquet")
       >>> columns = [fr.data.Column("user"), fr.data.Column("items", ragged=True, keep_last=200)]
-      >>> folder = fr.data.ParquetFolder("clicks", columns, rank=fr.rank(), world_size=fr.size(), shuffle_seed=1)
+      >>> folder = fr.data.ParquetFolder("clicks", columns, shuffle_seed=1)
       >>> cut = fr.data.StochasticLength("items", alpha=1.6, max_length=100)
       >>> batches = fr.data.TokenBatches(
       ...     folder, length_columns=["items"], target_tokens_per_rank=4, stochastic_length=cut
@@ -67,16 +68,18 @@ class ParquetFolder:
         path: str | os.PathLike,
         columns: Sequence[Column],
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        ranks: int | None = None,
         shuffle_seed: int | None = None,
         shuffle_rows: int = 8192,
         bad_rows: str = "error",
         threads: int = 2,
         filesystem: fs.FileSystem | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must lie in 0..world_size - 1 = {world_size - 1}, got {rank}.")
+        rank = collectives.rank() if rank is None else rank
+        ranks = collectives.size() if ranks is None else ranks
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank must lie in 0..ranks - 1 = {ranks - 1}, got {rank}.")
         if shuffle_seed is not None and shuffle_seed < 0:
             raise ValueError(f"shuffle_seed must be >= 0, or None for file order, got {shuffle_seed}.")
         for name, value in (("shuffle_rows", shuffle_rows), ("threads", threads)):
@@ -84,7 +87,7 @@ class ParquetFolder:
                 raise ValueError(f"{name} must be >= 1, got {value}.")
         check_columns(columns)
         self.columns = tuple(columns)
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.ranks = rank, ranks
         self.seed, self.shuffle_rows = shuffle_seed, shuffle_rows
         self.bad = BadInput(bad_rows)
         self._threads = threads
@@ -114,7 +117,7 @@ class ParquetFolder:
 
     def own_part(self) -> Interval:
         """This rank's interval when rows are divided equally. The intervals of two ranks differ by at most one row."""
-        return self.num_rows * self.rank // self.world_size, self.num_rows * (self.rank + 1) // self.world_size
+        return self.num_rows * self.rank // self.ranks, self.num_rows * (self.rank + 1) // self.ranks
 
     def read(self, epoch: int = 0) -> Iterator[Rows]:
         """This rank's equal share of the rows of an epoch, in chunks."""

@@ -65,7 +65,7 @@ def read(directory: pathlib.Path, save: str | None = None) -> dict[str, Any]:
     """
     path = directory / NAME if save is None else directory / save / NAME
     if not path.exists():
-        raise ValueError(f"directory must hold a checkpoint, but {path} is missing. Was its save interrupted?")
+        raise ValueError(f"folder must hold a checkpoint, but {path} is missing. Was its save interrupted?")
     data = disk.read_whole(path)
     try:
         manifest = json.loads(data)
@@ -76,7 +76,7 @@ def read(directory: pathlib.Path, save: str | None = None) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {manifest.get('format')}, but this version reads {FORMAT}. Load it with the version "
-            "that wrote it, or save into another directory."
+            "that wrote it, or save into another folder."
         )
     if manifest.get("checksum") != _checksum(manifest):
         raise ValueError(f"{path} is damaged: its checksum differs. {REMEDY}")

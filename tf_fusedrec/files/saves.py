@@ -41,13 +41,13 @@ def _is_removable(folder: pathlib.Path) -> bool:
     return written and all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in entries)
 
 
-def saves(directory: str | os.PathLike) -> list[str]:
+def saves(folder: str | os.PathLike) -> list[str]:
     """Names of the complete saves in a checkpoint's folder, oldest first, for the argument `save` of load."""
-    directory = pathlib.Path(directory)
+    directory = pathlib.Path(folder)
     if not directory.is_dir():
         return []
-    complete = [folder for folder in _folders(directory) if not folder.name.endswith(PARTIAL)]
-    return [folder.name for folder in complete if (folder / manifest.NAME).is_file()]
+    complete = [path for path in _folders(directory) if not path.name.endswith(PARTIAL)]
+    return [path.name for path in complete if (path / manifest.NAME).is_file()]
 
 
 def best(directory: pathlib.Path) -> str | None:

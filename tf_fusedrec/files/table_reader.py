@@ -42,7 +42,7 @@ class TableReader:
 
     def __init__(
         self,
-        directory: pathlib.Path,
+        folder: pathlib.Path,
         name: str,
         described: Mapping[str, Any],
         rank: int = 0,
@@ -53,7 +53,7 @@ class TableReader:
         id_bits: int = 64,
     ):
         self.described = described
-        self._directory, self._name, self._id_bits = directory, name, id_bits
+        self._directory, self._name, self._id_bits = folder, name, id_bits
         self._rank, self._ranks = rank, ranks
         self._by_range = owner == "hash_range"
         self._first, self._last = hash_range(rank, ranks) if self._by_range else (0, LAST_HASH)

@@ -4,15 +4,16 @@ The mean over ranks of an AUC, or of any ratio, differs from its value on all da
 of all ranks first. PipelinedModel does so for its metrics at the end of every epoch and evaluation. exact.py has exact
 offline forms, which hold all predictions. The metrics here hold a few numbers each. An undefined result is nan.
 
-All metrics stand in compile(metrics=...) and compile(weighted_metrics=...). There, GAUC and the metrics of ranks take
-lists of candidates: labels and scores [B, C] of B users or queries.
+All metrics stand in compile(metrics=...) and compile(weighted_metrics=...). There, the metrics of ranks take lists of
+candidates: labels and scores [B, C] of B users or queries. GAUC takes such lists, or the name of an input.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterable, Iterator
+import contextvars
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,17 @@ from tf_fusedrec.metrics.exact import checked_k
 
 AUC_BINS = 1 << 14
 _LARGEST_LOGIT = 16.0  # Probabilities above 1 - 1e-7 fall into the last bin.
+_inputs: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("inputs of the batch", default=None)
+
+
+@contextlib.contextmanager
+def of_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Metrics that are updated inside find the inputs of their batch by name."""
+    token = _inputs.set(inputs)
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
 
 
 class SummedMetric(keras.metrics.Metric, abc.ABC):
@@ -163,28 +175,47 @@ class AUC(SummedMetric):
 class GAUC(SummedMetric):
     """Mean AUC of the groups (users) that have both classes. The result is exact, and ties count one half.
 
-    A group must be whole in one update, as in our ranking batches. A group in several updates counts several times.
-    metrics.exact.gauc documents the definition and `weight`.
+    A group must be whole in one batch. A group in several batches counts several times. metrics.exact.gauc documents
+    the definition.
 
-    update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order. Without groups, labels and logits
-      are [G, n] or ragged [G, (n)], and each row is a group. A prediction of sample_weight 0 does not count. Other
-      weights, [G] or one per prediction, weigh the group by their mean ("none") or their sum ("impressions").
+    Args:
+      weight: "none" counts each group once, "impressions" weighs it by its number of predictions.
+      name: Name of the metric.
+      group: Name of the input <int>[n] with the group of each prediction, such as "user_id", in any order. A
+        PipelinedModel finds it in a batch whose x is a dict, or in the inputs of a functional model. None: labels and
+        logits are [G, n] or ragged [G, (n)], and each row is a group, or update_state gets groups.
+
+    update_state: labels <any>[n], 0 or 1; logits <float>[n]; groups None or <int>[n]. A prediction of sample_weight 0
+      does not count. Other weights, [G] or one per prediction, weigh the group by their mean ("none") or their sum
+      ("impressions").
+
+    Examples:
+      >>> model.compile(model.optimizer, "mse", metrics=[fr.metrics.GAUC(group="item")])
+      >>> labels = np.float32(np.arange(32) < 16)
+      >>> round(model.evaluate(x, labels, verbose=0, return_dict=True)["gauc"], 2)  # a group has equal scores
+      0.5
     """
 
-    def __init__(self, weight: str = "none", name: str = "gauc"):
+    def __init__(self, weight: str = "none", name: str = "gauc", group: str | None = None):
         if weight not in ("none", "impressions"):
             raise ValueError(f"weight must be 'none' or 'impressions', got {weight!r}.")
+        if not isinstance(group, (str, type(None))):
+            raise ValueError(f"group must be the name of an input or None, got {group!r}.")
         super().__init__(name, area=(), weight=())
-        self._by_impressions = weight == "impressions"
+        self._by_impressions, self._group = weight == "impressions", group
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "weight": "impressions" if self._by_impressions else "none"}
+        weight = "impressions" if self._by_impressions else "none"
+        return {**super().get_config(), "weight": weight, "group": self._group}
 
     def update_state(self, y_true: Any, y_pred: Any, groups: Any = None, sample_weight: Any = None) -> None:
         if groups is None:
-            groups = self._rows(y_pred)
+            groups = self._rows(y_pred) if self._group is None else self._input(self._group)
         labels, scores, weights = _flat(y_true, y_pred, sample_weight)
-        groups = tf.reshape(groups, [-1])
+        groups = tf.reshape(getattr(groups, "flat_values", groups), [-1])
+        words = f"metric {self.name!r} must get one group for each prediction. Use an input of one group per row."
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.size(groups), tf.size(scores), message=words)]):
+            groups = tf.identity(groups)
         if sample_weight is not None:
             counted = tf.where(weights > 0)[:, 0]
             labels, scores, weights, groups = (tf.gather(x, counted) for x in (labels, scores, weights, groups))
@@ -206,6 +237,23 @@ class GAUC(SummedMetric):
         weight = tf.where(pairs > 0, weight if self._by_impressions else weight / size, 0)
         self.add(tf.reduce_sum(weight * tf.math.divide_no_nan(area, pairs)), tf.reduce_sum(weight))
 
+    def _input(self, name: str) -> Any:
+        """The input of this name in the present batch."""
+        inputs = _inputs.get()
+        if inputs is None or name not in inputs:
+            got = "no inputs" if inputs is None else f"the inputs {sorted(inputs)}"
+            raise ValueError(
+                f"metric {self.name!r} must find the groups in the input {name!r}, got {got}. Use a PipelinedModel "
+                "and an input of this name, or update_state(labels, logits, groups) in a train_step."
+            )
+        groups = inputs[name] if isinstance(inputs[name], tf.RaggedTensor) else tf.convert_to_tensor(inputs[name])
+        if not groups.dtype.is_integer:
+            raise ValueError(
+                f"metric {self.name!r} must get integers as groups, got {groups.dtype.name} in the input {name!r}. "
+                "Use fr.hash_strings for strings."
+            )
+        return groups
+
     def _rows(self, y_pred: Any) -> tf.Tensor:
         """The row <int64>[n] of each prediction [G, n/G] or [G, (n)], as its group."""
         if isinstance(y_pred, tf.RaggedTensor):
@@ -214,7 +262,7 @@ class GAUC(SummedMetric):
         if y_pred.shape.rank != 2 or y_pred.shape[1] == 1:
             raise ValueError(
                 f"metric {self.name!r} got predictions {y_pred.shape} without groups, want a row for each "
-                "group, [G, n]. Use such an output, or update_state(labels, logits, groups) in a train_step."
+                "group, [G, n]. Use such an output, or GAUC(group=...) with the name of the input that has the groups."
             )
         shape = tf.shape(y_pred, tf.int64)
         return tf.repeat(tf.range(shape[0]), shape[1])

@@ -39,12 +39,12 @@ _PARTIAL = ".partial"
 
 def export(
     model: keras.Model,
-    path: str | os.PathLike,
+    folder: str | os.PathLike,
     ops: str = "stock",
     *,
     signatures: Mapping[str, Signature] | None = None,
     strings: Sequence[str] | Mapping[str, bool] = (),
-    rows: str | None = None,
+    row_dtype: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
@@ -58,25 +58,26 @@ def export(
 
     Args:
       model: Keras model with any number of FusedEmbedding layers, of either backend, or none.
-      path: Folder of the SavedModel, which must not exist. All ranks must see its parent folder.
+      folder: Folder of the SavedModel, which must not exist. All ranks must see its parent folder.
       ops: "stock" uses stock TensorFlow ops, for any server; tables are sorted ids and rows, and attention pads.
         "ours" needs a server that has imported tf_fusedrec; tables are hash tables, and attention is jagged.
       signatures: Signatures by name; None: `model.serving_signatures()`, or "serving_default" with the inputs and
         outputs of a functional model.
       strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings. A mapping gives
         the argument `integers` of hash_strings by name: True for ids of data.source: table.
-      rows: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16": relative
-        error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest absolute value
-        / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their table.
-      base: Folder of an earlier full export with the same `ops`, tables and `rows`, which rank 0 reads; None: a full
-        export.
+      row_dtype: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16":
+        relative error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest
+        absolute value / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their
+        table.
+      base: Folder of an earlier full export with the same `ops`, tables and `row_dtype`, which rank 0 reads; None: a
+        full export.
 
     Raises:
-      ValueError: `path` exists; `ops` or `rows` is unknown; `rows` is "int8" and `ops` is "ours"; a row or a dense
-        weight is not finite; `strings` names no int64 input; the model has no signatures; two layers have tables of one
-        name; a table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead
-        of their values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is
-        damaged, not a full export, or has other ops, tables or rows.
+      ValueError: `folder` exists; `ops` or `row_dtype` is unknown; `row_dtype` is "int8" and `ops` is "ours"; a row
+        or a dense weight is not finite; `strings` names no int64 input; the model has no signatures; two layers have
+        tables of one name; a table's name cannot name a file; weights do not exist yet, or a signature uses their
+        variables instead of their values; a signature has the name of one for updates, or has resources and `ops` is
+        "stock"; `base` is damaged, not a full export, or has other ops, tables or row_dtype.
       RuntimeError: another rank failed, or ranks hold different models.
 
     Examples:
@@ -89,15 +90,15 @@ def export(
       >>> fr.export(model, "delta", signatures=signatures, base="base")  # the changes since the export "base"
       >>> fr.apply_delta("base", "delta", "new")
     """
-    path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
+    path, base = pathlib.Path(folder), None if base is None else pathlib.Path(base)
     if ops not in OPS:
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Use 'stock' for servers without this package.")
-    if rows not in ROWS:
-        raise ValueError(f"rows is {rows!r}, must be one of {ROWS}. Use None for the dtype of each table.")
-    if rows == "int8" and ops == "ours":
+    if row_dtype not in ROWS:
+        raise ValueError(f"row_dtype must be one of {ROWS}, got {row_dtype!r}. Use None for the dtype of each table.")
+    if row_dtype == "int8" and ops == "ours":
         raise ValueError(
-            "rows is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Use rows='bfloat16', "
-            "or ops='stock'."
+            "row_dtype is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Use "
+            "row_dtype='bfloat16', or ops='stock'."
         )
     if signatures is None:
         signatures = default_signatures(model)
@@ -114,7 +115,7 @@ def export(
 
     def begin() -> str:
         if path.exists():
-            raise ValueError(f"path {os.fspath(path)!r} exists. Use another folder for each export, or remove it.")
+            raise ValueError(f"folder {os.fspath(path)!r} exists. Use another folder for each export, or remove it.")
         if base is not None:
             delta.check_base(base, described)
         _remove_remains(path)
@@ -124,7 +125,7 @@ def export(
 
     tables = _tables(model)
     forms = {
-        name: {"dim": config.dim, "dtype": rows or (config.dtype if ops == "stock" else served_dtype(config))}
+        name: {"dim": config.dim, "dtype": row_dtype or (config.dtype if ops == "stock" else served_dtype(config))}
         for name, (_, config) in tables.items()
     }
     described = {"format": FORMAT[ops], "ops": ops, "tables": forms}
@@ -148,7 +149,7 @@ def export(
 
     try:
         agree(write_rows)
-        on_rank_0(lambda: _write(model, partial, tables, rows, described, signatures))
+        on_rank_0(lambda: _write(model, partial, tables, row_dtype, described, signatures))
         on_rank_0(finish)
     finally:
         on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -187,7 +188,7 @@ def _write(
     model: keras.Model,
     partial: pathlib.Path,
     tables: Mapping[str, tuple[FusedEmbedding, TableConfig]],
-    rows: str | None,
+    row_dtype: str | None,
     described: Mapping[str, Any],
     signatures: Mapping[str, Signature],
 ) -> None:
@@ -196,7 +197,7 @@ def _write(
         ids, numbers = read_all_rows(partial / "rows", table, config.dtype)
         arrays[table] = ids, encoded(table, ids, numbers, described["tables"][table]["dtype"])
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
-    unknown = {table: unknown_rows(config, seeds[table], rows) for table, (_, config) in tables.items()}
+    unknown = {table: unknown_rows(config, seeds[table], row_dtype) for table, (_, config) in tables.items()}
     groups = groups_of(described["tables"])
     stock = described["ops"] == "stock"
     served: StockTables | NativeTables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
 from tf_fusedrec.embedding import check_names, embeddings_of
 from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, dense_gradients, model_state
-from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
+from tf_fusedrec.metrics.streaming import check_summable, of_batch, summed_over_ranks
 from tf_fusedrec.schedules import one_keras
 from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, last
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
@@ -284,6 +284,15 @@ class PipelinedModel(MeanOverSamples, keras.Model):
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         self._drain_tables()
         super().save_weights(*args, **kwargs)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """As keras.Model.compute_metrics. Metrics find the inputs x by name."""
+        inputs = x if isinstance(x, Mapping) else {}
+        if not inputs and isinstance(self, FunctionalPipelinedModel):
+            names = [tensor.name for tensor in tf.nest.flatten(keras_api.symbolic_inputs(self))]
+            inputs = dict(zip(names, x if isinstance(x, (list, tuple)) else [x]))
+        with of_batch(inputs):
+            return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_metrics_result(self) -> dict[str, Any]:
         """This rank's metrics. The trace of the first step refuses metrics that cannot be summed over ranks."""

@@ -31,7 +31,7 @@ _ALIASES = {"m": "momentum"}
 
 
 def import_checkpoint(
-    directory: str | os.PathLike,
+    folder: str | os.PathLike,
     embedding: FusedEmbedding,
     *,
     names: Mapping[str, str] | None = None,
@@ -46,7 +46,7 @@ def import_checkpoint(
     refused file changes no table.
 
     Args:
-      directory: Folder of the files, a SavedModel, or a checkpoint's folder with one TFRADynamicEmbedding folder.
+      folder: Folder of the files, a SavedModel, or a checkpoint's folder with one TFRADynamicEmbedding folder.
       embedding: Layer with the tables that take the rows.
       names: TFRA layer name by table name. Only the tables listed here are read. None reads every table from the
         layer of the same name.
@@ -61,7 +61,7 @@ def import_checkpoint(
       The number of rows that this rank has taken, by table name.
 
     Raises:
-      ValueError: The directory has no files, or they are incomplete, truncated or from several saves. Or a table has
+      ValueError: The folder has no files, or they are incomplete, truncated or from several saves. Or a table has
         no files, the files' slots differ from the table's, or two files hold the same key.
       RuntimeError: The import failed on another rank.
 
@@ -73,9 +73,9 @@ def import_checkpoint(
     tables = agree(lambda: tables_of(embedding, names))
 
     def open_files() -> list[_Source]:
-        shards = variables_in(folder := folder_of(pathlib.Path(directory)))
+        shards = variables_in(source := folder_of(pathlib.Path(folder)))
         return [
-            _Source(folder, shards, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
+            _Source(source, shards, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
             for name, (table, layer) in tables.items()
         ]
 
@@ -182,7 +182,7 @@ def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dic
 
 
 def export_checkpoint(
-    directory: str | os.PathLike,
+    folder: str | os.PathLike,
     embedding: FusedEmbedding,
     *,
     ranks: int | None = None,
@@ -196,7 +196,7 @@ def export_checkpoint(
     when it finds as many files as processes.
 
     Args:
-      directory: Folder of the files, on a file system that all ranks see. It must be missing or empty, because TFRA
+      folder: Folder of the files, on a file system that all ranks see. It must be missing or empty, because TFRA
         merges all files that it finds there.
       embedding: Layer with the tables to write.
       ranks: Number of processes that will load the files. None means as many as now.
@@ -205,17 +205,17 @@ def export_checkpoint(
       short_file_name: `short_file_name` of the TFRA layers. The names of the slots' files depend on it.
 
     Raises:
-      ValueError: The directory has files, `ranks` is below 1, or TFRA has no tables for the optimizer's slots.
-      OSError, RuntimeError: The write failed here or on another rank. `directory` is removed.
+      ValueError: The folder has files, `ranks` is below 1, or TFRA has no tables for the optimizer's slots.
+      OSError, RuntimeError: The write failed here or on another rank. `folder` is removed.
     """
-    folder = pathlib.Path(directory)
+    folder = pathlib.Path(folder)
     targets = collectives.size() if ranks is None else ranks
     tables = agree(lambda: _checked_targets(embedding, names, targets, slots))
 
     def make_folder() -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(
-                f"directory {folder} holds files, which TFRA would merge; it must be missing or empty. Remove it, or "
+                f"folder {folder} holds files, which TFRA would merge; it must be missing or empty. Remove it, or "
                 "name another."
             )
         folder.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,8 @@ def test_tables_of_one_group_have_their_limits(place, tmp_path):
     oracle = TableOracle(
         TABLES,
         lambda key: initial_row_oracle("uniform", 0, 1, table_seed(0, NAMES[key[0]]) % 2**64, key[1], DIM),
-        record_tombstones=True, hot_after=3 if place == "mixed" else 0, **fields,
+        record_tombstones=True, hot_after=3 if place == "mixed" else 0,
+        **{field.removesuffix("_per_rank"): values for field, values in fields.items()},
     )  # fmt: skip
     random, in_second_pool = np.random.default_rng(5), 0
     for step in range(STEPS):

@@ -14,6 +14,7 @@ DATA ?=
 CONFIG ?=
 SECONDS ?= 3600
 TENSORFLOW ?= 2.21.0
+KERAS ?= 3
 TIMES ?=
 
 # Commands of benchmarks/ with --quick and --json.
@@ -28,13 +29,13 @@ override LINT := echo "lint: ruff, mypy ..." && $(BIN)/ruff check --quiet . && $
 
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
 # command in them.
-TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW TIMES
+TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW KERAS TIMES
 $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 # bash counts in SECONDS.
 override SOAK_SECONDS := $(value SECONDS)
 export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup runtime train test test-on quick nightly lint sanitize soak coverage bench docs wheel clean
+.PHONY: help setup runtime train test test-on wheels quick nightly lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -78,8 +79,11 @@ nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of
 	@$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal -m nightly
 	@$(BIN)/python -m tests.soak --seconds=900
 
-test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
-	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow="$$TENSORFLOW" --python="$$PYTHON"
+test-on: ## Tests with other versions, and builds their wheels into dist/: TENSORFLOW=2.21.0 KERAS=3 (or legacy) PYTHON=3.12.
+	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow="$$TENSORFLOW" --keras="$$KERAS" $${PYTHON:+--python="$$PYTHON"}
+
+wheels: ## Builds the wheels of every TensorFlow from 2.16 to 2.22, for any Python, and Horovod's, into dist/ (an hour).
+	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --wheels
 
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; two minutes on 2 cores.
 	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow or nightly)"
@@ -95,7 +99,7 @@ docs: setup ## Builds the documentation into build/site; begin with build/site/i
 	@$(BIN)/python -m mkdocs build --quiet --strict
 	@echo "docs: build/site/index.html"
 
-wheel: setup ## Builds the wheel for the TensorFlow and Python of .venv, with the compiled ops inside, into dist/.
+wheel: setup ## Builds the wheels for the TensorFlow of .venv into dist/: this package with the compiled ops, and Horovod.
 	@echo "wheel: building into dist/ ..."
 	@$(BIN)/python -m tools.wheel
 

@@ -8,9 +8,10 @@ FUSEDREC_CUDA_ARCHS names the GPUs to compile for, `80 90`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
 the versions of TensorFlow and of this package to tf_fusedrec/ops/_build_info.py, so that the loader can explain a
-mismatch. A wheel has both in its version, as 0.1.0+tf2.21.0, and requires that TensorFlow; a source distribution allows
-all releases. tools/wheel.py makes a wheel of its own of the libraries with GPU kernels. Each object is compiled once
-for all clones of a machine (tools/object_cache.py).
+mismatch. A wheel's version has both, and it requires that TensorFlow: 0.1.0.2.21.0 is 0.1.0 for TensorFlow 2.21.0. A
+package index takes such a version, unlike the local version 0.1.0+tf2.21.0, and pip finds the wheel of the TensorFlow
+that a user asks for. A source distribution is 0.1.0, and allows all releases. tools/wheel.py makes a wheel of its own
+of the libraries with GPU kernels. Each object is compiled once for all clones of a machine (tools/object_cache.py).
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ CUDA_LINK_FLAGS = [
     f"--exclude-libs=ALL,-z,defs,--version-script={SOURCES}/common/cuda_api.map,-soname={CUDA_LIBRARY.name}",
 ]  # fmt: skip
 
-# Beside TensorFlow and tf-keras, whose numbers must be equal.
-ALLOWED_TENSORFLOW, ALLOWED_KERAS = ">=2.16.2,<2.22", ">=2.16,<2.22"
+ALLOWED_TENSORFLOW = ">=2.16.2,<2.23"
+# Beside TensorFlow, which brings Keras 3; a release candidate brings keras-nightly in its place.
 REQUIREMENTS = [
     "absl-py",
     "numpy",
@@ -251,16 +252,15 @@ def version_and_requirements() -> tuple[str, list[str]]:
     """Returns version and requirements: of a wheel for the TensorFlow here, or of a source distribution."""
     source = (ROOT / "tf_fusedrec/__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
-    tensorflow, keras = ALLOWED_TENSORFLOW, ALLOWED_KERAS
+    tensorflow = ALLOWED_TENSORFLOW
     if "sdist" not in sys.argv:
         try:
             built_for = importlib.metadata.version("tensorflow")
         except importlib.metadata.PackageNotFoundError:  # build_ext says so, with its remedy
             pass
         else:
-            version += f"+tf{built_for}"
-            tensorflow, keras = f"=={built_for}", f"=={built_for.rpartition('.')[0]}.*"
-    return version, [*REQUIREMENTS, f"tensorflow{tensorflow}", f"tf-keras{keras}"]
+            version, tensorflow = f"{version}.{built_for}", f"=={built_for}"
+    return version, [*REQUIREMENTS, f"tensorflow{tensorflow}"]
 
 
 VERSION, REQUIRED = version_and_requirements()

@@ -36,6 +36,8 @@ BUILD_OPTIONS = {
     "HOROVOD_WITHOUT_PYTORCH": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
 }
+# Options of `wheel tags` for libraries without a symbol of Python, which TensorFlow loads.
+TAGS = ("--python-tag", "py3", "--abi-tag", "none")
 JOB_MEMORY = 1.5 * 2**30  # Largest memory in bytes of one compilation of Horovod against TensorFlow.
 
 
@@ -47,12 +49,11 @@ def pinned(name: str, requirements: pathlib.Path) -> str:
     return found.group(1)
 
 
-def cache_key(root: pathlib.Path, python_version: str, tensorflow: str) -> str:
+def cache_key(root: pathlib.Path, tensorflow: str) -> str:
     """Returns everything that the binary depends on, as a folder's name.
 
     Args:
       root: Folder of the clone, whose requirements pin Horovod.
-      python_version: Python version of the environment, for example "3.11.7".
       tensorflow: TensorFlow version of the environment, for example "2.16.2".
     """
     horovod = pinned("horovod", root / "requirements/horovod.txt")
@@ -60,8 +61,7 @@ def cache_key(root: pathlib.Path, python_version: str, tensorflow: str) -> str:
     compiler = os.environ.get("CXX", "g++")
     answer = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     major = answer.stdout.strip().split(".")[0]
-    tag = "cp" + "".join(python_version.split(".")[:2])
-    return f"horovod-{horovod}-tensorflow-{tensorflow}-{tag}-{pathlib.Path(compiler).name}{major}-{platform.machine()}"
+    return f"horovod-{horovod}-tensorflow-{tensorflow}-{pathlib.Path(compiler).name}{major}-{platform.machine()}"
 
 
 def check_cmake(env: dict[str, str]) -> None:
@@ -100,9 +100,11 @@ def build(root: pathlib.Path, python: pathlib.Path, output: pathlib.Path, env: d
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         jobs = max(1, min(len(os.sched_getaffinity(0)), int(memory / JOB_MEMORY)))
         build_env = {**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{jobs}"}
-        return run_logged(
-            [*pip, *options, str(output), str(sources)], logs / "horovod.log", root, build_env, r"\[ *\d+%\].*"
-        )
+        command = [*pip, *options, str(output), str(sources)]
+        seconds = run_logged(command, logs / "horovod.log", root, build_env, r"\[ *\d+%\].*")
+    (built,) = output.glob("horovod-*.whl")
+    retag = ["-m", "wheel", "tags", "--remove", *TAGS, str(built)]
+    return seconds + run_logged([str(python), *retag], logs / "horovod_tags.log", root, env)
 
 
 def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str]) -> pathlib.Path:
@@ -160,14 +162,14 @@ def main() -> None:
         tensorflow = importlib.metadata.version("tensorflow")
         if lacking := [*prerequisites.check_programs("make", "patch")]:
             raise StepFailed("\n".join(lacking))
-        key = cache_key(ROOT, platform.python_version(), tensorflow)
+        key = cache_key(ROOT, tensorflow)
         print(f"Horovod: {key}", flush=True)
         python, env = pathlib.Path(sys.executable), clean_environment(pathlib.Path(sys.prefix))
         install(ROOT, python, wheel(ROOT, python, key, env), env)
     except importlib.metadata.PackageNotFoundError:
         sys.exit(
             f"error: Horovod is compiled against TensorFlow, but {sys.executable} has none. "
-            "Remedy: pip install 'tensorflow>=2.16.2,<2.22' first."
+            "Remedy: pip install 'tensorflow>=2.16.2,<2.23' first."
         )
     except StepFailed as error:
         sys.exit(str(error))

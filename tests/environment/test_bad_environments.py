@@ -96,7 +96,7 @@ def answer(code: str, **variables: str) -> str:
 def test_an_old_python_is_refused_before_tensorflow_is_loaded():
     code = "import sys; sys.version_info = (3, 9, 18); sys.modules['tensorflow'] = None; import tf_fusedrec"
     assert answer(code).startswith(
-        "ImportError: tf_fusedrec needs Python 3.10 to 3.13, but this is Python 3.9.18. Remedy: make an environment"
+        "ImportError: tf_fusedrec needs Python 3.10 to 3.14, but this is Python 3.9.18. Remedy: make an environment"
     )
 
 
@@ -104,21 +104,24 @@ def test_an_old_python_is_refused_before_tensorflow_is_loaded():
     ("installed", "words"),
     [
         (
-            ("tensorflow", "2.99.0"),
+            {"tensorflow": "2.99.0", "tf_keras": "2.99.0"},
             r"were built for TensorFlow 2\.\S+, but TensorFlow 2\.99\.0 is installed; .* Remedy: ",
         ),
+        # The newest tf_keras is one of the number below.
         (
-            ("tf_keras", "2.9.1"),
-            r"tf_keras 2\.9\.1 is installed beside TensorFlow 2\..* Remedy: pip install 'tf-keras==2",
+            {"tensorflow": "2.22.0", "tf_keras": "2.21.0"},
+            r"were built for TensorFlow 2\.\S+, but TensorFlow 2\.22\.0 is",
+        ),
+        (
+            {"tf_keras": "2.9.1"},
+            r"tf_keras 2\.9\.1 is installed beside TensorFlow 2\..* Remedy: pip install --no-deps 'tf-keras==2",
         ),
     ],
 )
 def test_another_tensorflow_is_refused_before_it_is_loaded(installed, words, tmp_path):
     """pip's records say so: TensorFlow takes seconds to load."""
-    name, version = installed
-    if name == "tensorflow":  # with the tf-keras of the same number
-        write_record(tmp_path, "tf_keras", "2.99.0")
-    write_record(tmp_path, name, version)
+    for name, version in installed.items():
+        write_record(tmp_path, name, version)
     code = "import sys; sys.modules['tensorflow'] = None; import tf_fusedrec"
     told = answer(code, TF_USE_LEGACY_KERAS="1", PYTHONPATH=str(tmp_path))
     assert re.match(f"ImportError: .*{words}", told), told

@@ -4,7 +4,6 @@ import importlib.metadata
 import multiprocessing
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import time
@@ -15,16 +14,16 @@ from tests.support.shared import ROOT
 from tools import horovod_wheel, object_cache
 from tools.steps import StepFailed, clean_environment, run_logged
 
-KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
+KEY = "horovod-0-tensorflow-0-g++12-x86_64"
 
 
 def fake_build(root, python, folder, env):
     """Writes a wheel slowly and counts the builds."""
     with (pathlib.Path(env["COUNT"])).open("a", encoding="utf-8") as stream:
         stream.write("built\n")
-    (folder / "horovod-0-cp311.whl").write_bytes(b"half")
+    (folder / "horovod-0-py3.whl").write_bytes(b"half")
     time.sleep(0.5)
-    (folder / "horovod-0-cp311.whl").write_bytes(b"whole")
+    (folder / "horovod-0-py3.whl").write_bytes(b"whole")
     return 0.5
 
 
@@ -55,7 +54,7 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
     monkeypatch.setattr(horovod_wheel, "check_cmake", lambda env: None)
     left_behind = tmp_path / f"tf_fusedrec/unfinished-{KEY}-x"
     left_behind.mkdir(parents=True)
-    (left_behind / "horovod-0-cp311.whl").write_bytes(b"half")
+    (left_behind / "horovod-0-py3.whl").write_bytes(b"half")
 
     def fail(root, python, folder, env):
         raise StepFailed("planned")
@@ -117,7 +116,7 @@ def test_the_command_installs_the_wheel_for_the_tensorflow_here(monkeypatch, cap
     monkeypatch.setattr(horovod_wheel, "install", lambda root, python, found, env: installed.append((python, found)))
     horovod_wheel.main()
     tensorflow = importlib.metadata.version("tensorflow")
-    assert built == [horovod_wheel.cache_key(ROOT, platform.python_version(), tensorflow)]
+    assert built == [horovod_wheel.cache_key(ROOT, tensorflow)]
     assert installed == [(pathlib.Path(sys.executable), "horovod.whl")]
 
 

@@ -1,4 +1,4 @@
-"""Pairs of TensorFlow and Python: which can be, and what their environments are made of."""
+"""Versions of TensorFlow, Python and Keras: which can be, and what their environments are made of."""
 
 import os
 import pathlib
@@ -13,17 +13,19 @@ from tools.steps import StepFailed
 
 
 @pytest.mark.parametrize(
-    ("tensorflow", "python", "words"),
+    ("tensorflow", "python", "keras", "words"),
     [
-        ("2.15.1", "3.11", "TENSORFLOW must be a release from 2.16 to 2.21, got '2.15.1'"),
-        ("2.21", "3.11", "TENSORFLOW must be .*, got '2.21'. Name one in full"),
-        ("2.19.1", "3.13", "PYTHON must be a version from 3.10 to 3.12 for TensorFlow 2.19.1, got '3.13'"),
-        ("2.21.0", "3.9", "PYTHON must be a version from 3.10 to 3.13 for TensorFlow 2.21.0, got '3.9'"),
-        ("2.21.0", "", "got ''"),
+        ("2.15.1", "3.11", "3", "TENSORFLOW must be a release from 2.16 to 2.22, got '2.15.1'"),
+        ("2.21", "3.11", "3", "TENSORFLOW must be .*, got '2.21'. Name one in full"),
+        ("2.19.1", "3.13", "3", "PYTHON must be a version from 3.10 to 3.12 for TensorFlow 2.19.1, got '3.13'"),
+        ("2.22.0rc0", "3.9", "3", "PYTHON must be a version from 3.10 to 3.14 for TensorFlow 2.22.0rc0, got '3.9'"),
+        ("2.21.0", "", "3", "got ''"),
+        ("2.21.0", "3.12", "2.15", "KERAS must be 3, a release of Keras 3 such as 3.9, or legacy, got '2.15'"),
     ],
 )
-def test_a_pair_that_cannot_be_is_refused(tensorflow, python, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["versions", f"--tensorflow={tensorflow}", f"--python={python}"])
+def test_versions_that_cannot_be_are_refused(tensorflow, python, keras, words, monkeypatch, capsys):
+    given = [f"--tensorflow={tensorflow}", f"--python={python}", f"--keras={keras}"]
+    monkeypatch.setattr(sys, "argv", ["versions", *given])
     assert versions.main() == 1
     assert re.match(f"error: .*{words}", capsys.readouterr().err)
 
@@ -54,7 +56,7 @@ def test_the_copy_follows_the_clone_and_keeps_the_time_of_equal_files(tmp_path, 
     subprocess.run(["git", "init", "-q"], cwd=clone, check=True)
     monkeypatch.setattr(versions, "ROOT", clone)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    copy = versions.Environment("2.21.0", "3.12")
+    copy = versions.Environment("2.21.0", "3.12", "3")
     copy.clone.mkdir(parents=True)
     copy.copy_sources()
     os.utime(copy.clone / "a.py", (1, 1))

@@ -15,9 +15,9 @@ DEVICE_CODE = "libfusedrec_cuda.so"
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """An empty folder in the place of tf_fusedrec/ops, of version 0.1.0+tf2.16.2. No tf_fusedrec_cuda is there."""
+    """An empty folder in the place of tf_fusedrec/ops, of version 0.1.0.2.16.2. No tf_fusedrec_cuda is there."""
     record = types.ModuleType("tf_fusedrec.ops._build_info")
-    record.VERSION, record.TENSORFLOW_VERSION = "0.1.0+tf2.16.2", "2.16.2"
+    record.VERSION, record.TENSORFLOW_VERSION = "0.1.0.2.16.2", "2.16.2"
     monkeypatch.setitem(sys.modules, record.__name__, record)
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name in [name for name in sys.modules if name.startswith("tf_fusedrec_cuda")]:
@@ -51,19 +51,19 @@ def test_alone_the_package_loads_its_own_ops(own):
 
 
 def test_the_ops_with_gpu_kernels_take_the_place_of_those_without(install):
-    package = install('VERSION = "0.1.0+tf2.16.2"\n')
+    package = install('VERSION = "0.1.0.2.16.2"\n')
     assert _library.find_library() == package / "_fusedrec_ops.so"
 
 
 def test_a_clone_that_has_compiled_gpu_kernels_keeps_its_own(own, install):
-    install('VERSION = "9.9+tf2.16.2"\n')
+    install('VERSION = "9.9.2.16.2"\n')
     (own / DEVICE_CODE).touch()
     assert _library.find_library() == own / "_fusedrec_ops.so"
 
 
 @pytest.mark.parametrize(
     ("lines", "version"),
-    [('VERSION = "0.2.0+tf2.16.2"\n', "0.2.0+tf2.16.2"), ('VERSION = "0.1.0+tf2.21.0"\n', "0.1.0+tf2.21.0"),
+    [('VERSION = "0.2.0.2.16.2"\n', "0.2.0.2.16.2"), ('VERSION = "0.1.0.2.21.0"\n', "0.1.0.2.21.0"),
      ("", "unknown"), (None, "unknown")],
 )  # fmt: skip
 def test_gpu_kernels_of_another_version_are_refused_by_name(install, lines, version):
@@ -71,5 +71,5 @@ def test_gpu_kernels_of_another_version_are_refused_by_name(install, lines, vers
     with pytest.raises(ImportError) as refused:
         _library.find_library()
     told = str(refused.value)
-    assert told.startswith(f"tf_fusedrec_cuda {version} is installed beside tf_fusedrec 0.1.0+tf2.16.2; ")
-    assert "Remedy: pip install the wheel of tf_fusedrec_cuda 0.1.0+tf2.16.2, or pip uninstall tf_fusedrec_cuda" in told
+    assert told.startswith(f"tf_fusedrec_cuda {version} is installed beside tf_fusedrec 0.1.0.2.16.2; ")
+    assert "Remedy: pip install the wheel of tf_fusedrec_cuda 0.1.0.2.16.2, or pip uninstall tf_fusedrec_cuda" in told

@@ -20,7 +20,7 @@ from typing import Any
 
 if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
     raise ImportError(
-        f"tf_fusedrec needs Python 3.10 to 3.13, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
+        f"tf_fusedrec needs Python 3.10 to 3.14, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
         "Remedy: make an environment with a newer Python, and install the wheel for it there."
     )
 
@@ -38,6 +38,9 @@ OPS_REMEDY = (
     "pip install -e . --no-build-isolation."
 )
 _NEEDED = "tf_fusedrec needs legacy Keras (tf_keras) with the number of TensorFlow"
+# Number of TensorFlow without a tf_keras of its number -> the one that passed the tests beside it. That one requires
+# another TensorFlow.
+_TESTED_TF_KERAS = {"2.22": "2.21"}
 _OLDEST_KERAS_3 = (3, 9)  # the first with keras.Input(ragged=True)
 
 
@@ -51,10 +54,12 @@ def check_versions(tensorflow: str | None, keras_version: str | None) -> None:
       ImportError: They do not.
     """
     numbers = keras_version.split(".")[:2] if keras_version else []
-    if KERAS_IS_LEGACY and tensorflow and numbers and tensorflow.split(".")[:2] != numbers:
+    number = ".".join(tensorflow.split(".")[:2]) if tensorflow else ""
+    tested = _TESTED_TF_KERAS.get(number, number)
+    if KERAS_IS_LEGACY and number and numbers and ".".join(numbers) not in (number, tested):
         raise ImportError(
             f"{_NEEDED}, but tf_keras {keras_version} is installed beside TensorFlow {tensorflow}. "
-            f"Remedy: pip install 'tf-keras=={tensorflow.rpartition('.')[0]}.*'."
+            f"Remedy: pip install --no-deps 'tf-keras=={tested}.*'."
         )
     if not KERAS_IS_LEGACY and numbers and tuple(map(int, numbers)) < _OLDEST_KERAS_3:
         raise ImportError(

@@ -4,7 +4,8 @@ import pathlib
 import re
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
-LISTED = re.findall(r"^\| `python -m (benchmarks\.[\w.]+)", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M)
+TABLE = (FOLDER / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+LISTED = [f"benchmarks.{name}" for name in re.findall(r"^\| `([\w.]+)` \|", TABLE, re.M)]
 COMMAND = re.compile(r"^ +python -m (benchmarks\.[\w.]+)", re.M)
 
 

@@ -27,7 +27,7 @@ def page() -> str:
         "# Configuration reference",
         "",
         "The fields of a YAML file of `configs/`; `--set section.field=value` replaces one. A wrong value raises an "
-        "error with the field's name. A type stands for the default None or (). The [API reference]"
+        "error with the field's name. A field with a type in the place of a default is required. The [API reference]"
         "(api/embedding.md) and `help(fr.TableConfig)` describe tables and features. `python -m tools.docs.generate` "
         "makes this page.",
     ]
@@ -46,15 +46,21 @@ def _record(cls: type) -> Iterator[str]:
     if bases:
         yield f"It has the fields of {', '.join(bases)}, and these:"
         yield ""
-    yield "| field | default | what it does |"
-    yield "|---|---|---|"
     described = _described(cls)
-    for field in dataclasses.fields(cls):
-        words = described.get(field.name, "")
-        if any(_is_inherited(field, words, base) for base in cls.__mro__[1:-1]):
-            continue
+    fields = [
+        (_field(field), described.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+        if not any(_is_inherited(field, described.get(field.name, ""), base) for base in cls.__mro__[1:-1])
+    ]
+    rows = [(field, words) for field, words in fields if words]
+    for field, words in rows:
         words = re.sub(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b", lambda found: _values(cls, found), words)
-        yield f"| `{field.name}` | {_default(field)} | {words.replace('|', chr(92) + '|')} |"
+        yield f"- {field}: {words.replace('<', '&lt;')}"
+    plain = [field for field, words in fields if not words]
+    if rows and plain:
+        yield ""
+    if plain:
+        yield f"{'Also ' if rows else ''}{', '.join(plain)}."
 
 
 def _described(cls: type) -> dict[str, str]:
@@ -71,21 +77,18 @@ def _is_inherited(field: dataclasses.Field, words: str, base: type) -> bool:
     fields = {each.name: each for each in dataclasses.fields(base)} if _on_page(base) else {}
     return (
         field.name in fields
-        and _default(fields[field.name]) == _default(field)
+        and _field(fields[field.name]) == _field(field)
         and _described(base).get(field.name, "") == words
     )
 
 
-def _default(field: dataclasses.Field) -> str:
-    """Returns the default, or the type where the default does not show it."""
+def _field(field: dataclasses.Field) -> str:
+    """Returns the name with its default, or with the type where there is none."""
     if field.default_factory is not dataclasses.MISSING:
-        return f"`{field.default_factory()!r}`"
-    if field.default not in (None, (), dataclasses.MISSING):
-        return f"`{field.default!r}`"
-    name = field.type.__name__ if isinstance(field.type, type) else field.type
-    name = re.sub(r"Literal\[([^]]*)\]", r"\1", name)
-    name = name.replace(" | ", " or ")
-    return f"`{name}`, required" if field.default is dataclasses.MISSING else f"`{name}`"
+        return f"`{field.name}={field.default_factory()!r}`"
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.name}={field.default!r}`"
+    return f"`{field.name}: {field.type.__name__ if isinstance(field.type, type) else field.type}`"
 
 
 def _descriptions(cls: type) -> dict[str, str]:

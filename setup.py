@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import filecmp
 import importlib.metadata
-import json
 import os
 import pathlib
 import re
@@ -71,35 +70,6 @@ REQUIREMENTS = [
     "tensorboard",  # of tf.summary; TensorFlow 2.21 does not bring it
     "xxhash",
 ]
-
-# A process of its own, because TensorFlow prints at import and would stay loaded in this one.
-DESCRIBE_TENSORFLOW = """
-import json, tensorflow as tf
-print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(),
-                  tf.sysconfig.get_link_flags()]))
-"""
-
-
-def describe_tensorflow() -> tuple[str, list[str], list[str]]:
-    """Returns version, compile flags and link flags of the TensorFlow in this environment."""
-    answer = subprocess.run(
-        [sys.executable, "-c", DESCRIBE_TENSORFLOW],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    if answer.returncode != 0:
-        reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
-        raise SystemExit(
-            "error: the custom ops of tf_fusedrec are compiled against TensorFlow, but "
-            f"{sys.executable} cannot import it ({reason}). Remedy: run `make setup` in the "
-            "clone, or `pip install -r requirements/runtime.txt -r requirements/build.txt --no-deps` first."
-        )
-    version, compile_flags, link_flags = json.loads(answer.stdout.splitlines()[-1])
-    # As system headers, TensorFlow's own warnings stay out of the output.
-    compile_flags = ["-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in compile_flags]
-    return version, compile_flags, link_flags
 
 
 def has_gpu() -> bool:
@@ -188,7 +158,7 @@ def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:
       kernels: The library of the device code; None: without GPU kernels.
     """
     compiler = cxx()  # before TensorFlow's import, which takes seconds
-    version, compile_flags, link_flags = describe_tensorflow()
+    version, compile_flags, link_flags = object_cache.describe_tensorflow()
     objects = list(op_objects(version, compile_flags, gpu=kernels is not None).values())
     # The op library finds that of the kernels beside itself, before TensorFlow's libraries.
     beside = [] if kernels is None else [str(kernels), "-Wl,-rpath,$ORIGIN"]

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -21,13 +22,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 KEPT_BYTES = 3 << 30
 HERE = "@clone@"  # in place of the clone's path in digests
+# For a process of its own, because TensorFlow prints at import and would stay loaded in this one.
+DESCRIBE_TENSORFLOW = """
+import json, tensorflow as tf
+print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()]))
+"""
 
 
 class Failed(Exception):
-    """The compiler failed. The message is for the user."""
+    """The compilation failed. The message is for the user."""
+
+
+class TensorFlow(NamedTuple):
+    """The TensorFlow of this environment. Its headers and symbols include absl's."""
+
+    version: str
+    compile_flags: list[str]
+    link_flags: list[str]
 
 
 def cache_folder() -> pathlib.Path:
@@ -59,6 +74,24 @@ def folder(root: pathlib.Path) -> pathlib.Path:
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
     return cache if os.access(cache, os.W_OK) else root / "build/objects"
+
+
+def describe_tensorflow() -> TensorFlow:
+    """Returns the TensorFlow that C++ code is compiled against."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", DESCRIBE_TENSORFLOW]
+    answer = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace")
+    if answer.returncode != 0:
+        reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Failed(
+            f"error: the C++ code is compiled against TensorFlow, but {sys.executable} cannot import it ({reason}). "
+            "Remedy: run `make setup` in the clone, or `pip install --no-deps -r requirements/runtime.txt -r "
+            "requirements/build.txt` first."
+        )
+    version, compile_flags, link_flags = json.loads(answer.stdout.splitlines()[-1])
+    # As system headers, TensorFlow's own warnings stay out of the output.
+    compile_flags = ["-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in compile_flags]
+    return TensorFlow(version, compile_flags, link_flags)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 from tools import sanitizers
-from tools.object_cache import Output, make_all
+from tools.object_cache import Output, describe_tensorflow, make_all
 
 # The checks that TensorFlow's headers allow. Its classes have no type information, which -fsanitize=undefined needs.
 _CHECKS = "address,signed-integer-overflow,shift,bounds,integer-divide-by-zero"
@@ -34,7 +34,7 @@ def build() -> pathlib.Path:
     Raises:
       sanitizers.Failed: The compilation failed; the message says why.
     """
-    tensorflow = sanitizers.describe_tensorflow()
+    tensorflow = describe_tensorflow()
     command = [*sanitizers.compiler(KIND, tensorflow), "-c"]
     objects = [
         Output(sanitizers.ROOT, command, [source], ".o", tensorflow.version) for source in sanitizers.host_sources()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import pathlib
 import shlex
@@ -19,9 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from tools.object_cache import CompiledHeaders, Failed, Output, make_all
+from tools.object_cache import CompiledHeaders, Failed, Output, TensorFlow, describe_tensorflow, make_all
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
@@ -34,19 +32,6 @@ LACKING = ("cannot find -l", "libasan", "libubsan", "libtsan")
 # Reports name lines, and programs are not too slow; -O1 compiles half as long again. Rounding as in setup.py.
 FLAGS = ["-Og", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-uninitialized"]  # At -Og, GCC warns of its own headers of AVX-512.
-
-DESCRIBE_TENSORFLOW = """
-import json, tensorflow as tf
-print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()]))
-"""
-
-
-class TensorFlow(NamedTuple):
-    """Version and flags. The headers and symbols of absl are TensorFlow's."""
-
-    version: str
-    compile_flags: list[str]
-    link_flags: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,20 +55,6 @@ KINDS = {
         Kind("thread", "data races", ("-fsanitize=thread",), only_threads=True),
     )
 }
-
-
-def describe_tensorflow() -> TensorFlow:
-    answer = subprocess.run(
-        [sys.executable, "-c", DESCRIBE_TENSORFLOW],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, encoding="utf-8", errors="replace",
-    )  # fmt: skip
-    if answer.returncode != 0:
-        reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Failed(f"error: {sys.executable} cannot import TensorFlow ({reason}). Remedy: run `make setup`.")
-    version, compile_flags, link_flags = json.loads(answer.stdout.splitlines()[-1])
-    # As system headers, TensorFlow's own warnings stay out of the output.
-    compile_flags = ["-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in compile_flags]
-    return TensorFlow(version, compile_flags, link_flags)
 
 
 def host_sources() -> list[pathlib.Path]:

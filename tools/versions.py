@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import filecmp
 import os
 import pathlib
 import re
@@ -25,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tools import object_cache, prerequisites
+from tools import debian_root, object_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -135,19 +134,11 @@ class Environment:
         print(f"      done in {seconds:.0f} s", flush=True)
 
     def copy_sources(self) -> None:
-        """Brings the copy's files up to date. Equal files keep their time, so that nothing is compiled again."""
-        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, encoding="utf-8")
-        kept = {name for name in listed.splitlines() if (ROOT / name).is_file()}
-        for name in kept:
-            source, target = ROOT / name, self.clone / name
-            if not target.exists() or not filecmp.cmp(source, target, shallow=False):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, target)
-        record = self.folder / "copied.txt"
-        if record.exists():
-            for name in set(record.read_text(encoding="utf-8").splitlines()) - kept:
-                (self.clone / name).unlink(missing_ok=True)
-        record.write_text("\n".join(sorted(kept)) + "\n", encoding="utf-8")
+        """Makes the copy's files those of the clone. What was compiled for it comes from the object cache."""
+        for path in self.clone.iterdir():
+            if path.name != ".venv":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        debian_root.copy_from_clone(".", self.clone)
 
 
 def find_python(version: str) -> str:

@@ -13,7 +13,7 @@ import sys
 
 from tests.cuda import mutants
 from tests.support.setup_py import names_of_setup
-from tools.object_cache import Output, make_all
+from tools.object_cache import Output, describe_tensorflow, make_all
 from tools.sanitizers import algorithms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def build(faults: str = "written") -> pathlib.Path:
 def objects_of_algorithms() -> list[pathlib.Path]:
     """Returns the objects of the algorithms that the GPU kernels call. The op library hides their symbols."""
     setup_py = names_of_setup()
-    version, compile_flags, _ = setup_py["describe_tensorflow"]()
+    version, compile_flags, _ = describe_tensorflow()
     objects = setup_py["op_objects"](version, compile_flags, gpu=False)
     return [objects[source] for source in algorithms()]
 

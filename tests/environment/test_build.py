@@ -18,7 +18,7 @@ import setuptools
 from tests.support.setup_py import names_of_setup
 from tests.support.shared import ROOT
 from tf_fusedrec.ops._library import LIBRARY_PATH
-from tools import wheel
+from tools import object_cache, wheel
 
 CUDA_LIBRARY = LIBRARY_PATH.parent / "libfusedrec_cuda.so"
 OF_THE_SYSTEM = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
@@ -173,8 +173,8 @@ def test_a_build_without_tensorflow_says_what_to_do(setup_py, monkeypatch, tmp_p
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'tensorflow'\" >&2; exit 1\n", "utf-8")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(SystemExit, match=r"\(ModuleNotFoundError: .*'tensorflow'\). Remedy: run `make setup`"):
-        setup_py["describe_tensorflow"]()
+    with pytest.raises(object_cache.Failed, match=r"\(ModuleNotFoundError: .*'tensorflow'\). Remedy: run `make setup`"):
+        object_cache.describe_tensorflow()
 
 
 def test_the_op_library_loads_under_any_tensorflow_of_its_number():

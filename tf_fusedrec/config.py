@@ -171,7 +171,9 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Rows that one table of backend "native" keeps on a rank. Tables of one group may differ in them.
+    """Rows that one table of backend "native" keeps. Tables of one group may differ in them.
+
+    Counts are per rank, because they protect the memory of a rank. Twice the ranks keep twice the rows.
 
     Attributes:
       max_rows_per_rank: Maximum number of rows, enforced by `eviction`; 0 for no limit.
@@ -469,7 +471,7 @@ def named_tables(
     features: Sequence[FeatureConfig], tables: Sequence[TableConfig] = ()
 ) -> tuple[list[FeatureConfig], list[TableConfig]]:
     """The features with the names of their tables, and all tables: the given ones, then those that features hold."""
-    if isinstance(features, FeatureConfig) or isinstance(tables, (TableConfig, Mapping)):
+    if isinstance(features, (FeatureConfig, Mapping)) or isinstance(tables, (TableConfig, Mapping)):
         raise ValueError("features and tables must be lists. Use FusedEmbedding([feature], [table]).")
     features, tables = list(features), list(tables)
     for name, configs, record in (("features", features, FeatureConfig), ("tables", tables, TableConfig)):

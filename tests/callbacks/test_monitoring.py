@@ -103,9 +103,9 @@ def watched(folder):
     )
     history = model.fit(dataset, epochs=5, callbacks=listeners, verbose=0).history
     best = [state_of(model)]
-    position = saves.restore(model)
+    position = saves.load(model)
     best.append(state_of(model))
-    kept = saves.restore(model, save="best")
+    kept = saves.load(model, save="best")
     best.append(state_of(model))
     return {
         "history": history, "states": local.states, "best": best, "positions": (position, kept),

@@ -102,7 +102,7 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
     model.optimizer._create_all_weights(model.trainable_variables)
     checkpoint = callbacks.Checkpoint(directory, STEPS, {}, every_steps=8, full_every=3)
     listeners = [checkpoint, KillAfter(kill[1] if kill and kill[0] == "seconds" else None)]
-    epoch, step = checkpoint.restore(model)
+    epoch, step = checkpoint.load(model)
     if kill and kill[0] == "operation":
         at_operation(int(kill[1]))
     if step:

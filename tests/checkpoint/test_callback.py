@@ -80,13 +80,14 @@ def test_it_saves_inside_epochs_when_asked_or_stopped(together, options, stop, e
     assert positions == want and saves.best is None
 
 
-def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
+def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions, caplog):
     first = model()
     fit(first, [StopAfter(8), callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 9, 5)
+    assert not caplog.records
     second, loaded = model(), DictTable("item")
     saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, every_steps=4, layers=[embedding_of(loaded)])
-    assert callbacks.Checkpoint(tmp_path / "new", layers=[embedding_of(loaded)]).restore(second) == (0, 0)
-    assert saves.restore(second) == (1, 3)
+    assert callbacks.Checkpoint(tmp_path / "new", layers=[embedding_of(loaded)]).load(second) == (0, 0)
+    assert saves.load(second) == (1, 3)
     assert loaded.size("item") == 3
     for got, want in zip(second.get_weights(), first.get_weights()):
         np.testing.assert_array_equal(got, want)
@@ -94,7 +95,9 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
     fit(second, [saves], 2, 2, initial_epoch=1)  # the rest of epoch 1
     fit(second, [saves], 4, 5, initial_epoch=2)
     assert positions == [(2, 0), (2, 4), (3, 0), (3, 4), (4, 0)]
-    assert int(second.optimizer.iterations) == 20
+    assert int(second.optimizer.iterations) == 20 and not caplog.records
+    fit(model(), [callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(loaded)])], 1, 5)
+    assert "which this training will replace. Use Checkpoint.load(model) before fit" in caplog.text
 
 
 def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
@@ -114,7 +117,7 @@ def test_without_the_number_of_steps_keras_tells_whether_an_epoch_is_whole(known
     model().fit(data, epochs=9, callbacks=[saves, StopAfter(5)], verbose=0)
     assert positions == [(0, 2), (1, 0), (1, 2), (1, 2)]
     first = model()
-    assert saves.restore(first) == (1, 2)
+    assert saves.load(first) == (1, 2)
     first.fit(data.take(1), initial_epoch=1, epochs=2, callbacks=[saves], verbose=0)  # the rest of the epoch
     assert positions[4:] == [(2, 0)]
 
@@ -150,7 +153,7 @@ def test_the_best_epoch_stays_beside_the_last_ones_and_ends_training(full_every,
     assert extra == {"epoch": 6, "step": 0, "best": {"monitor": "score", "value": sign * 0.9, "epoch": 1}}
     assert len(checkpoint.saves(tmp_path / "c")) <= 2 + 2 * (full_every > 1)  # and the full saves of two deltas
     again = callbacks.Checkpoint(tmp_path / "c", **options)
-    assert again.restore(first) == (6, 0) and again.best == extra["best"] and scores.state() == scores.states[5]
+    assert again.load(first) == (6, 0) and again.best == extra["best"] and scores.state() == scores.states[5]
     fit(first, [scores, again], 7, 2, initial_epoch=6)
     assert again.best == extra["best"] and scores.state() == scores.states[1]
     fit(first, [scores, again], 9, 2, initial_epoch=7)

@@ -71,11 +71,11 @@ def test_the_callback_keeps_and_restores_an_earlier_save(tmp_path):
     saves = callbacks.Checkpoint(tmp_path, 5, {}, keep=3, layers=[embedding_of(table())])
     fit(model(), [saves], 4, 5)
     resumed = callbacks.Checkpoint(tmp_path, 5, {}, layers=[embedding_of(table())])
-    assert [resumed.restore(model(), save) for save in (2, 3, None)] == [(2, 0), (3, 0), (4, 0)]
+    assert [resumed.load(model(), save) for save in (2, 3, None)] == [(2, 0), (3, 0), (4, 0)]
     checkpoint.save(tmp_path / "other", model(), layers=[embedding_of(table())], extra=[1])
     other = callbacks.Checkpoint(tmp_path / "other", 5, {}, layers=[embedding_of(table())])
     with pytest.raises(ValueError, match=r"is \[1\], want the epoch and step to resume from: callbacks.Checkpoint "):
-        other.restore(model())
+        other.load(model())
 
 
 def users_own(directory):

@@ -182,7 +182,7 @@ def test_keras_early_stopping_restores_the_tables(schedule):
     [
         (2, lambda: keras.callbacks.EarlyStopping(restore_best_weights=True), r"EarlyStopping\(restore_best=True\)"),
         (2, lambda: keras.callbacks.ModelCheckpoint("x", save_best_only=True), "callbacks.Checkpoint, with save_best"),
-        (2, lambda: keras.callbacks.BackupAndRestore("x"), "callbacks.Checkpoint and its restore"),
+        (2, lambda: keras.callbacks.BackupAndRestore("x"), "callbacks.Checkpoint and its load"),
         (1, lambda: keras.callbacks.ModelCheckpoint("x.h5", save_weights_only=True), "would write no rows.*HDF5"),
         (1, lambda: keras.callbacks.ModelCheckpoint("x"), "would write no rows.*SavedModel.*ends in .keras"),
     ],

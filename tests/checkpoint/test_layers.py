@@ -70,7 +70,7 @@ def test_the_callback_saves_and_restores_all_layers(tmp_path):
     first, trained_layers = model()
     first.fit(ids, np.ones(6), batch_size=6, callbacks=[callbacks.Checkpoint(tmp_path, 1, {})], verbose=0)
     second, layers = model()
-    assert callbacks.Checkpoint(tmp_path, 1, {}).restore(second) == (1, 0)
+    assert callbacks.Checkpoint(tmp_path, 1, {}).load(second) == (1, 0)
     for layer, want, name in zip(layers, trained_layers, ids):
         assert layer.export_table(name)[0].tolist() == ids[name].tolist()
         np.testing.assert_array_equal(layer.export_table(name)[1], want.export_table(name)[1])

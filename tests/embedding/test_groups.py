@@ -116,7 +116,8 @@ def test_wrong_features_and_initializers_are_refused():
         fr.FeatureConfig("f", 3)
     with pytest.raises(ValueError, match=r"features must hold FeatureConfig records, .*Use FusedEmbedding\("):
         fr.FusedEmbedding([table("t")], [fr.FeatureConfig("f", "t")])
-    for features, tables in ((fr.FeatureConfig("f", "t"), [table("t")]), ([fr.FeatureConfig("f", "t")], table("t"))):
+    feature = fr.FeatureConfig("f", "t")
+    for features, tables in ((feature, [table("t")]), ([feature], table("t")), ({"f": feature}, [table("t")])):
         with pytest.raises(ValueError, match="features and tables must be lists"):
             fr.FusedEmbedding(features, tables)
     with pytest.raises(ValueError, match="FeatureConfig.name must be a non-empty string"):

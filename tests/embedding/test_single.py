@@ -28,6 +28,13 @@ def test_rows_and_training_are_those_of_the_fused_layer(combiner):
     assert type(rows) is type(results[0][0]) and rows.shape.as_list() == results[0][0].shape.as_list()
 
 
+def test_arguments_of_keras_embedding_are_refused():
+    with pytest.raises(TypeError, match=r"got \['mask_zero'\]. Use padding_id for mask_zero"):
+        fr.Embedding(2, "adagrad", mask_zero=True)
+    with pytest.raises(ValueError, match="Ids of feature 'ids' must be int32 or int64, got float32. Use keras.Input"):
+        fr.Embedding(2, "adagrad")(keras.Input([5]))  # a floating dtype is Keras' default
+
+
 def test_padding_reaches_later_layers_as_a_mask():
     layer = fr.Embedding(2, "adagrad", padding_id=-1, initializer="ones")
     rows = layer(tf.constant([[3, 5, -1], [7, -1, -1]]))

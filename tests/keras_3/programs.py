@@ -307,7 +307,7 @@ def saved() -> dict[str, Any]:
     fitted(model, callbacks=[fr.callbacks.Checkpoint(folder)])
     loaded = tower(optimizer=averaged())
     loaded(x)
-    position = fr.callbacks.Checkpoint(folder).restore(loaded)
+    position = fr.callbacks.Checkpoint(folder).load(loaded)
     np.testing.assert_allclose(loaded.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0), rtol=1e-6)
     return {"position": position, **fitted(loaded)}
 

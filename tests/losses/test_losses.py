@@ -199,16 +199,6 @@ def test_global_mean_of_nothing_is_zero(ranks):
     np.testing.assert_array_equal(tape.gradient(loss, values), [0.0, 0.0])
 
 
-def test_weighted_binary_cross_entropy():
-    labels, logits, weights = np.array([1, 0, 1, 0]), np.array([2.0, -1.0, -300.0, 5.0]), [1, 2, 3, 0]
-    chance = 1.0 / (1.0 + np.exp(-logits[:2]))
-    values = np.array([-np.log(chance[0]), -np.log(1 - chance[1]), 300.0, 0.0])
-    ours = losses.weighted_binary_cross_entropy(labels, logits, weights, name="click")
-    np.testing.assert_allclose(ours, np.average(values, weights=weights), rtol=1e-12)
-    plain = losses.weighted_binary_cross_entropy(labels[:2], logits[:2], name="click")
-    np.testing.assert_allclose(plain, values[:2].mean(), rtol=1e-12)
-
-
 REFUSALS = [
     (lambda x, ids: losses.sampled_softmax(x, x, x, ids, ids, 0), "temperature must be > 0, got 0"),
     (lambda x, ids: sampled_softmax_of_catalogue(x, x, ids, ids[:, None], 0), "temperature must be > 0, got 0"),
@@ -222,7 +212,6 @@ REFUSALS = [
     ),
     (lambda x, ids: losses.sampled_softmax(x, x, x, ids, ids, 1.0, reused_from=ids[:, None]), "reused_from needs chos"),
     (lambda x, ids: losses.global_mean(x[0], x[:, 0], name="loss"), "weights must have the shape of values"),
-    (lambda x, ids: losses.weighted_binary_cross_entropy(x[0], x, name="loss"), "labels must have the shape of logits"),
 ]
 
 

@@ -118,7 +118,7 @@ REFUSALS = [
     (lambda: exact.auc([1, 2], [0.5, 0.1]), "labels must be 0 or 1, got 2"),
     (lambda: exact.auc([1, 0], [0.5, np.nan]), "scores must be finite, got nan"),
     (lambda: exact.gauc([1], [1], [1.0], weight="size"), "weight must be one of .*got 'size'"),
-    (lambda: exact.hit_rate(np.array([1]), 0), "k must be >= 1, got 0"),
+    (lambda: exact.hit_rate(np.array([1]), 0), "k must be an int >= 1, got 0"),
     (lambda: exact.ndcg(np.array([0, 3]), 10), "ranks count from 1, got 0"),
     (lambda: ranked(items=np.ones((4, 2))), r"must share D, got \(2, 3\) and \(4, 2\)"),
     (lambda: ranked(item_ids=(0, 1, 2)), "item_ids must name each of the 4 items"),

@@ -204,8 +204,17 @@ def test_gauc_of_an_input_by_its_name(form):
     assert found == pytest.approx(exact.gauc(users, labels[:, 0], scores[:, 0]))
 
 
+@pytest.mark.parametrize("kind", [streaming.AUC, streaming.NormalizedEntropy, streaming.Calibration])
+def test_probabilities_are_taken_where_the_metric_says_so(kind):
+    labels, logits = np.array([0, 1, 1, 0]), np.array([-3.0, 0.5, -0.2, 0.1], np.float32)
+    metrics = kind(), kind.from_config(kind(from_logits=False).get_config())
+    for metric, scores in zip(metrics, (logits, 1 / (1 + np.exp(-logits)))):
+        metric.update_state(labels, scores)
+    assert float(metrics[1].result()) == pytest.approx(float(metrics[0].result()), rel=1e-5)
+
+
 def test_refusals():
-    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="k must be an int >= 1, got 0"):
         streaming.HitRate(0)
     with pytest.raises(ValueError, match="weight must be 'none' or 'impressions', got 'users'"):
         streaming.GAUC("users")

@@ -27,9 +27,8 @@ def fit(kinds):
         """Ends a loss of its own with losses.global_mean."""
 
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-            return losses.weighted_binary_cross_entropy(
-                tf.cast(y > 0, tf.float32), y_pred[:, 0], sample_weight, name="loss"
-            )
+            values = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y > 0, tf.float32), y_pred[:, 0])
+            return losses.global_mean(values, sample_weight, name="loss")
 
     layouts = {"semi_async": schedules.SemiAsync(), "nested": schedules.Nested(2)}
 

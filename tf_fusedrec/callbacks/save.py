@@ -28,7 +28,7 @@ class Checkpoint(keras.callbacks.Callback):
     must be a function of (epoch, step), and random numbers must depend on state in the checkpoint:
 
         checkpoint = Checkpoint(folder, every_steps=1000)
-        epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
+        epoch, step = checkpoint.load(model)  # (0, 0) at the first start
         if step:  # One fit has the same number of steps in all epochs, so the rest of this epoch needs its own fit.
             model.fit(batches(epoch).skip(step), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=steps - step,
                       callbacks=[checkpoint])
@@ -40,7 +40,7 @@ class Checkpoint(keras.callbacks.Callback):
       steps_per_epoch: Number of steps of a full epoch; None: Keras' number in fit. Where Keras does not know it, an
         epoch is full unless it ends with model.stop_training.
       extra: JSON-serializable dict, saved with every checkpoint.
-      first_step: Steps of the first epoch that an earlier job trained; `restore` sets it. It is negative if the rest
+      first_step: Steps of the first epoch that an earlier job trained; `load` sets it. It is negative if the rest
         of the epoch takes more steps than a full epoch.
       every_steps: Steps between two saves inside an epoch; 0 saves at the end of epochs only.
       full_every: Number of saves from one full save to the next; the others are deltas (checkpoint.Checkpointer).
@@ -52,14 +52,14 @@ class Checkpoint(keras.callbacks.Callback):
         JSON-serializable and the same on all ranks (TokenBatches.position); it is saved as "input" in `extra`.
       layers: Trained FusedEmbedding layers outside the model.
       save_best: True to keep the save of the best epoch in addition to the last `keep` ones, until an epoch is better.
-        `restore(model, save="best")` and checkpoint.load(..., save="best") load it. The `extra` of this save and of all
+        `load(model, save="best")` and checkpoint.load(..., save="best") load it. The `extra` of this save and of all
         later ones has "best": {"monitor", "value", "epoch"}.
       restore_best: True to load that save when training ends, dense weights, optimizer and tables. Needs save_best.
       monitor: Name of the metric in the logs that decides, by its mean over the ranks that measured it.
       mode: "min", "max", or "auto" by the name, such as "max" for auc and "min" for loss.
 
     Attributes:
-      best: {"monitor", "value", "epoch"} of the best save; None before the first. `restore` sets it.
+      best: {"monitor", "value", "epoch"} of the best save; None before the first. `load` sets it.
 
     Raises:
       ValueError: an argument is out of range; mode "auto" does not know the metric; in fit, no rank logs `monitor`.
@@ -121,12 +121,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._checkpointer: checkpoint.Checkpointer | None = None
         self._first_step = self._step = self._saved_step = first_step
         self._epoch = 0
+        self._resumes = False
 
-    def restore(self, model: keras.Model, save: str | int | None = None) -> tuple[int, int]:
+    def load(self, model: keras.Model, save: str | int | None = None) -> tuple[int, int]:
         """Loads the checkpoint if it exists. Collective; call it before fit.
 
         Args:
-          model: Model to restore and then fit.
+          model: Model to load and then fit.
           save: Name or number of a kept save (checkpoint.saves), or "best"; None: the last one.
 
         Returns:
@@ -146,12 +147,19 @@ class Checkpoint(keras.callbacks.Callback):
             )
         extra = checkpoint.load(self.folder, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
+        self._resumes = True
         best = extra.get("best")
         self.best = best if best is not None and best["monitor"] == self._monitor else None
         return extra["epoch"], extra["step"]
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._checkpointer is None:
+            resumes = self._resumes or int(getattr(self.model.optimizer, "iterations", 0)) > 0
+            if not resumes and collectives.rank() == 0 and exists(self.folder):
+                getLogger(__name__).warning(
+                    "%s holds a checkpoint, which this training will replace. Use Checkpoint.load(model) before fit to "
+                    "resume it, or another folder.", os.fspath(self.folder),
+                )  # fmt: skip
             self._checkpointer = checkpoint.Checkpointer(
                 self.folder, self.model, self.model.optimizer, layers=self._layers, **self._options
             )

@@ -102,6 +102,15 @@ def flatten(config: FeatureConfig, value, weights, mask, table: Table) -> FlatFe
     return feature._replace(weights=flat if kept is None else tf.where(kept, flat, tf.zeros_like(flat)))
 
 
+def check_dtype(name: str, dtype: str) -> None:
+    """Raises ValueError unless ids of a feature may have this dtype."""
+    if dtype not in ("int32", "int64"):
+        raise ValueError(
+            f"Ids of feature {name!r} must be int32 or int64, got {dtype}. Use keras.Input([...], "
+            "dtype='int64'), or cast them; strings become ids by fr.hash_strings."
+        )
+
+
 def _flatten_ids(
     config: FeatureConfig, value, mask, *, pooled: bool
 ) -> tuple[FlatFeature, tf.Tensor | None, tf.Tensor | None]:
@@ -114,11 +123,7 @@ def _flatten_ids(
     what = f"feature {config.name!r}"
     mask = getattr(value, "_keras_mask", None) if mask is None else mask
     value = _as_form(value, what)
-    if value.dtype not in (tf.int32, tf.int64):
-        raise ValueError(
-            f"Ids of {what} must be int32 or int64, got {value.dtype.name}. Cast them, or begin a Sequential with "
-            "keras.Input([...], dtype='int64'); strings become ids by fr.hash_strings."
-        )
+    check_dtype(config.name, value.dtype.name)
     if value.shape.rank is None or value.shape.rank < 1:
         raise ValueError(f"Ids of {what} must have a known rank of at least 1 (samples first), got {value.shape}.")
     if isinstance(value, tf.SparseTensor) and value.shape.rank != 2:

@@ -50,6 +50,10 @@ class LayerOptions:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} must be one of {values}, got {getattr(self, name)!r}.")
+        if not isinstance(self.topology, Topology):
+            raise ValueError(
+                f"topology must be a Topology or None, got {self.topology!r}. Use fr.Topology(groups=...)."
+            )
         counts = ("accumulate_steps", "lookups_per_update")
         for name in counts:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:

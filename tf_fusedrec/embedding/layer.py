@@ -14,7 +14,7 @@ import numpy as np
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, outside_clusters, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig, named_tables
 from tf_fusedrec.embedding import describe
-from tf_fusedrec.embedding.features import FlatFeature, flatten_inputs, is_kept, restore_form
+from tf_fusedrec.embedding.features import FlatFeature, check_dtype, flatten_inputs, is_kept, restore_form
 from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
 from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, lookups_of
 from tf_fusedrec.exchange import collectives
@@ -324,7 +324,7 @@ class FusedEmbedding(keras.layers.Layer):
             backend=backend,
             accumulate_steps=accumulate_steps,
             lookups_per_update=lookups_per_update,
-            topology=topology or Topology(),
+            topology=Topology() if topology is None else topology,
             wire_dtype=wire_dtype,
             key_encoding=key_encoding,
             init_capacity_per_rank=init_capacity_per_rank,
@@ -404,6 +404,7 @@ class FusedEmbedding(keras.layers.Layer):
             form = self.internals.flat_features({name: ids}, None, None)[name].form  # or its error
             is_dense = isinstance(form, tf.Tensor)
             ids = keras_api.KerasTensor(form.shape, form.dtype.name, ragged=not is_dense)
+        check_dtype(name, ids.dtype)
         group = next(group for group in self.internals.all_groups if name in group.output_dtype)
         dim, dtype = group.config.tables[0].dim, group.output_dtype[name]
         if self.internals.features[name].combiner is not None:

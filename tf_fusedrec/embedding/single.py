@@ -53,6 +53,12 @@ class Embedding(FusedEmbedding):
         topology: Topology | None = None,
         **options: Any,
     ):
+        fields = {field.name for field in dataclasses.fields(TableConfig)}
+        if unknown := sorted(set(options) - fields):
+            raise TypeError(
+                f"Embedding must get fields of TableConfig as further arguments, {sorted(fields)}, got {unknown}. Use "
+                "padding_id for mask_zero. The layer needs no number of ids."
+            )
         # Keras' own Embedding has the names that the class would give.
         name = name or keras_api.unique_layer_name("DynamicEmbedding")
         table = TableConfig(name, dim, optimizer, **options)

@@ -10,44 +10,6 @@ from tf_fusedrec.losses.negatives import chosen_products, inverse_length, reuse,
 COLLISION_LOGIT = -5e4  # Logit of a negative that equals the positive. Finite, as in the public HSTU experiments.
 
 
-def weighted_binary_cross_entropy(
-    labels: tf.Tensor,
-    logits: tf.Tensor,
-    weights: tf.Tensor | None = None,
-    *,
-    name: str,
-    layout: RankLayout | None = None,
-) -> tf.Tensor:
-    """Returns the global weighted mean of the binary cross entropy of flat targets.
-
-    Args:
-      labels: <float>[n], 0 .. 1.
-      logits: <float>[n], log odds, before the sigmoid.
-      weights: None for 1, or <float>[n]. Weight 0 omits a target.
-      name, layout: Arguments of `global_mean`.
-
-    Returns:
-      <float>[], see `global_mean`.
-
-    Raises:
-      ValueError: The static shapes of labels and logits differ.
-
-    Examples:
-      >>> labels, logits = tf.constant([1.0, 0.0]), tf.constant([2.0, -1.0])
-      >>> loss = fr.losses.weighted_binary_cross_entropy(labels, logits, tf.constant([1.0, 3.0]), name="click")
-      >>> round(float(loss), 3)
-      0.267
-    """
-    logits = at_least_float32(logits)
-    if not logits.shape.is_compatible_with(labels.shape):
-        raise ValueError(
-            f"labels must have the shape of logits, {logits.shape}, got {labels.shape}. "
-            "Flatten both to one value per target."
-        )
-    values = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits)
-    return global_mean(values, weights, name=name, layout=layout)
-
-
 def sampled_softmax(
     query: tf.Tensor,
     positive: tf.Tensor,
@@ -237,6 +199,12 @@ def global_mean(
 
     Example, two ranks: values [1, 2, 3] and [7]  ->  2 * 6 / 4 = 3 and 2 * 7 / 4 = 3.5, with
       the average 13 / 4.
+
+    Examples:
+      >>> labels, logits = tf.constant([1.0, 0.0]), tf.constant([2.0, -1.0])
+      >>> values = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+      >>> round(float(fr.losses.global_mean(values, tf.constant([1.0, 3.0]), name="click")), 3)
+      0.267
 
     Source: MTGRBoost, section 5.1, weighted averaging of gradients.
     """

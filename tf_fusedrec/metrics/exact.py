@@ -7,6 +7,8 @@ predictions first (collectives.all_gather).
 
 from __future__ import annotations
 
+import numbers
+
 import numpy as np
 
 WEIGHTS = ("none", "impressions")
@@ -202,8 +204,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def checked_k(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be >= 1, got {k}.")
+    if not isinstance(k, numbers.Integral) or k < 1:
+        raise ValueError(f"k must be an int >= 1, got {k!r}.")
     return k
 
 

@@ -23,6 +23,7 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.exact import checked_k
 
 AUC_BINS = 1 << 14
+_LEAST_PROBABILITY = 1e-7
 _LARGEST_LOGIT = 16.0  # Probabilities above 1 - 1e-7 fall into the last bin.
 _inputs: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("inputs of the batch", default=None)
 
@@ -138,13 +139,36 @@ def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]
             variable.assign(state)
 
 
+class _OfLogits(SummedMetric):
+    """A metric of log odds, or of the probabilities from which it computes them."""
+
+    def __init__(self, name: str, from_logits: bool, **states: tuple[int, ...]):
+        super().__init__(name, **states)
+        self._from_logits = from_logits
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "from_logits": self._from_logits}
+
+    def _flat(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Labels, logits and weights <float64>[n]."""
+        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        if not self._from_logits:
+            share = tf.clip_by_value(logits, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+            logits = tf.math.log(share) - tf.math.log1p(-share)
+        return labels, logits, weights
+
+
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class AUC(SummedMetric):
+class AUC(_OfLogits):
     """Area under the ROC curve, from counts of logits in AUC_BINS bins of width 1/512.
 
     Positives and negatives of one bin count as ties. The error is at most half the share of pairs that share a bin.
 
-    update_state: labels <any>[n], 0 or 1; logits <float>[n], log odds; sample_weight None or <float>[n].
+    Args:
+      name: Name of the metric.
+      from_logits: True for predictions that are log odds, False for probabilities, such as those of a sigmoid.
+
+    update_state: labels <any>[n], 0 or 1; predictions <float>[n]; sample_weight None or <float>[n].
 
     Examples:
       >>> metrics = [fr.metrics.AUC(), fr.metrics.GAUC(), fr.metrics.NormalizedEntropy(), fr.metrics.Calibration(),
@@ -155,11 +179,11 @@ class AUC(SummedMetric):
       [0.75, 0.75, 0.8, 1.5, 1.0, 0.82, 0.75]
     """
 
-    def __init__(self, name: str = "auc"):
-        super().__init__(name, negatives=(AUC_BINS,), positives=(AUC_BINS,))
+    def __init__(self, name: str = "auc", from_logits: bool = True):
+        super().__init__(name, from_logits, negatives=(AUC_BINS,), positives=(AUC_BINS,))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        labels, logits, weights = self._flat(y_true, y_pred, sample_weight)
         scaled = (tf.clip_by_value(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT) / _LARGEST_LOGIT + 1) * (AUC_BINS / 2)
         bins = tf.minimum(tf.cast(scaled, tf.int32), AUC_BINS - 1)
         counts = [tf.math.unsorted_segment_sum(weights * member, bins, AUC_BINS) for member in (1 - labels, labels)]
@@ -272,14 +296,14 @@ class GAUC(SummedMetric):
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class NormalizedEntropy(SummedMetric):
+class NormalizedEntropy(_OfLogits):
     """Normalized cross entropy, see metrics.normalized_entropy. Arguments: see AUC."""
 
-    def __init__(self, name: str = "ne"):
-        super().__init__(name, entropy=(), positives=(), weight=())
+    def __init__(self, name: str = "ne", from_logits: bool = True):
+        super().__init__(name, from_logits, entropy=(), positives=(), weight=())
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        labels, logits, weights = self._flat(y_true, y_pred, sample_weight)
         entropy = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         self.add(*(tf.reduce_sum(weights * values) for values in (entropy, labels, tf.ones_like(labels))))
 
@@ -290,14 +314,14 @@ class NormalizedEntropy(SummedMetric):
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class Calibration(SummedMetric):
+class Calibration(_OfLogits):
     """Sum of predicted probabilities divided by the number of positives: 1 is calibrated. Arguments: see AUC."""
 
-    def __init__(self, name: str = "calibration"):
-        super().__init__(name, predicted=(), positives=())
+    def __init__(self, name: str = "calibration", from_logits: bool = True):
+        super().__init__(name, from_logits, predicted=(), positives=())
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        labels, logits, weights = self._flat(y_true, y_pred, sample_weight)
         self.add(tf.reduce_sum(weights * tf.sigmoid(logits)), tf.reduce_sum(weights * labels))
 
     def value_of(self, predicted: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:

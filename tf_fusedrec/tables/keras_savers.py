@@ -158,7 +158,7 @@ class TableState(tf.train.experimental.PythonState):
             if self._ranks > 1 and getattr(callback, "restore_best_weights", False):
                 fault, remedy = "would restore no rows", "callbacks.EarlyStopping(restore_best=True)"
             elif self._ranks > 1 and isinstance(callback, keras.callbacks.BackupAndRestore):
-                fault, remedy = "would write the rows of one process", "callbacks.Checkpoint and its restore"
+                fault, remedy = "would write the rows of one process", "callbacks.Checkpoint and its load"
             elif not keras_api.saves_whole_model(callback):
                 continue
             elif self._ranks > 1:

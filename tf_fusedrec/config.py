@@ -179,7 +179,12 @@ class Limits:
       max_rows_per_rank: Maximum number of rows, enforced by `eviction`; 0 for no limit.
       eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching
         max_rows_per_rank is an error.
-      ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
+      exact_eviction: True to evict exactly the rows that rank lowest, which stops a training step for seconds in a
+        table of ten million rows. False to evict without a pause: a step ranks the rows of some of 1,024 parts of the
+        table, other parts each time, and evicts the lowest sixteenth of them. A table on a GPU, or with a
+        max_rows_per_rank of at most 65,536, is always exact.
+      ttl: Number of training steps without a lookup after which a row is removed, or up to a sixteenth more; 0 for
+        never.
       ttl_minutes: Minutes of wall time without a training lookup after which a row is removed; 0 for never. A lookup
         removes it up to a minute later. A loaded row counts as looked up by the first training lookup after the load.
         The clock of the rank that owns the row decides, so the table has one copy over all ranks, in host memory.
@@ -195,6 +200,7 @@ class Limits:
 
     max_rows_per_rank: int = 0
     eviction: Literal["lru", "lfu"] | None = None
+    exact_eviction: bool = False
     ttl: int = 0
     ttl_minutes: int = 0
     admission_count: int = 1

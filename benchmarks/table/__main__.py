@@ -16,6 +16,9 @@ Fields of the JSON file, each the worst over 1 and 10 million rows (and, for the
   ratio_vs_fbgemm_sequence, _fbgemm_pooled, _torch_sgd, _torch_adam: with --peer, under the same rule
   max_growth_pause_ms, copy_rows_ms           longest step beyond the median while 10 million rows are inserted; the
                                               time to copy these rows
+  longest_pause_ms_evicting, longest_pause_ratio_evicting   longest step beyond the median, and 99.9th percentile /
+                                              median, of steps that each evict for 2,048 new ids in a table of 12
+                                              million rows; the worse of "lru" and "lfu"
 
 --peer names an interpreter with torch, fbgemm-gpu-cpu and torchrec. `collisions` has TorchRec's managed collisions by
 dimension, which benchmarks/results/collisions.json has as "cases". `tier` has a table with three rows of four in a
@@ -303,6 +306,29 @@ def pauses(seconds: np.ndarray) -> dict[str, float]:
     }
 
 
+def evicting(rows: int, eviction: str, exact: bool, steps: int) -> dict[str, Any]:
+    """Steps of a table at max_rows_per_rank, each with the same number of new and of known ids."""
+    limits = fr.Limits(rows, eviction, exact_eviction=exact)
+    variant, gradients = Native("rowwise_adagrad", DIM, limits=limits), tf.ones([2 * NEW_IDS, DIM])
+    for begin in range(0, rows, _FILL_BATCH):  # in lookups of different age
+        variant.fill(id_of(np.arange(begin, min(begin + _FILL_BATCH, rows))))
+    memory, random, seconds = psutil.Process().memory_info().rss, np.random.default_rng(0), np.empty(steps)
+    for step in range(-3, steps):
+        end = rows + (step + 3) * NEW_IDS
+        ids = id_of(np.append(np.arange(end, end + NEW_IDS), random.integers(end - rows // 2, end, NEW_IDS)))
+        begin_s = time.perf_counter()
+        variant.step(tf.constant(ids), gradients)
+        seconds[max(step, 0)] = time.perf_counter() - begin_s
+    size, median = variant.table.size("rows"), float(np.median(seconds))
+    if not rows * 15 // 16 - 2 * NEW_IDS <= size <= rows:
+        raise RuntimeError(f"a table of max_rows_per_rank {rows} has {size} rows")
+    return {
+        "rows": rows, "eviction": eviction, "exact": exact, "steps": steps, "median_step_ms": 1e3 * median,
+        "p999_step_ms": 1e3 * float(np.percentile(seconds, 99.9)), "longest_step_ms": 1e3 * float(seconds.max()),
+        "memory_growth": psutil.Process().memory_info().rss / memory - 1,
+    }  # fmt: skip
+
+
 def scaling(rows: int, dim: int, repeats: int) -> dict[str, Any]:
     """Nanoseconds per id of lookup and update, with Zipf and with uniform ids, or {"skipped": reason}."""
     # all_ids and the distribution of make_work need up to five numbers of 8 bytes per row.
@@ -416,7 +442,7 @@ def show(title: str, records: Sequence[Mapping[str, Any]]) -> None:
 
 def summary(
     versus: Sequence[Mapping[str, Any]], rates: Sequence[Mapping[str, Any]], growth: Mapping[str, Any],
-    against: Sequence[Mapping[str, Any]] = (),
+    evictions: Sequence[Mapping[str, Any]], against: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:  # fmt: skip
     fields: dict[str, Any] = {}
     for rule in ("adagrad", "adam"):
@@ -429,7 +455,11 @@ def summary(
         fields[name] = min(fields.get(name, peer["ratio"]), peer["ratio"])
     fields["ratio_vs_memory_floor"] = min(rate["ratio_vs_memory_floor"] for rate in rates)
     fields["bytes_per_row_overhead"] = max(rate["bytes_per_row_overhead"] for rate in rates)
-    return fields | {name: growth[name] for name in ("max_growth_pause_ms", "copy_rows_ms")}
+    by_default = [case for case in evictions if not case["exact"]]
+    return fields | {name: growth[name] for name in ("max_growth_pause_ms", "copy_rows_ms")} | {
+        "longest_pause_ms_evicting": max(c["longest_step_ms"] - c["median_step_ms"] for c in by_default),
+        "longest_pause_ratio_evicting": max(c["p999_step_ms"] / c["median_step_ms"] for c in by_default),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -461,13 +491,18 @@ def main() -> None:
     show("ours, row-wise Adagrad, by threads", results["rates"])
     results["growth"] = processes.ask(growth, rows=ROWS[-1], repeats=3)
     show("longest pause of a step while the table grows", [results["growth"]])
+    rows, steps = (10**6, 300) if arguments.quick else (12 * 10**6, 3_000)
+    policies = [("lru", False), ("lfu", False), ("lru", True)]
+    results["evicting"] = [processes.ask(evicting, rows=rows, eviction=e, exact=x, steps=steps) for e, x in policies]
+    show("steps that evict", results["evicting"])
     sizes = SCALING_QUICK if arguments.quick else SCALING
     results["scaling"] = [processes.ask(scaling, rows=rows, dim=dim, repeats=repeats) for rows, dim in sizes]
     show("time per id by rows resident, row-wise Adagrad, all cores", results["scaling"])
     rows, ids, blocks = (10**5, 4096, 4) if arguments.quick else (10**6, 8192, 12)
     results["tier"] = processes.ask(tier, rows=rows, ids=ids, blocks=blocks)
     show("three rows of four in a file, with and without look-ahead", [results["tier"]])
-    fields = summary(results["versus_tfra"], results["rates"], results["growth"], results.get("peers", []))
+    peers_ratios = results.get("peers", [])
+    fields = summary(results["versus_tfra"], results["rates"], results["growth"], results["evicting"], peers_ratios)
     harness.print_fields("fields", fields)
     harness.write_json(arguments.json, {**fields, **results})
 

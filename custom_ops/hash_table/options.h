@@ -101,6 +101,7 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"storage.hot_after", &t->hot_after, Scope::kGroup, kInHostRows | kAveraged, 0, kMostCount, {}, true},
       {"limits.max_rows_per_rank", &limits->max_rows, Scope::kTable},
       {"limits.eviction", &t->eviction, Scope::kTable, 0, 0, 0, {"none", "lru", "lfu"}, true},
+      {"limits.exact_eviction", &limits->exact_eviction, Scope::kTable},
       {"limits.ttl", &limits->ttl, Scope::kTable, 0, 0, kMostCount, {}, true},
       {"limits.ttl_minutes", &t->ttl_minutes, Scope::kTable, kOnDevice | kInHostRows | kAveraged, 0, kMostMinutes, {}, true},
       {"limits.admission_count", &limits->admission_count, Scope::kTable, kInHostRows | kAveraged, 1},
@@ -282,6 +283,8 @@ inline std::string CheckTogether(Table* t, bool useful) {
       {useful && t->limits.frequency_decay_steps > 0 && !t->is_mixed() && eviction != Eviction::kLfu,
        "limits.frequency_decay_steps", "limits.eviction",
        "only eviction 'lfu' and storage.dtype 'mixed' compare counts. Use one of them, or leave frequency_decay_steps 0"},
+      {useful && t->limits.exact_eviction && eviction == Eviction::kNone, "limits.exact_eviction", "limits.eviction",
+       "no rows are evicted. Use 'lru' or 'lfu', or leave exact_eviction False"},
   };
   const std::vector<Field> fields = FieldsOf(t);
   const auto text_of = [&](const std::string& path) {

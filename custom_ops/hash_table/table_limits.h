@@ -16,19 +16,24 @@ enum class Eviction { kNone, kLru, kLfu };
 // A handle holds the clock of its lookup in the 31 bits above the row; a handle below 0 names no row.
 constexpr int64_t kMostClock = (int64_t{1} << 31) - 1;
 
-// The high bits of TableHash(id) choose the shard of a row.
-constexpr int kShardBits = 6, kShards = 1 << kShardBits;
+// The high bits of TableHash(id) choose the shard of a row, and with a few more its part: a shard has 16 parts.
+constexpr int kShardBits = 6, kShards = 1 << kShardBits, kPartBits = 10, kParts = 1 << kPartBits;
 FUSEDREC_HOST_DEVICE inline int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
+FUSEDREC_HOST_DEVICE inline int PartOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kPartBits)); }
+FUSEDREC_HOST_DEVICE inline int ShardOfPart(int64_t part) { return static_cast<int>(part >> (kPartBits - kShardBits)); }
 
-// Shards [begin, end).
+// Shards or parts [begin, end).
 struct Shards {
   int64_t begin, end;
 
-  FUSEDREC_HOST_DEVICE bool Hold(int64_t shard) const { return begin <= shard && shard < end; }
+  FUSEDREC_HOST_DEVICE bool Hold(int64_t number) const { return begin <= number && number < end; }
+  FUSEDREC_HOST_DEVICE bool empty() const { return begin == end; }
 };
+using Parts = Shards;
 
 struct Limits {
   int64_t max_rows = 0;  // 0: no limit
+  bool exact_eviction = false;  // false: of a large table in host memory, the lowest rows of some parts leave (evictor.h)
   Eviction eviction = Eviction::kNone;
   int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
   int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
@@ -47,20 +52,18 @@ struct Limits {
   FUSEDREC_HOST_DEVICE uint64_t ScoreOf(uint32_t count, uint32_t last, uint32_t clock) const {
     return uint64_t{eviction == Eviction::kLfu ? CountAt(count, last, clock) : 0} << 32 | last;
   }
-  // Returns the shards whose rows have their turn to be demoted at the lookup of this clock (tiers.h). In
-  // frequency_decay_steps lookups each shard has it once.
-  FUSEDREC_HOST_DEVICE Shards DemotedAt(uint32_t clock) const {
-    const int64_t steps = frequency_decay_steps;
+  // Returns the shards that have their turn at the lookup of this clock. Each has it once in `steps` lookups.
+  FUSEDREC_HOST_DEVICE static Shards TurnAt(uint32_t clock, int64_t steps) {
     if (steps == 0) return {0, 0};
     // The first shard s with s * steps / kShards >= phase, then the same of the next phase.
     const int64_t phase = clock % steps;
     return {(phase * kShards + steps - 1) / steps, ((phase + 1) * kShards + steps - 1) / steps};
   }
-  // Returns whether rows expire at the lookup of this clock. Rows of a long ttl expire at every n-th lookup only, because
-  // a pass reads the headers of all rows.
-  FUSEDREC_HOST_DEVICE bool ExpireAt(uint32_t clock) const {
-    return ttl > 0 && (ttl < 32 || clock % (ttl / 16) == 0);
-  }
+  // Returns the shards whose rows may be demoted at the lookup of this clock (tiers.h).
+  FUSEDREC_HOST_DEVICE Shards DemotedAt(uint32_t clock) const { return TurnAt(clock, frequency_decay_steps); }
+  // Returns the shards whose rows may expire at the lookup of this clock. Rows of a long ttl leave up to a sixteenth of it
+  // later, because a pass reads the header of each row.
+  FUSEDREC_HOST_DEVICE Shards ExpiredAt(uint32_t clock) const { return TurnAt(clock, ttl > 0 && ttl < 16 ? 1 : ttl / 16); }
   // Returns whether a row that the lookup `last` touched is too old at the lookup of this clock.
   FUSEDREC_HOST_DEVICE bool IsOver(uint32_t last, uint32_t clock, int64_t window) const {
     return ttl > 0 && last + (ttl > window ? ttl : window) < clock;

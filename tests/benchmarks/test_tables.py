@@ -62,8 +62,13 @@ def test_the_summary_takes_the_worst_case_and_passes_over_what_was_skipped():
         for threads, rate, floor, overhead in ((1, 8e6, 0.5, 70.0), (1, 7e6, 0.6, 60.0), (2, 9e6, 0.4, 60.0))
     ]
     peers_ratios = [{"peer": "torch_sgd", "ratio": 2.0}, {"peer": "torch_sgd", "ratio": 1.5}]
-    found = table.summary(against, rates, {"max_growth_pause_ms": 3.0, "copy_rows_ms": 200.0}, peers_ratios)
-    assert list(found.values()) == [6.0, 9.0, 7e6, 9e6, 1.5, 0.4, 70.0, 3.0, 200.0]
+    evictions = [
+        {"exact": exact, "median_step_ms": 2.0, "p999_step_ms": p999, "longest_step_ms": longest}
+        for exact, p999, longest in ((False, 4.0, 5.0), (False, 5.0, 4.0), (True, 50.0, 60.0))
+    ]
+    growth = {"max_growth_pause_ms": 3.0, "copy_rows_ms": 200.0}
+    found = table.summary(against, rates, growth, evictions, peers_ratios)
+    assert list(found.values()) == [6.0, 9.0, 7e6, 9e6, 1.5, 0.4, 70.0, 3.0, 200.0, 3.0, 2.5]
 
 
 @pytest.mark.nightly

@@ -152,7 +152,8 @@ MUTANTS = [
     ),
     Mutant(
         "rows of a long ttl expire whenever others do", "hash_table", ROWS,
-        "&& of.ExpireAt(pins.clock)", "&& (FAULT || of.ExpireAt(pins.clock))", "histories",
+        "of.ExpiredAt(pins.clock).Hold(ShardOf(TableHash(meta.id)))",
+        "(FAULT || of.ExpiredAt(pins.clock).Hold(ShardOf(TableHash(meta.id))))", "histories",
     ),
     Mutant(
         "of the rows of a warp that move, one is counted", "hash_table", MIXED,

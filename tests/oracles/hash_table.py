@@ -217,12 +217,14 @@ class TableOracle:
                 for row in rows.values():
                     row.frequency //= 2
 
+    def _has_turn(self, i, steps):
+        """In `steps` lookups every row has its turn once, which the six highest bits of its hash choose."""
+        return (table_hash(i) >> 58) * steps // 64 == self.clock % steps
+
     def _demote(self):
-        """In `steps` lookups every row has its turn, which the six highest bits of its hash choose."""
         for rows, steps in zip(self.rows, self.decay):
             for i, row in rows.items() if steps and self.hot_after else ():
-                turn = (table_hash(i) >> 58) * steps // 64
-                if turn == self.clock % steps and row.hot and row.frequency < self.hot_after and self._is_free(row):
+                if row.hot and row.frequency < self.hot_after and self._is_free(row) and self._has_turn(i, steps):
                     row.hot, self.demotions = False, self.demotions + 1
                     self._store(row, row.numbers, row.accumulator)
 
@@ -235,10 +237,10 @@ class TableOracle:
 
     def _expire(self):
         for s, rows in enumerate(self.rows):
-            if not self.ttl[s] or self.clock % max(1, self.ttl[s] // 16):
+            if not self.ttl[s]:
                 continue
-            age = max(self.ttl[s], self.window)
-            old = [i for i, row in rows.items() if row.last + age < self.clock]
+            age, steps = max(self.ttl[s], self.window), max(1, self.ttl[s] // 16)
+            old = [i for i, row in rows.items() if row.last + age < self.clock and self._has_turn(i, steps)]
             self.counters[s]["evictions"] += self.remove(s, old)
 
     def _admits(self, s, i):

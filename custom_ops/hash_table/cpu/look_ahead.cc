@@ -50,7 +50,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
     for (int64_t r = begin; r < end; ++r) {
       const MessageRun& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
-      const bool expires = reading.coming != nullptr && rows_.limits(run.segment).ExpireAt(reading.coming->now);
+      const Shards expired = reading.coming != nullptr ? rows_.limits(run.segment).ExpiredAt(reading.coming->now) : Shards{};
       uint32_t handles[2 * kAhead];
       const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return rows_.ShardWith(hash).keys[run.segment]; };
       for (int64_t i = 0; i < run.count + 2 * kAhead; ++i) {
@@ -72,7 +72,8 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           if (rows.data == nullptr) continue;
           char* const out = static_cast<char*>(rows.data) + position * row_bytes;
           const bool has_row =
-              handle != kAbsent && !(expires && evictor_.HasExpired(run.segment, *rows_.Header(handle), *reading.coming));
+              handle != kAbsent && !(expired.Hold(ShardOf(TableHash(ids[k]))) &&
+                                     evictor_.HasExpired(run.segment, *rows_.Header(handle), *reading.coming));
           if (has_row) {
             const bool is_there = known(position) != kNoRow && rows_.Header(handle)->updated <= reading.ahead->version;
             if (!is_there) rows_.format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);

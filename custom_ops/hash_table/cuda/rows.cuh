@@ -60,7 +60,8 @@ struct HasExpired {
   __device__ bool operator()(uint32_t, const RowMeta& meta) const {
     if (limits == nullptr || meta.segment == kNobody) return false;
     const Limits& of = limits[meta.segment];
-    return of.IsOver(meta.last, pins.clock, pins.window) && of.ExpireAt(pins.clock) && !pins.Hold(meta);
+    return of.IsOver(meta.last, pins.clock, pins.window) && !pins.Hold(meta) &&
+           of.ExpiredAt(pins.clock).Hold(ShardOf(TableHash(meta.id)));
   }
 };
 

@@ -286,7 +286,7 @@ struct FusedrecDeviceTable {
   }
   // Returns whether rows of any segment expire at the lookup of this clock.
   bool ExpiresAt(uint32_t clock) const {
-    return AnyLimits([=](const fusedrec::Limits& limits) { return limits.ExpireAt(clock); });
+    return AnyLimits([=](const fusedrec::Limits& limits) { return !limits.ExpiredAt(clock).empty(); });
   }
   const fusedrec::Limits* LimitsView() const {
     return reinterpret_cast<const fusedrec::Limits*>(limits_view_.data());

@@ -37,8 +37,10 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
   const int64_t excess = rows_->size(segment) + new_ids - limits.max_rows;
   if (excess <= 0) return absl::OkStatus();
   int64_t gone = 0;
-  if (evicts) {
+  if (evicts && (limits.exact_eviction || limits.max_rows <= kFewRows)) {
     gone = EvictWorst(segment, excess + limits.max_rows / 16, waiting);
+  } else if (evicts) {
+    gone = EvictInParts(segment, excess, waiting);
   } else if (limits.eviction != Eviction::kNone) {
     gone = CountThatMayGo(rows_, segment, segment, excess, IsNoneOf(waiting));
   }
@@ -52,6 +54,26 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
 }
 
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
+  return EvictLowest(segment, count, waiting, {0, kParts});
+}
+
+int64_t Evictor::EvictInParts(int64_t segment, int64_t count, const WaitingIds& waiting) {
+  const int64_t of_part = std::max<int64_t>(rows_->size(segment) / kParts / 16, 1);  // rows of a part that leave
+  // Reversed bits of the clock: parts that follow each other in time are far apart, and each has its turn equally often.
+  const uint32_t clock = rows_->pins().clock();
+  int64_t part = 0, gone = 0;
+  for (int bit = 0; bit < kPartBits; ++bit) part |= int64_t{clock >> bit & 1} << (kPartBits - 1 - bit);
+  for (int64_t scanned = 0; scanned < kParts && gone < count;) {
+    const int64_t needed = (count - gone + of_part - 1) / of_part;
+    const int64_t parts = std::min({needed, kParts - part, kParts - scanned});
+    gone += EvictLowest(segment, parts * of_part, waiting, {part, part + parts});
+    scanned += parts;
+    part = (part + parts) % kParts;
+  }
+  return gone < count ? gone + EvictWorst(segment, count - gone, waiting) : gone;
+}
+
+int64_t Evictor::EvictLowest(int64_t segment, int64_t count, const WaitingIds& waiting, Parts parts) {
   const Limits& limits = rows_->limits(segment);
   if (limits.eviction == Eviction::kNone) return 0;
   const uint32_t clock = rows_->pins().clock();
@@ -61,51 +83,69 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
     ++shard->statistics[segment].evictions;
     return absl::OkStatus();
   };
-  return *TakeLowest(rows_, segment, segment, count, IsNoneOf(waiting), score, take);
+  return *TakeLowest(rows_, segment, segment, count, IsNoneOf(waiting), score, take, parts);
 }
 
-std::vector<uint32_t> Evictor::NoteMinute(uint32_t clock) {
-  if (most_minutes_ == 0) return {};
+void Evictor::NoteMinute(uint32_t clock) {
+  if (most_minutes_ == 0) return;
   const int64_t now = MinuteNow();
   std::lock_guard<std::mutex> lock(minutes_mutex_);
   if (!minutes_.empty() && clock < minutes_.back().first_clock) minutes_.clear();  // a load has set the clock back
   // Rows of before the first lookup, which a load has brought, count as looked up by it.
   if (minutes_.empty()) minutes_.push_back({now, 0});
-  if (now <= minutes_.back().number) return {};
+  if (now <= minutes_.back().number) return;
   minutes_.push_back({now, clock});
   const auto is_before = [](const Minute& minute, int64_t number) { return minute.number < number; };
-  std::vector<uint32_t> oldest;
+  oldest_.clear();
   for (const int64_t minutes : rows_->spec().ttl_minutes) {
     const auto kept = std::lower_bound(minutes_.begin(), minutes_.end(), now - minutes, is_before);
-    oldest.push_back(minutes == 0 ? 0 : kept->first_clock);
+    oldest_.push_back(minutes == 0 ? 0 : kept->first_clock);
   }
+  next_shard_ = 0;
   while (minutes_.front().number < now - most_minutes_) minutes_.pop_front();
-  return oldest;
+}
+
+bool Evictor::NextOfMinute(int* shard, std::vector<uint32_t>* oldest) {
+  if (most_minutes_ == 0) return false;
+  std::lock_guard<std::mutex> lock(minutes_mutex_);
+  if (next_shard_ == kShards) return false;
+  *shard = next_shard_++;
+  *oldest = oldest_;
+  return true;
+}
+
+template <typename IsOver>
+int64_t Evictor::EvictExpiredIn(Shard* shard, int64_t segment, const Pins& pins, const IsOver& is_over) {
+  std::lock_guard<std::mutex> lock(shard->mutex);
+  std::vector<int64_t> expired;
+  rows_->ForEachRow(*shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
+    if (is_over(header)) expired.push_back(id);
+  });
+  const int64_t scanned = shard->keys[segment].size();
+  if (!expired.empty()) rows_->pins().NoteMove(pins.now);
+  for (const int64_t id : expired) rows_->RemoveKey(shard, segment, id);
+  shard->statistics[segment].evictions += expired.size();
+  return scanned;
 }
 
 void Evictor::EvictExpired(uint32_t clock) {
-  const std::vector<uint32_t> oldest = NoteMinute(clock);
-  const auto is_too_old = [&](int64_t segment, const RowHeader& header, const Pins& pins) {
-    return !oldest.empty() && header.last < oldest[segment] && !pins.Hold(header);
-  };
-  std::vector<int64_t> segments;
-  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    const bool aged = !oldest.empty() && oldest[segment] > 0;
-    if (aged || rows_->limits(segment).ExpireAt(clock)) segments.push_back(segment);
-  }
-  if (segments.empty()) return;
+  const std::vector<Limits>& limits = rows_->spec().limits;
+  const auto expires = [clock](const Limits& of) { return !of.ExpiredAt(clock).empty(); };
+  if (most_minutes_ == 0 && std::none_of(limits.begin(), limits.end(), expires)) return;
   const Pins pins = rows_->pins().Current();
-  for (Shard& shard : rows_->shards()) {
-    std::lock_guard<std::mutex> lock(shard.mutex);
-    for (const int64_t segment : segments) {
-      std::vector<int64_t> expired;
-      rows_->ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
-        const bool over = rows_->limits(segment).ExpireAt(clock) && HasExpired(segment, header, pins);
-        if (over || is_too_old(segment, header, pins)) expired.push_back(id);
-      });
-      if (!expired.empty()) rows_->pins().NoteMove(pins.now);
-      for (const int64_t id : expired) rows_->RemoveKey(&shard, segment, id);
-      shard.statistics[segment].evictions += expired.size();
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    const auto is_over = [&](const RowHeader& header) { return HasExpired(segment, header, pins); };
+    const Shards turn = limits[segment].ExpiredAt(clock);
+    for (int64_t s = turn.begin; s < turn.end; ++s) EvictExpiredIn(&rows_->shards()[s], segment, pins, is_over);
+  }
+  NoteMinute(clock);
+  int s;
+  std::vector<uint32_t> oldest;
+  for (int64_t scanned = 0; scanned < kFewRows && NextOfMinute(&s, &oldest);) {
+    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+      if (oldest[segment] == 0) continue;
+      const auto is_too_old = [&](const RowHeader& header) { return header.last < oldest[segment] && !pins.Hold(header); };
+      scanned += EvictExpiredIn(&rows_->shards()[s], segment, pins, is_too_old);
     }
   }
 }

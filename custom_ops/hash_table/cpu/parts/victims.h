@@ -21,25 +21,29 @@ struct Victim {
   bool operator<(const Victim& other) const { return score != other.score ? score < other.score : tie < other.tie; }
 };
 
-// Calls take(shard, segment, id, handle) -> absl::Status for the `count` rows of segments [first, last] that rank lowest,
-// under the mutex of their shard. Returns how many there were. Rows in use stay.
+// Calls take(shard, segment, id, handle) -> absl::Status for the `count` rows of segments [first, last] that rank lowest
+// in these parts, under the mutex of their shard. Returns how many there were. Rows in use stay.
 //   may_go(segment, id, handle)  whether the row may be taken
 //   score(header) -> uint64_t    its rank
 template <typename MayGo, typename Score, typename Take>
 absl::StatusOr<int64_t> TakeLowest(ShardedRows* rows, int64_t first, int64_t last, int64_t count, const MayGo& may_go,
-                                   const Score& score, const Take& take) {
+                                   const Score& score, const Take& take, Parts parts = {0, kParts}) {
+  const bool all = parts.begin == 0 && parts.end == kParts;
   int64_t gone = 0;
   while (gone < count) {  // again when a lookup has touched some of the victims meanwhile
     const Pins pins = rows->pins().Current();
     std::vector<Victim> victims;
-    for (int s = 0; s < kShards; ++s) {
+    for (int s = ShardOfPart(parts.begin); s <= ShardOfPart(parts.end - 1); ++s) {
       const Shard& shard = rows->shards()[s];
       std::lock_guard<std::mutex> lock(shard.mutex);
       for (int64_t segment = first; segment <= last; ++segment) {
-        rows->ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
+        const auto add = [&](int64_t id, uint32_t handle, const RowHeader& header) {
           if (pins.Hold(header) || !may_go(segment, id, handle)) return;
-          victims.push_back({score(header), TableHash(id), id, s, static_cast<int32_t>(segment)});
-        });
+          // Among equals, the lowest hash leaves first; among those of some parts, no part is first.
+          const uint64_t hash = TableHash(id), tie = all ? hash : hash << kPartBits | hash >> (64 - kPartBits);
+          victims.push_back({score(header), tie, id, s, static_cast<int32_t>(segment)});
+        };
+        rows->ForEachRow(shard, segment, add, parts);
       }
     }
     if (victims.empty()) break;
@@ -72,6 +76,7 @@ int64_t CountThatMayGo(ShardedRows* rows, int64_t first, int64_t last, int64_t m
     for (int64_t segment = first; segment <= last; ++segment) {
       rows->ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
         count += !pins.Hold(header) && may_go(segment, id, handle);
+        return count < most;
       });
     }
   }

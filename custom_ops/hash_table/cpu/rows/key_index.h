@@ -25,6 +25,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -66,7 +67,8 @@ class KeyIndex {
   void Replace(int64_t key, uint64_t hash, uint32_t payload);  // it is there
   uint32_t Remove(int64_t key, uint64_t hash);                 // its payload, or kAbsent
   void Clear(Retired* retired);
-  // Calls visit(key, payload) for every key; it must not change the index. Keys come in the order of the lines.
+  // Calls visit(key, payload) for every key, or until it returns false; it must not change the index. Keys come in the
+  // order of the lines.
   template <typename Visit>
   void ForEach(const Visit& visit) const;
 
@@ -145,7 +147,13 @@ void KeyIndex::ForEach(const Visit& visit) const {
     const Line& line = (*lines)[n];
     const int count = line.meta.load(std::memory_order_relaxed) & Line::kCount;
     for (int i = 0; i < count; ++i) {
-      visit(line.key[i].load(std::memory_order_relaxed), line.payload[i].load(std::memory_order_relaxed));
+      const int64_t key = line.key[i].load(std::memory_order_relaxed);
+      const uint32_t payload = line.payload[i].load(std::memory_order_relaxed);
+      if constexpr (std::is_same_v<std::invoke_result_t<Visit, int64_t, uint32_t>, bool>) {
+        if (!visit(key, payload)) return;
+      } else {
+        visit(key, payload);
+      }
     }
   }
 }

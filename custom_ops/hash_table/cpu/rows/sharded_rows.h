@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -90,9 +91,9 @@ class ShardedRows {
   void HalveCandidates();
   // Frees rows and lines that no reader can see.
   void FreeRetired(Shard* shard) const;
-  // Calls visit(id, handle, header) for the rows of a segment.
+  // Calls visit(id, handle, header) for the rows of a segment in these parts; soon after it returns false, no more.
   template <typename Visit>
-  void ForEachRow(const Shard& shard, int64_t segment, const Visit& visit) const;
+  void ForEachRow(const Shard& shard, int64_t segment, const Visit& visit, Parts parts = {0, kParts}) const;
 
   // Writes header, embedding and slots of a row that was never trained. It is rounded alike whenever its id comes.
   void WriteInitial(int64_t segment, int64_t id, int pool, char* row) const;
@@ -129,20 +130,30 @@ class ShardedRows {
 
 // Fetches the headers in groups, because they lie anywhere in memory.
 template <typename Visit>
-void ShardedRows::ForEachRow(const Shard& shard, int64_t segment, const Visit& visit) const {
+void ShardedRows::ForEachRow(const Shard& shard, int64_t segment, const Visit& visit, Parts parts) const {
   constexpr int kGroup = 32;
   int64_t ids[kGroup];
   uint32_t handles[kGroup];
   int n = 0;
   const auto flush = [&] {
-    for (int i = 0; i < n; ++i) visit(ids[i], handles[i], *Header(handles[i]));
+    bool goes_on = true;
+    for (int i = 0; i < n; ++i) {
+      if constexpr (std::is_void_v<std::invoke_result_t<Visit, int64_t, uint32_t, const RowHeader&>>) {
+        visit(ids[i], handles[i], *Header(handles[i]));
+      } else {
+        goes_on = visit(ids[i], handles[i], *Header(handles[i]));
+      }
+    }
     n = 0;
+    return goes_on;
   };
+  const bool all = parts.begin == 0 && parts.end == kParts;
   shard.keys[segment].ForEach([&](int64_t id, uint32_t handle) {
+    if (!all && !parts.Hold(PartOf(TableHash(id)))) return true;
     ids[n] = id;
     handles[n] = handle;
     __builtin_prefetch(Row(handle));
-    if (++n == kGroup) flush();
+    return ++n < kGroup || flush();
   });
   flush();
 }

@@ -1,4 +1,4 @@
-// Eviction: LRU and LFU at max_rows_per_rank, and the time to live of rows, by the limits of each segment. LFU compares the counts
+// Eviction: LRU and LFU at max_rows, and the time to live of rows, by the limits of each segment. LFU compares the counts
 // as they have decayed by then. Rows in use stay (pinned_rows.h).
 //
 // A scan of the whole segment finds the rows that rank lowest. It takes 1/16 of max_rows more than needed, so that scans

@@ -102,6 +102,13 @@ def layer_of_other_keras() -> Any:
     return None if calls is None else calls.call_context().layer
 
 
+def calling_optimizer() -> Any:
+    """The optimizer of the model whose call runs; None outside of one."""
+    state = sys.modules["keras.src.backend.common.global_state"]  # Keras has no public name for its running call
+    context = state.get_global_attribute("current_call_ctx")
+    return None if context is None else getattr(context.entry_layer, "optimizer", None)
+
+
 def tf_variable(weight: Any) -> tf.Variable:
     """The TensorFlow variable of a weight."""
     return weight if isinstance(weight, tf.Variable) else weight.value

@@ -20,7 +20,7 @@ from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, lookups_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
-from tf_fusedrec.tables.keras_savers import TableState
+from tf_fusedrec.tables.keras_savers import TableState, refuse_scale
 
 if KERAS_IS_LEGACY:
     from tf_fusedrec.tables import legacy_savers as savers  # also makes tf_keras' savers know tables
@@ -93,16 +93,19 @@ class _DefaultHooks(CallHooks):
 
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
         if keras.mixed_precision.global_policy().name == "mixed_float16":
-            raise ValueError(
-                f"tables {step.lookups[min(gradients)].group.table.names} cannot train under the policy mixed_float16 "
-                "here: the loss is scaled, and rows are trained before the scale is taken off. Use PipelinedModel, a "
-                "loop inside `embedding.loss_scaled_by(optimizer)`, or the policy mixed_bfloat16."
-            )
+            refuse_scale(step.lookups[min(gradients)].group.table.names, "the policy mixed_float16")
         step.update(step.send_gradients(gradients))
         return tf.zeros([])
 
     def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return gradient
+
+
+class _ScaleRemains(_DefaultHooks):
+    """The calling model has a LossScaleOptimizer, and nothing takes its scale off the gradients of rows."""
+
+    def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        refuse_scale(step.lookups[min(gradients)].group.table.names, "a LossScaleOptimizer")
 
 
 class _ScaledLoss(CallHooks):
@@ -433,6 +436,12 @@ class FusedEmbedding(keras.layers.Layer):
         calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
             world, hooks = self.layout.world, self.internals.hooks
+            inner = hooks
+            while not isinstance(inner, (_DefaultHooks, _ScaledLoss)):
+                inner = inner.before
+            scaled = isinstance(keras_api.calling_optimizer(), keras.mixed_precision.LossScaleOptimizer)
+            if scaled and isinstance(inner, _DefaultHooks):
+                hooks = _ScaleRemains()
             calls = TrainingCalls(keras_api.tf_variable(self._anchor).read_value(), self.name, world, hooks)
             self._refuse_tables_of_two_layers(graph)
             self.internals.steps[graph] = calls

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ class TableState(tf.train.experimental.PythonState):
             else "this list of weights has no rows, because only the list of get_weights itself has them"
         )
         raise ValueError(
-            f"FusedEmbedding {self._layer!r}: set_weights would leave its tables {self._names()} behind: {lost}. Use "
+            f"FusedEmbedding {self._layer!r}: set_weights would leave its tables {self.names()} behind: {lost}. Use "
             "callbacks.EarlyStopping(restore_best=True), callbacks.Checkpoint(save_best=True) or "
             "tf_fusedrec.checkpoint.save and load. For the dense weights alone, call it inside "
             "`with tf_fusedrec.checkpoint.without_tables():`."
@@ -169,7 +170,7 @@ class TableState(tf.train.experimental.PythonState):
             else:
                 continue
             raise ValueError(
-                f"FusedEmbedding {self._layer!r}: {name} {fault} (tables {self._names()}, {self._ranks} processes). "
+                f"FusedEmbedding {self._layer!r}: {name} {fault} (tables {self.names()}, {self._ranks} processes). "
                 f"Use {remedy}."
             )
 
@@ -187,7 +188,7 @@ class TableState(tf.train.experimental.PythonState):
         """Raises ValueError, because a legacy HDF5 file cannot have tables. Does nothing inside without_tables."""
         if not _excluded.get():
             raise ValueError(
-                f"FusedEmbedding {self._layer!r}: a legacy HDF5 file (.h5) cannot hold its tables {self._names()}. "
+                f"FusedEmbedding {self._layer!r}: a legacy HDF5 file (.h5) cannot hold its tables {self.names()}. "
                 f"{_REMEDY}"
             )
 
@@ -195,7 +196,7 @@ class TableState(tf.train.experimental.PythonState):
         """Raises ValueError, because a SavedModel of Keras or TensorFlow has neither tables nor calls that serve."""
         raise ValueError(
             f"FusedEmbedding {self._layer!r}: a SavedModel of model.save(folder), model.export or tf.saved_model.save "
-            f"cannot hold its tables {self._names()}. {_SERVED}"
+            f"cannot hold its tables {self.names()}. {_SERVED}"
         )
 
     def _trackable_children(self, save_type: str = "checkpoint", **more: Any) -> dict[str, Any]:
@@ -207,14 +208,14 @@ class TableState(tf.train.experimental.PythonState):
     def _has_rows(self) -> bool:
         return any(table.size(name) for table in self._tables for name in table.names)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         return [name for table in self._tables for name in table.names]
 
     def _refuse_several_ranks(self, why: str) -> None:
         if self._ranks > 1:
             raise ValueError(
                 f"FusedEmbedding {self._layer!r}: with {self._ranks} processes, a file of tf.train.Checkpoint, "
-                f"save_weights, BackupAndRestore or model.save {why} (tables {self._names()}). {_REMEDY}"
+                f"save_weights, BackupAndRestore or model.save {why} (tables {self.names()}). {_REMEDY}"
             )
 
     def _parsed(self, data: bytes) -> dict[str, dict[str, Any]]:
@@ -285,6 +286,15 @@ def refuse_average(layer: str, optimizer: Any) -> None:
             "replace the dense weights by their average over steps and leave the rows of the last step. Use "
             "use_ema=False."
         )
+
+
+def refuse_scale(names: Sequence[str], cause: str) -> typing.NoReturn:
+    """Raises ValueError, because gradients of rows would keep the scale of the loss."""
+    raise ValueError(
+        f"tables {names} cannot train under {cause} here: the loss is scaled, and rows are trained before the scale is "
+        "taken off. Use PipelinedModel, a loop inside `embedding.loss_scaled_by(optimizer)`, or the policy "
+        "mixed_bfloat16 and no LossScaleOptimizer."
+    )
 
 
 def refuse_fit(model: Any, callbacks: Sequence[Any]) -> None:

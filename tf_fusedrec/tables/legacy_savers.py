@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, keras_api
-from tf_fusedrec.tables.keras_savers import TableState, refuse_fit, states_of
+from tf_fusedrec.tables.keras_savers import TableState, refuse_fit, refuse_scale, states_of
 
 
 def _guard(
@@ -91,6 +91,11 @@ def _set_weights(self: Any, weights: Sequence[Any]) -> None:
 def _on_train_begin(self: Any, logs: Any = None) -> None:
     if isinstance(self.model, keras.Model):
         refuse_fit(self.model, self.callbacks)
+        # A train_step of one's own may take the scale off.
+        scaled = isinstance(getattr(self.model, "optimizer", None), keras.mixed_precision.LossScaleOptimizer)
+        if scaled and type(self.model).train_step is keras.Model.train_step:
+            for state in states_of(self.model):
+                refuse_scale(state.names(), "a LossScaleOptimizer")
     _begin_fit(self, logs)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
 
 
 @pytest.mark.parametrize("combiner", [None, "mean"])
@@ -33,6 +34,25 @@ def test_arguments_of_keras_embedding_are_refused():
         fr.Embedding(2, "adagrad", mask_zero=True)
     with pytest.raises(ValueError, match="Ids of feature 'ids' must be int32 or int64, got float32. Use keras.Input"):
         fr.Embedding(2, "adagrad")(keras.Input([5]))  # a floating dtype is Keras' default
+
+
+OTHER_STEPS = (False, {"gradient_accumulation_steps": 2}, r"gradient_accumulation_steps 2.*Use .*accumulate_steps=2")
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "options", "words"),
+    [
+        (False, {"use_ema": True}, "has use_ema=True.*Use use_ema=False"),
+        (True, {}, "cannot train under a LossScaleOptimizer here.*Use PipelinedModel"),
+        *(() if KERAS_IS_LEGACY else (OTHER_STEPS,)),
+    ],
+)
+def test_optimizers_that_would_train_weights_unlike_rows_are_refused(wrapped, options, words):
+    optimizer = keras.optimizers.SGD(0.1, **options)
+    model = keras.Sequential([keras.Input([], dtype="int64"), fr.Embedding(2, "sgd"), keras.layers.Dense(1)])
+    model.compile(keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer, "mse")
+    with pytest.raises(ValueError, match=words):
+        model.fit(np.arange(4), np.ones(4), verbose=0)
 
 
 def test_padding_reaches_later_layers_as_a_mask():

@@ -18,9 +18,10 @@ from tf_fusedrec.embedding.features import FlatFeature, check_dtype, flatten_inp
 from tf_fusedrec.embedding.group import LayerOptions, TableGroup, group_tables
 from tf_fusedrec.embedding.step import Lookup, Step, TrainingCalls, lookups_of
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.dense_gradients import check_steps
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
-from tf_fusedrec.tables.keras_savers import TableState, refuse_scale
+from tf_fusedrec.tables.keras_savers import TableState, refuse_average, refuse_scale
 
 if KERAS_IS_LEGACY:
     from tf_fusedrec.tables import legacy_savers as savers  # also makes tf_keras' savers know tables
@@ -101,11 +102,18 @@ class _DefaultHooks(CallHooks):
         return gradient
 
 
-class _ScaleRemains(_DefaultHooks):
-    """The calling model has a LossScaleOptimizer, and nothing takes its scale off the gradients of rows."""
+class _OfKerasModel(CallHooks):
+    """Refuses an optimizer of the calling model that would train the dense weights unlike the rows."""
+
+    def __init__(self, before: CallHooks, layer: FusedEmbedding, optimizer: Any):
+        self.before, self._layer, self._optimizer = before, layer, optimizer
 
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        refuse_scale(step.lookups[min(gradients)].group.table.names, "a LossScaleOptimizer")
+        if isinstance(self._optimizer, keras.mixed_precision.LossScaleOptimizer):
+            refuse_scale(step.lookups[min(gradients)].group.table.names, "a LossScaleOptimizer")
+        refuse_average(self._layer.name, self._optimizer)
+        check_steps(self._optimizer, self._layer.internals.options.accumulate_steps)
+        return self.before.train(step, gradients)
 
 
 class _ScaledLoss(CallHooks):
@@ -436,12 +444,11 @@ class FusedEmbedding(keras.layers.Layer):
         calls = self.internals.steps.get(graph)
         if calls is None or not calls.takes_calls():
             world, hooks = self.layout.world, self.internals.hooks
-            inner = hooks
+            inner, optimizer = hooks, keras_api.calling_optimizer()
             while not isinstance(inner, (_DefaultHooks, _ScaledLoss)):
                 inner = inner.before
-            scaled = isinstance(keras_api.calling_optimizer(), keras.mixed_precision.LossScaleOptimizer)
-            if scaled and isinstance(inner, _DefaultHooks):
-                hooks = _ScaleRemains()
+            if optimizer is not None and isinstance(inner, _DefaultHooks):
+                hooks = _OfKerasModel(hooks, self, optimizer)
             calls = TrainingCalls(keras_api.tf_variable(self._anchor).read_value(), self.name, world, hooks)
             self._refuse_tables_of_two_layers(graph)
             self.internals.steps[graph] = calls

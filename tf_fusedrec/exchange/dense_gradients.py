@@ -164,6 +164,16 @@ def _read_by_step() -> list[tf.Variable]:
     return sorted(read, key=lambda variable: order[id(variable.handle)])
 
 
+def check_steps(optimizer: Any, steps: int) -> None:
+    """Raises ValueError if an optimizer of Keras 3 accumulates gradients over other steps than the tables."""
+    own = getattr(optimizer, "gradient_accumulation_steps", None)
+    if own and own != steps:
+        raise ValueError(
+            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps {own}, and the tables of the model "
+            f"accumulate_steps {steps}. Use FusedEmbedding(accumulate_steps={own})."
+        )
+
+
 def accumulate(optimizer: Any, steps: int) -> None:
     """Makes the optimizer's apply_gradients change the weights in every k-th call. A second call with k is allowed.
 
@@ -186,13 +196,8 @@ def accumulate(optimizer: Any, steps: int) -> None:
     if sums is not None or steps == 1:
         return
     if getattr(optimizer, "gradient_accumulation_steps", None):
-        if optimizer.gradient_accumulation_steps == steps:
-            return
-        raise ValueError(
-            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps "
-            f"{optimizer.gradient_accumulation_steps}, and the tables of the model accumulate_steps {steps}. Use no "
-            "gradient_accumulation_steps, because the optimizer gets the tables' number."
-        )
+        check_steps(optimizer, steps)
+        return
     if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
             f"accumulate_steps {steps} does not work with a LossScaleOptimizer, which skips steps of dense weights or "

@@ -214,6 +214,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 "all layers of a model."
             )
         if steps and getattr(self, "optimizer", None) is not None:
+            dense_gradients.check_steps(self.optimizer, *steps)
             dense_gradients.accumulate(self.optimizer, *steps)
 
     def _runs_alone(self) -> bool:

@@ -41,8 +41,11 @@ class DIN(ExposureModel):
         name: str = "din",
     ):
         super().__init__(config, embedding, catalogue, popularity, name)
+        self._event_width = config.dim * len(self.event_columns) + dense_width(config, "history")
         candidate = config.dim * len(config.columns_of("exposed"))
         self.attention = TargetAttention(candidate, config.attention_units, name="attention")
+        # Under Keras 3, the gradient of a loop finds no shape of a weight that the first step makes.
+        self.attention.build([None, None, self._event_width])
         self.top = network(config.top_units, config.dropout, "top")
 
     def hidden(self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None) -> tf.Tensor:
@@ -58,9 +61,7 @@ class DIN(ExposureModel):
         return self.top(x, training=training)
 
     def hidden_flops(self, batch: Batch) -> tf.Tensor:
-        config, dim = self.config, self.config.dim
-        event, candidate = (dim * len(columns) for columns in (self.event_columns, config.columns_of("exposed")))
-        event += dense_width(config, "history")
+        config, dim, event, candidate = self.config, self.config.dim, self._event_width, self.attention.columns
         top = [self.dense_columns + self.num_vectors * dim + event, *config.top_units, len(config.tasks)]
         first, *others = config.attention_units
         counts = batch["history_item"].row_lengths(), batch["exposed_item"].row_lengths()

@@ -253,5 +253,6 @@ def _after_first(rows: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def normalized(vectors: tf.Tensor) -> tf.Tensor:
-    """Returns vectors / max(length, 1e-6) over the last axis, as losses.sampled_softmax normalises."""
+    """Returns vectors / max(length, 1e-6) over the last axis in float32, as losses.sampled_softmax normalises."""
+    vectors = tf.cast(vectors, tf.float32)  # of a mixed precision: users of its compute dtype, items of float32
     return vectors / tf.maximum(tf.norm(vectors, axis=-1, keepdims=True), NORM_FLOOR)

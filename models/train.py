@@ -99,8 +99,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
 
         item_ids, popularity = read_items(folder)
         model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
-        adam = keras.optimizers.Adam if keras.__name__ == "keras" else keras.optimizers.legacy.Adam
-        optimizer = adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
+        optimizer = keras.optimizers.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
         model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
@@ -150,6 +149,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             initial_epoch=call.epoch,
             epochs=call.end,
             steps_per_epoch=call.steps - call.step,
+            shuffle=False,  # Keras 3 warns that it shuffles no data set
             callbacks=[*listeners, saving, *others],
             verbose=1 if _is_chief() else 0,
         )

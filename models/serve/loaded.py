@@ -68,7 +68,7 @@ class Export:
         self.version = int(self.path.resolve().name) if self.path.resolve().name.isdecimal() else 1
         self.ops = _ops_of(self.path)
         if self.ops == "ours":
-            _import_ops(self.path)  # before TensorFlow, as tf_fusedrec demands
+            _import_ops(self.path)
         self._tf = importlib.import_module("tensorflow")
         self._letters = self._tf.constant([bytes([letter]) for letter in range(256)])
         try:

@@ -36,7 +36,7 @@ def trained(fields, batch):
     experiment = from_dict(fields)
     keras.utils.set_random_seed(3)
     model = make_model(experiment, make_embedding(experiment), ITEMS, np.ones(len(ITEMS), np.int64))
-    model.compile(keras.optimizers.legacy.Adam(0.1))
+    model.compile(keras.optimizers.Adam(0.1))
     model.train_step(batch)
     return experiment, model
 

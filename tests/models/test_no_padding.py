@@ -18,7 +18,7 @@ SIZES = {"num_blocks": 1, "dim": 8, "num_heads": 2, "qk_dim": 4, "value_dim": 4}
 
 def ops_of_a_step(model, batch):
     model(batch)  # makes the weights
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     return count_ops(tf.function(model.train_step, autograph=False).get_concrete_function(batch))
 
 

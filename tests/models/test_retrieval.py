@@ -107,7 +107,7 @@ def test_every_encoder_trains_and_answers_from_the_past_only(encoder):
     out = model(batch)
     later = {**batch, "item_id": ragged([4, 0, 7], [*batch["item_id"].values.numpy()[:10], 1])}
     np.testing.assert_allclose(model(later).query[:9], out.query[:9], atol=1e-6)  # the last item is only predicted
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     logs = model.train_step(batch)
     assert np.isfinite(float(logs["loss"]))
     assert float(logs["gflops"]) * 1e9 == pytest.approx(3 * float(model.forward_flops(batch)))
@@ -160,10 +160,20 @@ def test_the_query_time_matters_and_an_empty_history_gives_zeros():
     assert not soon[1].any()
 
 
+def test_users_and_items_of_a_mixed_precision_meet_in_float32():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model, one = make_model(), ragged([1], [5])
+        users = model.embed_users(one, ragged([1], [START]), tf.constant([START + 9], tf.int64))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert users.dtype == model.embed_items(tf.constant([5], tf.int64)).dtype == tf.float32
+
+
 @pytest.mark.parametrize("lengths", [[], [0, 1], [1], [2, 0]])
 def test_empty_inputs_train(lengths):
     model = make_model()
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     logs = model.train_step(retrieval_batch(lengths))
     assert np.isfinite(float(logs["loss"]))
     assert float(logs["tokens"]) == sum(max(length - 1, 0) for length in lengths)
@@ -172,7 +182,7 @@ def test_empty_inputs_train(lengths):
 def test_a_step_without_positions_leaves_the_mean_loss():
     """Epochs of all ranks have equal numbers of steps, so that the last one may have no data on any rank."""
     model = make_model()
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     first = float(model.train_step(retrieval_batch([4, 6]))["loss"])
     assert float(model.train_step(retrieval_batch([]))["loss"]) == first > 0
 

@@ -261,7 +261,7 @@ def test_models_learn_in_every_precision(task, precision):
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
     try:
         assert model.compute_dtype == precision.removeprefix("mixed_")
-        model.compile(keras.optimizers.legacy.Adam(0.01))
+        model.compile(keras.optimizers.Adam(0.01))
         losses = model.fit(tf.data.Dataset.from_tensors(batch).repeat(10), epochs=5, verbose=0).history["loss"]
     finally:
         keras.mixed_precision.set_global_policy("float32")
@@ -272,7 +272,7 @@ def test_models_learn_in_every_precision(task, precision):
 def test_accumulated_steps_reach_the_tables_and_the_dense_weights():
     loaded = experiment.from_dict(fields(train={"accumulate_steps": 2}))
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
-    model.compile(keras.optimizers.legacy.Adam(0.01))
+    model.compile(keras.optimizers.Adam(0.01))
     batch = batches.ranking_batch([4, 0, 2], [2, 1, 3])
     model(batch)
     weights = []

@@ -156,7 +156,7 @@ def test_a_schedule_keeps_rows_that_wait_for_their_update():
         fields(embedding={"all_tables": {"limits": {"ttl": 9}}}, train={"schedule": "semi_async"})
     )
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1), np.ones(1, np.int64))
-    model.compile(keras.optimizers.legacy.SGD(0.1))  # refuses a table whose rows may move
+    model.compile(keras.optimizers.SGD(0.1))  # refuses a table whose rows may move
 
 
 @pytest.mark.parametrize("kind", sorted(build.RANKING_MODELS))
@@ -167,7 +167,7 @@ def test_ranking_models_project_rows_of_other_sizes_and_train_the_projection(kin
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model.position_losses(batch, model(batch, training=True)))
-    (projection,) = [weight for weight in model.trainable_weights if "project_item" in weight.name]
+    (projection,) = model.projections["item"].trainable_weights
     assert projection.shape == (3, 8)
     assert float(tf.norm(tape.gradient(loss, projection))) > 0
     ids = int(tf.size(batch["history_item"].values)) + int(tf.size(batch["exposed_item"].values))

@@ -120,7 +120,7 @@ def test_rare_items_share_a_row_and_are_told_from_frequent_ones():
 
 def test_a_step_trains_every_task_and_counts():
     model, batch = made("dlrm"), oracle.batch_of([4, 2], [2, 3])
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     before = [weight.numpy() for weight in (model(batch), model.head.kernel)[1:]]
     logs = model.train_step(batch)
     assert (before[0] != model.head.kernel.numpy()).any(axis=0).all()  # a column for each task

@@ -61,7 +61,7 @@ def test_weights_after_one_step_do_not_depend_on_feature_order():
     weights = []
     for names in (list(batch), list(reversed(batch))):
         model = make_grm()
-        model.compile(keras.optimizers.legacy.SGD(0.1))
+        model.compile(keras.optimizers.SGD(0.1))
         model.train_step({name: batch[name] for name in names})
         weights.append([variable.numpy() for variable in model.trainable_variables])
     assert len(weights[0]) == len(weights[1])
@@ -181,7 +181,7 @@ def test_a_step_counts_flops_samples_and_tokens():
     expected += sum(exposed) * (experts + gates + mixing + heads)
     batch = ranking_batch(histories=history, exposures=exposed)
     assert float(model.forward_flops(batch)) == expected
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     logs = model.train_step(batch)
     assert float(logs["gflops"]) * 1e9 == pytest.approx(3 * expected)
     assert int(model.step) == 1 and (float(logs["samples"]), float(logs["tokens"])) == (4.0, tokens)

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
+from models.user_state import GRMStates
+from tests.keras_3 import model_program
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec._tf_compat import keras_api
 
 PROGRAMS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {}
 SCHEDULES = ("sync", "frozen_window(2)", "dual_buffer", "nested(2)", "semi_async", "pipelined(3)", "pipelined(6)")
-ON_RANKS = ("nested(2)",)  # on two ranks as well
+ON_RANKS = ("sync", "nested(2)")  # on two ranks as well
 
 
 def program(name: str, ranks: int = 1) -> Callable:
@@ -310,6 +312,26 @@ def saved() -> dict[str, Any]:
     position = fr.callbacks.Checkpoint(folder).load(loaded)
     np.testing.assert_allclose(loaded.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0), rtol=1e-6)
     return {"position": position, **fitted(loaded)}
+
+
+def trained(name: str, steps: int, **options: Any) -> dict[str, Any]:
+    model = model_program.made(name, **options)
+    return {"losses": model_program.train(model, name, steps), **model_program.state(model)}
+
+
+for _name in model_program.FIELDS:
+    if _name in model_program.EXCHANGED:
+        program(f"models: {_name}", ranks=2)(lambda name=_name: trained(name, 20))
+    else:  # A trace takes longer than these steps.
+        program(f"models: {_name}")(lambda name=_name: trained(name, 4, run_eagerly=True))
+
+
+@program("answers from kept states of users")
+def kept_states() -> dict[str, Any]:
+    model, batch = model_program.made("user states"), model_program.batches("user states")[0]
+    states = GRMStates(model)
+    logits, state = states.update(batch, states.none(3))
+    return {"logits": logits, "tokens": [part.values for part in state.layers[0] if part is not None]}
 
 
 def main(out: pathlib.Path) -> None:

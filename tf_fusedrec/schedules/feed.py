@@ -52,6 +52,20 @@ def iterator_of(source: Any) -> tf.data.Iterator:
     return iter(tf.data.Dataset.from_tensors(keras.utils.pack_x_y_sample_weight(*next(source))))
 
 
+def direct_step(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
+    """Keras 3's training function of one rank, without its Optional of the logs, which costs two eager ops a step."""
+    of_keras = model.train_function  # train_on_batch passes no iterator of a data set
+
+    def read_and_train(iterator: Any) -> dict[str, tf.Tensor]:
+        data = tf.nest.map_structure(
+            lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, next(iterator)
+        )
+        return model.train_step(data)
+
+    step = tf.function(unconverted(read_and_train), reduce_retracing=True)
+    return lambda source: (step if isinstance(source, tf.data.Iterator) else of_keras)(source)
+
+
 class Feed:
     """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 

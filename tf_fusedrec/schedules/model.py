@@ -15,7 +15,7 @@ from tf_fusedrec.embedding.row_movement import RowMovement
 from tf_fusedrec.exchange import collectives, dense_gradients, model_state
 from tf_fusedrec.metrics.streaming import check_summable, of_batch, summed_over_ranks
 from tf_fusedrec.schedules import one_keras
-from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, last
+from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated, direct_step, last, steps_at_once
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.schedule import Schedule, get, serialize
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
@@ -152,7 +152,11 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         self._average_state()  # of a fit that ended in an error
         start_equal(self)
         if self._runs_alone() and not self.schedule.stages.read:
-            return super().make_train_function(force)
+            is_new = self.train_function is None or force
+            super().make_train_function(force)
+            if is_new and not KERAS_IS_LEGACY and not self.run_eagerly and steps_at_once(self) == 1:
+                self.train_function = direct_step(self)
+            return self.train_function
         if not isinstance(self.train_function, Feed) or force:
             self.train_function: Any = Feed(self, compiled=not self.run_eagerly)
         return self.train_function

@@ -18,7 +18,7 @@ KERAS ?= 3
 TIMES ?=
 
 # Commands of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step attention table checkpoint ops papers.sequence_batching scale overlap planner schedule_quality negatives balance serving
+BENCHMARKS := train_step keras attention table checkpoint ops papers.sequence_batching scale overlap planner schedule_quality negatives balance serving
 
 # Tests that reach these rooms; the fuzzers and the soak among them.
 COVERING := tests/checkpoint tests/saved_model tests/embedding tests/tfra tests/ops tests/exchange tests/soak tests/fuzz tests/golden

@@ -208,13 +208,15 @@ def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any]
 class Remote:
     """A child in some interpreter, which times its own steps on request. A context manager.
 
-    It runs function(**request), which calls `serve`. `facts` is its first answer.
+    It runs function(**request) with environment `variables`. The function calls `serve`. `facts` is its first answer.
     """
 
-    def __init__(self, python: str, function: Callable[..., Any], **request: Any):
+    def __init__(
+        self, python: str, function: Callable[..., Any], *, variables: Mapping[str, str] = _NOTHING, **request: Any
+    ):
         self._process = subprocess.Popen(
-            command_of(python, function, request), env=environment(), cwd=ROOT, encoding="utf-8", errors="replace",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            command_of(python, function, request), env={**environment(), **variables}, cwd=ROOT, encoding="utf-8",
+            errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self._name = f"{python}, {function.__module__}.{function.__qualname__}"
         self.facts = self._read()

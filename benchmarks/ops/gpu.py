@@ -313,10 +313,11 @@ def _find(
     rows, found = memory.empty([n, dim], np.float32), memory.empty([n], np.uint32)
     calls = {
         "find numbers": Call(
-            lambda: kernels.run("table_find", table.handle, message, 0, None, 0, found), Work(bytes=n * (8 + 64 + 4))
+            lambda: kernels.run("table_find", table.handle, message, False, 0, None, 0, found),
+            Work(bytes=n * (8 + 64 + 4)),
         ),
         "find": Call(
-            lambda: kernels.run("table_find", table.handle, message, 0, rows, n, found),
+            lambda: kernels.run("table_find", table.handle, message, False, 0, rows, n, found),
             Work(bytes=n * (8 + 64 + 4 + 8 * dim)),
         ),
     }
@@ -358,11 +359,8 @@ def train(
         kernels.run("table_lookup", table.handle, message, STORAGES["float32"], rows, n, inverse, handles, num_rows)
 
     def apply() -> None:
-        distinct_rows = int(num_rows[0])
-        kernels.run(
-            "table_apply", table.handle, handles, distinct_rows, inverse, n, grads, STORAGES["float32"], 1.0, update,
-            left_out, num_left_out,
-        )  # fmt: skip
+        gradients = table.gradients(handles, inverse, grads, int(num_rows[0]), n)
+        kernels.run("table_apply", table.handle, gradients, update, left_out, num_left_out)
 
     def step() -> None:
         lookup()

@@ -9,6 +9,7 @@
 
 #include "common/hash.h"
 #include "common/limits.h"
+#include "common/try.h"
 
 namespace fusedrec {
 namespace {
@@ -286,11 +287,8 @@ absl::Status ClusterSamples(const std::vector<FeatureIds>& features, absl::Span<
   std::vector<int32_t> part = Deal(by_tokens, sizes);
   const Links links = LinkSamples(features, samples);
   if (micro_batches > 1 && links.num_ids > 0) {
-    if (absl::Status status = RequireIn("the number of shared ids times micro-batches", links.num_ids * micro_batches, 0,
-                                        kMostCopies, "fewer micro-batches, or smaller batches.");
-        !status.ok()) {
-      return status;
-    }
+    FUSEDREC_TRY(RequireIn("the number of shared ids times micro-batches", links.num_ids * micro_batches, 0,
+                           kMostCopies, "fewer micro-batches, or smaller batches."));
     Random random;
     Search search(links, tokens, sizes, &part);
     // A smaller block has few places to exchange.

@@ -24,14 +24,28 @@
 #define FUSEDREC_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #endif
 
+// A kernel with blocks of kThreads threads.
+#define FUSEDREC_KERNEL [[maybe_unused]] static __global__ void __launch_bounds__(kThreads)
+// Launches it with a thread for each of `count` items, if there are any; or with threads that loop over them.
+#define FUSEDREC_FOR_EACH(kernel, count, stream, ...) FUSEDREC_LAUNCH_OVER(BlocksFor, kernel, count, stream, __VA_ARGS__)
+#define FUSEDREC_LOOP(kernel, count, stream, ...) FUSEDREC_LAUNCH_OVER(LoopBlocks, kernel, count, stream, __VA_ARGS__)
+#define FUSEDREC_LAUNCH_OVER(blocks, kernel, count, stream, ...)                                    \
+  do {                                                                                              \
+    const int64_t fusedrec_count = (count);                                                         \
+    if (fusedrec_count <= 0) break;                                                                 \
+    FUSEDREC_LAUNCH(kernel, blocks(fusedrec_count, kThreads), kThreads, 0, stream, __VA_ARGS__);    \
+  } while (false)
+
 namespace fusedrec {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kThreads = 256, kWarps = kThreads / 32;  // of a block
 
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x & 31); }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x >> 5); }
 __device__ inline unsigned LanesBefore() { return (1u << (threadIdx.x & 31)) - 1; }
 __device__ inline int64_t GlobalThread() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t GridThreads() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
 #ifndef FUSEDREC_EMULATION
 // A word that other threads change: neither kept in a register nor in the cache of one multiprocessor.

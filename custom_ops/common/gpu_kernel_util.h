@@ -33,13 +33,6 @@ inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t by
 }
 #endif
 
-// Answer of a launcher as a Status.
-inline absl::Status CudaStatus(const char* launcher, int answer) {
-  if (answer == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(launcher, " failed: ", fusedrec_cuda_error_string(answer), " (CUDA error ",
-                                          answer, ")."));
-}
-
 // What launchers take from an op on a GPU: its stream, and memory for the op's duration.
 class Gpu {
  public:
@@ -50,7 +43,9 @@ class Gpu {
   // Answer of a launcher as a Status.
   absl::Status Check(const char* launcher, int answer) const {
     if (answer == kCudaOutOfMemory && !status_.ok()) return status_;
-    return CudaStatus(launcher, answer);
+    if (answer == 0) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(launcher, " failed: ", fusedrec_cuda_error_string(answer), " (CUDA error ",
+                                            answer, ")."));
   }
 
   // Copies a tensor on the device; waits for it.

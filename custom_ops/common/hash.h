@@ -42,6 +42,9 @@ FUSEDREC_HOST_DEVICE inline uint64_t FingerprintOf(int64_t segment, int64_t id, 
   return TableHash(static_cast<int64_t>(key)) * static_cast<uint64_t>(2 * position + 1);
 }
 
+// Distance, in lines of keys, to where a key of a table is looked for next; odd, so that a search visits all lines.
+FUSEDREC_HOST_DEVICE inline uint64_t LineStep(uint64_t hash) { return (hash >> 32) | 1; }
+
 // Maps a hash to [0, n) by its range: floor(hash * n / 2^64). Contiguous ranges of the hash belong to one owner.
 FUSEDREC_HOST_DEVICE inline uint32_t RangeOf(uint64_t hash, uint32_t n) {
 #if defined(__CUDA_ARCH__)

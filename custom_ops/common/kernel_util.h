@@ -5,7 +5,9 @@
 // algorithm and of the launcher differ, under `if constexpr`.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -47,6 +49,26 @@ inline absl::Status RequireRank(const char* name, const Tensor& t, int rank) {
   if (t.dims() == rank) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must have rank ", rank, ", got shape ",
                                                  t.shape().DebugString(), ". Reshape it before the call."));
+}
+
+template <typename T>
+absl::Status ScalarInput(OpKernelContext* ctx, int index, const char* name, T* value) {
+  const absl::Status ranked = RequireRank(name, ctx->input(index), 0);
+  if (ranked.ok()) *value = ctx->input(index).scalar<T>()();
+  return ranked;
+}
+
+// Copies `values` into a new output, of this shape or a vector.
+template <typename T>
+absl::Status Give(OpKernelContext* ctx, int index, const std::vector<T>& values, const TensorShape& shape) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &out));
+  std::copy(values.begin(), values.end(), Out<T>(out).begin());
+  return absl::OkStatus();
+}
+template <typename T>
+absl::Status Give(OpKernelContext* ctx, int index, const std::vector<T>& values) {
+  return Give(ctx, index, values, TensorShape({static_cast<int64_t>(values.size())}));
 }
 
 // Checks that `splits` runs from 0 to `total` without decreasing and has at least one entry.

@@ -1,7 +1,9 @@
 // Helpers of the launchers: they allocate scratch memory, and copy small arrays between host and device.
 #pragma once
 
-#include <cstddef>
+#ifndef __CUDACC_RTC__  // which compiles kernels alone (tests/cuda/test_cuda_12.py)
+
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -9,6 +11,7 @@
 
 #include "common/cuda_api.h"
 #include "common/device.cuh"
+#include "common/try.h"
 
 namespace fusedrec {
 
@@ -21,6 +24,17 @@ struct ScratchArray {
   int64_t bytes;
 };
 
+// Gives arrays places from `at` on, each at a multiple of 256 bytes, in this order. Returns their bytes.
+inline int64_t PlaceArrays(std::initializer_list<ScratchArray> arrays, char* at) {
+  int64_t bytes = 0;
+  for (const ScratchArray& array : arrays) {
+    char* const place = at == nullptr ? nullptr : at + bytes;
+    std::memcpy(array.address, &place, sizeof(place));
+    bytes += array.bytes;
+  }
+  return bytes;
+}
+
 // Scratch memory of one call of a launcher, released at its end.
 class ScratchMemory {
  public:
@@ -31,17 +45,13 @@ class ScratchMemory {
     for (void* block : blocks_) from_.release(from_.context, block);
   }
 
-  // Allocates arrays in one block, each at a multiple of 256 bytes, in this order: one fill may cover neighbours.
+  // Allocates arrays in one block, in this order: one fill may cover neighbours.
   int Take(std::initializer_list<ScratchArray> arrays) {
-    int64_t bytes = 0;
-    for (const ScratchArray& array : arrays) bytes += array.bytes;
-    auto* at = static_cast<char*>(from_.allocate(from_.context, bytes < 256 ? 256 : bytes));
+    const int64_t bytes = PlaceArrays(arrays, nullptr);
+    auto* const at = static_cast<char*>(from_.allocate(from_.context, bytes < 256 ? 256 : bytes));
     if (at == nullptr) return kCudaOutOfMemory;
     blocks_.push_back(at);
-    for (const ScratchArray& array : arrays) {
-      std::memcpy(array.address, &at, sizeof(at));
-      at += array.bytes;
-    }
+    PlaceArrays(arrays, at);
     return kCudaSuccess;
   }
 
@@ -54,23 +64,6 @@ class ScratchMemory {
 inline int64_t BytesBetween(const void* first, const void* end) {
   return static_cast<const char*>(end) - static_cast<const char*>(first);
 }
-
-// Cuts scratch into arrays that begin at multiples of 256 bytes. With a null pointer it only counts.
-class Carver {
- public:
-  explicit Carver(void* scratch) : begin_(static_cast<char*>(scratch)) {}
-  template <typename T>
-  T* Take(int64_t count) {
-    char* at = begin_ + bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return begin_ == nullptr ? nullptr : reinterpret_cast<T*>(at);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* begin_;
-  int64_t bytes_ = 0;
-};
 
 // Returns whether `splits` run from 0 to `total` without decreasing.
 inline bool SplitsAreSound(const int64_t* splits, int64_t segments, int64_t total) {
@@ -85,6 +78,13 @@ template <typename T>
 int CopyToDevice(T* device, const T* host, int64_t count, void* stream) {
   if (count == 0) return kCudaSuccess;
   return static_cast<int>(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice,
+                                          static_cast<cudaStream_t>(stream)));
+}
+
+template <typename T>
+int CopyOnDevice(T* to, const T* from, int64_t count, void* stream) {
+  if (count == 0) return kCudaSuccess;
+  return static_cast<int>(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDeviceToDevice,
                                           static_cast<cudaStream_t>(stream)));
 }
 
@@ -106,10 +106,5 @@ inline int Fill(void* device, int byte, int64_t bytes, void* stream) {
 
 inline int LastError() { return static_cast<int>(cudaGetLastError()); }
 
-#define FUSEDREC_RETURN_IF_CUDA_ERROR(expression)             \
-  do {                                                        \
-    const int fusedrec_cuda_error = (expression);             \
-    if (fusedrec_cuda_error != 0) return fusedrec_cuda_error; \
-  } while (false)
-
 }  // namespace fusedrec
+#endif

@@ -8,8 +8,6 @@
 
 namespace fusedrec {
 
-constexpr int kPieceThreads = 256;
-
 // The piece of entry i: the last one that begins at i or before. Empty pieces have no entry.
 template <typename Piece>
 __device__ inline const Piece& PieceOf(const Piece* __restrict__ pieces, int64_t count, int64_t i) {
@@ -23,9 +21,8 @@ struct CopiedPiece {
 };
 
 // Copies all pieces; `total` is the sum of their entries.
-[[maybe_unused]] static __global__ void __launch_bounds__(kPieceThreads)
-    CopyPiecesKernel(const CopiedPiece* __restrict__ pieces, int64_t count, int64_t total) {
-  for (int64_t i = GlobalThread(); i < total; i += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
+FUSEDREC_KERNEL CopyPiecesKernel(const CopiedPiece* __restrict__ pieces, int64_t count, int64_t total) {
+  for (int64_t i = GlobalThread(); i < total; i += GridThreads()) {
     const CopiedPiece& piece = PieceOf(pieces, count, i);
     piece.to[i - piece.begin] = piece.from[i - piece.begin];
   }

@@ -11,15 +11,13 @@
 namespace fusedrec {
 namespace {
 
-constexpr int kThreads = 256;
-
-__global__ void __launch_bounds__(kThreads) PositionsKernel(int64_t count, int32_t* __restrict__ positions) {
+FUSEDREC_KERNEL PositionsKernel(int64_t count, int32_t* __restrict__ positions) {
   const int64_t n = GlobalThread();
   if (n < count) positions[n] = static_cast<int32_t>(n);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    RowKeysKernel(const int32_t* __restrict__ index, int64_t count, uint32_t num_rows, uint32_t* __restrict__ keys) {
+FUSEDREC_KERNEL RowKeysKernel(const int32_t* __restrict__ index, int64_t count, uint32_t num_rows,
+                              uint32_t* __restrict__ keys) {
   const int64_t n = GlobalThread();
   if (n >= count) return;
   const uint32_t row = static_cast<uint32_t>(index[n]);
@@ -52,8 +50,7 @@ int SortPairs(void* memory, size_t& bytes, const uint32_t* keys, uint32_t* sorte
 
 int PositionSort::Take(int64_t count, ScratchMemory* scratch) {
   count_ = count;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      SortPairs(nullptr, bytes_, keys_, sorted_keys_, positions_, sorted_positions_, count, 32, nullptr));
+  FUSEDREC_TRY(SortPairs(nullptr, bytes_, keys_, sorted_keys_, positions_, sorted_positions_, count, 32, nullptr));
   return scratch->Take({{&keys_, count}, {&sorted_keys_, count}, {&positions_, count}, {&sorted_positions_, count},
                         {&memory_, static_cast<int64_t>(bytes_)}});
 }
@@ -63,14 +60,13 @@ int PositionSort::ByKey(uint32_t most, Sorted* sorted, void* stream) const {
   if (count_ == 0) return kCudaSuccess;
   int bits = 1;
   while (bits < 32 && most >> bits != 0) ++bits;
-  FUSEDREC_LAUNCH(PositionsKernel, BlocksFor(count_, kThreads), kThreads, 0, stream, count_, positions_);
+  FUSEDREC_FOR_EACH(PositionsKernel, count_, stream, count_, positions_);
   size_t bytes = bytes_;
   return SortPairs(memory_, bytes, keys_, sorted_keys_, positions_, sorted_positions_, count_, bits, stream);
 }
 
 int PositionSort::ByRow(const int32_t* index, int64_t num_rows, Sorted* sorted, void* stream) const {
-  FUSEDREC_LAUNCH(RowKeysKernel, BlocksFor(count_, kThreads), kThreads, 0, stream, index, count_,
-                  static_cast<uint32_t>(num_rows), keys_);
+  FUSEDREC_FOR_EACH(RowKeysKernel, count_, stream, index, count_, static_cast<uint32_t>(num_rows), keys_);
   return ByKey(static_cast<uint32_t>(num_rows), sorted, stream);
 }
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "common/device.cuh"
-#ifndef __CUDACC_RTC__
 #include "common/launcher.cuh"
-#endif
 
 namespace fusedrec {
 

@@ -1,14 +1,9 @@
 #include "fuse_ids/fuse_ids_cuda.h"
 
 #include "common/pieces.cuh"
-#ifndef __CUDACC_RTC__
-#include <vector>
-
 #include "common/launcher.cuh"
-#endif
 
-namespace fusedrec {
-namespace fuse_ids {
+namespace fusedrec::fuse_ids {
 
 // row_splits of a ragged feature, among those of all.
 struct RowsPiece {
@@ -28,9 +23,9 @@ struct BagsPiece {
 constexpr unsigned kNoFeature = 0xffffffffu;
 
 // *wrong, kNoFeature before, becomes the first feature whose row_splits do not run from 0 to num_ids, or decrease.
-__global__ void __launch_bounds__(kPieceThreads)
-    FuseIdsCheckKernel(const RowsPiece* __restrict__ pieces, int64_t count, int64_t num_splits, unsigned* wrong) {
-  for (int64_t i = GlobalThread(); i < num_splits; i += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
+FUSEDREC_KERNEL FuseIdsCheckKernel(const RowsPiece* __restrict__ pieces, int64_t count, int64_t num_splits,
+                                   unsigned* wrong) {
+  for (int64_t i = GlobalThread(); i < num_splits; i += GridThreads()) {
     const RowsPiece& piece = PieceOf(pieces, count, i);
     const int64_t row = i - piece.begin;
     bool is_sound = row == 0 ? piece.row_splits[0] == 0 : piece.row_splits[row - 1] <= piece.row_splits[row];
@@ -40,12 +35,11 @@ __global__ void __launch_bounds__(kPieceThreads)
 }
 
 // Ends and scales of all bags. It follows row_splits, so it writes nothing where some are wrong.
-__global__ void __launch_bounds__(kPieceThreads)
-    FuseIdsBagsKernel(const BagsPiece* __restrict__ pieces, int64_t count, int64_t num_bags,
-                      const unsigned* __restrict__ wrong, int64_t* __restrict__ bag_splits,
-                      float* __restrict__ bag_scale) {
+FUSEDREC_KERNEL FuseIdsBagsKernel(const BagsPiece* __restrict__ pieces, int64_t count, int64_t num_bags,
+                                  const unsigned* __restrict__ wrong, int64_t* __restrict__ bag_splits,
+                                  float* __restrict__ bag_scale) {
   if (*wrong != kNoFeature) return;
-  for (int64_t g = GlobalThread(); g < num_bags; g += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
+  for (int64_t g = GlobalThread(); g < num_bags; g += GridThreads()) {
     const BagsPiece& piece = PieceOf(pieces, count, g);
     const int64_t bag = g - piece.begin;
     const bool by_row = piece.row_splits != nullptr;
@@ -56,8 +50,7 @@ __global__ void __launch_bounds__(kPieceThreads)
   }
 }
 
-}  // namespace fuse_ids
-}  // namespace fusedrec
+}  // namespace fusedrec::fuse_ids
 
 #ifndef __CUDACC_RTC__
 using namespace fusedrec;            // NOLINT
@@ -104,26 +97,18 @@ int fusedrec_fuse_ids(const FusedrecFeature* features, int64_t num_features, int
   BagsPiece* bag_pieces;
   unsigned* wrong_feature;
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.Take(
-      {{&id_pieces, num_features}, {&row_pieces, ragged}, {&bag_pieces, num_features}, {&wrong_feature, 1}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(id_pieces, ids.data(), num_features, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(row_pieces, rows.data(), ragged, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(bag_pieces, bags.data(), num_features, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(wrong_feature, 0xff, sizeof(unsigned), stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(bag_splits, 0, sizeof(int64_t), stream));
-  if (ragged > 0) {
-    FUSEDREC_LAUNCH(FuseIdsCheckKernel, LoopBlocks(row, kPieceThreads), kPieceThreads, 0, stream, row_pieces, ragged, row,
-                    wrong_feature);
-  }
-  if (num_ids > 0) {
-    FUSEDREC_LAUNCH(CopyPiecesKernel, LoopBlocks(num_ids, kPieceThreads), kPieceThreads, 0, stream, id_pieces,
-                    num_features, num_ids);
-  }
-  if (num_bags > 0) {
-    FUSEDREC_LAUNCH(FuseIdsBagsKernel, LoopBlocks(num_bags, kPieceThreads), kPieceThreads, 0, stream, bag_pieces,
-                    num_features, num_bags, wrong_feature, bag_splits, bag_scale);
-  }
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  FUSEDREC_TRY(scratch.Take({{&id_pieces, num_features}, {&row_pieces, ragged}, {&bag_pieces, num_features},
+                              {&wrong_feature, 1}}));
+  FUSEDREC_TRY(CopyToDevice(id_pieces, ids.data(), num_features, stream));
+  FUSEDREC_TRY(CopyToDevice(row_pieces, rows.data(), ragged, stream));
+  FUSEDREC_TRY(CopyToDevice(bag_pieces, bags.data(), num_features, stream));
+  FUSEDREC_TRY(Fill(wrong_feature, 0xff, sizeof(unsigned), stream));
+  FUSEDREC_TRY(Fill(bag_splits, 0, sizeof(int64_t), stream));
+  FUSEDREC_LOOP(FuseIdsCheckKernel, row, stream, row_pieces, ragged, row, wrong_feature);
+  FUSEDREC_LOOP(CopyPiecesKernel, num_ids, stream, id_pieces, num_features, num_ids);
+  FUSEDREC_LOOP(FuseIdsBagsKernel, num_bags, stream, bag_pieces, num_features, num_bags, wrong_feature, bag_splits,
+                bag_scale);
+  FUSEDREC_TRY(LastError());
   if (ragged == 0) return kCudaSuccess;
   return CopyToHost(wrong, reinterpret_cast<const int32_t*>(wrong_feature), 1, stream);
 }

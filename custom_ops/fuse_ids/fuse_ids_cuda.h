@@ -4,9 +4,7 @@
 // row_splits are on the device, too. A kernel checks them. If some are wrong, no bag is written.
 #pragma once
 
-#if !defined(__CUDACC_RTC__)
 #include <cmath>
-#endif
 
 #include "common/cuda_api.h"
 #include "common/host_device.h"

@@ -19,18 +19,16 @@ REGISTER_OP("Fusedrec>HashTable")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("A dynamic embedding table of S segments (tables of one group), which makes rows as ids come (MTGRBoost, section 4.1).");
 
+#define FUSEDREC_TABLE_OP(name) REGISTER_OP(name).Input("table: resource").SetIsStateful()
+
 // Lookups: in training, in inference, and ahead of a training lookup.
 
 // A message and the rows that an op reads for it, [unknown, D]. The attribute `dim` gives D, because shape functions cannot
 // read the resource.
 static absl::Status RowsShape(InferenceContext* c) {
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // message [V + R * S]
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // received_splits [R]
-  if (c->num_inputs() == 6) {                                // a look-ahead
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));  // mark [3]
+  for (int i = 1; i < c->num_inputs(); ++i) {  // message, received_splits; of a look-ahead rows, handles, mark
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), i == 3 ? 2 : 1, &unused));
   }
   int64_t dim;
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
@@ -38,22 +36,24 @@ static absl::Status RowsShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-REGISTER_OP("Fusedrec>TableLookup")
-    .Input("table: resource")
-    .Input("message: int64")
-    .Input("received_splits: int32")
-    .Input("rows_ahead: A")
-    .Input("handles_ahead: N * int64")
-    .Input("mark: N * int64")
-    .Output("rows: T")
+// A lookup that a look-ahead may have begun.
+#define FUSEDREC_LOOKUP_OP(name)                        \
+  FUSEDREC_TABLE_OP(name)                               \
+      .Input("message: int64")                          \
+      .Input("received_splits: int32")                  \
+      .Input("rows_ahead: A")                           \
+      .Input("handles_ahead: N * int64")                \
+      .Input("mark: N * int64")                         \
+      .Output("rows: T")                                \
+      .Attr("T: {float, half, bfloat16} = DT_FLOAT")    \
+      .Attr("dim: int >= 1")                            \
+      .Attr("A: list({float, half, bfloat16}) >= 0")    \
+      .Attr("N: int >= 0")
+
+FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
     .Output("handles: int64")
     .Output("inverse: int32")
-    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
-    .Attr("dim: int >= 1")
-    .Attr("A: list({float, half, bfloat16}) >= 0")
-    .Attr("N: int >= 0")
     .Attr("read_rows: bool = true")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(RowsShape(c));
       bool reads_rows;
@@ -65,8 +65,7 @@ REGISTER_OP("Fusedrec>TableLookup")
     })
     .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since.");
 
-REGISTER_OP("Fusedrec>TableLookAhead")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
     .Input("message: int64")
     .Input("received_splits: int32")
     .Output("rows: T")
@@ -74,39 +73,23 @@ REGISTER_OP("Fusedrec>TableLookAhead")
     .Output("mark: int64")
     .Attr("T: {float, half, bfloat16} = DT_FLOAT")
     .Attr("dim: int >= 1")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* [m] [r] -> [?,dim] [?] [3]"))
     .Doc("Reads the rows that a coming TableLookup of the same message will need (NestPipe, section IV).");
 
-REGISTER_OP("Fusedrec>TableRead")
-    .Input("table: resource")
-    .Input("message: int64")
-    .Input("received_splits: int32")
-    .Input("rows_ahead: A")
-    .Input("handles_ahead: N * int64")
-    .Input("mark: N * int64")
-    .Output("rows: T")
-    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
-    .Attr("dim: int >= 1")
-    .Attr("A: list({float, half, bfloat16}) >= 0")
-    .Attr("N: int >= 0")
+FUSEDREC_LOOKUP_OP("Fusedrec>TableRead")
     .Attr("as_training: bool = false")
-    .SetIsStateful()
     .SetShapeFn(RowsShape)
     .Doc("Deferred-hash lookup, inference form, which inserts and touches nothing; or the rows that the next TableLookup would return.");
 
-REGISTER_OP("Fusedrec>TablePrefetch")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TablePrefetch")
     .Input("message: int64")
     .Input("received_splits: int32")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Asks the disk for the rows of a coming lookup that lie beyond the memory budget (NestPipe, section IV).");
 
 // Updates.
 
-REGISTER_OP("Fusedrec>TableApplyGradients")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableApplyGradients")
     .Input("handles: int64")
     .Input("inverse: int32")
     .Input("grads: T")
@@ -115,12 +98,10 @@ REGISTER_OP("Fusedrec>TableApplyGradients")
     .Input("step: int64")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] -> [?]"))
     .Doc("Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.");
 
-REGISTER_OP("Fusedrec>TableAccumulateGradients")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableAccumulateGradients")
     .Input("handles: int64")
     .Input("inverse: int32")
     .Input("grads: T")
@@ -128,155 +109,119 @@ REGISTER_OP("Fusedrec>TableAccumulateGradients")
     .Input("begin: bool")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] -> [?]"))
     .Doc("Adds gradients to sums by row, which TableApplyAccumulated applies (MTGRBoost, section 5.2).");
 
-REGISTER_OP("Fusedrec>TableApplyAccumulated")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableApplyAccumulated")
     .Input("learning_rate: float")
     .Input("step: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Applies the optimizer to the rows with accumulated sums, and clears the sums.");
 
 // Contents, checkpoints, upkeep.
 
-REGISTER_OP("Fusedrec>TableStatistics")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableStatistics")
     .Output("segments: int64")
     .Output("bytes: int64")
     .Output("traffic: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* -> [?,6] [5] [?,3]"))
     .Doc("Statistics by category, since the table was made or cleared.");
 
-REGISTER_OP("Fusedrec>TableKeys")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableKeys")
     .Input("segment: int64")
     .Input("since: int64")
     .Output("ids: int64")
     .Output("handles: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* * * -> [?] [?]"))
     .Doc("Ids of a segment, in no meaningful order.");
 
-REGISTER_OP("Fusedrec>TableReadRecords")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableReadRecords")
     .Input("handles: int64")
     .Output("records: uint8")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* [h] -> [h,?]"))
     .Doc("Rows with optimizer slots and metadata, packed as hash_table/cpu/parts/row_records.h says.");
 
-REGISTER_OP("Fusedrec>TableImport")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableImport")
     .Input("segment: int64")
     .Input("ids: int64")
     .Input("records: uint8")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Inserts or overwrites rows with records of TableReadRecords, bit by bit.");
 
-REGISTER_OP("Fusedrec>TableRemove")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableRemove")
     .Input("segment: int64")
     .Input("ids: int64")
     .Output("removed: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("Removes rows by id; skips ids without a row.");
 
-REGISTER_OP("Fusedrec>TableEvict")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableEvict")
     .Input("segment: int64")
     .Input("count: int64")
     .Output("evicted: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("Evicts the rows of a segment that the table's policy ranks lowest; rows of the last `window` lookups stay.");
 
-REGISTER_OP("Fusedrec>TableTombstones")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableTombstones")
     .Input("segment: int64")
     .Output("ids: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* * -> [?]"))
     .Doc("Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back.");
 
-REGISTER_OP("Fusedrec>TableForgetTombstones")
-    .Input("table: resource")
-    .SetIsStateful()
+FUSEDREC_TABLE_OP("Fusedrec>TableForgetTombstones")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Begins a new record of tombstones and of the rows that may have changed.");
 
-REGISTER_OP("Fusedrec>TableCandidates")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableCandidates")
     .Input("segment: int64")
     .Output("ids: int64")
     .Output("counts: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* * -> [?] [?]"))
     .Doc("Ids that wait for admission and how often they came, in the order of their hash (Mix64).");
 
-REGISTER_OP("Fusedrec>TableImportCandidates")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableImportCandidates")
     .Input("segment: int64")
     .Input("ids: int64")
     .Input("counts: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Sets how often ids without a row have come.");
 
-REGISTER_OP("Fusedrec>TableClock")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableClock")
     .Output("clock: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* -> [2]"))
     .Doc("Number of training lookups, and version (number of changes).");
 
-REGISTER_OP("Fusedrec>TableSetClock")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableSetClock")
     .Input("clock: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Sets the numbers that TableClock returns, after a checkpoint was read.");
 
-REGISTER_OP("Fusedrec>TableClear")
-    .Input("table: resource")
-    .SetIsStateful()
+FUSEDREC_TABLE_OP("Fusedrec>TableClear")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Removes all rows, candidates, tombstones, statistics and waiting gradients.");
 
 // Replicas that train apart and are averaged from time to time (replicas.h).
 
-REGISTER_OP("Fusedrec>TableNoteTrained")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableNoteTrained")
     .Input("message: int64")
     .Input("received_splits: int32")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Notes for TableTakeUnsynced that the rows of these ids were trained.");
 
-REGISTER_OP("Fusedrec>TableTakeUnsynced")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableTakeUnsynced")
     .Output("message: int64")
     .Output("headers: int64")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* -> [?] [?]"))
     .Doc("Returns and forgets the ids that this replica trained or removed since the last call.");
 
-REGISTER_OP("Fusedrec>TableReadNumbers")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableReadNumbers")
     .Input("ids: int64")
     .Input("segment_splits: int64")
     .Output("numbers: float")
-    .SetIsStateful()
     .SetShapeFn(Shapes("* * * -> [?,?]"))
     .Doc("Reads rows with optimizer slots as float32.");
 
-REGISTER_OP("Fusedrec>TableMerge")
-    .Input("table: resource")
+FUSEDREC_TABLE_OP("Fusedrec>TableMerge")
     .Input("left: int64")
     .Input("left_splits: int64")
     .Input("ids: int64")
@@ -284,7 +229,6 @@ REGISTER_OP("Fusedrec>TableMerge")
     .Input("numbers: float")
     .Input("headers: int64")
     .Input("step: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows_per_rank.");
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#if !defined(__CUDACC_RTC__)
 #include <cstring>
-#endif
 
 #include "common/host_device.h"
 

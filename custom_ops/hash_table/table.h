@@ -1,5 +1,5 @@
 // A table as its ops see it, wherever its rows are: in host memory (cpu/host_table.h), on a device (cuda/device_table.h), or
-// in host memory for training on a device (cuda/host_rows.h).
+// in host memory for training on a device (cuda/host_rows.cc).
 //
 // The kernels check what is in host memory on both devices: ranks, sizes, settings. The table checks the rest.
 // Spans and pointers are on the device of the op, unless their comment says that they are in host memory.
@@ -131,25 +131,6 @@ inline absl::Status RequireDistinct(const char* name, absl::Span<const int64_t> 
 inline absl::Status RequireAveraged(const TableSpec& spec) {
   if (spec.averaged) return absl::OkStatus();
   return absl::FailedPreconditionError("this table was not made with averaged=True, so it does not know what changes.");
-}
-
-inline absl::Status SumsAreWaiting() {
-  return absl::FailedPreconditionError(
-      "rows cannot be removed while accumulated gradients wait for their update. Remove them after it.");
-}
-
-// lookup: which one, of one call.
-inline absl::Status RowsAreStale(const std::string& lookup) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rows of ", lookup, " have been evicted, removed or moved by a later one before their gradients came: updating them ",
-      "now would change other rows. Nothing was updated. Take gradients before the next training lookup, and pass ",
-      "training=False to lookups that are not trained."));
-}
-
-inline absl::Status ReplicasAreFull(const TableSpec& spec, int64_t segment) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows_per_rank of ", spec.NameOf(segment), " is ", spec.limits[segment].max_rows, ", but its replicas have more rows ",
-      "together that may not leave. Remedy: a larger max_rows_per_rank, an eviction policy, or a smaller sync_every."));
 }
 
 }  // namespace fusedrec

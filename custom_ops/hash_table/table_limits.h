@@ -33,12 +33,12 @@ using Parts = Shards;
 
 struct Limits {
   int64_t max_rows = 0;  // 0: no limit
-  bool exact_eviction = false;  // false: of a large table in host memory, the lowest rows of some parts leave (evictor.h)
   Eviction eviction = Eviction::kNone;
   int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
   int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
   int64_t max_candidates = 0;   // ids counted for admission; 0: no limit
   int64_t frequency_decay_steps = 0;  // training lookups after which the counts of rows are halved; 0: never
+  bool exact_eviction = false;  // false: of a large table in host memory, the lowest rows of some parts leave (eviction.h)
 
   // Returns the count of a row at the lookup of this clock, from its count at the lookup `last`, its latest. Counts are
   // halved ahead of every lookup whose number is a multiple of frequency_decay_steps, and rounded down. The header has all
@@ -59,7 +59,7 @@ struct Limits {
     const int64_t phase = clock % steps;
     return {(phase * kShards + steps - 1) / steps, ((phase + 1) * kShards + steps - 1) / steps};
   }
-  // Returns the shards whose rows may be demoted at the lookup of this clock (tiers.h).
+  // Returns the shards whose rows may be demoted at the lookup of this clock (eviction.h).
   FUSEDREC_HOST_DEVICE Shards DemotedAt(uint32_t clock) const { return TurnAt(clock, frequency_decay_steps); }
   // Returns the shards whose rows may expire at the lookup of this clock. Rows of a long ttl leave up to a sixteenth of it
   // later, because a pass reads the header of each row.

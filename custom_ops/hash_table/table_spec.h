@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "common/try.h"
 #include "hash_table/options.h"
 #include "initial_rows/initial_rows.h"
 
@@ -17,6 +19,25 @@ inline absl::Status ClockEnds() {
   return absl::ResourceExhaustedError(absl::StrCat(
       "the table's clock is at ", kMostClock, ", the last lookup that it can count. The table is what it was. Remedy: a new ",
       "table with the rows of this one, whose clock begins at 0 (checkpoint.warm_start)."));
+}
+
+inline absl::Status SumsAreWaiting() {
+  return absl::FailedPreconditionError(
+      "rows cannot be removed while accumulated gradients wait for their update. Remove them after it.");
+}
+
+// lookup: which one, of one call.
+inline absl::Status RowsAreStale(const std::string& lookup) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rows of ", lookup, " have been evicted, removed or moved by a later one before their gradients came: updating them ",
+      "now would change other rows. Nothing was updated. Take gradients before the next training lookup, and pass ",
+      "training=False to lookups that are not trained."));
+}
+
+inline absl::Status ReplicasAreFull(const TableSpec& spec, int64_t segment) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "max_rows_per_rank of ", spec.NameOf(segment), " is ", spec.limits[segment].max_rows, ", but its replicas have more ",
+      "rows together that may not leave. Remedy: a larger max_rows_per_rank, an eviction policy, or a smaller sync_every."));
 }
 
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
@@ -45,6 +66,12 @@ struct SegmentStatistics {
 
 struct SegmentId {
   int64_t segment, id;
+
+  friend bool operator==(const SegmentId& a, const SegmentId& b) { return a.segment == b.segment && a.id == b.id; }
+  template <typename Hash>
+  friend Hash AbslHashValue(Hash hash, const SegmentId& key) {
+    return Hash::combine(std::move(hash), key.segment, key.id);
+  }
 };
 
 constexpr int64_t kNoRow = -1;  // handle of an id that has no row yet, because admission refuses it for example

@@ -4,11 +4,9 @@
 // differ; the logarithm is our own for that reason.
 #pragma once
 
-#include <cstdint>
-#if !defined(__CUDACC_RTC__)
 #include <cmath>
+#include <cstdint>
 #include <cstring>
-#endif
 
 #include "common/host_device.h"
 

@@ -1,16 +1,11 @@
 #include "initial_rows/initial_rows_cuda.h"
 
+#include "common/launcher.cuh"
 #include "common/number.cuh"
 #include "common/pieces.cuh"
 #include "initial_rows/initial_number.h"
-#ifndef __CUDACC_RTC__
-#include <vector>
 
-#include "common/launcher.cuh"
-#endif
-
-namespace fusedrec {
-namespace initial_rows {
+namespace fusedrec::initial_rows {
 
 // The ids of a table, among those of all.
 struct TablePiece {
@@ -25,12 +20,11 @@ struct Values {
 
 // rows and out may be one array: a thread reads nothing that another writes.
 template <typename T>
-__global__ void __launch_bounds__(kPieceThreads)
-    InitialRowsKernel(const T* rows, const uint8_t* __restrict__ exists, const int64_t* __restrict__ ids,
-                      const TablePiece* __restrict__ tables, int64_t num_tables, int64_t num_ids, int64_t dim,
-                      Values values, T* out) {
+FUSEDREC_KERNEL InitialRowsKernel(const T* rows, const uint8_t* __restrict__ exists, const int64_t* __restrict__ ids,
+                                  const TablePiece* __restrict__ tables, int64_t num_tables, int64_t num_ids,
+                                  int64_t dim, Values values, T* out) {
   const int64_t blocks = (dim + 3) / 4;
-  for (int64_t i = GlobalThread(); i < num_ids * blocks; i += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
+  for (int64_t i = GlobalThread(); i < num_ids * blocks; i += GridThreads()) {
     const int64_t w = i / blocks, block = i % blocks, begin = w * dim + 4 * block;
     const int64_t columns = dim - 4 * block < 4 ? dim - 4 * block : 4;
     if (exists[w] != 0) {
@@ -44,8 +38,7 @@ __global__ void __launch_bounds__(kPieceThreads)
   }
 }
 
-}  // namespace initial_rows
-}  // namespace fusedrec
+}  // namespace fusedrec::initial_rows
 
 #ifndef __CUDACC_RTC__
 using namespace fusedrec;                // NOLINT
@@ -54,9 +47,8 @@ using namespace fusedrec::initial_rows;  // NOLINT
 template <typename T>
 static int Draw(const void* rows, const uint8_t* exists, const int64_t* ids, const TablePiece* tables,
                 int64_t num_tables, int64_t num_ids, int64_t dim, const Values& values, void* out, void* stream) {
-  FUSEDREC_LAUNCH(InitialRowsKernel<T>, LoopBlocks(num_ids * ((dim + 3) / 4), kPieceThreads), kPieceThreads, 0, stream,
-                  static_cast<const T*>(rows), exists, ids, tables, num_tables, num_ids, dim, values,
-                  static_cast<T*>(out));
+  FUSEDREC_LOOP(InitialRowsKernel<T>, num_ids * ((dim + 3) / 4), stream, static_cast<const T*>(rows), exists, ids,
+                tables, num_tables, num_ids, dim, values, static_cast<T*>(out));
   return LastError();
 }
 
@@ -75,8 +67,8 @@ int fusedrec_initial_rows(int type, const void* rows, const uint8_t* exists, con
   for (int64_t s = 0; s < num_segments; ++s) tables.push_back({segment_splits[s], static_cast<uint64_t>(seeds[s])});
   TablePiece* on_device;
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.Take({{&on_device, num_segments}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(on_device, tables.data(), num_segments, stream));
+  FUSEDREC_TRY(scratch.Take({{&on_device, num_segments}}));
+  FUSEDREC_TRY(CopyToDevice(on_device, tables.data(), num_segments, stream));
   auto* const draw = type == kNumberFloat ? &Draw<float> : type == kNumberHalf ? &Draw<Half> : &Draw<Bfloat16>;
   const Values values{static_cast<Distribution>(distribution), a, b};
   return draw(rows, exists, ids, on_device, num_segments, num_ids, dim, values, out, stream);

@@ -1,14 +1,9 @@
 #include "join_messages/join_messages_cuda.h"
 
 #include "common/pieces.cuh"
-#ifndef __CUDACC_RTC__
-#include <vector>
-
 #include "common/launcher.cuh"
-#endif
 
-namespace fusedrec {
-namespace join_messages {
+namespace fusedrec::join_messages {
 
 // lengths[i, r] out of the headers in the block of rank r. One warp per rank. *wrong, 0 before, becomes 1 where a header
 // does not agree with its block. No entry outside the block is read, whatever the headers say.
@@ -38,8 +33,7 @@ __global__ void __launch_bounds__(32)
   if (at != end && Lane() == 0) *wrong = 1;
 }
 
-}  // namespace join_messages
-}  // namespace fusedrec
+}  // namespace fusedrec::join_messages
 
 #ifndef __CUDACC_RTC__
 using namespace fusedrec;                 // NOLINT
@@ -51,9 +45,9 @@ static int CopyPieces(const std::vector<CopiedPiece>& pieces, int64_t total, con
   const int64_t count = static_cast<int64_t>(pieces.size());
   CopiedPiece* on_device;
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.Take({{&on_device, count}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(on_device, pieces.data(), count, stream));
-  FUSEDREC_LAUNCH(CopyPiecesKernel, LoopBlocks(total, kPieceThreads), kPieceThreads, 0, stream, on_device, count, total);
+  FUSEDREC_TRY(scratch.Take({{&on_device, count}}));
+  FUSEDREC_TRY(CopyToDevice(on_device, pieces.data(), count, stream));
+  FUSEDREC_LOOP(CopyPiecesKernel, total, stream, on_device, count, total);
   return LastError();
 }
 
@@ -78,7 +72,7 @@ int fusedrec_join_messages(const int64_t* const* messages, const int32_t* const*
       total += count;
     }
   }
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(joined + total, 0, (joined_size - total) * sizeof(int64_t), stream));
+  FUSEDREC_TRY(Fill(joined + total, 0, (joined_size - total) * sizeof(int64_t), stream));
   return CopyPieces(pieces, total, memory, stream);
 }
 
@@ -100,16 +94,15 @@ int fusedrec_message_lengths(const int64_t* message, const int32_t* splits, cons
   int64_t *begins, *segments_of;
   int32_t* on_device;  // the last one: wrong, so that one copy brings both
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      scratch.Take({{&begins, num_ranks + 1}, {&segments_of, num_messages}, {&on_device, count + 1}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(begins, block_begin.data(), num_ranks + 1, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(segments_of, segments, num_messages, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(on_device, 0, (count + 1) * sizeof(int32_t), stream));
+  FUSEDREC_TRY(scratch.Take({{&begins, num_ranks + 1}, {&segments_of, num_messages}, {&on_device, count + 1}}));
+  FUSEDREC_TRY(CopyToDevice(begins, block_begin.data(), num_ranks + 1, stream));
+  FUSEDREC_TRY(CopyToDevice(segments_of, segments, num_messages, stream));
+  FUSEDREC_TRY(Fill(on_device, 0, (count + 1) * sizeof(int32_t), stream));
   FUSEDREC_LAUNCH(MessageLengthsKernel, static_cast<unsigned>(num_ranks), 32, 0, stream, message, begins,
                   segments_of, num_messages, num_ranks, on_device, on_device + count);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  FUSEDREC_TRY(LastError());
   std::vector<int32_t> answers(count + 1);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(answers.data(), on_device, count + 1, stream));
+  FUSEDREC_TRY(CopyToHost(answers.data(), on_device, count + 1, stream));
   if (answers[count] != 0) return kCudaInvalidValue;
   for (int64_t i = 0; i < count; ++i) lengths[i] = answers[i];
   return kCudaSuccess;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
+#include "common/try.h"
 
 namespace fusedrec {
 namespace {
@@ -116,13 +117,11 @@ absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t
 
 absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,
                           int64_t num_segments) {
-  if (absl::Status status = CheckReceivedSplits(message.size(), received_splits, num_segments); !status.ok()) {
-    return status;
-  }
+  FUSEDREC_TRY(CheckReceivedSplits(message.size(), received_splits, num_segments));
   int64_t start = 0;
   for (size_t r = 0; r < received_splits.size(); ++r) {
     const absl::Span<const int64_t> counts = message.subspan(start, num_segments);
-    if (absl::Status status = CheckHeader(r, counts, received_splits[r] - num_segments); !status.ok()) return status;
+    FUSEDREC_TRY(CheckHeader(r, counts, received_splits[r] - num_segments));
     start += received_splits[r];
   }
   return absl::OkStatus();

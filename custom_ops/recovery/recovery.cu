@@ -2,18 +2,10 @@
 
 #include "common/number.cuh"
 #include "common/pieces.cuh"
-#ifndef __CUDACC_RTC__
-#include <algorithm>
-#include <initializer_list>
-#include <vector>
-#endif
-
 #include "common/sort.cuh"
 
-namespace fusedrec {
-namespace recovery {
+namespace fusedrec::recovery {
 
-constexpr int kThreads = 256;
 constexpr int kChunk = 64;  // sorted positions that one group of threads sums
 
 inline __device__ bool InRange(int32_t index, int64_t rows) {
@@ -22,10 +14,10 @@ inline __device__ bool InRange(int32_t index, int64_t rows) {
 
 // A row is row_words words of type Word; a thread moves one of them.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads)
-    RecoverKernel(const Word* __restrict__ rows, int64_t num_rows, int64_t row_words, const int32_t* __restrict__ index,
-                  int64_t num_index, Word* __restrict__ out, int64_t out_words) {
-  for (int64_t i = GlobalThread(); i < out_words; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+FUSEDREC_KERNEL RecoverKernel(const Word* __restrict__ rows, int64_t num_rows, int64_t row_words,
+                              const int32_t* __restrict__ index, int64_t num_index, Word* __restrict__ out,
+                              int64_t out_words) {
+  for (int64_t i = GlobalThread(); i < out_words; i += GridThreads()) {
     const int64_t n = i / row_words;
     Word word{};
     if (n < num_index && InRange(index[n], num_rows)) word = rows[index[n] * row_words + i % row_words];
@@ -35,11 +27,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // *wrong, 0 before, becomes 1 where bag_splits do not run from 0 to num_index without decreasing, or where an index is
 // out of range.
-__global__ void __launch_bounds__(kThreads)
-    CheckBagsKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags, const int32_t* __restrict__ index,
-                    int64_t num_index, int64_t num_rows, unsigned* wrong) {
+FUSEDREC_KERNEL CheckBagsKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags,
+                                const int32_t* __restrict__ index, int64_t num_index, int64_t num_rows,
+                                unsigned* wrong) {
   bool is_sound = true;
-  for (int64_t i = GlobalThread(); i <= num_bags || i < num_index; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  for (int64_t i = GlobalThread(); i <= num_bags || i < num_index; i += GridThreads()) {
     if (i < num_index) is_sound = is_sound && InRange(index[i], num_rows);
     if (i > num_bags) continue;
     is_sound = is_sound && (i == 0 ? bag_splits[0] == 0 : bag_splits[i - 1] <= bag_splits[i]);
@@ -74,10 +66,10 @@ struct Parts {
 
 // Rows of `out` [out_rows, dim] after the bags become 0.
 template <typename T, typename Rows>
-__global__ void __launch_bounds__(kThreads)
-    PooledRecoverKernel(Rows rows, const int32_t* __restrict__ index, const int64_t* __restrict__ bag_splits,
-                        const float* __restrict__ bag_scale, int64_t num_bags, T* __restrict__ out, int64_t out_rows) {
-  for (int64_t i = GlobalThread(); i < out_rows * rows.dim; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+FUSEDREC_KERNEL PooledRecoverKernel(Rows rows, const int32_t* __restrict__ index,
+                                    const int64_t* __restrict__ bag_splits, const float* __restrict__ bag_scale,
+                                    int64_t num_bags, T* __restrict__ out, int64_t out_rows) {
+  for (int64_t i = GlobalThread(); i < out_rows * rows.dim; i += GridThreads()) {
     const int64_t g = i / rows.dim, d = i % rows.dim;
     float sum = 0.0f;
     if (g < num_bags) {
@@ -89,9 +81,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // bag_of[n]: the bag of position n.
-__global__ void __launch_bounds__(kThreads)
-    BagOfKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags, int64_t num_index,
-                int32_t* __restrict__ bag_of) {
+FUSEDREC_KERNEL BagOfKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags, int64_t num_index,
+                            int32_t* __restrict__ bag_of) {
   const int64_t n = GlobalThread();
   if (n >= num_index) return;
   // The last bag that begins at n or before: empty bags before it begin there as well.
@@ -115,9 +106,8 @@ struct GradRows {
 // Sums of the rows inside each chunk. `columns` threads, a power of two, share a chunk.
 // parts [chunks, 2, dim]: of the row that a chunk begins with and that began before; of the row that goes on in the next chunk.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    RecoverGradSumKernel(GradRows<T> grads, Sorted sorted, int64_t num_index, int64_t num_rows, int columns,
-                         float* __restrict__ parts, T* __restrict__ out) {
+FUSEDREC_KERNEL RecoverGradSumKernel(GradRows<T> grads, Sorted sorted, int64_t num_index, int64_t num_rows, int columns,
+                                     float* __restrict__ parts, T* __restrict__ out) {
   const int64_t chunk = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / columns;
   const int64_t begin = chunk * kChunk, end = begin + kChunk < num_index ? begin + kChunk : num_index;
   if (begin >= num_index) return;
@@ -147,9 +137,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // The rows of several chunks: the chunk in which one begins adds the parts up.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    RecoverGradJoinKernel(Sorted sorted, int64_t num_index, int64_t num_rows, int64_t dim, int columns,
-                          const float* __restrict__ parts, T* __restrict__ out) {
+FUSEDREC_KERNEL RecoverGradJoinKernel(Sorted sorted, int64_t num_index, int64_t num_rows, int64_t dim, int columns,
+                                      const float* __restrict__ parts, T* __restrict__ out) {
   const int64_t chunk = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / columns;
   const int64_t begin = chunk * kChunk, end = begin + kChunk;
   if (end >= num_index) return;
@@ -163,8 +152,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace recovery
-}  // namespace fusedrec
+}  // namespace fusedrec::recovery
 
 #ifndef __CUDACC_RTC__
 using namespace fusedrec;            // NOLINT
@@ -182,9 +170,8 @@ template <typename Word>
 int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index, void* out,
            int64_t out_rows, void* stream) {
   const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;
-  FUSEDREC_LAUNCH(RecoverKernel<Word>, LoopBlocks(out_words, kThreads), kThreads, 0, stream,
-                  static_cast<const Word*>(rows), num_rows, row_words, index, num_index, static_cast<Word*>(out),
-                  out_words);
+  FUSEDREC_LOOP(RecoverKernel<Word>, out_words, stream, static_cast<const Word*>(rows), num_rows, row_words, index,
+                num_index, static_cast<Word*>(out), out_words);
   return LastError();
 }
 
@@ -193,12 +180,12 @@ int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t*
 int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index, int64_t num_index, int64_t num_rows,
               ScratchMemory* scratch, void* stream) {
   unsigned *wrong, answer = 0;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch->Take({{&wrong, 1}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(wrong, 0, sizeof(unsigned), stream));
-  FUSEDREC_LAUNCH(CheckBagsKernel, LoopBlocks(std::max(num_bags + 1, num_index), kThreads), kThreads, 0, stream,
-                  bag_splits, num_bags, index, num_index, num_rows, wrong);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&answer, wrong, 1, stream));
+  FUSEDREC_TRY(scratch->Take({{&wrong, 1}}));
+  FUSEDREC_TRY(Fill(wrong, 0, sizeof(unsigned), stream));
+  FUSEDREC_LOOP(CheckBagsKernel, std::max(num_bags + 1, num_index), stream, bag_splits, num_bags, index, num_index,
+                num_rows, wrong);
+  FUSEDREC_TRY(LastError());
+  FUSEDREC_TRY(CopyToHost(&answer, wrong, 1, stream));
   return answer == 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
@@ -206,8 +193,8 @@ template <typename T, typename Rows>
 int Pool(const Rows& rows, const int32_t* index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
          void* out, int64_t out_rows, void* stream) {
   const auto kernel = &PooledRecoverKernel<T, Rows>;
-  FUSEDREC_LAUNCH(kernel, LoopBlocks(out_rows * rows.dim, kThreads), kThreads, 0, stream, rows, index, bag_splits,
-                  bag_scale, num_bags, static_cast<T*>(out), out_rows);
+  FUSEDREC_LOOP(kernel, out_rows * rows.dim, stream, rows, index, bag_splits, bag_scale, num_bags, static_cast<T*>(out),
+                out_rows);
   return LastError();
 }
 
@@ -222,15 +209,15 @@ int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
         const float* bag_scale, int64_t num_bags, ScratchMemory* scratch, void* out, int64_t num_rows, void* stream) {
   int32_t* bag_of;
   float* parts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch->Take({{&bag_of, bag_splits == nullptr ? 0 : num_index}, {&parts, 2 * Chunks(num_index) * dim}}));
+  FUSEDREC_TRY(scratch->Take({{&bag_of, bag_splits == nullptr ? 0 : num_index},
+                              {&parts, 2 * Chunks(num_index) * dim}}));
   if (bag_splits != nullptr) {
-    FUSEDREC_LAUNCH(BagOfKernel, BlocksFor(num_index, kThreads), kThreads, 0, stream, bag_splits, num_bags, num_index,
-                    bag_of);
+    FUSEDREC_FOR_EACH(BagOfKernel, num_index, stream, bag_splits, num_bags, num_index, bag_of);
   }
   PositionSort sort;
   Sorted sorted;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(sort.Take(num_index, scratch));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(sort.ByRow(index, num_rows, &sorted, stream));
+  FUSEDREC_TRY(sort.Take(num_index, scratch));
+  FUSEDREC_TRY(sort.ByRow(index, num_rows, &sorted, stream));
   const GradRows<T> rows{static_cast<const T*>(grads), dim, bag_splits == nullptr ? nullptr : bag_of, bag_scale};
   int columns = 1;
   while (columns < dim && columns < 128) columns *= 2;
@@ -254,24 +241,9 @@ int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, cons
   return gather(rows, num_rows, row_bytes, index, num_index, out, out_rows, stream);
 }
 
-int fusedrec_pooled_recover(int type, const void* rows, int64_t num_rows, int64_t dim, const int32_t* index,
-                            int64_t num_index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
-                            const FusedrecAllocator* memory, void* out, void* stream) {
-  if (!AreSizes({num_index, num_rows, num_bags, dim}) || type < 0 || type > 2) return kCudaInvalidValue;
-  ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));
-  if (num_bags == 0 || dim == 0) return kCudaSuccess;
-  return ForType(type, [&](auto number) {
-    using T = decltype(number);
-    return Pool<T>(OneArray<T>{static_cast<const T*>(rows), dim}, index, bag_splits, bag_scale, num_bags, out, num_bags,
-                   stream);
-  });
-}
-
-int fusedrec_pooled_recover_parts(int type, const void* const* parts, const int64_t* part_rows, int64_t num_parts,
-                                  int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
-                                  const float* bag_scale, int64_t num_bags, const FusedrecAllocator* memory, void* out,
-                                  int64_t out_rows, void* stream) {
+int fusedrec_pooled_recover(int type, const void* const* parts, const int64_t* part_rows, int64_t num_parts, int64_t dim,
+                            const int32_t* index, int64_t num_index, const int64_t* bag_splits, const float* bag_scale,
+                            int64_t num_bags, const FusedrecAllocator* memory, void* out, int64_t out_rows, void* stream) {
   if (!AreSizes({num_index, num_bags, dim, out_rows}) || out_rows < num_bags || num_parts < 1 || type < 0 || type > 2) {
     return kCudaInvalidValue;
   }
@@ -282,16 +254,21 @@ int fusedrec_pooled_recover_parts(int type, const void* const* parts, const int6
     rows.push_back({num_rows, parts[i]});
     num_rows += part_rows[i];
   }
-  RowPart* on_device;
+  RowPart* on_device = nullptr;
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.Take({{&on_device, num_parts}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(on_device, rows.data(), num_parts, stream));
+  if (num_parts > 1) {
+    FUSEDREC_TRY(scratch.Take({{&on_device, num_parts}}));
+    FUSEDREC_TRY(CopyToDevice(on_device, rows.data(), num_parts, stream));
+  }
   // Waits, so that the copy has read `rows`.
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));
+  FUSEDREC_TRY(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));
   if (out_rows == 0 || dim == 0) return kCudaSuccess;
   return ForType(type, [&](auto number) {
     using T = decltype(number);
-    return Pool<T>(Parts<T>{on_device, num_parts, dim}, index, bag_splits, bag_scale, num_bags, out, out_rows, stream);
+    const auto pool = [&](const auto& of) {
+      return Pool<T>(of, index, bag_splits, bag_scale, num_bags, out, out_rows, stream);
+    };
+    return num_parts == 1 ? pool(OneArray<T>{static_cast<const T*>(parts[0]), dim}) : pool(Parts<T>{on_device, num_parts, dim});
   });
 }
 
@@ -303,10 +280,10 @@ int fusedrec_recover_grad(int type, const void* grads, int64_t dim, const int32_
   }
   ScratchMemory scratch(memory);
   if (bag_splits != nullptr) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));
+    FUSEDREC_TRY(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));
   }
   const int64_t number_bytes = type == kNumberFloat ? 4 : 2;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(out, 0, out_rows * dim * number_bytes, stream));
+  FUSEDREC_TRY(Fill(out, 0, out_rows * dim * number_bytes, stream));
   if (num_index == 0 || dim == 0) return kCudaSuccess;
   auto* const sum = type == kNumberFloat ? &Sum<float> : type == kNumberHalf ? &Sum<Half> : &Sum<Bfloat16>;
   return sum(grads, dim, index, num_index, bag_splits, bag_scale, num_bags, &scratch, out, num_rows, stream);

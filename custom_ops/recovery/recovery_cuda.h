@@ -24,22 +24,15 @@
 FUSEDREC_CUDA_API int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index,
                                        int64_t num_index, void* out, int64_t out_rows, void* stream);
 
-// type: 0 float, 1 half, 2 bfloat16. out[g] = bag_scale[g] * sum of rows[index[n]] over the bag. bag_splits (device,
-// [num_bags + 1]) that do not run from 0 to num_index without decreasing, or an index that is out of range:
-// kCudaInvalidValue. Waits once.
-FUSEDREC_CUDA_API int fusedrec_pooled_recover(int type, const void* rows, int64_t num_rows, int64_t dim,
-                                              const int32_t* index, int64_t num_index, const int64_t* bag_splits,
-                                              const float* bag_scale, int64_t num_bags,
-                                              const FusedrecAllocator* memory, void* out, void* stream);
-
-// The same of rows in several arrays: parts [num_parts], host, of device arrays [part_rows[i], dim]. The rows of all have
-// one numbering, one array after another. Rows of `out` from num_bags up to out_rows become 0. Waits once.
-FUSEDREC_CUDA_API int fusedrec_pooled_recover_parts(int type, const void* const* parts, const int64_t* part_rows,
-                                                    int64_t num_parts, int64_t dim, const int32_t* index,
-                                                    int64_t num_index, const int64_t* bag_splits,
-                                                    const float* bag_scale, int64_t num_bags,
-                                                    const FusedrecAllocator* memory, void* out, int64_t out_rows,
-                                                    void* stream);
+// type: 0 float, 1 half, 2 bfloat16. out[g] = bag_scale[g] * sum of rows[index[n]] over the bag; rows of `out` from num_bags
+// up to out_rows become 0. The rows lie in parts [num_parts], host, of device arrays [part_rows[i], dim], and have one
+// numbering, one array after another. bag_splits (device, [num_bags + 1]) that do not run from 0 to num_index without
+// decreasing, or an index that is out of range: kCudaInvalidValue. Waits once.
+FUSEDREC_CUDA_API int fusedrec_pooled_recover(int type, const void* const* parts, const int64_t* part_rows,
+                                              int64_t num_parts, int64_t dim, const int32_t* index, int64_t num_index,
+                                              const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
+                                              const FusedrecAllocator* memory, void* out, int64_t out_rows,
+                                              void* stream);
 
 // out[u] = sum of grads[n] over the n with index[n] == u, u < num_rows; rows up to out_rows become 0. With bag_splits and
 // bag_scale, the gradient of fusedrec_pooled_recover, which refuses what that refuses, and waits once: grads has a row

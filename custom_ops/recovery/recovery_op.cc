@@ -86,11 +86,11 @@ absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_
   return RequireSize("num_rows, padded,", *out_rows);
 }
 
-// Rows in several parts; *rows: of all.
-absl::Status RequireParts(const OpInputList& parts, int64_t* rows) {
+// Rows in a tensor, or in a list of parts; *rows: of all.
+absl::Status RequireParts(const OpInputList& parts, bool is_list, int64_t* rows) {
   *rows = 0;
   for (int i = 0; i < parts.size(); ++i) {
-    TF_RETURN_IF_ERROR(RequireRank(absl::StrCat("rows[", i, "]").c_str(), parts[i], 2));
+    TF_RETURN_IF_ERROR(RequireRank(is_list ? absl::StrCat("rows[", i, "]").c_str() : "rows", parts[i], 2));
     if (parts[i].dim_size(1) != parts[0].dim_size(1)) {
       return absl::InvalidArgumentError(absl::StrCat("rows[", i, "] must have the ", parts[0].dim_size(1),
                                                      " columns of rows[0], got ", parts[i].dim_size(1),
@@ -238,39 +238,12 @@ using RecoverGradOp = GradOp<kOn, T, false>;
 template <On kOn, typename T>
 using PooledRecoverGradOp = GradOp<kOn, T, true>;
 
-// On a GPU, the pooled forms wait once, for whether the bags are sound.
+// Rows in one tensor, or in a list. On a GPU, the pooled forms wait once, for whether the bags are sound.
 template <On kOn, typename T>
 class PooledRecoverOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor &rows = ctx->input(0), &index = ctx->input(1), &splits = ctx->input(2), &scale = ctx->input(3);
-    OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
-    OP_REQUIRES_OK(ctx, RequireVector("index", index));
-    if (kOn == On::kCpu) OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows.dim_size(0)));
-    OP_REQUIRES_OK(ctx, RequireBags(splits, scale, index.NumElements(), kOn));
-    const int64_t bags = scale.NumElements(), dim = rows.dim_size(1);
-    Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({bags, dim}), &out));
-    if constexpr (kOn == On::kGpu) {
-      Gpu gpu(ctx);
-      const int answer = fusedrec_pooled_recover(
-          NumberTypeOf<T>(), rows.data(), rows.dim_size(0), dim, In<int32_t>(index).data(), index.NumElements(),
-          In<int64_t>(splits).data(), In<float>(scale).data(), bags, &gpu.memory, out->data(), gpu.stream);
-      OP_REQUIRES_OK(ctx, PooledStatus(gpu, ctx, "pooled_recover", answer, rows.dim_size(0)));
-    } else {
-      PooledRecover(rows.flat<T>().data(), dim, In<int32_t>(index), In<int64_t>(splits), In<float>(scale), CpuPool(ctx),
-                    out->flat<T>().data());
-    }
-  }
-};
-
-template <On kOn, typename T>
-class PooledRecoverPartsOp : public OpKernel {
- public:
-  explicit PooledRecoverPartsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  explicit PooledRecoverOp(OpKernelConstruction* ctx) : OpKernel(ctx), in_parts_(ctx->HasAttr("num_parts")) {
+    if (in_parts_) OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -279,7 +252,7 @@ class PooledRecoverPartsOp : public OpKernel {
     const int count = parts.size();
     const Tensor &index = ctx->input(count), &splits = ctx->input(count + 1), &scale = ctx->input(count + 2);
     int64_t rows;
-    OP_REQUIRES_OK(ctx, RequireParts(parts, &rows));
+    OP_REQUIRES_OK(ctx, RequireParts(parts, in_parts_, &rows));
     OP_REQUIRES_OK(ctx, RequireVector("index", index));
     if (kOn == On::kCpu) OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     OP_REQUIRES_OK(ctx, RequireBags(splits, scale, index.NumElements(), kOn));
@@ -294,24 +267,28 @@ class PooledRecoverPartsOp : public OpKernel {
         arrays.push_back(part.data());
         sizes.push_back(part.dim_size(0));
       }
-      const int answer = fusedrec_pooled_recover_parts(
+      const int answer = fusedrec_pooled_recover(
           NumberTypeOf<T>(), arrays.data(), sizes.data(), count, dim, In<int32_t>(index).data(), index.NumElements(),
           In<int64_t>(splits).data(), In<float>(scale).data(), bags, &gpu.memory, out->data(), out_rows, gpu.stream);
-      OP_REQUIRES_OK(ctx, PooledStatus(gpu, ctx, "pooled_recover_parts", answer, rows, count));
-    } else {
+      OP_REQUIRES_OK(ctx, PooledStatus(gpu, ctx, "pooled_recover", answer, rows, count));
+    } else if (in_parts_) {
       PooledRecoverParts<T>(RowsOfParts<T>(parts, In<int32_t>(index), dim), dim, In<int64_t>(splits), In<float>(scale),
                             CpuPool(ctx), out->flat<T>().data(), out_rows);
+    } else {
+      PooledRecover(parts[0].flat<T>().data(), dim, In<int32_t>(index), In<int64_t>(splits), In<float>(scale),
+                    CpuPool(ctx), out->flat<T>().data());
     }
   }
 
  private:
-  bool pad_;
+  const bool in_parts_;
+  bool pad_ = false;
 };
 
 FUSEDREC_KERNEL_OF_ROWS("Recover", RecoverOp, );
 FUSEDREC_KERNEL_OF_ROWS("RecoverGrad", RecoverGradOp, .HostMemory("num_rows"));
 FUSEDREC_KERNEL_OF_ROWS("PooledRecover", PooledRecoverOp, );
-FUSEDREC_KERNEL_OF_ROWS("PooledRecoverParts", PooledRecoverPartsOp, );
+FUSEDREC_KERNEL_OF_ROWS("PooledRecoverParts", PooledRecoverOp, );
 FUSEDREC_KERNEL_OF_ROWS("PooledRecoverGrad", PooledRecoverGradOp, .HostMemory("num_rows"));
 
 }  // namespace fusedrec

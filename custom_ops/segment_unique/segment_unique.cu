@@ -3,16 +3,10 @@
 #include "common/device.cuh"
 #include "common/hash.h"
 #include "common/look_back.cuh"
-#ifndef __CUDACC_RTC__
-#include <algorithm>
-
 #include "common/launcher.cuh"
-#endif
 
-namespace fusedrec {
-namespace segment_unique {
+namespace fusedrec::segment_unique {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kInsertIds = 4;   // of a thread: their reads are under way together
 constexpr int kNumberIds = 8;
 constexpr int kInsertTile = kThreads * kInsertIds, kNumberTile = kThreads * kNumberIds;
@@ -41,9 +35,9 @@ __device__ inline uint32_t Settle(const int64_t* ids, int64_t id, uint32_t n, ui
 }
 
 // slot_of[n]: where the id of position n settled.
-__global__ void __launch_bounds__(kThreads)
-    SegmentUniqueInsertKernel(const int64_t* __restrict__ ids, const int64_t* __restrict__ splits, int64_t num_ids,
-                              int64_t num_segments, uint32_t* slots, uint32_t* __restrict__ slot_of) {
+FUSEDREC_KERNEL SegmentUniqueInsertKernel(const int64_t* __restrict__ ids, const int64_t* __restrict__ splits,
+                                          int64_t num_ids, int64_t num_segments, uint32_t* slots,
+                                          uint32_t* __restrict__ slot_of) {
   FUSEDREC_SHARED(int64_t, bounds, 2);  // segments of the first and of the last position of the tile
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * kInsertTile;
   if (threadIdx.x < 2) {
@@ -80,10 +74,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // first[n], on entry the slot of n: becomes the first position of the same id. number[n], n up to and with num_ids:
 // first occurrences before n.
-__global__ void __launch_bounds__(kThreads)
-    SegmentUniqueNumberKernel(const int64_t* __restrict__ ids, int64_t num_ids, const uint32_t* __restrict__ slots,
-                              uint32_t* __restrict__ first, uint32_t* __restrict__ number,
-                              int64_t* __restrict__ unique_ids, unsigned long long* states, unsigned* next_tile) {
+FUSEDREC_KERNEL SegmentUniqueNumberKernel(const int64_t* __restrict__ ids, int64_t num_ids,
+                                          const uint32_t* __restrict__ slots, uint32_t* __restrict__ first,
+                                          uint32_t* __restrict__ number, int64_t* __restrict__ unique_ids,
+                                          unsigned long long* states, unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, warp_begin, kWarps);
   const unsigned tile = TakeTile(next_tile);
   // A warp has positions side by side, 32 at a time, so that ballots count in order.
@@ -125,18 +119,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    SegmentUniqueInverseKernel(int64_t num_ids, const uint32_t* __restrict__ first,
-                               const uint32_t* __restrict__ number, const int64_t* __restrict__ splits,
-                               int64_t num_segments, int64_t* __restrict__ unique_splits,
-                               int32_t* __restrict__ inverse) {
+FUSEDREC_KERNEL SegmentUniqueInverseKernel(int64_t num_ids, const uint32_t* __restrict__ first,
+                                           const uint32_t* __restrict__ number, const int64_t* __restrict__ splits,
+                                           int64_t num_segments, int64_t* __restrict__ unique_splits,
+                                           int32_t* __restrict__ inverse) {
   const int64_t n = GlobalThread();
   if (n < num_ids) inverse[n] = static_cast<int32_t>(number[first[n]]);
   if (n <= num_segments) unique_splits[n] = number[splits[n]];
 }
 
-}  // namespace segment_unique
-}  // namespace fusedrec
+}  // namespace fusedrec::segment_unique
 
 #ifndef __CUDACC_RTC__
 int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, int64_t num_ids, int64_t num_segments,
@@ -159,19 +151,18 @@ int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, i
   unsigned* next_tile;
   int64_t *splits, *bounds;
   ScratchMemory scratch(memory);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(scratch.Take({{&slots, 2 * num_ids}, {&states, tiles}, {&next_tile, 1},
-                                              {&splits, num_segments + 1}, {&bounds, num_segments + 1},
-                                              {&first, num_ids}, {&number, num_ids + 1}}));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(splits, segment_splits, num_segments + 1, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(slots, 0xff, BytesBetween(slots, splits), stream));  // states and next_tile, too
+  FUSEDREC_TRY(scratch.Take({{&slots, 2 * num_ids}, {&states, tiles}, {&next_tile, 1}, {&splits, num_segments + 1},
+                             {&bounds, num_segments + 1}, {&first, num_ids}, {&number, num_ids + 1}}));
+  FUSEDREC_TRY(CopyToDevice(splits, segment_splits, num_segments + 1, stream));
+  FUSEDREC_TRY(Fill(slots, 0xff, BytesBetween(slots, splits), stream));  // states and next_tile, too
   FUSEDREC_LAUNCH(SegmentUniqueInsertKernel, BlocksFor(num_ids, kInsertTile), kThreads, 0, stream, ids, splits, num_ids,
                   num_segments, slots, first);
   FUSEDREC_LAUNCH(SegmentUniqueNumberKernel, static_cast<unsigned>(tiles), kThreads, 0, stream, ids, num_ids, slots,
                   first, number, unique_ids, states, next_tile);
   const int64_t threads = num_ids > num_segments ? num_ids : num_segments + 1;
-  FUSEDREC_LAUNCH(SegmentUniqueInverseKernel, BlocksFor(threads, kThreads), kThreads, 0, stream, num_ids, first, number,
-                  splits, num_segments, bounds, inverse);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  FUSEDREC_FOR_EACH(SegmentUniqueInverseKernel, threads, stream, num_ids, first, number, splits, num_segments, bounds,
+                    inverse);
+  FUSEDREC_TRY(LastError());
   return CopyToHost(unique_splits, bounds, num_segments + 1, stream);
 }
 #endif

@@ -9,6 +9,7 @@
 
 #include "common/limits.h"
 #include "common/scratch_file.h"
+#include "common/try.h"
 
 namespace fusedrec {
 
@@ -56,9 +57,8 @@ uint64_t Checksum(const char* data, int64_t bytes, uint64_t seed) {
 
 absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Make(const std::string& folder, int64_t max_bytes,
                                                            int64_t page_bytes, int64_t state_bytes) {
-  const absl::Status sized = RequireIn("tier_bytes", max_bytes, state_bytes + page_bytes, kMostCount,
-                                       "room for one page at least; better for many whole states.");
-  if (!sized.ok()) return sized;
+  FUSEDREC_TRY(RequireIn("tier_bytes", max_bytes, state_bytes + page_bytes, kMostCount,
+                         "room for one page at least; better for many whole states."));
   const auto file = OpenScratchFile(folder, "states");
   if (!file.ok()) return file.status();
   return std::unique_ptr<StateFile>(new StateFile(*file, max_bytes, page_bytes, state_bytes));

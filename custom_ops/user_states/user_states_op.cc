@@ -226,12 +226,9 @@ struct Request {
 
   absl::Status Read(OpKernelContext* ctx) {
     TF_RETURN_IF_ERROR(RequireRank("users", ctx->input(1), 1));
-    TF_RETURN_IF_ERROR(RequireRank("version", ctx->input(2), 0));
-    TF_RETURN_IF_ERROR(RequireRank("now", ctx->input(3), 0));
     users = In<int64_t>(ctx->input(1));
-    version = ctx->input(2).scalar<int64_t>()();
-    now = ctx->input(3).scalar<int64_t>()();
-    return absl::OkStatus();
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "version", &version));
+    return ScalarInput(ctx, 3, "now", &now);
   }
 };
 
@@ -374,32 +371,26 @@ absl::Status Write(OpKernelContext* ctx, StatesResource* resource) {
 }
 
 absl::Status Drop(OpKernelContext* ctx, StatesResource* resource) {
-  TF_RETURN_IF_ERROR(RequireRank("version", ctx->input(1), 0));
-  Tensor* dropped;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &dropped));
-  dropped->scalar<int64_t>()() = resource->states()->Drop(ctx->input(1).scalar<int64_t>()());
-  return absl::OkStatus();
+  int64_t version;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "version", &version));
+  return Give<int64_t>(ctx, 0, {resource->states()->Drop(version)}, TensorShape({}));
 }
 
 absl::Status Spill(OpKernelContext* ctx, StatesResource* resource) {
-  TF_RETURN_IF_ERROR(RequireRank("tier_folder", ctx->input(1), 0));
-  TF_RETURN_IF_ERROR(RequireRank("tier_bytes", ctx->input(2), 0));
-  const std::string folder(ctx->input(1).scalar<tensorflow::tstring>()());
-  const int64_t most = ctx->input(2).scalar<int64_t>()();
-  TF_RETURN_IF_ERROR(resource->states()->OpenFile(folder, most));
+  tensorflow::tstring folder;
+  int64_t most;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "tier_folder", &folder));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "tier_bytes", &most));
+  TF_RETURN_IF_ERROR(resource->states()->OpenFile(std::string(folder), most));
   ctx->set_output(0, ctx->input(2));
   return absl::OkStatus();
 }
 
 absl::Status Statistics(OpKernelContext* ctx, StatesResource* resource) {
   const UserStatesStatistics s = resource->states()->Statistics();
-  const int64_t counts[] = {s.states,  s.tokens,    s.bytes,       s.hits,        s.misses,
-                            s.writes,  s.outrun,    s.no_room,     s.evictions,   s.expirations,
-                            s.tier_states, s.tier_bytes, s.tier_hits, s.tier_evictions, s.tier_failures};
-  Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({std::size(counts)}), &out));
-  std::copy(std::begin(counts), std::end(counts), Out<int64_t>(out).begin());
-  return absl::OkStatus();
+  return Give<int64_t>(ctx, 0, {s.states, s.tokens, s.bytes, s.hits, s.misses, s.writes, s.outrun, s.no_room, s.evictions,
+                                s.expirations, s.tier_states, s.tier_bytes, s.tier_hits, s.tier_evictions,
+                                s.tier_failures});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/counting_sort.h"
 #include "common/limits.h"
+#include "common/try.h"
 #include "rank_partition/rank_partition.h"
 #include "segment_unique/segment_unique.h"
 
@@ -87,7 +88,7 @@ int64_t WindowUnique(const std::vector<PieceIds>& pieces, const ParallelFor& par
 }
 
 absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments) {
-  if (absl::Status status = CheckBlocks(messages); !status.ok()) return status;
+  FUSEDREC_TRY(CheckBlocks(messages));
   int64_t total = 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     int64_t at = 0;

@@ -54,6 +54,14 @@ class Message(ctypes.Structure):
                 ("fingerprint", ctypes.c_uint64)]  # fmt: skip
 
 
+class Gradients(ctypes.Structure):
+    """FusedrecGradients."""
+
+    _fields_ = [("handles", ctypes.c_void_p), ("num_rows", ctypes.c_int64), ("inverse", ctypes.c_void_p),
+                ("num_ids", ctypes.c_int64), ("grads", ctypes.c_void_p), ("storage", ctypes.c_int64),
+                ("scale", ctypes.c_float)]  # fmt: skip
+
+
 class Refused(Exception):
     """A call returned another code than 0."""
 
@@ -138,7 +146,7 @@ class DeviceTable:
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
         found = self.memory.empty([num_ids], np.uint32)
-        self._call("table_find", message, STORAGES[to], rows, num_ids + padding, found)
+        self._call("table_find", message, False, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
 
     def peek(self, entries, splits, to="float32"):
@@ -146,16 +154,21 @@ class DeviceTable:
         device, splits, message = self.message(entries, splits)
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids, self.dim], np.float32 if to == "float32" else np.uint16)
-        self._call("table_peek", message, STORAGES[to], rows, num_ids)
+        self._call("table_find", message, True, STORAGES[to], rows, num_ids, None)
         return self.memory.get(rows)
+
+    def gradients(self, handles, inverse, grads, num_rows, num_ids, storage="float32", scale=1.0):
+        """Returns the structure that points to these arrays on the device. Keep them, too."""
+        at = [self.memory.pointer(array).value for array in (handles, inverse, grads)]
+        return Gradients(at[0], num_rows, at[1], num_ids, at[2], STORAGES[storage], scale)
 
     def apply(self, handles, inverse, grads, *, learning_rate=1.0, step=1, scale=1.0, storage="float32"):
         """Trains with grads [>= V, D] of the lookup that gave handles and inverse. Returns the places left out."""
-        put = self.memory.put
-        arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
+        arrays = [self.memory.put(array) for array in (handles, inverse, grads)]
+        gradients = self.gradients(*arrays, len(handles), len(inverse), storage, scale)
         places, count = self.memory.empty([len(handles)], np.int32), np.zeros(1, np.int64)
         host = count.ctypes.data_as(ctypes.c_void_p)
-        self._call("table_apply", *arguments, float(scale), Step(learning_rate, step), places, host)
+        self._call("table_apply", gradients, Step(learning_rate, step), places, host)
         return sorted(self.memory.get(places)[: count[0]].tolist())
 
     def _count(self, name, *arguments):

@@ -172,16 +172,11 @@ class Launchers:
         return self.memory.get(out)
 
     def pooled_recover(self, parts, index, splits, scale):
-        """By the launcher of one array for one part."""
         columns, bags = parts[0].shape[1], len(scale)
         arrays, sizes = [self.memory.put(part) for part in parts], np.array([len(part) for part in parts], np.int64)
-        padding = PADDING if len(parts) > 1 else 0
-        out = self.memory.empty([bags + padding, columns], parts[0].dtype)
+        out = self.memory.empty([bags + PADDING, columns], parts[0].dtype)
         more = columns, self._put(index, np.int32), len(index), self._put(splits), self._put(scale, np.float32), bags
         kind = TYPES[parts[0].dtype]
-        if len(parts) > 1:
-            lists = pointers([self.memory.pointer(array).value for array in arrays]), sizes, len(parts)
-            self.run("pooled_recover_parts", kind, *lists, *more, self.allocator, out, bags + padding)
-        else:
-            self.run("pooled_recover", kind, arrays[0], len(parts[0]), *more, self.allocator, out)
+        lists = pointers([self.memory.pointer(array).value for array in arrays]), sizes, len(parts)
+        self.run("pooled_recover", kind, *lists, *more, self.allocator, out, bags + PADDING)
         return self.memory.get(out)

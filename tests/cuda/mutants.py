@@ -34,13 +34,11 @@ CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
 TABLE = "hash_table/cuda/hash_table_cuda.cuh"
 SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
-REPLICAS = "hash_table/cuda/replicas.cuh"
+REPLICAS = "hash_table/cuda/replicas.cu"
 ROWS = "hash_table/cuda/rows.cuh"
 MIXED = "hash_table/cuda/mixed.cuh"
 BUFFER = "hash_table/cuda/buffer/buffer.cuh"
-POOL = "hash_table/cuda/buffer/pool.cu"
-COPIES = "hash_table/cuda/buffer/copies.cu"
-ADVANCE = "hash_table/cuda/buffer/buffer.cu"
+BUFFERS = "hash_table/cuda/buffer/buffer.cu"
 
 MUTANTS = [
     Mutant(
@@ -188,60 +186,60 @@ MUTANTS = [
     ),
     Mutant(
         "rows that both buffers hold are not refreshed", "programs", BUFFER,
-        "to[i] = from[i];", "if (!FAULT) to[i] = from[i];", "HostRows",
+        "16; i += 32) to[i] = from[i];", "16; i += 32) if (!FAULT) to[i] = from[i];", "HostRows",
     ),
     Mutant(
-        "the wrong buffer is written back", "programs", ADVANCE,
-        "moves == nullptr ? active()->ReadRecordsOf(",
-        "moves == nullptr ? (FAULT ? other() : active())->ReadRecordsOf(", "HostRows",
+        "the wrong buffer is written back", "programs", BUFFERS,
+        "FUSEDREC_TRY(active()->ReadRecordsOf(nullptr, nullptr, active()",
+        "FUSEDREC_TRY((FAULT ? other() : active())->ReadRecordsOf(nullptr, nullptr, active()", "HostRows",
     ),
     Mutant(
-        "slots do not get the rows of the batch that ends", "programs", POOL,
+        "slots do not get the rows of the batch that ends", "programs", BUFFERS,
         "(rows, slots, moves.kept,", "(rows, slots, FAULT ? 0 : moves.kept,", "HostRows",
     ),
     Mutant(
-        "a slot is read after another row has come into it", "hash_table", POOL,
-        "  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(dropped",
+        "a slot is read after another row has come into it", "hash_table", BUFFERS,
+        "  FUSEDREC_TRY(CopySlots(dropped",
         "  if (FAULT) active()->ReadRecordsOf(rows, slots, moves.kept, pool_.data(), stream);\n"
-        "  FUSEDREC_RETURN_IF_CUDA_ERROR(CopySlots(dropped",
+        "  FUSEDREC_TRY(CopySlots(dropped",
         "does_not_fit", "record of a slot that another row takes",
     ),
     Mutant(
-        "the pool changes before the next batch has its memory", "hash_table", ADVANCE,
-        "  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_",
+        "the pool changes before the next batch has its memory", "hash_table", BUFFERS,
+        "  FUSEDREC_TRY(other()->Forget(stream));\n  FUSEDREC_TRY(Insert(prefetched_",
         "  if (FAULT && moves != nullptr) Move(*moves, numbers, stream);\n"
-        "  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_",
+        "  FUSEDREC_TRY(other()->Forget(stream));\n  FUSEDREC_TRY(Insert(prefetched_",
         "does_not_fit", "hot rows without memory",
     ),
     Mutant(
-        "copies do not wait for the last user of their memory", "hash_table", COPIES,
-        "FUSEDREC_CUDA(cudaStreamWaitEvent(to_device_, vacated_, 0));",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(to_device_, vacated_, 0));", "new_memory",
+        "copies do not wait for the last user of their memory", "hash_table", BUFFERS,
+        "FUSEDREC_TRY(cudaStreamWaitEvent(to_device_, vacated_, 0));",
+        "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(to_device_, vacated_, 0));", "new_memory",
     ),
     Mutant(
-        "the work of a failed advance meets the next prefetch", "hash_table", ADVANCE,
-        "    FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));",
-        "    if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));", "failed_advance",
+        "the work of a failed advance meets the next prefetch", "hash_table", BUFFERS,
+        "    FUSEDREC_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));",
+        "    if (!FAULT) FUSEDREC_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));", "failed_advance",
     ),
     Mutant(
-        "rows go back before they are gathered", "hash_table", COPIES,
-        "FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -9",
+        "rows go back before they are gathered", "hash_table", BUFFERS,
+        "FUSEDREC_TRY(cudaStreamWaitEvent(to_host_, gathered_, 0));",
+        "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -9",
     ),
     Mutant(
-        "a batch begins before its rows are there", "hash_table", ADVANCE,
-        "FUSEDREC_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));", "as_a_table",
+        "a batch begins before its rows are there", "hash_table", BUFFERS,
+        "FUSEDREC_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));",
+        "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));", "as_a_table",
     ),
     Mutant(
-        "memory is given again while a copy reads it", "hash_table", COPIES,
-        "FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->sent_",
-        "if (!FAULT) FUSEDREC_CUDA(cudaStreamSynchronize(buffer->to_device_));\n"
-        "  FUSEDREC_RETURN_IF_CUDA_ERROR(buffer->sent_",
+        "memory is given again while a copy reads it", "hash_table", BUFFERS,
+        "FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));\n  FUSEDREC_TRY(buffer->sent_",
+        "if (!FAULT) FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));\n"
+        "  FUSEDREC_TRY(buffer->sent_",
         "given_again", "Arrays are not equal",
     ),
     Mutant(
-        "an allocation that failed fails the next launch", "hash_table", "hash_table/cuda/buffer/buffer.h",
+        "an allocation that failed fails the next launch", "hash_table", BUFFERS,
         "      LastError();", "      if (!FAULT) LastError();", "page_locked", "Refused: 2",
     ),
 ]  # fmt: skip
@@ -249,13 +247,15 @@ MUTANTS = [
 # Name, pattern and new text. A line that SKIPPED matches keeps its text: there a fault would not compile.
 _RULES = [
     ("a barrier less", r"(?<=\n)( +)(__sync(?:threads|warp)\([^;\n]*\);)", r"\1if (!FAULT) \2"),
-    ("a wait less", r"(?<=\n)( +)(FUSEDREC_\w*CUDA\w*\(cuda(?:Stream|Event)\w+\(.*\);)", r"\1if (!FAULT) \2"),
+    ("a wait less", r"(?<=\n)( +)(FUSEDREC_TRY\(cuda(?:Stream|Event)\w+\(.*\);)", r"\1if (!FAULT) \2"),
     ("a bound one further", r"( <=? )([A-Za-z_][\w.]*(?:->\w+)*)(?=[;)]| [&|?])", r"\1\2 + FAULT"),
     ("one is not added", r" \+ 1(?=[;),\]])", r" + !FAULT"),
     ("a condition less", r"(?<=&& )(!?[\w.>-]+(?: [<>=!]=? [\w.]+)?)(?=[;)]| &&)", r"(FAULT || \1)"),
     ("an atomic operation in two steps", r"\batomic(Add|Max|Min|Or|And)\(", r"emulation::TwoSteps{FAULT}.\1("),
 ]
-_SKIPPED = re.compile(r"^ *(//|#|template|using)|constexpr|static_assert|__launch_bounds__|LAUNCH|Carver|operator")
+_SKIPPED = re.compile(
+    r"^ *(//|#|template|using)|constexpr|static_assert|__launch_bounds__|FUSEDREC_(KERNEL|L|FOR_EACH)|operator"
+)
 
 
 def drawn(custom_ops: pathlib.Path, op: str, count: int, seed: int) -> list[Mutant]:

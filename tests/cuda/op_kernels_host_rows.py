@@ -1,4 +1,4 @@
-"""Rows in host memory behind a device (host_rows.h), beside tables in host memory: refusals, failures, traffic, waits.
+"""Rows in host memory behind a device (host_rows.cc), beside tables in host memory: refusals, failures, traffic, waits.
 
 op_kernels_programs.py has what both answer in random programs.
 """

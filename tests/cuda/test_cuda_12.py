@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "custom_ops"
 # Headers that kernels include and NVRTC lacks.
 STANDARD_HEADERS = {
+    **dict.fromkeys(["cmath", "cstring"], ""),  # their functions are built in
     "cstdint": """
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
@@ -53,8 +54,7 @@ KERNELS = {
 MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
-        f"hash_table/cuda/{part}.cuh"
-        for part in ("select", "records", "mixed", "update/update", "update/handles", "buffer/buffer")
+        f"hash_table/cuda/{part}.cuh" for part in ("select", "records", "mixed", "update", "buffer/buffer")
     ],
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from tf_fusedrec.ops import _library
 
-from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
+from tensorflow.python.framework import kernels, op_def_registry  # isort: skip  (tf_fusedrec first)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Ops whose GPU kernel has all arguments in host memory and computes there, and the reason.
@@ -46,10 +46,9 @@ def arguments_of_ops() -> dict[str, tuple[str, set[str]]]:
     """Returns op -> (its folder, names of its registered inputs and outputs)."""
     found = {}
     for path in sorted((ROOT / "custom_ops").rglob("*_op.cc")):
-        for op, text in re.findall(
-            r'REGISTER_OP\("Fusedrec>(\w+)"\)(.*?)\.SetShapeFn', path.read_text(encoding="utf-8"), re.S
-        ):
-            found[op] = path.parent.name, set(re.findall(r'\.(?:Input|Output)\("(\w+):', text))
+        for op in re.findall(r'_OP\("Fusedrec>(\w+)"\)', path.read_text(encoding="utf-8")):
+            op_def = op_def_registry.get(f"Fusedrec>{op}")
+            found[op] = path.parent.name, {arg.name for arg in [*op_def.input_arg, *op_def.output_arg]}
     return found
 
 

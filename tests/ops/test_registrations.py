@@ -18,7 +18,7 @@ def test_registrations_have_shape_functions_docs_and_kernels(source):
     from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
     text = source.read_text(encoding="utf-8")
-    names = re.findall(r'REGISTER_OP\("(.+?)"\)', text)
+    names = re.findall(r'^(?:REGISTER|FUSEDREC_\w+)_OP\("(.+?)"\)', text, re.M)
     assert names and all(name.startswith("Fusedrec>") for name in names)
     assert text.count(".SetShapeFn(") == text.count(".Doc(") == len(names)
     for name in names:

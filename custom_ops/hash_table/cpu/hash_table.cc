@@ -1,5 +1,6 @@
 #include "hash_table/cpu/hash_table.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -14,6 +15,8 @@ uint64_t NextNumber() {
   return Mix64(made.fetch_add(1) + 1);
 }
 
+bool IsBefore(Moment since, const RowHeader& row) { return since.IsBefore(row.last, row.updated); }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec) {
@@ -27,8 +30,7 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec) {
                                                    " segments, got ", spec.limits.size(), "."));
   }
   std::unique_ptr<HashTable> table(new HashTable(std::move(spec)));
-  const absl::Status opened = table->rows_.Open();
-  if (!opened.ok()) return opened;
+  FUSEDREC_TRY(table->rows_.Open());
   return table;
 }
 
@@ -85,6 +87,121 @@ void HashTable::Clear() {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   accumulator_.Clear();
   rows_.pins().EndWait();
+}
+
+// Contents: all ids, or the ids whose rows changed since the last full save, the ids that left, the ids that wait for
+// admission, and statistics. ChangeLog tells which ids may have changed; the headers of their rows decide.
+
+void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
+                     std::vector<int64_t>* handles) const {
+  struct Found {
+    std::vector<int64_t> ids, handles;
+  };
+  std::vector<Found> found(kShards);
+  const bool recorded = rows_.change_log().Covers(since);
+  const int64_t keys = size(segment) / kShards + 1;
+  parallel_for(kShards, 20 * keys, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      Shard& shard = rows_.shards()[s];
+      Found& here = found[s];
+      const auto take = [&](int64_t id, uint32_t handle) {
+        here.ids.push_back(id);
+        here.handles.push_back(handle);
+      };
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      if (since.IsBeginning()) {  // all ids: no header has to be read
+        here.ids.reserve(shard.keys[segment].size());
+        here.handles.reserve(shard.keys[segment].size());
+        shard.keys[segment].ForEach(take);
+      } else if (recorded) {
+        std::vector<int64_t>& touched = shard.changes.touched[segment];
+        KeepDistinct(&touched);
+        for (const int64_t id : touched) {
+          const uint32_t handle = shard.keys[segment].Find(id, TableHash(id));
+          if (handle != kAbsent && IsBefore(since, *rows_.Header(handle))) take(id, handle);
+        }
+      } else {
+        rows_.ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
+          if (IsBefore(since, header)) take(id, handle);
+        });
+      }
+    }
+  });
+  for (const Found& here : found) {
+    ids->insert(ids->end(), here.ids.begin(), here.ids.end());
+    handles->insert(handles->end(), here.handles.begin(), here.handles.end());
+  }
+}
+
+std::vector<int64_t> HashTable::Tombstones(int64_t segment) const {
+  std::vector<int64_t> gone;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (const int64_t id : shard.changes.left[segment]) {
+      if (shard.keys[segment].Find(id, TableHash(id)) == kAbsent) gone.push_back(id);
+    }
+  }
+  KeepDistinct(&gone);
+  return gone;
+}
+
+void HashTable::ForgetTombstones() {
+  rows_.change_log().Stop();
+  for (Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.changes.Clear();
+  }
+  rows_.change_log().Begin({clock(), version()}, spec().record_tombstones);
+}
+
+void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {
+  std::vector<std::pair<int64_t, uint32_t>> candidates;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    if (shard.candidates.empty()) continue;
+    shard.candidates[segment].ForEach([&](int64_t id, uint32_t count) { candidates.emplace_back(id, count); });
+  }
+  const auto hash = [](const auto& candidate) { return Mix64(static_cast<uint64_t>(candidate.first)); };
+  std::sort(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) { return hash(a) < hash(b); });
+  for (const auto& [id, count] : candidates) {
+    ids->push_back(id);
+    counts->push_back(count);
+  }
+}
+
+absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts) {
+  if (rows_.limits(segment).admission_count <= 1) return absl::OkStatus();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Shard* shard = &rows_.ShardWith(TableHash(ids[i]));
+    std::lock_guard<std::mutex> lock(shard->mutex);
+    FUSEDREC_TRY(shard->candidates[segment].Set(ids[i], static_cast<uint32_t>(counts[i])));
+  }
+  return absl::OkStatus();
+}
+
+SegmentStatistics HashTable::Statistics(int64_t segment) const {
+  SegmentStatistics sum;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    const SegmentStatistics& part = shard.statistics[segment];
+    sum.keys += shard.keys[segment].size();
+    sum.hits += part.hits;
+    sum.inserts += part.inserts;
+    sum.evictions += part.evictions;
+    sum.refused += part.refused;
+    if (!shard.candidates.empty()) sum.candidates += shard.candidates[segment].size();
+  }
+  return sum;
+}
+
+int64_t HashTable::key_bytes() const {
+  int64_t bytes = 0;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (const KeyIndex& keys : shard.keys) bytes += keys.bytes();
+    for (const AdmissionFilter& candidates : shard.candidates) bytes += candidates.bytes();
+  }
+  return bytes;
 }
 
 }  // namespace fusedrec

@@ -12,7 +12,7 @@
 //   FileTier      makes room at memory_budget: rows in a file
 //   Demoter       moves rows that are no longer hot back to 16 bits
 //   RowRecords    rows as checkpoints hold them
-//   Replicas      replicas that are averaged; TrainedIds, the ids that they exchange
+//   Replicas      replicas that are averaged, and the ids that they exchange
 //   Accumulator   gradients that wait for their update
 //   RuleStep      the update rule, over GradientSum
 //
@@ -45,8 +45,7 @@
 #include "common/hash.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/gradient_sum.h"
-#include "hash_table/cpu/parts/tiers.h"
-#include "hash_table/cpu/parts/evictor.h"
+#include "hash_table/cpu/parts/eviction.h"
 #include "hash_table/cpu/parts/message_runs.h"
 #include "hash_table/cpu/parts/replicas.h"
 #include "hash_table/cpu/parts/row_records.h"
@@ -125,7 +124,7 @@ class HashTable {
                           std::vector<int32_t>* left_out = nullptr, bool begin = false);
   void ApplyAccumulated(const Step& step, const ParallelFor& parallel_for);
 
-  // For rows that are trained elsewhere, between two lookups, and come back (host_rows.h, RowRecords::WriteTrained).
+  // For rows that are trained elsewhere, between two lookups, and come back (host_rows.cc, RowRecords::WriteTrained).
   // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.
   uint32_t BeginUpdate(uint32_t clock);
   const RowHeader& HeaderOf(int64_t handle) const { return *rows_.Header(static_cast<uint32_t>(handle)); }

@@ -1,5 +1,6 @@
 // The training lookup; hash_table.h explains its steps.
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -14,6 +15,44 @@ namespace {
 constexpr int kAhead = 16;         // ids between the fetch of a line of keys, that of a row, and its copy
 constexpr int kRing = 2 * kAhead;  // ids under way
 static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
+constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
+
+// Sorts the ids of a message by shard, so that threads can share the shards among themselves.
+// Fills scratch->items and scratch->place.
+//   shard_begin  [kShards + 1]  out: the items of shard s are [shard_begin[s], shard_begin[s + 1])
+void SortByShard(const Message& message, int64_t segments, const ParallelFor& parallel_for, LookupScratch* scratch,
+                 std::vector<int64_t>* shard_begin) {
+  const auto shard_of = [](int64_t id) { return ShardOf(TableHash(id)); };
+  const std::vector<MessageRun> pieces = RunsOf(message, segments, kBlock);  // the units of both passes
+  // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.
+  std::vector<std::array<int32_t, kShards>> next(pieces.size(), std::array<int32_t, kShards>{});
+  const int64_t mean = pieces.empty() ? 1 : message.num_ids / static_cast<int64_t>(pieces.size()) + 1;
+  parallel_for(pieces.size(), 4 * mean, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t* ids = &message.entries[pieces[p].entry];
+      for (int64_t i = 0; i < pieces[p].count; ++i) ++next[p][shard_of(ids[i])];
+    }
+  });
+  shard_begin->assign(kShards + 1, 0);
+  int32_t total = 0;
+  for (int s = 0; s < kShards; ++s) {
+    (*shard_begin)[s] = total;
+    for (std::array<int32_t, kShards>& of_piece : next) total += std::exchange(of_piece[s], total);
+  }
+  (*shard_begin)[kShards] = total;
+  scratch->MakeRoomFor(total);
+  parallel_for(pieces.size(), 8 * mean, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t* ids = &message.entries[pieces[p].entry];
+      for (int64_t i = 0; i < pieces[p].count; ++i) {
+        const int32_t place = next[p][shard_of(ids[i])]++;
+        const int64_t position = pieces[p].position + i;
+        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), static_cast<uint32_t>(pieces[p].segment)};
+        scratch->place[position] = place;
+      }
+    }
+  });
+}
 
 }  // namespace
 
@@ -192,24 +231,22 @@ absl::Status HashTable::TrainingLookup::MakeRoom(const std::vector<Visit>& visit
 
   std::lock_guard<std::mutex> lock(rows_->room_mutex());
   const int64_t into_memory = std::accumulate(fresh.begin(), fresh.end(), static_cast<int64_t>(waiting.size()));
-  absl::Status room = table_->tier_.RequireRoom(into_memory);
+  FUSEDREC_TRY(table_->tier_.RequireRoom(into_memory));
   // No row leaves before there is room in every segment.
   for (const bool evicts : {false, true}) {
-    for (int64_t segment = 0; segment < rows_->segments() && room.ok(); ++segment) {
-      room = table_->evictor_.MakeRoom(segment, fresh[segment], waiting, evicts);
+    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+      FUSEDREC_TRY(table_->evictor_.MakeRoom(segment, fresh[segment], waiting, evicts));
     }
   }
-  return room.ok() ? table_->tier_.MakeRoom(into_memory) : room;
+  return table_->tier_.MakeRoom(into_memory);
 }
 
 absl::Status HashTable::TrainingLookup::MakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle) {
   Shard* shard = visit->shard;
-  absl::Status made = shard->keys[item.segment].Reserve(1, &shard->retired);
-  if (made.ok()) made = rows_->MakeRow(shard, item.segment, item.id, rows_->new_pool(), handle);
-  if (!made.ok()) return made;
+  FUSEDREC_TRY(rows_->MakeRow(shard, item.segment, item.id, rows_->new_pool(), handle));
   visit->made.push_back({item.segment, item.id});
   --shard->statistics[item.segment].hits;  // which its touch counts
-  return made;
+  return absl::OkStatus();
 }
 
 absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
@@ -217,23 +254,18 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
   std::lock_guard<std::mutex> lock(shard->mutex);
   for (const ReceivedId& item : visit->fresh) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
-    if (handle == kAbsent) {
-      const absl::Status made = MakeRow(visit, item, &handle);
-      if (!made.ok()) return made;
-    }
+    if (handle == kAbsent) FUSEDREC_TRY(MakeRow(visit, item, &handle));
     Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
   }
   if (spec_.hot_after > 0 && !visit->moving.empty()) rows_->pins().NoteMove(pins_.now);
   for (const ReceivedId& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
-    absl::Status moved;
     if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
-      moved = MakeRow(visit, item, &handle);
+      FUSEDREC_TRY(MakeRow(visit, item, &handle));
     } else if (RowStore::PoolOf(handle) == 1 && (table_->tier_.is_on() || !pins_.Hold(*rows_->Header(handle)))) {
       // Another lookup may have taken the handle of a 16-bit row since this one chose to move the row.
-      moved = rows_->MoveRow(shard, item.segment, item.id, 0, &handle);
+      FUSEDREC_TRY(rows_->MoveRow(shard, item.segment, item.id, 0, &handle));
     }
-    if (!moved.ok()) return moved;
     Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
   }
   return absl::OkStatus();
@@ -281,8 +313,7 @@ void HashTable::TrainingLookup::Undo(Visit* visit) {
 // Makes and moves rows, once all ids of the message have been looked up.
 absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, int64_t cost_of_shard,
                                                std::vector<Visit>* visits) {
-  const absl::Status room = MakeRoom(*visits);
-  if (!room.ok()) return room;
+  FUSEDREC_TRY(MakeRoom(*visits));
   rows_->NextVersion();
   std::vector<absl::Status> failed(kShards);
   parallel_for(kShards, cost_of_shard / 4, [&](int64_t begin, int64_t end) {
@@ -291,9 +322,7 @@ absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, 
       if (!visit->fresh.empty() || !visit->moving.empty()) failed[s] = VisitNew(visit);
     }
   });
-  for (const absl::Status& status : failed) {
-    if (!status.ok()) return status;
-  }
+  for (const absl::Status& status : failed) FUSEDREC_TRY(status);
   return table_->demoter_.DemoteCold(clock_);
 }
 

@@ -98,8 +98,7 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   for (size_t i = 0; i < trained.size(); ++i) {
     if (sums.IsEmpty(i)) trained[i] = kNoRow;
   }
-  const absl::Status numbered = accumulator_.Number(trained, &numbers);
-  if (!numbered.ok()) return numbered;
+  FUSEDREC_TRY(accumulator_.Number(trained, &numbers));
   LeftOut found;
   parallel_for(handles.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec().dim);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "hash_table/cuda/host_rows.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 namespace {
@@ -57,28 +57,21 @@ class DeviceTable : public Table {
 
   absl::Status Read(const TableCall& call, const Message& message, const Ahead*, bool peeks, const RowsOut& rows) override {
     const FusedrecMessage view = ViewOf(message);
-    const int64_t storage = static_cast<int64_t>(rows.storage);
-    return StatusOf(peeks ? fusedrec_table_peek(table_, &view, storage, rows.data, rows.size, call.stream)
-                          : fusedrec_table_find(table_, &view, storage, rows.data, rows.size, nullptr, call.stream),
+    return StatusOf(fusedrec_table_find(table_, &view, peeks, static_cast<int64_t>(rows.storage), rows.data, rows.size,
+                                        nullptr, call.stream),
                     "a lookup");
   }
 
   absl::Status Apply(const TableCall& call, const Gradients& in, const Step& step, std::vector<int32_t>* left_out) override {
-    const auto update = [&](int32_t* places, int64_t* count) {
-      return StatusOf(fusedrec_table_apply(table_, in.handles.data(), in.handles.size(), in.inverse.data(),
-                                           in.inverse.size(), in.grads, static_cast<int64_t>(in.storage), in.scale, &step,
-                                           places, count, call.stream),
-                      "an update");
+    const auto update = [&, view = ViewOf(in)](int32_t* places, int64_t* count) {
+      return StatusOf(fusedrec_table_apply(table_, &view, &step, places, count, call.stream), "an update");
     };
     return LeaveOut(call, spec_, in.handles.size(), update, left_out);
   }
 
   absl::Status Accumulate(const TableCall& call, const Gradients& in, bool begin, std::vector<int32_t>* left_out) override {
-    const auto update = [&](int32_t* places, int64_t* count) {
-      return StatusOf(fusedrec_table_accumulate(table_, in.handles.data(), in.handles.size(), in.inverse.data(),
-                                                in.inverse.size(), in.grads, static_cast<int64_t>(in.storage), in.scale,
-                                                begin, places, count, call.stream),
-                      "the sums of gradients");
+    const auto update = [&, view = ViewOf(in)](int32_t* places, int64_t* count) {
+      return StatusOf(fusedrec_table_accumulate(table_, &view, begin, places, count, call.stream), "the sums of gradients");
     };
     return LeaveOut(call, spec_, in.handles.size(), update, left_out);
   }
@@ -109,17 +102,15 @@ class DeviceTable : public Table {
     int64_t most = Sizes(&totals)[segment], count;
     int64_t *device_ids, *device_handles;
     for (int answer = kDeviceMore; answer == kDeviceMore; most = count) {
-      answer = kDeviceOutOfMemory;
-      if (TakeMemory(call, most, &device_ids) && TakeMemory(call, most, &device_handles)) {
-        answer = fusedrec_table_keys(table_, segment, since.lookups, since.version, most, device_ids, device_handles, &count,
-                                     call.stream);
-      }
-      if (answer != kDeviceMore && answer != 0) return StatusOf(answer, "a list of keys");
+      FUSEDREC_TRY(StatusOf(TakeMemory(call, most, &device_ids), "a list of keys"));
+      FUSEDREC_TRY(StatusOf(TakeMemory(call, most, &device_handles), "a list of keys"));
+      answer = fusedrec_table_keys(table_, segment, since.lookups, since.version, most, device_ids, device_handles, &count,
+                                   call.stream);
+      if (answer != kDeviceMore) FUSEDREC_TRY(StatusOf(answer, "a list of keys"));
     }
     ids->resize(count);
     handles->resize(count);
-    const int answer = fusedrec_copy_to_host(ids->data(), device_ids, count * sizeof(int64_t), call.stream);
-    if (answer != 0) return StatusOf(answer, "");
+    FUSEDREC_TRY(StatusOf(fusedrec_copy_to_host(ids->data(), device_ids, count * sizeof(int64_t), call.stream), ""));
     return StatusOf(fusedrec_copy_to_host(handles->data(), device_handles, count * sizeof(int64_t), call.stream), "");
   }
 
@@ -129,31 +120,27 @@ class DeviceTable : public Table {
     const int64_t bytes = handles.size() * record_bytes();
     int64_t* device_handles;
     char* device_records;
-    int answer = ToDevice(call, handles.data(), handles.size(), &device_handles);
-    if (answer == 0 && !TakeMemory(call, bytes, &device_records)) answer = kDeviceOutOfMemory;
-    if (answer == 0) {
-      answer = fusedrec_table_read_records(table_, device_handles, handles.size(), device_records, call.stream);
-    }
-    if (answer == 0) answer = fusedrec_copy_to_host(records, device_records, bytes, call.stream);
-    return StatusOf(answer, "an export");
+    FUSEDREC_TRY(ToDevice(call, handles.data(), handles.size(), "an export", &device_handles));
+    FUSEDREC_TRY(StatusOf(TakeMemory(call, bytes, &device_records), "an export"));
+    FUSEDREC_TRY(StatusOf(
+        fusedrec_table_read_records(table_, device_handles, handles.size(), device_records, call.stream), "an export"));
+    return StatusOf(fusedrec_copy_to_host(records, device_records, bytes, call.stream), "an export");
   }
 
   absl::Status Import(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, const char* records) override {
     int64_t* device_ids;
     char* device_records;
-    int answer = ToDevice(call, ids.data(), ids.size(), &device_ids);
-    if (answer == 0) answer = ToDevice(call, records, ids.size() * record_bytes(), &device_records);
-    if (answer == 0) {
-      answer = fusedrec_table_write_records(table_, segment, device_ids, ids.size(), device_records, call.stream);
-    }
-    return StatusOf(answer, "rows that are imported");
+    const char* const needs = "rows that are imported";
+    FUSEDREC_TRY(ToDevice(call, ids.data(), ids.size(), needs, &device_ids));
+    FUSEDREC_TRY(ToDevice(call, records, ids.size() * record_bytes(), needs, &device_records));
+    return StatusOf(
+        fusedrec_table_write_records(table_, segment, device_ids, ids.size(), device_records, call.stream), needs);
   }
 
   absl::Status Remove(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, int64_t* removed) override {
     int64_t* device_ids;
-    int answer = ToDevice(call, ids.data(), ids.size(), &device_ids);
-    if (answer == 0) answer = fusedrec_table_remove(table_, segment, device_ids, ids.size(), removed, call.stream);
-    return StatusOf(answer, "a removal");
+    FUSEDREC_TRY(ToDevice(call, ids.data(), ids.size(), "a removal", &device_ids));
+    return StatusOf(fusedrec_table_remove(table_, segment, device_ids, ids.size(), removed, call.stream), "a removal");
   }
 
   absl::Status Evict(const TableCall& call, int64_t segment, int64_t count, int64_t* evicted) override {
@@ -229,9 +216,9 @@ class DeviceTable : public Table {
   }
 
   template <typename T>
-  static int ToDevice(const TableCall& call, const T* host, int64_t count, T** device) {
-    if (!TakeMemory(call, count, device)) return kDeviceOutOfMemory;
-    return fusedrec_copy_to_device(*device, host, count * sizeof(T), call.stream);
+  absl::Status ToDevice(const TableCall& call, const T* host, int64_t count, const char* needs, T** device) const {
+    FUSEDREC_TRY(StatusOf(TakeMemory(call, count, device), needs));
+    return StatusOf(fusedrec_copy_to_device(*device, host, count * sizeof(T), call.stream), needs);
   }
 
   const TableSpec spec_;
@@ -242,7 +229,7 @@ class DeviceTable : public Table {
 
 absl::Status MakeDeviceTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                              std::unique_ptr<Table>* table) {
-  if (spec.host_rows) return HostRowsTable::Make(spec, allocator, stream, table);
+  if (spec.host_rows) return MakeHostRowsTable(spec, allocator, stream, table);
   auto made = std::make_unique<DeviceTable>(spec);
   const absl::Status opened = made->Open(allocator, stream);
   if (opened.ok()) *table = std::move(made);

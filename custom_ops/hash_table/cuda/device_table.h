@@ -1,4 +1,4 @@
-// A table with all rows on a device, and what a table with rows in host memory (host_rows.h) shares with it.
+// A table with all rows on a device, and what a table with rows in host memory (host_rows.cc) shares with it.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,10 @@ namespace fusedrec {
 absl::Status MakeDeviceTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                              std::unique_ptr<Table>* table);
 
+// One with rows in host memory (host_rows.cc).
+absl::Status MakeHostRowsTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
+                               std::unique_ptr<Table>* table);
+
 // A TableSpec for the launchers, which read its texts. It must outlive this.
 struct DeviceTexts : FusedrecTableTexts {
   std::vector<const char*> of_segments;
@@ -30,11 +34,16 @@ inline FusedrecMessage ViewOf(const Message& message) {
   return {message.entries.data(), message.source_splits.data(), static_cast<int64_t>(message.source_splits.size())};
 }
 
-// Takes device memory until the op ends; null and false where there is none.
+inline FusedrecGradients ViewOf(const Gradients& in) {
+  return {in.handles.data(), static_cast<int64_t>(in.handles.size()), in.inverse.data(),
+          static_cast<int64_t>(in.inverse.size()), in.grads, static_cast<int64_t>(in.storage), in.scale};
+}
+
+// Takes device memory until the op ends.
 template <typename T>
-bool TakeMemory(const TableCall& call, int64_t count, T** data) {
+int TakeMemory(const TableCall& call, int64_t count, T** data) {
   *data = static_cast<T*>(call.memory->allocate(call.memory->context, std::max<int64_t>(count, 1) * sizeof(T)));
-  return *data != nullptr;
+  return *data == nullptr ? kDeviceOutOfMemory : 0;
 }
 
 // Calls update(places, &count) with room on the device for the places of the rows that it leaves out, and lists them.
@@ -42,10 +51,10 @@ template <typename Update>
 absl::Status LeaveOut(const TableCall& call, const TableSpec& spec, int64_t num_rows, const Update& update,
                       std::vector<int32_t>* left_out) {
   int32_t* places;
-  if (!TakeMemory(call, num_rows, &places)) return DeviceTableStatus(kDeviceOutOfMemory, spec, "an update");
+  FUSEDREC_TRY(DeviceTableStatus(TakeMemory(call, num_rows, &places), spec, "an update"));
   int64_t count = 0;
-  const absl::Status done = update(places, &count);
-  if (!done.ok() || count == 0) return done;  // a copy would wait
+  FUSEDREC_TRY(update(places, &count));
+  if (count == 0) return absl::OkStatus();  // a copy would wait
   left_out->resize(count);
   const int answer = fusedrec_copy_to_host(left_out->data(), places, count * sizeof(int32_t), call.stream);
   std::sort(left_out->begin(), left_out->end());

@@ -5,17 +5,15 @@
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
 constexpr int kNumberIds = 8;  // of a thread of NumberKernel
 constexpr int kNumberTile = kThreads * kNumberIds;
 constexpr uint32_t kFreeSlot = 0xffffffffu;
 
 // A warp per source: run_begin out of the headers. source_begin [sources + 1]: entries before each source.
-__global__ void __launch_bounds__(kThreads)
-    RunsKernel(const int64_t* __restrict__ entries, const int64_t* __restrict__ source_begin, int64_t sources,
-               int64_t segments, int64_t* __restrict__ run_begin, Counts* counts) {
+FUSEDREC_KERNEL RunsKernel(const int64_t* __restrict__ entries, const int64_t* __restrict__ source_begin,
+                           int64_t sources, int64_t segments, int64_t* __restrict__ run_begin, Counts* counts) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + Warp();
   if (r >= sources) return;
   const int64_t begin = source_begin[r], ids = source_begin[r + 1] - begin - segments;
@@ -35,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The sum of FingerprintOf over the ids.
-__global__ void __launch_bounds__(kThreads) FingerprintKernel(MessageView message, Counts* counts) {
+FUSEDREC_KERNEL FingerprintKernel(MessageView message, Counts* counts) {
   if (counts->bad != 0) return;
   int64_t low, high;
   message.Bounds(&low, &high);
@@ -70,9 +68,8 @@ __device__ inline uint32_t Settle(const MessageView& message, int64_t id, int64_
 
 // where[n]: the row of the id of position n, or kNew and the slot in which it settled. One probe per known id; the same
 // word of its row that says when it was touched gathers the first position.
-__global__ void __launch_bounds__(kThreads)
-    ProbeKernel(TableView table, MessageView message, uint32_t attempt, const Counts* counts, uint32_t num_slots,
-                uint32_t* slots, uint32_t* __restrict__ where) {
+FUSEDREC_KERNEL ProbeKernel(TableView table, MessageView message, uint32_t attempt, const Counts* counts,
+                            uint32_t num_slots, uint32_t* slots, uint32_t* __restrict__ where) {
   if (counts->bad != 0) return;
   int64_t low, high;
   message.Bounds(&low, &high);
@@ -93,9 +90,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The form for inference: kNowhere for ids without a row, or whose row has expired.
-__global__ void __launch_bounds__(kThreads)
-    FindKernel(TableView table, MessageView message, const Counts* counts, HasExpired has_expired,
-               uint32_t* __restrict__ where) {
+FUSEDREC_KERNEL FindKernel(TableView table, MessageView message, const Counts* counts, HasExpired has_expired,
+                           uint32_t* __restrict__ where) {
   if (counts->bad != 0) return;
   const int64_t n = GlobalThread();
   const uint32_t row = FindReceived(table, message, n);
@@ -106,12 +102,11 @@ __global__ void __launch_bounds__(kThreads)
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its
 // where becomes kNew and its rank among those, or kNowhere where verdict (null: none) refuses it. new_of [segments]
 // counts the ids that get a row; hits_of counts the known ids.
-__global__ void __launch_bounds__(kThreads)
-    NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots,
-                 const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where,
-                 uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
-                 unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
-                 unsigned long long* states, unsigned* next_tile) {
+FUSEDREC_KERNEL NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots,
+                             const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where,
+                             uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
+                             unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
+                             unsigned long long* states, unsigned* next_tile) {
   if (counts->bad != 0) return;
   FUSEDREC_SHARED(unsigned, begin, 2 * kWarps);  // of each warp: firsts, then new ones
   const unsigned tile = TakeTile(next_tile);
@@ -174,10 +169,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // inverse [ids], handles [distinct]; a first position gives a new id its row, and touches the row in a lookup. Rows that
 // come from elsewhere have counters of their own. A refused id has the handle -1.
-__global__ void __launch_bounds__(kThreads)
-    CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version, bool is_lookup,
-                 const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
-                 const uint32_t* __restrict__ number, int32_t* __restrict__ inverse, int64_t* __restrict__ handles) {
+FUSEDREC_KERNEL CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version,
+                             bool is_lookup, const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
+                             const uint32_t* __restrict__ number, int32_t* __restrict__ inverse,
+                             int64_t* __restrict__ handles) {
   const int64_t n = GlobalThread();
   if (n >= message.num_ids) return;
   inverse[n] = static_cast<int32_t>(number[first[n]]);
@@ -206,8 +201,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Embedding and slots of new rows; a thread has four columns of one.
-__global__ void __launch_bounds__(kThreads)
-    InitialRowsKernel(TableView table, FreshRows fresh, InitialValues initial, int64_t num_rows) {
+FUSEDREC_KERNEL InitialRowsKernel(TableView table, FreshRows fresh, InitialValues initial, int64_t num_rows) {
   const int dim = table.layout.dim;
   const int64_t blocks = (dim + 3) / 4, i = GlobalThread();
   if (i >= num_rows * blocks) return;
@@ -227,11 +221,10 @@ __global__ void __launch_bounds__(kThreads)
 // out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros after
 // the ids. Rows that are kNowhere are not written. The table is not mixed.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads)
-    GatherKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
-                 const int32_t* __restrict__ inverse, int64_t num_ids, int64_t row_words, int64_t out_words,
-                 Word* __restrict__ out) {
-  for (int64_t i = GlobalThread(); i < out_words; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+FUSEDREC_KERNEL GatherKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
+                             const int32_t* __restrict__ inverse, int64_t num_ids, int64_t row_words, int64_t out_words,
+                             Word* __restrict__ out) {
+  for (int64_t i = GlobalThread(); i < out_words; i += GridThreads()) {
     const int64_t n = i / row_words;
     Word word{};
     if (n < num_ids) {
@@ -244,12 +237,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The same into numbers of another storage.
-__global__ void __launch_bounds__(kThreads)
-    GatherConvertedKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
-                          const int32_t* __restrict__ inverse, int64_t num_ids, int64_t out_numbers, Storage to,
-                          void* __restrict__ out) {
+FUSEDREC_KERNEL GatherConvertedKernel(TableView table, const uint32_t* __restrict__ where,
+                                      const int64_t* __restrict__ handles, const int32_t* __restrict__ inverse,
+                                      int64_t num_ids, int64_t out_numbers, Storage to, void* __restrict__ out) {
   const int dim = table.layout.dim;
-  for (int64_t i = GlobalThread(); i < out_numbers; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  for (int64_t i = GlobalThread(); i < out_numbers; i += GridThreads()) {
     const int64_t n = i / dim;
     float number = 0.0f;
     if (n < num_ids) {
@@ -262,13 +254,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Initial values into the rows that the gather left alone; a thread has four columns.
-__global__ void __launch_bounds__(kThreads)
-    GatherInitialKernel(TableView table, MessageView message, InitialValues initial,
-                        const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
-                        const int32_t* __restrict__ inverse, Storage to, void* __restrict__ out) {
+FUSEDREC_KERNEL GatherInitialKernel(TableView table, MessageView message, InitialValues initial,
+                                    const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
+                                    const int32_t* __restrict__ inverse, Storage to, void* __restrict__ out) {
   const int dim = table.layout.dim;
   const int64_t blocks = (dim + 3) / 4;
-  for (int64_t i = GlobalThread(); i < message.num_ids * blocks; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  for (int64_t i = GlobalThread(); i < message.num_ids * blocks; i += GridThreads()) {
     const int64_t n = i / blocks;
     if ((handles == nullptr ? where[n] : static_cast<uint32_t>(handles[inverse[n]])) != kNowhere) continue;
     const int64_t run = message.RunOf(0, message.runs - 1, n);
@@ -281,5 +272,4 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

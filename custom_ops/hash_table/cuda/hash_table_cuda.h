@@ -18,7 +18,7 @@
 //   3. Number: ballots and a look-back count first positions, and new ids among them.
 //   4. One copy of the counts to the host, which makes room: lines, chunks, and evictions at max_rows. All memory is
 //      allocated before anything changes. Without memory, the table does not change.
-//      With admission, counts of ids without a row are read before, so that only admitted ids are new (admission.cuh).
+//      With admission, counts of ids without a row are read before, so that only admitted ids are new (admission.cu).
 //   5. Commit: new keys go into lines, their rows get initial values, LRU and LFU see the touches.
 //   6. Gather: rows are copied in the order received.
 // A lookup without new ids has one host round trip and one probe per id.
@@ -110,36 +110,39 @@ FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const Fu
                                             int64_t* num_rows, void* stream);
 
 // Inference form: inserts and touches nothing; an id without a row has its initial value. Waits for the headers.
+// peeks: the rows that the next fusedrec_table_lookup of this message would answer.
 // rows may be null; found [V], device, out, may be null: row of each id, 0xffffffff without.
-FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
-                                          void* rows, int64_t out_rows, uint32_t* found, void* stream);
+FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, bool peeks,
+                                          int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
 
-// The rows that the next fusedrec_table_lookup of this message would answer; changes nothing.
-FUSEDREC_CUDA_API int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
-                                          void* rows, int64_t out_rows, void* stream);
+// Gradients of a lookup, or of one part of it.
+struct FusedrecGradients {
+  const int64_t* handles;  // device, [num_rows], of fusedrec_table_lookup
+  int64_t num_rows;
+  const int32_t* inverse;  // device, [num_ids], of fusedrec_table_lookup
+  int64_t num_ids;
+  const void* grads;  // device, [>= num_ids, dim], of `storage`; multiplied by `scale`
+  int64_t storage;
+  float scale;
+};
 
 // Sums gradients of equal rows in the order received and applies the table's rule in place.
 //
-//   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
-//   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
 //   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
 //                 slots stay as they are
 //   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
 // A row without a gradient stays as it is. Waits once for the facts of handles and inverse, and once more where a gradient
 // is not finite. After kDeviceStale, kDeviceBadHandle, kDeviceDoubled, kDeviceBadInverse and kDeviceOutOfMemory nothing has
 // changed.
-FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
-                                           const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const fusedrec::Step* step, int32_t* left_out,
-                                           int64_t* num_left_out, void* stream);
+FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const FusedrecGradients* gradients,
+                                           const fusedrec::Step* step, int32_t* left_out, int64_t* num_left_out,
+                                           void* stream);
 
 // The same in two parts: fusedrec_table_accumulate adds the sum over one lookup, or one part of it, to a sum per row, which
 // fusedrec_table_apply_accumulated applies. Rows of these lookups stay until then. left_out: places of rows whose sum ceases
 // to be finite. `begin`, not 0, drops earlier sums. Waits and answers as fusedrec_table_apply.
-FUSEDREC_CUDA_API int fusedrec_table_accumulate(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
-                                                const int32_t* inverse, int64_t num_ids, const void* grads,
-                                                int64_t storage, float scale, int begin, int32_t* left_out,
-                                                int64_t* num_left_out, void* stream);
+FUSEDREC_CUDA_API int fusedrec_table_accumulate(FusedrecDeviceTable* table, const FusedrecGradients* gradients, int begin,
+                                                int32_t* left_out, int64_t* num_left_out, void* stream);
 FUSEDREC_CUDA_API int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::Step* step,
                                                        void* stream);
 

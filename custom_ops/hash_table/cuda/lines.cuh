@@ -18,8 +18,7 @@
 #include "common/device.cuh"
 #include "common/hash.h"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
 constexpr int kKeysPerLine = 5;
 constexpr unsigned kTaken = 0x1f;      // bits of meta: places with a key
@@ -37,8 +36,6 @@ struct SegmentLines {
   Line* lines;    // null: no key yet
   uint64_t mask;  // number of lines - 1
 };
-
-__host__ __device__ inline uint64_t LineStep(uint64_t hash) { return (hash >> 32) | 1; }
 
 // A group: four neighbouring lanes of a warp.
 constexpr int kGroup = 4;
@@ -145,5 +142,4 @@ __device__ inline void RemoveKey(Line* lines, uint64_t mask, int64_t key, uint64
   WithKey(lines, mask, key, hash, [](Line* line, int i) { atomicAnd(&line->meta, ~(1u << i)); });
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

@@ -3,12 +3,10 @@
 
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;  // of kernels with a thread for a received id
 constexpr uint32_t kNew = 0x80000000u;  // beside a slot, later a rank: the id has no row yet
-constexpr uint8_t kAdmitted = 0, kCounted = 1, kUncounted = 2;  // verdicts on ids without a row (admission.cuh)
+constexpr uint8_t kAdmitted = 0, kCounted = 1, kUncounted = 2;  // verdicts on ids without a row (admission.cu)
 
 // A received message: runs (source, segment) of ids, in order of arrival.
 struct MessageView {
@@ -65,7 +63,7 @@ struct Counts {
 };
 constexpr int kFingerprintWord = sizeof(Counts) / sizeof(unsigned long long) - 1;
 
-// What comes to the host: the findings of handles.cuh on the inputs of an update, and on handles of an export.
+// What comes to the host: the findings of HandleFactsKernel on the inputs of an update, and on handles of an export.
 // All bits of all words are set before the kernel; words only become smaller.
 struct HandleFacts {
   unsigned oldest, newest;     // smallest clock, and smallest complement of a clock; all bits set: no handle has a row
@@ -73,7 +71,14 @@ struct HandleFacts {
   unsigned handles_are_distinct;  // 0: a row comes twice, in an update
   unsigned inverse_is_sound;   // 0: a number is no handle's
   unsigned grads_are_finite;   // 0: a number is not
-  unsigned all_have_sums;      // 0: the row of a handle has no sum (sums.cuh)
+  unsigned all_have_sums;      // 0: the row of a handle has no sum (update.cu)
+};
+
+// Gradients that wait for their update (update.cu).
+struct SumsView {
+  uint32_t* sum_of_row;  // [rows of the table]; kNowhere: the row has none
+  int64_t* rows;         // [sums] row of each sum; ~row until a gradient comes, and where an earlier sum is the row's
+  float* sums;           // [sums, dim]
 };
 
 // Gradients to look at; null: none.
@@ -83,5 +88,4 @@ struct Numbers {
   int64_t count;
 };
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

@@ -5,29 +5,24 @@
 
 #include "hash_table/cuda/table_memory.h"
 
-using namespace fusedrec;                // NOLINT
-using namespace fusedrec::device_table;  // NOLINT
-
 namespace {
 
 // At the lookup of these pins, or of an import.
-PoolChoice ChoiceOf(const Received& received, const uint32_t* where, const uint32_t* first, const TableOptions& options,
-                    const Pins& pins) {
-  return {where, first, received.records, received.view.num_ids, options.hot_after, pins};
+PoolChoice ChoiceOf(const Received& received, const AdmitScratch& at, const TableOptions& options, const Pins& pins) {
+  return {at.where, at.first, received.records, received.view.num_ids, options.hot_after, pins};
 }
 
 template <typename Chooser>
 void LaunchCount(const TableView& table, int64_t candidates, const Chooser& chooser, const Counts* counts,
                  unsigned long long* count, void* stream) {
-  if (candidates == 0) return;
   const auto kernel = &CountMovesKernel<Chooser>;
-  FUSEDREC_LAUNCH(kernel, BlocksFor(candidates, kThreads), kThreads, 0, stream, table, chooser, counts, count);
+  FUSEDREC_FOR_EACH(kernel, candidates, stream, table, chooser, counts, count);
 }
 
 template <typename Chooser>
 void LaunchMove(const TableView& table, int64_t candidates, const Chooser& chooser, const Move& move, void* stream) {
   const auto kernel = &MoveKernel<Chooser>;
-  FUSEDREC_LAUNCH(kernel, BlocksFor(candidates, kThreads), kThreads, 0, stream, table, chooser, move);
+  FUSEDREC_FOR_EACH(kernel, candidates, stream, table, chooser, move);
 }
 
 }  // namespace
@@ -39,11 +34,11 @@ bool FusedrecDeviceTable::MayDemoteAt(uint32_t clock) const {
   });
 }
 
-void FusedrecDeviceTable::CountMoves(const Received& received, const uint32_t* where, const uint32_t* first,
-                                     uint32_t clock, void* stream) const {
+void FusedrecDeviceTable::CountMoves(const Received& received, const AdmitScratch& at, uint32_t clock,
+                                     void* stream) const {
   Counts* const counts = received.counts;
   const int64_t num_ids = received.view.num_ids;
-  const PoolChoice choice = ChoiceOf(received, where, first, options_, PinsAt(clock, kNoAttempt));
+  const PoolChoice choice = ChoiceOf(received, at, options_, PinsAt(clock, kNoAttempt));
   LaunchCount(View(), num_ids, Misplaced{choice, true}, counts, &counts->promoted, stream);
   if (received.records != nullptr) {
     LaunchCount(View(), num_ids, Misplaced{choice, false}, counts, &counts->demoted, stream);
@@ -55,10 +50,10 @@ void FusedrecDeviceTable::CountMoves(const Received& received, const uint32_t* w
 }
 
 // A row that moves keeps its number, but handles of lookups outside the window end, as in host memory.
-int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* where, const uint32_t* first,
-                                  const Moves& moves, uint32_t clock, uint32_t version, void* stream) {
+int FusedrecDeviceTable::MoveRows(const Received& received, const AdmitScratch& at, const Moves& moves, uint32_t clock,
+                                  uint32_t version, void* stream) {
   unsigned long long* const ranks = received.counts->ranks;
-  const PoolChoice choice = ChoiceOf(received, where, first, options_, PinsAt(clock, kNoAttempt));
+  const PoolChoice choice = ChoiceOf(received, at, options_, PinsAt(clock, kNoAttempt));
   if (moves.demoted > 0) {
     const Move down{false, hot_.free, cold_.Fresh(), &ranks[1], version};
     if (received.records != nullptr) {
@@ -69,7 +64,7 @@ int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* wher
     }
     // Some of the counted rows may have been evicted since.
     unsigned long long moved;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&moved, &ranks[1], 1, stream));
+    FUSEDREC_TRY(CopyToHost(&moved, &ranks[1], 1, stream));
     cold_.Take(static_cast<int64_t>(moved));
     hot_.free += static_cast<int64_t>(moved);
     if (moved > 0) moved_at_ = std::max<int64_t>(moved_at_, clock);
@@ -84,11 +79,11 @@ int FusedrecDeviceTable::MoveRows(const Received& received, const uint32_t* wher
   return LastError();
 }
 
-void FusedrecDeviceTable::PlaceFresh(const Received& received, const uint32_t* where, const uint32_t* first,
-                                     const FreshRows& fresh, int64_t fresh_rows, int64_t fresh_hot, void* stream) {
-  const PoolChoice choice = ChoiceOf(received, where, first, options_, Pins());
-  FUSEDREC_LAUNCH(PlaceFreshKernel, BlocksFor(received.view.num_ids, kThreads), kThreads, 0, stream, View(), choice,
-                  fresh, hot_.Fresh(), cold_.Fresh(), received.counts->ranks + 2);
+void FusedrecDeviceTable::PlaceFresh(const Received& received, const AdmitScratch& at, const FreshRows& fresh,
+                                     int64_t fresh_rows, int64_t fresh_hot, void* stream) {
+  const PoolChoice choice = ChoiceOf(received, at, options_, Pins());
+  FUSEDREC_FOR_EACH(PlaceFreshKernel, received.view.num_ids, stream, View(), choice, fresh, hot_.Fresh(), cold_.Fresh(),
+                    received.counts->ranks + 2);
   hot_.Take(fresh_hot);
   cold_.Take(fresh_rows - fresh_hot);
 }

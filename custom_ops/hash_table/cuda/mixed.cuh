@@ -2,7 +2,7 @@
 //
 // A row keeps its number. The chunk of its meta holds its place, which a move changes: the numbers go through float32 into
 // a place of the other pool, and the old place is free. A lookup promotes the rows that it makes hot before it touches
-// them. It demotes the rows that have cooled among the shards that have their turn, as on the CPU (tiers.h). An import
+// them. It demotes the rows that have cooled among the shards that have their turn, as on the CPU (eviction.h). An import
 // puts each row into the pool that its record names. All of these are counted before anything changes, because they
 // decide on memory.
 //
@@ -13,8 +13,7 @@
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
 // The pools to which the rows of a message belong.
 struct PoolChoice {
@@ -76,8 +75,7 @@ struct Cooled {
 };
 
 template <typename Chooser>
-__global__ void __launch_bounds__(kThreads)
-    CountMovesKernel(TableView table, Chooser chooser, const Counts* counts, unsigned long long* count) {
+FUSEDREC_KERNEL CountMovesKernel(TableView table, Chooser chooser, const Counts* counts, unsigned long long* count) {
   if (counts->bad != 0) return;
   const unsigned votes = __ballot_sync(kFullWarp, chooser(table, GlobalThread()) != kNowhere);
   if (Lane() == 0 && votes != 0) atomicAdd(count, static_cast<unsigned long long>(__popc(votes)));
@@ -111,7 +109,7 @@ __device__ inline void MoveRow(const TableView& table, const Move& move, uint32_
 
 // A thread looks for a row, a warp moves those that its threads found.
 template <typename Chooser>
-__global__ void __launch_bounds__(kThreads) MoveKernel(TableView table, Chooser chooser, Move move) {
+FUSEDREC_KERNEL MoveKernel(TableView table, Chooser chooser, Move move) {
   const uint32_t mine = chooser(table, GlobalThread());
   for (unsigned votes = __ballot_sync(kFullWarp, mine != kNowhere); votes != 0; votes &= votes - 1) {
     MoveRow(table, move, __shfl_sync(kFullWarp, mine, __ffs(static_cast<int>(votes)) - 1));
@@ -119,9 +117,8 @@ __global__ void __launch_bounds__(kThreads) MoveKernel(TableView table, Chooser 
 }
 
 // Gives new rows their places. ranks [2], hot and cold.
-static __global__ void __launch_bounds__(kThreads)
-    PlaceFreshKernel(TableView table, PoolChoice choice, FreshRows rows, FreshRows hot, FreshRows cold,
-                     unsigned long long* ranks) {
+FUSEDREC_KERNEL PlaceFreshKernel(TableView table, PoolChoice choice, FreshRows rows, FreshRows hot, FreshRows cold,
+                                 unsigned long long* ranks) {
   const int64_t n = GlobalThread();
   if (!choice.Names(n) || !choice.IsNew(n)) return;
   const bool is_hot = choice.WantsHot(table, n);
@@ -130,5 +127,4 @@ static __global__ void __launch_bounds__(kThreads)
       is_hot ? hot.Of(table.hot, rank) : cold.Of(table.cold, rank) | kColdBit;
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

@@ -3,10 +3,7 @@
 
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
-
-constexpr int kRecordThreads = 256;
+namespace fusedrec::device_table {
 
 // Words of 16 bits of row and slots, between a row and the rest of a record; this lane's.
 template <typename Copy>
@@ -16,9 +13,8 @@ __device__ inline void ForWords(const RecordLayout& record, const RowLayout& lay
 }
 
 // handles may be null: the first `count` rows. places may be null; else record n goes to the places[n]-th place.
-static __global__ void __launch_bounds__(kRecordThreads)
-    ReadRecordsKernel(TableView table, const int64_t* __restrict__ handles, const int64_t* __restrict__ places,
-                      int64_t count, char* __restrict__ records) {
+FUSEDREC_KERNEL ReadRecordsKernel(TableView table, const int64_t* __restrict__ handles,
+                                  const int64_t* __restrict__ places, int64_t count, char* __restrict__ records) {
   const int64_t n = GlobalThread() / 32;
   if (n >= count) return;
   const RecordLayout layout(table.layout);
@@ -40,9 +36,9 @@ static __global__ void __launch_bounds__(kRecordThreads)
 }
 
 // The rows of handles[inverse[n]]; *last becomes at least that of every record.
-static __global__ void __launch_bounds__(kRecordThreads)
-    WriteRecordsKernel(TableView table, const int64_t* __restrict__ handles, const int32_t* __restrict__ inverse,
-                       int64_t count, const char* __restrict__ records, unsigned* last) {
+FUSEDREC_KERNEL WriteRecordsKernel(TableView table, const int64_t* __restrict__ handles,
+                                   const int32_t* __restrict__ inverse, int64_t count, const char* __restrict__ records,
+                                   unsigned* last) {
   const int64_t n = GlobalThread() / 32;
   if (n >= count) return;
   const RecordLayout layout(table.layout);
@@ -66,5 +62,4 @@ static __global__ void __launch_bounds__(kRecordThreads)
   ForWords(layout, table.layout, [&](int from, int to) { row[to] = record[kRecordHeader / 2 + from]; });
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

@@ -16,8 +16,7 @@
 #include "hash_table/table_limits.h"
 #include "initial_rows/initial_number.h"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
 constexpr uint32_t kNobody = 0xffffffffu;  // segment of a row that nobody has
 
@@ -217,5 +216,4 @@ __device__ inline void PutWord(uint32_t word, int i, uint16_t* record) {
 }
 constexpr int kRecordUpdated = 2, kRecordPool = 3;  // words
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

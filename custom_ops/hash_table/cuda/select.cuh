@@ -1,6 +1,6 @@
 // Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
 //
-// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (evictor.h). The k-th smallest
+// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (eviction.h). The k-th smallest
 // (score, hash of the id) is built a byte at a time. Each step counts the rows that agree with the bytes found so far.
 // Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
 // exported, in the order of rows, whatever the threads do.
@@ -9,10 +9,8 @@
 #include "common/look_back.cuh"
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
-constexpr int kSelectThreads = 256, kSelectWarps = kSelectThreads / 32;
 constexpr unsigned long long kMarked = ~0ull;  // touch of a row that is to leave
 constexpr int kScoreBytes = 16;                // of (score, hash)
 
@@ -32,6 +30,12 @@ struct Score {
     return true;
   }
   __device__ bool IsAbove(const Score& other) const { return high != other.high ? high > other.high : low > other.low; }
+};
+
+// The search for the rows that rank lowest.
+struct Search {
+  Score found;               // its bytes so far
+  unsigned long long count;  // of the rows that agree with them, this many are not above
 };
 
 // The condition for rows that may leave.
@@ -95,21 +99,20 @@ struct Export {
 
 // do_with(row, meta, rank) for the rows among [0, num_rows) that are wanted; *selected: how many.
 template <typename Wanted, typename DoWith>
-__global__ void __launch_bounds__(kSelectThreads)
-    SelectKernel(TableView table, int64_t num_rows, Wanted wanted, DoWith do_with, unsigned long long* selected,
-                 unsigned long long* states, unsigned* next_tile) {
-  FUSEDREC_SHARED(unsigned, begin, kSelectWarps);
+FUSEDREC_KERNEL SelectKernel(TableView table, int64_t num_rows, Wanted wanted, DoWith do_with,
+                             unsigned long long* selected, unsigned long long* states, unsigned* next_tile) {
+  FUSEDREC_SHARED(unsigned, begin, kWarps);
   const unsigned tile = TakeTile(next_tile);
-  const int64_t row = static_cast<int64_t>(tile) * kSelectThreads + threadIdx.x;
+  const int64_t row = static_cast<int64_t>(tile) * kThreads + threadIdx.x;
   RowMeta* const meta = row < num_rows ? table.Meta(static_cast<uint32_t>(row)) : nullptr;
   const bool mine = meta != nullptr && wanted(static_cast<uint32_t>(row), *meta);
   const unsigned votes = __ballot_sync(kFullWarp, mine);
   if (Lane() == 0) begin[Warp()] = __popc(votes);
   __syncthreads();
   if (Warp() == 0) {
-    const unsigned sum = Lane() < kSelectWarps ? begin[Lane()] : 0, until = WarpInclusiveSum(sum);
+    const unsigned sum = Lane() < kWarps ? begin[Lane()] : 0, until = WarpInclusiveSum(sum);
     const unsigned all = __shfl_sync(kFullWarp, until, 31), before = LookBack(states, tile, all);
-    if (Lane() < kSelectWarps) begin[Lane()] = before + until - sum;
+    if (Lane() < kWarps) begin[Lane()] = before + until - sum;
     if (tile == gridDim.x - 1 && Lane() == 0) *selected = before + all;
   }
   __syncthreads();
@@ -117,9 +120,8 @@ __global__ void __launch_bounds__(kSelectThreads)
 }
 
 // Marks the rows of ids of one segment, with `spares` the rows alone that no pin holds.
-static __global__ void __launch_bounds__(kSelectThreads)
-    MarkKernel(TableView table, uint32_t segment, const int64_t* __restrict__ ids, int64_t num_ids, Pins pins,
-               bool spares) {
+FUSEDREC_KERNEL MarkKernel(TableView table, uint32_t segment, const int64_t* __restrict__ ids, int64_t num_ids,
+                           Pins pins, bool spares) {
   const int64_t n = GlobalThread();
   const bool active = n < num_ids;
   const int64_t id = active ? ids[n] : 0;
@@ -127,5 +129,4 @@ static __global__ void __launch_bounds__(kSelectThreads)
   if (row != kNowhere && !(spares && pins.Hold(*table.Meta(row)))) StoreFresh(&table.Meta(row)->touch, kMarked);
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table

@@ -9,42 +9,41 @@
 // Counts the wanted rows, by segment the rows that do_with counts, and the places of each pool.
 template <typename Wanted, typename MakeDoWith>
 int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with,
-                                const fusedrec::device_table::SelectScratch& at, std::vector<int64_t>* counts,
+                                const SelectScratch& at, std::vector<int64_t>* counts,
                                 void* stream) const {
   const int64_t segments = segments_.size();
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      fusedrec::Fill(at.states, 0xff, fusedrec::BytesBetween(at.states, at.selected), stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.selected, 0, (1 + segments + 2) * sizeof(int64_t), stream));
+  FUSEDREC_TRY(Fill(at.states, 0xff, BytesBetween(at.states, at.selected), stream));
+  FUSEDREC_TRY(Fill(at.selected, 0, (1 + segments + 2) * sizeof(int64_t), stream));
   const auto do_with = make_do_with(at.selected + 1);
   using DoWith = std::decay_t<decltype(do_with)>;
-  const auto kernel = &fusedrec::device_table::SelectKernel<Wanted, DoWith>;
-  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), fusedrec::device_table::kSelectThreads, 0, stream, View(), rows_.next, wanted,
+  const auto kernel = &SelectKernel<Wanted, DoWith>;
+  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), kThreads, 0, stream, View(), rows_.next, wanted,
                   do_with, at.selected, at.states, at.next_tile);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::LastError());
+  FUSEDREC_TRY(LastError());
   counts->resize(1 + segments + 2);
-  return fusedrec::CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), counts->size(), stream);
+  return CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), counts->size(), stream);
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::Count(const Wanted& wanted, const fusedrec::device_table::SelectScratch& at, int64_t* count,
+int FusedrecDeviceTable::Count(const Wanted& wanted, const SelectScratch& at, int64_t* count,
                                void* stream) const {
   std::vector<int64_t> counts;
-  const auto nothing = [](unsigned long long*) { return fusedrec::device_table::Nothing{}; };
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, nothing, at, &counts, stream));
+  const auto nothing = [](unsigned long long*) { return Nothing{}; };
+  FUSEDREC_TRY(Select(wanted, nothing, at, &counts, stream));
   *count = counts[0];
-  return fusedrec::kCudaSuccess;
+  return kCudaSuccess;
 }
 
 template <typename Wanted>
 int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed,
                                      int64_t* gone, void* stream) {
-  fusedrec::device_table::LeftRow* const left = removed.left;
+  LeftRow* const left = removed.left;
   const auto take_out = [&](unsigned long long* gone_of) {
-    const fusedrec::device_table::GivenBack places{hot_.free, cold_.free, gone_of + segments()};
-    return fusedrec::device_table::TakeOut{View(), rows_.free, gone_of, places, left};
+    const GivenBack places{hot_.free, cold_.free, gone_of + segments()};
+    return TakeOut{View(), rows_.free, gone_of, places, left};
   };
   std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, removed, &counts, stream));
+  FUSEDREC_TRY(Select(wanted, take_out, removed, &counts, stream));
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
   rows_.free += *gone;
@@ -55,12 +54,12 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
     segments_[s].removed += counts[1 + s];
     if (evicted) segments_[s].evictions += counts[1 + s];
   }
-  if (left == nullptr || *gone == 0) return fusedrec::kCudaSuccess;
-  std::vector<fusedrec::device_table::LeftRow> rows(*gone);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::CopyToHost(rows.data(), left, *gone, stream));
-  for (const fusedrec::device_table::LeftRow& row : rows) {
+  if (left == nullptr || *gone == 0) return kCudaSuccess;
+  std::vector<LeftRow> rows(*gone);
+  FUSEDREC_TRY(CopyToHost(rows.data(), left, *gone, stream));
+  for (const LeftRow& row : rows) {
     if (options_.record_tombstones) segments_[row.segment].left.push_back(row.id);
     if (options_.averaged && !removed.replicas_know) segments_[row.segment].unsynced.push_back(row);
   }
-  return fusedrec::kCudaSuccess;
+  return kCudaSuccess;
 }

@@ -2,17 +2,15 @@
 #include "hash_table/cuda/table_memory.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
-
-using namespace fusedrec;                // NOLINT
-using namespace fusedrec::device_table;  // NOLINT
 
 namespace {
 
 constexpr double kMaxLoad = 0.75;
 
 // All keys of the old lines into the new, larger ones; a thread per place.
-__global__ void __launch_bounds__(256) RehashKernel(const Line* __restrict__ from, int64_t places, SegmentLines to) {
+FUSEDREC_KERNEL RehashKernel(const Line* __restrict__ from, int64_t places, SegmentLines to) {
   const int64_t i = GlobalThread();
   if (i >= places) return;
   const Line& line = from[i / kKeysPerLine];
@@ -43,46 +41,31 @@ FusedrecDeviceTable::FusedrecDeviceTable(const TableSpec& spec, int64_t chunk_ro
 
 int FusedrecDeviceTable::Make(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
+  *made = nullptr;
   if (chunk_rows < 32 || chunk_rows > kDeviceTableMaxRows || (chunk_rows & (chunk_rows - 1)) != 0) {
     return kCudaInvalidValue;
   }
-  auto table = new FusedrecDeviceTable(spec, chunk_rows, allocator);
-  *made = table;
+  std::unique_ptr<FusedrecDeviceTable> table(new FusedrecDeviceTable(spec, chunk_rows, allocator));
   const int64_t segments = spec.seeds.size();
-  table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
-  table->limits_view_ = Memory(allocator, segments * sizeof(Limits));
-  table->views_ = Memory(allocator, 2 * segments * sizeof(SegmentLines));
-  int answer = kDeviceOutOfMemory;
-  if (table->seeds_.data() != nullptr && table->limits_view_.data() != nullptr && table->views_.data() != nullptr) {
-    answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds.data(), segments, stream);
-    if (answer == kCudaSuccess) {
-      answer = CopyToDevice(reinterpret_cast<Limits*>(table->limits_view_.data()), spec.limits.data(), segments, stream);
-    }
-    if (answer == kCudaSuccess) answer = table->UploadSegments(stream);
-  }
-  if (answer != kCudaSuccess) {
-    delete table;
-    *made = nullptr;
-  }
-  return answer;
+  FUSEDREC_TRY(table->seeds_.Allocate(allocator, segments));
+  FUSEDREC_TRY(table->limits_view_.Allocate(allocator, segments));
+  FUSEDREC_TRY(table->views_.Allocate(allocator, 2 * segments));
+  FUSEDREC_TRY(CopyToDevice(table->seeds_.data(), spec.seeds.data(), segments, stream));
+  FUSEDREC_TRY(CopyToDevice(table->limits_view_.data(), spec.limits.data(), segments, stream));
+  FUSEDREC_TRY(table->UploadSegments(stream));
+  *made = table.release();
+  return kCudaSuccess;
 }
 
 TableView FusedrecDeviceTable::View() const {
-  return {rows_.Pointers(),
-          Views(),
-          ViewsOfCandidates(),
-          LimitsView(),
-          layout_,
-          cold_layout_,
-          {hot_.Pointers(), layout_.stride, chunk_bits_},
-          {cold_.Pointers(), cold_layout_.stride, chunk_bits_},
-          row_bytes(),
-          chunk_bits_,
-          IsMixed()};
+  const PoolView hot{hot_.directory.data(), layout_.stride, chunk_bits_};
+  const PoolView cold{cold_.directory.data(), cold_layout_.stride, chunk_bits_};
+  return {rows_.directory.data(), views_.data(), ViewsOfCandidates(), limits_view_.data(), layout_, cold_layout_, hot, cold,
+          row_bytes(), chunk_bits_, IsMixed()};
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
-  InitialValues initial{options_.distribution, options_.a, options_.b, reinterpret_cast<const uint64_t*>(seeds_.data()), {}};
+  InitialValues initial{options_.distribution, options_.a, options_.b, seeds_.data(), {}};
   ForEachRule([](auto r) { static_assert(r.kSlots + r.kRowSlots <= kMostSlots); });
   for (int k = 0; k < layout_.wide_slots + layout_.scalar_slots; ++k) initial.slots[k] = SlotStart(rule_, k);
   return initial;
@@ -90,22 +73,22 @@ InitialValues FusedrecDeviceTable::Initial() const {
 
 int FusedrecDeviceTable::UploadSegments(void* stream) {
   std::vector<SegmentLines> views;
-  for (const Segment& segment : segments_) views.push_back(LinesOf(segment));
-  for (const Segment& segment : segments_) views.push_back(LinesOf(segment.candidates));
-  return CopyToDevice(reinterpret_cast<SegmentLines*>(views_.data()), views.data(), views.size(), stream);
+  for (const Segment& segment : segments_) views.push_back(segment.view());
+  for (const Segment& segment : segments_) views.push_back(segment.candidates.view());
+  return CopyToDevice(views_.data(), views.data(), views.size(), stream);
 }
 
 int FusedrecDeviceTable::AllocateLines(KeyLines* now, int64_t more, Growth* growth) const {
   if (now->size + more <= 0) return kCudaSuccess;
-  int64_t want = std::max<int64_t>(now->num_lines, 1);
+  int64_t want = std::max<int64_t>(now->lines.size(), 1);
   while (static_cast<double>(now->size + more) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
   // Removed keys leave marks that lengthen searches. Without memory for other lines, the marks stay.
-  const bool worn = now->removed > now->num_lines;
-  if (want == now->num_lines && !worn) return kCudaSuccess;
+  const bool worn = now->removed > now->lines.size();
+  if (want == now->lines.size() && !worn) return kCudaSuccess;
   KeyLines grown;
-  grown.lines = Memory(allocator_, want * sizeof(Line));
-  if (grown.lines.data() == nullptr) return want == now->num_lines ? kCudaSuccess : kDeviceOutOfMemory;
-  grown.num_lines = want;
+  if (grown.lines.Allocate(allocator_, want) != kCudaSuccess) {
+    return want == now->lines.size() ? kCudaSuccess : kDeviceOutOfMemory;
+  }
   growth->lines.emplace_back(now, std::move(grown));
   return kCudaSuccess;
 }
@@ -118,7 +101,7 @@ void FusedrecDeviceTable::Chunks::Take(int64_t count) {
 
 int64_t FusedrecDeviceTable::Chunks::bytes() const {
   int64_t bytes = 0;
-  for (const Memory& chunk : memory) bytes += chunk.bytes();
+  for (const Array<char>& chunk : memory) bytes += chunk.bytes();
   return bytes;
 }
 
@@ -128,13 +111,11 @@ int FusedrecDeviceTable::AllocateChunks(Chunks* now, int64_t bytes, int64_t more
   Chunks grown;
   const auto pointers = [&] { return static_cast<int64_t>(now->memory.size() + grown.memory.size()); };
   while (pointers() * chunk_rows() < beyond) {
-    grown.memory.emplace_back(allocator_, bytes);
-    if (grown.memory.back().data() == nullptr) return kDeviceOutOfMemory;
+    FUSEDREC_TRY(grown.memory.emplace_back().Allocate(allocator_, bytes));
   }
   if (grown.memory.empty()) return kCudaSuccess;
-  if (pointers() * static_cast<int64_t>(sizeof(char*)) > now->directory.bytes()) {
-    grown.directory = Memory(allocator_, std::max<int64_t>(2 * pointers(), 16) * sizeof(char*));
-    if (grown.directory.data() == nullptr) return kDeviceOutOfMemory;
+  if (pointers() > now->directory.size()) {
+    FUSEDREC_TRY(grown.directory.Allocate(allocator_, std::max<int64_t>(2 * pointers(), 16)));
   }
   growth->chunks.emplace_back(now, std::move(grown));
   return kCudaSuccess;
@@ -143,25 +124,19 @@ int FusedrecDeviceTable::AllocateChunks(Chunks* now, int64_t bytes, int64_t more
 int FusedrecDeviceTable::Grow(Growth growth, void* stream) {
   for (auto& [keys, grown] : growth.lines) {
     KeyLines& now = *keys;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(grown.lines.data(), 0, grown.lines.bytes(), stream));
-    const SegmentLines to = LinesOf(grown);
-    const int64_t places = now.num_lines * kKeysPerLine;
-    if (places > 0) {
-      FUSEDREC_LAUNCH(RehashKernel, BlocksFor(places, 256), 256, 0, stream,
-                      reinterpret_cast<const Line*>(now.lines.data()), places, to);
-    }
+    FUSEDREC_TRY(Fill(grown.lines.data(), 0, grown.lines.bytes(), stream));
+    const int64_t places = now.lines.size() * kKeysPerLine;
+    FUSEDREC_FOR_EACH(RehashKernel, places, stream, now.lines.data(), places, grown.view());
     now.lines = std::move(grown.lines);
-    now.num_lines = grown.num_lines;
     now.removed = 0;
   }
-  if (!growth.lines.empty()) FUSEDREC_RETURN_IF_CUDA_ERROR(UploadSegments(stream));
+  if (!growth.lines.empty()) FUSEDREC_TRY(UploadSegments(stream));
   for (auto& [chunks, grown] : growth.chunks) {
-    for (Memory& chunk : grown.memory) chunks->memory.push_back(std::move(chunk));
+    for (Array<char>& chunk : grown.memory) chunks->memory.push_back(std::move(chunk));
     if (grown.directory.data() != nullptr) chunks->directory = std::move(grown.directory);
     std::vector<char*> begins;
-    for (const Memory& chunk : chunks->memory) begins.push_back(chunk.data());
-    char** const directory = reinterpret_cast<char**>(chunks->directory.data());
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(directory, begins.data(), begins.size(), stream));
+    for (const Array<char>& chunk : chunks->memory) begins.push_back(chunk.data());
+    FUSEDREC_TRY(CopyToDevice(chunks->directory.data(), begins.data(), begins.size(), stream));
   }
   return LastError();
 }
@@ -175,8 +150,8 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
     const int64_t max_rows = limits_[s].max_rows, excess = segments_[s].size + more[s] - max_rows;
     if (is_lookup && max_rows > 0 && excess > 0) {
       SelectScratch select(&allocator_);
-      FUSEDREC_RETURN_IF_CUDA_ERROR(select.TakeFor(rows_.next, segments()));
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, select, &removed[s], stream));
+      FUSEDREC_TRY(select.TakeFor(rows_.next, segments()));
+      FUSEDREC_TRY(CountThatMayLeave(s, pins, select, &removed[s], stream));
       if (removed[s] < excess) {
         full_segment_ = static_cast<int64_t>(s);
         return kDeviceTableFull;
@@ -189,24 +164,24 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   }
   Growth growth;
   for (size_t s = 0; s < more.size(); ++s) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s], net[s], &growth));
+    FUSEDREC_TRY(AllocateLines(&segments_[s], net[s], &growth));
     if (uncounted[s] == 0) continue;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s].candidates, uncounted[s], &growth));
+    FUSEDREC_TRY(AllocateLines(&segments_[s].candidates, uncounted[s], &growth));
   }
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&rows_, ChunkBytes(row_bytes(), layout_.noted, chunk_bits_), rows, &growth));
+  FUSEDREC_TRY(AllocateChunks(&rows_, ChunkBytes(row_bytes(), layout_.noted, chunk_bits_), rows, &growth));
   if (IsMixed()) {  // rows that leave by now are not counted on
     const int64_t fresh = std::accumulate(more.begin(), more.end(), int64_t{0});
     const int64_t into_hot = moves.promoted + moves.fresh_hot, into_cold = moves.demoted + fresh - moves.fresh_hot;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&hot_, PoolChunkBytes(layout_, chunk_bits_), into_hot, &growth));
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateChunks(&cold_, PoolChunkBytes(cold_layout_, chunk_bits_), into_cold, &growth));
+    FUSEDREC_TRY(AllocateChunks(&hot_, PoolChunkBytes(layout_, chunk_bits_), into_hot, &growth));
+    FUSEDREC_TRY(AllocateChunks(&cold_, PoolChunkBytes(cold_layout_, chunk_bits_), into_cold, &growth));
   }
   // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(removed.begin(), removed.end(), [](int64_t count) { return count > 0; })) {
     RemovedRows scratch(&allocator_);
     const int64_t most = *std::max_element(removed.begin(), removed.end());
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, rows_.next, &scratch));
+    FUSEDREC_TRY(AllocateRemovedRows(most, rows_.next, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, removed[s], pins, scratch, stream));
+      FUSEDREC_TRY(EvictWorst(s, removed[s], pins, scratch, stream));
     }
   }
   return Grow(std::move(growth), stream);
@@ -223,12 +198,12 @@ int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) {
 
 int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(DropSums(stream));
+  FUSEDREC_TRY(DropSums(stream));
   moved_at_ = int64_t{clock_} + options_.window;
   rows_.free = rows_.next = 0;
   for (Segment& segment : segments_) {
     segment.size = segment.removed = 0;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(segment.lines.data(), 0, segment.lines.bytes(), stream));
+    FUSEDREC_TRY(Fill(segment.lines.data(), 0, segment.lines.bytes(), stream));
   }
   return kCudaSuccess;
 }
@@ -243,14 +218,14 @@ void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) 
   }
 }
 
-FusedrecTableTotals FusedrecDeviceTable::Size(int64_t* sizes) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  FusedrecTableTotals totals{clock_, version_, 0, rows_.bytes() + hot_.bytes(), cold_.bytes(), cold_.size()};
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    sizes[s] = segments_[s].size;
-    totals.line_bytes += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
+void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals) {
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  *totals = {table->clock_, table->version_, 0, table->rows_.bytes() + table->hot_.bytes(), table->cold_.bytes(),
+             table->cold_.size()};
+  for (const FusedrecDeviceTable::Segment& segment : table->segments_) {
+    *sizes++ = segment.size;
+    totals->line_bytes += segment.lines.bytes() + segment.candidates.lines.bytes();
   }
-  return totals;
 }
 
 int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocator* allocator,
@@ -262,34 +237,23 @@ int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocat
 
 void fusedrec_table_destroy(FusedrecDeviceTable* table) { delete table; }
 
-int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
-                        int64_t out_rows, uint32_t* found, void* stream) {
-  return table->Find(*message, storage, rows, out_rows, found, false, stream);
-}
-
-int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
-                        int64_t out_rows, void* stream) {
-  return table->Find(*message, storage, rows, out_rows, nullptr, true, stream);
-}
-
 int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
 
 int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
                                  const char* records, void* stream) {
-  std::vector<int64_t> counts(table->segments(), 0);
   if (segment < 0 || segment >= table->segments() || count < 0) return kCudaInvalidValue;
-  counts[segment] = count;
-  return table->WriteRecords(counts, ids, records, stream);
+  std::vector<int64_t> splits(table->segments() + 1, 0);
+  std::fill(splits.begin() + segment + 1, splits.end(), count);
+  return table->WriteRecords(splits.data(), ids, records, stream);
 }
 
 int64_t fusedrec_table_width(FusedrecDeviceTable* table) { return table->width(); }
 
 void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
-  table->SetClock(clock, version);
-}
-
-void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals) {
-  *totals = table->Size(sizes);
+  std::lock_guard<std::mutex> lock(table->mutex_);
+  table->clock_ = static_cast<uint32_t>(clock);
+  table->version_ = static_cast<uint32_t>(version);
+  table->moved_at_ = clock + table->options_.window;  // handles of before are of another clock
 }
 
 int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table) {

@@ -14,32 +14,41 @@
 #include "hash_table/cuda/rows.cuh"
 #include "hash_table/options.h"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
-// Device memory of the caller's allocator, given back at the end.
-class Memory {
+// An array of the caller's allocator, on the device, given back at the end.
+template <typename T>
+class Array {
  public:
-  Memory() = default;
-  Memory(const FusedrecAllocator& from, int64_t bytes)
-      : from_(from), data_(static_cast<char*>(from.allocate(from.context, bytes < 256 ? 256 : bytes))), bytes_(bytes) {}
-  Memory(Memory&& other) noexcept { *this = std::move(other); }
-  Memory& operator=(Memory&& other) noexcept {
+  Array() = default;
+  Array(Array&& other) noexcept { *this = std::move(other); }
+  Array& operator=(Array&& other) noexcept {
     std::swap(from_, other.from_);
     std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
+    std::swap(size_, other.size_);
     return *this;
   }
-  ~Memory() {
+  ~Array() {
     if (data_ != nullptr) from_.release(from_.context, data_);
   }
-  char* data() const { return data_; }
-  int64_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
+  // Replaces it, once there is memory for both.
+  int Allocate(const FusedrecAllocator& from, int64_t size) {
+    Array larger;
+    larger.from_ = from;
+    larger.data_ = static_cast<T*>(from.allocate(from.context, std::max<int64_t>(size * sizeof(T), 256)));
+    if (larger.data_ == nullptr) return kCudaOutOfMemory;
+    larger.size_ = size;
+    *this = std::move(larger);
+    return kCudaSuccess;
+  }
+  T* data() const { return data_; }
+  int64_t size() const { return size_; }
+  int64_t bytes() const { return size_ * sizeof(T); }
 
  private:
   FusedrecAllocator from_{};
-  char* data_ = nullptr;
-  int64_t bytes_ = 0;
+  T* data_ = nullptr;
+  int64_t size_ = 0;
 };
 
 struct GradientColumns;  // update.cuh
@@ -68,7 +77,7 @@ struct SelectScratch : ScratchMemory {
   unsigned long long* selected = nullptr;  // [1 + segments + 2]
 };
 
-struct Search;  // lowest.cuh
+struct Search;  // select.cuh
 
 // A message's runs on the device, and its views.
 struct Received : ScratchMemory {
@@ -83,25 +92,21 @@ struct Received : ScratchMemory {
   uint64_t fingerprint = 0;       // that the message must have; 0: any
 };
 
-}  // namespace device_table
-}  // namespace fusedrec
+}  // namespace fusedrec::device_table
+
+using namespace fusedrec;                // NOLINT: for the sources of this folder
+using namespace fusedrec::device_table;  // NOLINT
 
 struct FusedrecDeviceTable {
-  using Memory = fusedrec::device_table::Memory;
-
-  static bool Read(const FusedrecTableTexts& texts, fusedrec::TableSpec* spec) {
-    return fusedrec::ReadTables({texts.texts, texts.texts + texts.segments}, fusedrec::kOnDevice, spec).empty();
+  static bool Read(const FusedrecTableTexts& texts, TableSpec* spec) {
+    return ReadTables({texts.texts, texts.texts + texts.segments}, kOnDevice, spec).empty();
   }
-  static int Make(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
+  static int Make(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                   FusedrecDeviceTable** made, void* stream);
-  // peeks: for the next lookup, at which rows may expire and an id without a row gets its initial row.
-  int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, bool peeks,
-           void* stream);
   int64_t segments() const { return segments_.size(); }
-  int64_t record_bytes() const;
-  // Distinct ids grouped by segment, counts [segments] of them.
-  int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, void* stream);
-  void SetClock(int64_t clock, int64_t version);
+  int64_t record_bytes() const { return RecordLayout(layout_).bytes(); }
+  // Distinct ids (device), grouped by segment: splits [segments + 1], host.
+  int WriteRecords(const int64_t* splits, const int64_t* ids, const char* records, void* stream);
   int64_t width() const { return layout_.numbers(); }  // of a row and its slots
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
@@ -115,51 +120,55 @@ struct FusedrecDeviceTable {
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
   int ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records, void* stream) const;
   int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals
-  FusedrecTableTotals Size(int64_t* sizes) const;
 
   // Chunks of rows, or of places of a pool, and how many of them nobody has.
   struct Chunks {
-    std::vector<Memory> memory;
-    Memory directory;  // device, pointers to the chunks, with room for more
-    int64_t free = 0;  // height of the stack
-    int64_t next = 0;  // the first that nobody ever had
+    std::vector<Array<char>> memory;
+    Array<char*> directory;  // with room for more
+    int64_t free = 0;        // height of the stack
+    int64_t next = 0;        // the first that nobody ever had
 
     int64_t size() const { return next - free; }
     int64_t bytes() const;
-    char* const* Pointers() const { return reinterpret_cast<char* const*>(directory.data()); }
-    fusedrec::device_table::FreshRows Fresh() const { return {free, static_cast<uint32_t>(next)}; }
+    FreshRows Fresh() const { return {free, static_cast<uint32_t>(next)}; }
     // Takes the first `count` of Fresh().
     void Take(int64_t count);
   };
   struct KeyLines {
-    Memory lines;
-    int64_t num_lines = 0, size = 0;
+    Array<Line> lines;
+    int64_t size = 0;
     int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
+
+    SegmentLines view() const { return {lines.data(), static_cast<uint64_t>(lines.size() - 1)}; }
   };
   struct Segment : KeyLines {
     KeyLines candidates;  // ids without a row; lines hold the lookups that brought them
     int64_t hits = 0, inserts = 0, evictions = 0, refused = 0;
     // Ids that left since ForgetTombstones, with repeats; in host memory, so that they take none from rows.
     std::vector<int64_t> left;
-    std::vector<fusedrec::device_table::LeftRow> unsynced;  // rows that left since TakeUnsynced
+    std::vector<LeftRow> unsynced;  // rows that left since TakeUnsynced
   };
-  // Gradients that wait for their update (sums.cuh).
+  // Gradients that wait for their update (update.cu).
   struct Waiting {
-    Memory sum_of_row, rows, sums;
+    Array<uint32_t> sum_of_row;
+    Array<int64_t> rows;
+    Array<float> sums;
     int64_t count = 0;   // of sums
     uint32_t since = 0;  // clock of the first lookup whose gradients wait; 0: none do
+
+    SumsView view() const { return {sum_of_row.data(), rows.data(), sums.data()}; }
   };
   // Memory of passes that take rows out, one after the other.
-  struct RemovedRows : fusedrec::device_table::SelectScratch {
+  struct RemovedRows : SelectScratch {
     using SelectScratch::SelectScratch;
 
-    fusedrec::device_table::Search* search;
-    unsigned* bins;                                      // [256], after search
-    fusedrec::device_table::LeftRow* left = nullptr;  // of each; null where no one asks for them
-    bool replicas_know = false;                          // whether the rows leave all replicas
+    Search* search;
+    unsigned* bins;              // [256], after search
+    LeftRow* left = nullptr;     // of each; null where no one asks for them
+    bool replicas_know = false;  // whether the rows leave all replicas
   };
   // Ids grouped by segment as a message of one source, and memory for their rows.
-  struct Imported : fusedrec::device_table::Received {
+  struct Imported : Received {
     using Received::Received;
 
     int64_t* handles;
@@ -167,10 +176,10 @@ struct FusedrecDeviceTable {
     unsigned* last;
   };
   // Ids grouped by segment, and their rows now.
-  struct Grouped : fusedrec::ScratchMemory {
+  struct Grouped : ScratchMemory {
     using ScratchMemory::ScratchMemory;
 
-    fusedrec::device_table::GroupedIds view;
+    GroupedIds view;
     uint32_t* found;
     unsigned long long* absent_of;  // device, [segments]
   };
@@ -184,8 +193,8 @@ struct FusedrecDeviceTable {
     int64_t promoted = 0, demoted = 0, fresh_hot = 0;
   };
 
-  FusedrecDeviceTable(const fusedrec::TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator);
-  int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
+  FusedrecDeviceTable(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator);
+  int Receive(const FusedrecMessage& message, Received* received, void* stream) const;
   // Allocates for `more` rows, or places, of these bytes.
   int AllocateChunks(Chunks* now, int64_t bytes, int64_t more, Growth* growth) const;
   int AllocateLines(KeyLines* now, int64_t more, Growth* growth) const;
@@ -197,99 +206,80 @@ struct FusedrecDeviceTable {
   int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, const Moves& moves, uint32_t clock,
                bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
-  int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-            const fusedrec::device_table::AdmitScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+  int Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup, const AdmitScratch& at,
+            int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
-  // Steps of a mixed table in Admit (mixed.cu). where, first: of NumberKernel.
+  // Steps of a mixed table in Admit (mixed.cu).
   // Counts the moves of a lookup or an import; received.counts holds them.
-  void CountMoves(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
-                  uint32_t clock, void* stream) const;
-  int MoveRows(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
-               const Moves& moves, uint32_t clock, uint32_t version, void* stream);
+  void CountMoves(const Received& received, const AdmitScratch& at, uint32_t clock, void* stream) const;
+  int MoveRows(const Received& received, const AdmitScratch& at, const Moves& moves, uint32_t clock, uint32_t version,
+               void* stream);
   // Gives new rows their places.
-  void PlaceFresh(const fusedrec::device_table::Received& received, const uint32_t* where, const uint32_t* first,
-                  const fusedrec::device_table::FreshRows& fresh, int64_t fresh_rows, int64_t fresh_hot, void* stream);
+  void PlaceFresh(const Received& received, const AdmitScratch& at, const FreshRows& fresh, int64_t fresh_rows,
+                  int64_t fresh_hot, void* stream);
   bool IsMixed() const { return options_.hot_after > 0; }
   bool MayDemoteAt(uint32_t clock) const;
 
   // For passes over num_rows rows that take out at most `most` each.
   int AllocateRemovedRows(int64_t most, int64_t num_rows, RemovedRows* removed) const;
   template <typename Wanted, typename MakeDoWith>
-  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const fusedrec::device_table::SelectScratch& at,
+  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const SelectScratch& at,
              std::vector<int64_t>* counts, void* stream) const;
   template <typename Wanted>
-  int Count(const Wanted& wanted, const fusedrec::device_table::SelectScratch& at, int64_t* count, void* stream) const;
+  int Count(const Wanted& wanted, const SelectScratch& at, int64_t* count, void* stream) const;
   template <typename Wanted>
   int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed, int64_t* gone,
                   void* stream);
-  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins,
-                        const fusedrec::device_table::SelectScratch& select, int64_t* count, void* stream) const;
+  int CountThatMayLeave(int64_t segment, const Pins& pins, const SelectScratch& select, int64_t* count,
+                        void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
-  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const RemovedRows& removed,
-                 void* stream);
+  int EvictWorst(int64_t segment, int64_t count, const Pins& pins, const RemovedRows& removed, void* stream);
   int TakeExpiredOut(uint32_t clock, void* stream);
   // rows: of each id in these lines (device), kNowhere without one.
-  int FindRows(const fusedrec::device_table::SegmentLines* lines, const std::vector<int64_t>& ids,
-               std::vector<uint32_t>* rows, void* stream) const;
+  int FindRows(const SegmentLines* lines, const std::vector<int64_t>& ids, std::vector<uint32_t>* rows,
+               void* stream) const;
   // Steps of a lookup with admission: verdicts before anything changes, then the counts; Halve at its end.
   bool HasAdmission() const {
-    return AnyLimits([](const fusedrec::Limits& limits) { return limits.admission_count > 1; });
+    return AnyLimits([](const Limits& limits) { return limits.admission_count > 1; });
   }
-  void Judge(const fusedrec::device_table::Received& received, const uint32_t* slots, const uint32_t* where,
-             uint8_t* verdict, void* stream) const;
-  void CountRefused(const fusedrec::device_table::MessageView& view, const uint32_t* where, const uint32_t* first,
-                    const uint8_t* verdict, void* stream) const;
+  void Judge(const Received& received, const AdmitScratch& at, void* stream) const;
+  void CountRefused(const MessageView& view, const AdmitScratch& at, void* stream) const;
   // Halves the counts of a segment until it counts at most its max_candidates ids. forgotten: device, for one number.
   int HalveCandidates(unsigned long long* forgotten, void* stream);
-  static fusedrec::device_table::SegmentLines LinesOf(const KeyLines& keys) {
-    return {reinterpret_cast<fusedrec::device_table::Line*>(keys.lines.data()),
-            static_cast<uint64_t>(keys.num_lines - 1)};
-  }
-  const fusedrec::device_table::SegmentLines* Views() const {
-    return reinterpret_cast<const fusedrec::device_table::SegmentLines*>(views_.data());
-  }
-  const fusedrec::device_table::SegmentLines* ViewsOfCandidates() const { return Views() + segments_.size(); }
+  const SegmentLines* ViewsOfCandidates() const { return views_.data() + segments_.size(); }
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
   // Initial values for the ids without a row among `where`, or among handles[inverse].
-  void GatherInitial(const fusedrec::device_table::MessageView& view,
-                     const fusedrec::device_table::InitialValues& initial, const uint32_t* where, const int64_t* handles,
-                     const int32_t* inverse, int64_t storage, void* rows, void* stream) const;
+  void GatherInitial(const MessageView& view, const InitialValues& initial, const uint32_t* where,
+                     const int64_t* handles, const int32_t* inverse, int64_t storage, void* rows, void* stream) const;
   int ReceiveGrouped(const int64_t* ids, const int64_t* splits, Imported* imported, void* stream) const;
   int FindGrouped(const int64_t* ids, const int64_t* splits, Grouped* grouped, void* stream) const;
   int UploadSegments(void* stream);
   // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
-  // those of one lookup, each once, `grads`, and the sums that sum_of_row gives (null: none). attempt: a new one, which
-  // touches the rows; kNoAttempt without an inverse.
-  int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
-                   const fusedrec::device_table::Numbers& grads, const uint32_t* sum_of_row, uint32_t attempt,
-                   fusedrec::device_table::HandleFacts* facts, void* stream) const;
+  // those of one lookup, each once, the gradients, and the sums that sum_of_row gives (null: none). attempt: a new one,
+  // which touches the rows; kNoAttempt without an inverse.
+  int CheckHandles(const FusedrecGradients& in, const uint32_t* sum_of_row, uint32_t attempt, HandleFacts* facts,
+                   void* stream) const;
   // Launches the rule on the rows of handles; begin, left_out and num_left_out as UpdateKernel has them.
-  void Train(const int64_t* handles, int64_t num_rows, const int32_t* begin,
-             const fusedrec::device_table::GradientColumns& grads, const fusedrec::Step& step, int32_t* left_out,
-             unsigned* num_left_out, void* stream) const;
+  void Train(const int64_t* handles, int64_t num_rows, const int32_t* begin, const GradientColumns& grads,
+             const Step& step, int32_t* left_out, unsigned* num_left_out, void* stream) const;
   // Returns whether every row has a place in sum_of_row.
-  bool SumsCoverRows() const;
+  bool SumsCoverRows() const { return waiting_.sum_of_row.size() >= rows_.next; }
   // Allocates for `more` sums beside the first `kept`. GrowSums takes the memory over and numbers the rows of handles.
   int AllocateSums(int64_t kept, int64_t more, Waiting* grown) const;
   int GrowSums(Waiting grown, const int64_t* handles, int64_t more, void* stream);
   int DropSums(void* stream);
-  fusedrec::device_table::Pins PinsAt(uint32_t clock, uint32_t attempt) const {
-    return {clock, attempt, options_.window, waiting_.since};
-  }
+  Pins PinsAt(uint32_t clock, uint32_t attempt) const { return {clock, attempt, options_.window, waiting_.since}; }
 
-  fusedrec::device_table::TableView View() const;
-  fusedrec::device_table::InitialValues Initial() const;
+  TableView View() const;
+  InitialValues Initial() const;
   template <typename Condition>
   bool AnyLimits(const Condition& condition) const {
     return std::any_of(limits_.begin(), limits_.end(), condition);
   }
   // Returns whether rows of any segment expire at the lookup of this clock.
   bool ExpiresAt(uint32_t clock) const {
-    return AnyLimits([=](const fusedrec::Limits& limits) { return !limits.ExpiredAt(clock).empty(); });
-  }
-  const fusedrec::Limits* LimitsView() const {
-    return reinterpret_cast<const fusedrec::Limits*>(limits_view_.data());
+    return AnyLimits([=](const Limits& limits) { return !limits.ExpiredAt(clock).empty(); });
   }
   int64_t chunk_rows() const { return int64_t{1} << chunk_bits_; }
   // Bytes of a row in rows_: itself, or its place.
@@ -297,16 +287,17 @@ struct FusedrecDeviceTable {
 
   mutable std::mutex mutex_;
   const FusedrecAllocator allocator_;
-  const fusedrec::TableOptions options_;
-  const std::vector<fusedrec::Limits> limits_;  // by segment
-  const fusedrec::AnyRule rule_;
-  const fusedrec::RowLayout layout_, cold_layout_;  // as in TableView
+  const TableOptions options_;
+  const std::vector<Limits> limits_;  // by segment
+  const AnyRule rule_;
+  const RowLayout layout_, cold_layout_;  // as in TableView
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;
   Chunks rows_;
-  Chunks hot_, cold_;           // places of a mixed table
-  Memory seeds_, limits_view_;  // device, [segments]
-  Memory views_;      // device, [segments] of SegmentLines, then the candidates'
+  Chunks hot_, cold_;          // places of a mixed table
+  Array<uint64_t> seeds_;      // [segments]
+  Array<Limits> limits_view_;  // [segments]
+  Array<SegmentLines> views_;  // [segments], then the candidates'
   uint32_t clock_ = 0, version_ = 0;
   int64_t full_segment_ = 0;  // the segment that kDeviceTableFull is about
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out

@@ -11,17 +11,6 @@
 namespace fusedrec {
 namespace {
 
-absl::Status Give(OpKernelContext* ctx, int index, const std::vector<int64_t>& values, const TensorShape& shape) {
-  Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &out));
-  std::copy(values.begin(), values.end(), Out<int64_t>(out).begin());
-  return absl::OkStatus();
-}
-
-absl::Status Give(OpKernelContext* ctx, int index, const std::vector<int64_t>& values) {
-  return Give(ctx, index, values, TensorShape({static_cast<int64_t>(values.size())}));
-}
-
 absl::Status ReadSegment(OpKernelContext* ctx, const Table& table, int64_t* segment) {
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "segment", segment));
   if (*segment >= 0 && *segment < table.segments()) return absl::OkStatus();
@@ -102,7 +91,7 @@ absl::Status Remove(OpKernelContext* ctx, Table* table, const TableCall& call) {
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
   TF_RETURN_IF_ERROR(RequireRank("ids", ctx->input(2), 1));
   TF_RETURN_IF_ERROR(table->Remove(call, segment, In<int64_t>(ctx->input(2)), &removed));
-  return Give(ctx, 0, {removed}, TensorShape({}));
+  return Give<int64_t>(ctx, 0, {removed}, TensorShape({}));
 }
 
 absl::Status Evict(OpKernelContext* ctx, Table* table, const TableCall& call) {
@@ -111,7 +100,7 @@ absl::Status Evict(OpKernelContext* ctx, Table* table, const TableCall& call) {
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "count", &count));
   if (count < 0) return absl::InvalidArgumentError(absl::StrCat("count must be >= 0, got ", count, "."));
   TF_RETURN_IF_ERROR(table->Evict(call, segment, count, &evicted));
-  return Give(ctx, 0, {evicted}, TensorShape({}));
+  return Give<int64_t>(ctx, 0, {evicted}, TensorShape({}));
 }
 
 absl::Status Clear(OpKernelContext*, Table* table, const TableCall& call) { return table->Clear(call); }
@@ -156,7 +145,7 @@ absl::Status ImportCandidates(OpKernelContext* ctx, Table* table, const TableCal
 
 absl::Status Clock(OpKernelContext* ctx, Table* table, const TableCall&) {
   const Moment clock = table->Clock();
-  return Give(ctx, 0, {clock.lookups, clock.version});
+  return Give<int64_t>(ctx, 0, {clock.lookups, clock.version});
 }
 
 absl::Status SetClock(OpKernelContext* ctx, Table* table, const TableCall&) {

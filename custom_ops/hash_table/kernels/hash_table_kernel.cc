@@ -81,6 +81,8 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
  public:
   explicit RowsOp(OpKernelConstruction* ctx) : TableKernel<kOn, Table::Access::kAsTheyAre>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    if (ctx->HasAttr("read_rows")) OP_REQUIRES_OK(ctx, ctx->GetAttr("read_rows", &reads_rows_));
+    if (ctx->HasAttr("as_training")) OP_REQUIRES_OK(ctx, ctx->GetAttr("as_training", &as_training_));
     if (!ctx->HasAttr("N")) return;
     tensorflow::DataTypeVector types;
     int64_t count;
@@ -139,6 +141,8 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     return absl::OkStatus();
   }
 
+  bool reads_rows_ = true, as_training_ = false;  // of TableLookup, and of TableRead
+
  private:
   int64_t dim_;
 };
@@ -146,9 +150,7 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
 template <On kOn, typename T>
 class TableLookupOp : public RowsOp<kOn, T> {
  public:
-  explicit TableLookupOp(OpKernelConstruction* ctx) : RowsOp<kOn, T>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("read_rows", &reads_rows_));
-  }
+  using RowsOp<kOn, T>::RowsOp;
 
  protected:
   // On a GPU it waits, for the number of distinct rows.
@@ -158,7 +160,7 @@ class TableLookupOp : public RowsOp<kOn, T> {
     Ahead ahead;
     const Ahead* given = nullptr;
     TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
-    if (reads_rows_) {
+    if (this->reads_rows_) {
       TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
     } else {
       TF_RETURN_IF_ERROR(this->AllocateRows(ctx, call, 0, 0, &rows));
@@ -174,9 +176,6 @@ class TableLookupOp : public RowsOp<kOn, T> {
     ctx->set_output(1, handles.Slice(0, num_rows));
     return absl::OkStatus();
   }
-
- private:
-  bool reads_rows_;
 };
 
 // The message is in host memory, so that nothing on a GPU waits for kernels of other work (docs/gpu.md, "Streams"). Tables on
@@ -207,9 +206,7 @@ class TableLookAheadOp : public RowsOp<kOn, T> {
 template <On kOn, typename T>
 class TableReadOp : public RowsOp<kOn, T> {
  public:
-  explicit TableReadOp(OpKernelConstruction* ctx) : RowsOp<kOn, T>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("as_training", &as_training_));
-  }
+  using RowsOp<kOn, T>::RowsOp;
 
  protected:
   absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
@@ -219,11 +216,8 @@ class TableReadOp : public RowsOp<kOn, T> {
     const Ahead* given;
     TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
     TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
-    return table->Read(call, message, given, as_training_, rows);
+    return table->Read(call, message, given, this->as_training_, rows);
   }
-
- private:
-  bool as_training_;
 };
 
 absl::Status Prefetch(OpKernelContext* ctx, Table* table, const TableCall& call) {
@@ -262,13 +256,6 @@ absl::Status ReadStep(OpKernelContext* ctx, int index, Step* step) {
   return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->number, "."));
 }
 
-absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbers) {
-  Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({static_cast<int64_t>(numbers.size())}), &out));
-  std::copy(numbers.begin(), numbers.end(), Out<int32_t>(out).begin());
-  return absl::OkStatus();
-}
-
 template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall& call) {
   Gradients grads;
@@ -277,7 +264,7 @@ absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall&
   TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
   TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
   TF_RETURN_IF_ERROR(table->Apply(call, grads, step, &left_out));
-  return GiveLeftOut(ctx, left_out);
+  return Give(ctx, 0, left_out);
 }
 
 template <typename T>
@@ -288,7 +275,7 @@ absl::Status AccumulateGradients(OpKernelContext* ctx, Table* table, const Table
   TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "begin", &begin));
   TF_RETURN_IF_ERROR(table->Accumulate(call, grads, begin, &left_out));
-  return GiveLeftOut(ctx, left_out);
+  return Give(ctx, 0, left_out);
 }
 
 absl::Status ApplyAccumulated(OpKernelContext* ctx, Table* table, const TableCall& call) {

@@ -77,13 +77,6 @@ constexpr Storage StorageFor() {
                                                : Storage::kBfloat16;
 }
 
-template <typename T>
-absl::Status ScalarInput(OpKernelContext* ctx, int index, const char* name, T* value) {
-  const absl::Status ranked = RequireRank(name, ctx->input(index), 0);
-  if (ranked.ok()) *value = ctx->input(index).scalar<T>()();
-  return ranked;
-}
-
 // Reads inputs 1 and 2. on_host: whether the ids are in host memory.
 inline absl::Status ReadMessage(OpKernelContext* ctx, const Table& table, bool on_host, Message* message) {
   const Tensor &entries = ctx->input(1), &splits = ctx->input(2);

@@ -8,10 +8,8 @@
 // has the same bits on every instruction set and on a GPU (but for FTRL's powf).
 #pragma once
 
-#include <cstdint>
-#if !defined(__CUDACC_RTC__)
 #include <cmath>
-#endif
+#include <cstdint>
 
 #include "common/host_device.h"
 

@@ -4,8 +4,7 @@
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 // Gradients of the bias: of the pairs of one tile, `exact` and `buckets`, keys in rows and queries in columns.
 template <typename T, int D>
@@ -92,5 +91,4 @@ class BiasGradSums {
   float sum_ = 0.0f;
 };
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -8,8 +8,7 @@
 #include "jagged_attention/cuda/attention_shared.cuh"
 #include "jagged_attention/cuda/attention_time_function.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 constexpr int kMaxChannels = 2;
 
@@ -198,5 +197,4 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
   if (HasFunction(problem.bias)) parameters.Write(problem, tiles.time_sums);
 }
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

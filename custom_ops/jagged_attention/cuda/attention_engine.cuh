@@ -12,8 +12,7 @@
 #include "emulation/tensor_core.h"
 #endif
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 #ifndef FUSEDREC_EMULATION
 __device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -134,5 +133,4 @@ __device__ inline void MultiplyTile(const T* a, int a_stride, const T* b, int b_
   }
 }
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -9,10 +9,8 @@
 #include "common/number.cuh"
 #include "jagged_attention/cuda/attention_problem.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
-constexpr int kGateThreads = 256;
 constexpr int64_t kGateTokens = 64;  // at least so many of them share a slot
 
 // Gate and norm of a call. `at` is an entry of an array [Tq, columns].
@@ -86,7 +84,7 @@ __device__ inline bool IsLastOf(int64_t heads, int* done) {
 
 // Gradients of gate and attention; engine_gate.inc.h has the formulas. A warp for each group of a token.
 template <typename T>
-__global__ void __launch_bounds__(kGateThreads) GateGradsKernel(Problem<T> problem) {
+FUSEDREC_KERNEL GateGradsKernel(Problem<T> problem) {
   const OutputGate<T> gate(problem);
   const int64_t n = GlobalThread() / 32;
   if (n >= problem.queries * gate.groups) return;
@@ -116,7 +114,7 @@ __global__ void __launch_bounds__(kGateThreads) GateGradsKernel(Problem<T> probl
 
 // Sums for the weights of the norm: a thread for each column and slot.
 template <typename T>
-__global__ void __launch_bounds__(kGateThreads) NormGradsKernel(Problem<T> problem) {
+FUSEDREC_KERNEL NormGradsKernel(Problem<T> problem) {
   const OutputGate<T> gate(problem);
   const int64_t n = GlobalThread();
   if (n >= problem.gate_slots * gate.columns) return;
@@ -135,5 +133,4 @@ __global__ void __launch_bounds__(kGateThreads) NormGradsKernel(Problem<T> probl
   problem.bias_slots[n] = bias;
 }
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

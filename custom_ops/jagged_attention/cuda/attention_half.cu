@@ -1,9 +1,7 @@
 #include "jagged_attention/cuda/attention_launch.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 template int Run<Half>(const Problem<void>&, bool, void*);
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -8,8 +8,7 @@
 #include "jagged_attention/cuda/attention_channels.cuh"
 #include "jagged_attention/cuda/jagged_attention_cuda.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 // Channels have the columns of all heads in slices of this many.
 constexpr int kSmallSlice = 64, kLargeSlice = 128;
@@ -22,8 +21,7 @@ inline int64_t SliceColumns(const AttentionCall<void>& call) {
 template <typename T, typename Kernel>
 int LaunchBlocks(Kernel kernel, int64_t blocks, int threads, int shared, const Problem<T>& problem, void* stream) {
   if (blocks == 0) return kCudaSuccess;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)));
+  FUSEDREC_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(blocks), threads, shared, stream, problem);
   return LastError();
 }
@@ -57,12 +55,9 @@ int LaunchChannels(const Problem<T>& problem, bool backward, void* stream) {
 template <typename T>
 int LaunchGateGrads(const Problem<T>& problem, void* stream) {
   const int64_t columns = problem.heads * problem.value_dim, groups = problem.queries * (problem.per_head ? problem.heads : 1);
-  if (groups * columns == 0) return kCudaSuccess;
-  FUSEDREC_LAUNCH(GateGradsKernel<T>, BlocksFor(groups * 32, kGateThreads), kGateThreads, 0, stream, problem);
-  if (problem.norm_weight != nullptr) {
-    FUSEDREC_LAUNCH(NormGradsKernel<T>, BlocksFor(problem.gate_slots * columns, kGateThreads), kGateThreads, 0, stream,
-                    problem);
-  }
+  if (columns == 0) return kCudaSuccess;
+  FUSEDREC_FOR_EACH(GateGradsKernel<T>, groups * 32, stream, problem);
+  if (problem.norm_weight != nullptr) FUSEDREC_FOR_EACH(NormGradsKernel<T>, problem.gate_slots * columns, stream, problem);
   return LastError();
 }
 
@@ -77,10 +72,10 @@ int Run(const Problem<void>& call, bool backward, void* stream) {
   }
   if (!backward) return LaunchSize<T, kForward>(problem, stream);
   if (problem.gate != nullptr) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(LaunchGateGrads(problem, stream));
+    FUSEDREC_TRY(LaunchGateGrads(problem, stream));
     problem.grads = problem.attended_grads;
   }
-  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(problem, stream)));
+  FUSEDREC_TRY((LaunchSize<T, kQueryGrads>(problem, stream)));
   return LaunchSize<T, kKeyGrads>(problem, stream);
 }
 
@@ -89,5 +84,4 @@ extern template int Run<float>(const Problem<void>&, bool, void*);
 extern template int Run<Half>(const Problem<void>&, bool, void*);
 extern template int Run<Bfloat16>(const Problem<void>&, bool, void*);
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

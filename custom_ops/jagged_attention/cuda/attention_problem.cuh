@@ -4,8 +4,7 @@
 #include "common/device.cuh"
 #include "jagged_attention/call.h"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 #include "jagged_attention/visibility.inc.h"
 
@@ -57,5 +56,4 @@ __device__ inline int BucketOf(const RelativeBias& bias, int64_t ask, int64_t an
   return StepBucket(bias, difference, near);
 }
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

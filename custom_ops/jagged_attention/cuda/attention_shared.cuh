@@ -5,8 +5,7 @@
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_tiles.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 constexpr int kNoBucket = 0xffff;  // of a pair that is hidden
 constexpr int kSharedThresholds = 1024;  // more than these stay in device memory
@@ -96,5 +95,4 @@ struct SharedTiles : BiasTiles<T, D> {
   }
 };
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

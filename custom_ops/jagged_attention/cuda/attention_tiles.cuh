@@ -3,8 +3,7 @@
 
 #include "jagged_attention/cuda/attention_engine.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 // The columns of a tensor that a tile has: all columns of one head, or the next columns of all heads, which lie `apart`.
 struct HeadColumns {
@@ -74,49 +73,39 @@ struct Shape {
     }
   }
 
+  // Calls body(row, column, number) for the numbers that this thread holds, of a warp's columns from `base` on.
+  template <int kBlocks, typename Body>
+  static __device__ void ForHeld(const float (*held)[4], int base, const Body& body) {
+    const int row = RowBase() + (Lane() >> 2), column = base + 2 * (Lane() & 3);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) body(row + (e >> 1) * 8, column + 8 * n + (e & 1), held[n][e]);
+    }
+  }
   // Writes the pairs that the warps hold to pairs [kRows, kPairStride], times the scale of column or row (null: 1).
   static __device__ void StorePairs(const float (*held)[4], const float* scale, bool scale_of_column, T* pairs) {
-    const int row = RowBase() + (Lane() >> 2), column = ColumnBase() + 2 * (Lane() & 3);
-#pragma unroll
-    for (int n = 0; n < kPairBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = row + (e >> 1) * 8, c = column + 8 * n + (e & 1);
-        const float factor = scale == nullptr ? 1.0f : scale[scale_of_column ? c : r];
-        pairs[r * kPairStride + c] = FromFloat<T>(factor * held[n][e]);
-      }
-    }
+    ForHeld<kPairBlocks>(held, ColumnBase(), [=](int r, int c, float number) {
+      const float factor = scale == nullptr ? 1.0f : scale[scale_of_column ? c : r];
+      pairs[r * kPairStride + c] = FromFloat<T>(factor * number);
+    });
   }
   // Writes the same in float32, [kRows, kExactStride], with the scale of the column (null: 1).
   static __device__ void StoreExact(const float (*held)[4], const float* scale, float* exact) {
-    const int row = RowBase() + (Lane() >> 2), column = ColumnBase() + 2 * (Lane() & 3);
-#pragma unroll
-    for (int n = 0; n < kPairBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int c = column + 8 * n + (e & 1);
-        const float factor = scale == nullptr ? 1.0f : scale[c];
-        exact[(row + (e >> 1) * 8) * kExactStride + c] = factor * held[n][e];
-      }
-    }
+    ForHeld<kPairBlocks>(held, ColumnBase(), [=](int r, int c, float number) {
+      exact[r * kExactStride + c] = (scale == nullptr ? 1.0f : scale[c]) * number;
+    });
   }
   // Writes rows [begin, end) of a tensor: the sums times `factor` and the scale of the row (null: 1).
   template <typename Columns>
   static __device__ void WriteRows(const float (*sums)[4], const float* scale, float factor, T* tensor, int64_t stride,
                                    const Columns& columns, int begin, int end) {
-    const int row = RowBase() + (Lane() >> 2), column = DimBase() + 2 * (Lane() & 3);
-#pragma unroll
-    for (int n = 0; n < kDimBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = row + (e >> 1) * 8, c = column + 8 * n + (e & 1);
-        if (begin + r >= end || c >= columns.count) continue;
-        const float by = scale == nullptr ? factor : factor * scale[r];
-        tensor[(begin + r) * stride + columns.At(c)] = FromFloat<T>(by * sums[n][e]);
-      }
-    }
+    ForHeld<kDimBlocks>(sums, DimBase(), [=](int r, int c, float number) {
+      if (begin + r >= end || c >= columns.count) return;
+      const float by = scale == nullptr ? factor : factor * scale[r];
+      tensor[(begin + r) * stride + columns.At(c)] = FromFloat<T>(by * number);
+    });
   }
 };
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -7,8 +7,7 @@
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 class TimeFunction {
  public:
@@ -92,5 +91,4 @@ class ParameterSums {
   float tile_[kTimeParameters] = {}, total_[kTimeParameters] = {};
 };
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -5,16 +5,15 @@
 
 #include "jagged_attention/cuda/attention_launch.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 namespace {
 
 constexpr int64_t kSlots = 512;                      // not the device's: the order of sums must not depend on it
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the blocks of a launch
 
 // sums[x] = sum over the slots of slots[slot, x], in their order.
-__global__ void __launch_bounds__(256)
-    SumSlotsKernel(const float* __restrict__ slots, int64_t num_slots, int64_t size, float* __restrict__ sums) {
+FUSEDREC_KERNEL SumSlotsKernel(const float* __restrict__ slots, int64_t num_slots, int64_t size,
+                               float* __restrict__ sums) {
   const int64_t x = GlobalThread();
   if (x >= size) return;
   float sum = 0.0f;
@@ -23,8 +22,7 @@ __global__ void __launch_bounds__(256)
 }
 
 int SumSlots(const float* slots, int64_t num_slots, int64_t size, float* sums, void* stream) {
-  if (size == 0) return kCudaSuccess;
-  FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(size, 256), 256, 0, stream, slots, num_slots, size, sums);
+  FUSEDREC_FOR_EACH(SumSlotsKernel, size, stream, slots, num_slots, size, sums);
   return LastError();
 }
 
@@ -110,33 +108,29 @@ int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memor
   int64_t* copies[5];
   Item* device_items[2];
   char* attended_grads;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(memory->Take({
-      {&copies[0], counts[0]}, {&copies[1], counts[1]}, {&copies[2], counts[2]}, {&copies[3], counts[3]},
-      {&copies[4], counts[4]},
-      {&device_items[0], static_cast<int64_t>(items[0].size())},
-      {&device_items[1], static_cast<int64_t>(items[1].size())},
-      {&problem->position_slots, positions},
-      {&problem->time_slots, NumTimeWeights(call.bias) * problem->slots},
-      {&problem->done, static_cast<int64_t>(call.gate == nullptr ? 0 : items[0].size())},
-      {&attended_grads, gate_grads ? call.queries * columns * (call.type == kNumberFloat ? 4 : 2) : 0},
-      {&problem->statistics, norm_grads ? call.queries * (call.per_head ? call.heads : 1) * 2 : 0},
-      {&problem->weight_slots, norm_grads ? problem->gate_slots * columns : 0},
-      {&problem->bias_slots, norm_grads ? problem->gate_slots * columns : 0},
-  }));
+  const int64_t query_items = items[0].size(), key_items = items[1].size();
+  const int64_t grad_bytes = gate_grads ? call.queries * columns * (call.type == kNumberFloat ? 4 : 2) : 0;
+  const int64_t statistics = norm_grads ? call.queries * (call.per_head ? call.heads : 1) * 2 : 0;
+  const int64_t norm_slots = norm_grads ? problem->gate_slots * columns : 0;
+  FUSEDREC_TRY(memory->Take({{&copies[0], counts[0]}, {&copies[1], counts[1]}, {&copies[2], counts[2]},
+                             {&copies[3], counts[3]}, {&copies[4], counts[4]}, {&device_items[0], query_items},
+                             {&device_items[1], key_items}, {&problem->position_slots, positions},
+                             {&problem->time_slots, NumTimeWeights(call.bias) * problem->slots},
+                             {&problem->done, call.gate == nullptr ? 0 : query_items}, {&attended_grads, grad_bytes},
+                             {&problem->statistics, statistics}, {&problem->weight_slots, norm_slots},
+                             {&problem->bias_slots, norm_slots}}));
   problem->attended_grads = attended_grads;
   if (!norm_grads) problem->statistics = nullptr;
   for (int a = 0; a < 5; ++a) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(copies[a], *arrays[a], counts[a], stream));
+    FUSEDREC_TRY(CopyToDevice(copies[a], *arrays[a], counts[a], stream));
     if (*arrays[a] != nullptr) *arrays[a] = copies[a];
   }
   for (int keys = 0; keys < 2; ++keys) {
     problem->items[keys] = device_items[keys];
     problem->num_items[keys] = items[keys].size();
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(device_items[keys], items[keys].data(), items[keys].size(), stream));
+    FUSEDREC_TRY(CopyToDevice(device_items[keys], items[keys].data(), items[keys].size(), stream));
   }
-  if (call.gate != nullptr) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(problem->done, 0, items[0].size() * sizeof(int), stream));
-  }
+  if (call.gate != nullptr) FUSEDREC_TRY(Fill(problem->done, 0, query_items * sizeof(int), stream));
   return Fill(problem->position_slots, 0, positions * sizeof(float), stream);
 }
 
@@ -144,25 +138,21 @@ int Compute(const AttentionCall<void>& call, bool backward, const FusedrecAlloca
   if (!SizesAreSound(call) || !RowsAreSound(call)) return kCudaInvalidValue;
   ScratchMemory memory(from);
   Problem<void> problem{};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(call, backward, &memory, &problem, stream));
+  FUSEDREC_TRY(Prepare(call, backward, &memory, &problem, stream));
   const auto run = call.type == kNumberFloat ? &Run<float> : call.type == kNumberHalf ? &Run<Half> : &Run<Bfloat16>;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(run(problem, backward, stream));
+  FUSEDREC_TRY(run(problem, backward, stream));
   if (!backward) return kCudaSuccess;
   // Gradients of the weights of bias and norm, from the sums of the blocks.
   const int64_t positions = std::max<int64_t>(2 * call.bias.max_length - 1, 0);
   const int64_t columns = problem.statistics == nullptr ? 0 : call.heads * call.value_dim;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      SumSlots(problem.position_slots, problem.slots, positions, call.position_grads, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      SumSlots(problem.time_slots, problem.slots, NumTimeWeights(call.bias), call.time_grads, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      SumSlots(problem.weight_slots, problem.gate_slots, columns, call.norm_weight_grads, stream));
+  FUSEDREC_TRY(SumSlots(problem.position_slots, problem.slots, positions, call.position_grads, stream));
+  FUSEDREC_TRY(SumSlots(problem.time_slots, problem.slots, NumTimeWeights(call.bias), call.time_grads, stream));
+  FUSEDREC_TRY(SumSlots(problem.weight_slots, problem.gate_slots, columns, call.norm_weight_grads, stream));
   return SumSlots(problem.bias_slots, problem.gate_slots, columns, call.norm_bias_grads, stream);
 }
 
 }  // namespace
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention
 
 int fusedrec_attention(const fusedrec::AttentionCall<void>* call, const FusedrecAllocator* memory, void* stream) {
   return fusedrec::attention::Compute(*call, false, memory, stream);

@@ -8,8 +8,7 @@
 #include "jagged_attention/cuda/attention_shared.cuh"
 #include "jagged_attention/cuda/attention_time_function.cuh"
 
-namespace fusedrec {
-namespace attention {
+namespace fusedrec::attention {
 
 __device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -177,5 +176,4 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
   if (kKeyRows && HasFunction(problem.bias)) parameters.Write(problem, tiles.time_sums);
 }
 
-}  // namespace attention
-}  // namespace fusedrec
+}  // namespace fusedrec::attention

@@ -18,7 +18,7 @@ from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_prefetched_rows_wait_for_new_memory,
     check_records_are_sent_before_their_memory_is_given_again,
 )
-from tests.cuda.device_table import FULL, INVALID, NOWHERE, DeviceTable, Step, answer_of
+from tests.cuda.device_table import FULL, INVALID, NOWHERE, DeviceTable, Gradients, Step, answer_of
 from tests.oracles.hash_table import Exhausted, TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import EDGE_CASES
@@ -246,14 +246,15 @@ def check_what_does_not_fit_is_refused(kernels):
         for call in (table.lookup, table.find):
             assert answer_of(call, entries, splits) == INVALID, entries
     entries, splits, message = table.message([0], [2**30, 2**30])  # refused before an entry is read
-    assert kernels.answer("table_find", table.handle, message, 0, None, 0, None) == INVALID
+    assert kernels.answer("table_find", table.handle, message, False, 0, None, 0, None) == INVALID
     assert table.size()[0].tolist() == [0, 0, 0]
     most, count = 2**30, np.zeros(1, np.int64)
     step = Step(1.0, 1)
     for name, *arguments in (
-        ("table_apply", None, 1, None, most + 1, None, 0, 1.0, step, None, count),
-        ("table_apply", None, most + 1, None, 1, None, 0, 1.0, step, None, count),
-        ("table_apply", None, -1, None, 1, None, 0, 1.0, step, None, count),
+        *(
+            ("table_apply", Gradients(None, rows, None, ids, None, 0, 1.0), step, None, count)
+            for rows, ids in ((1, most + 1), (most + 1, 1), (-1, 1))
+        ),
         ("table_remove", 0, None, most + 1, count), ("table_remove", 0, None, -1, count),
         ("table_remove", 3, None, 1, count), ("table_evict", 3, 1, count),
         ("table_keys", 3, 0, 0, 0, None, None, count), ("table_read_records", None, most + 1, None),

@@ -92,7 +92,7 @@ def check_pooled(ops):
             wanted = pooled_recover_grad_oracle(grads, index, *bags, num_rows)
             compare(ops.recover_grad(grads, index, num_rows, bags), wanted)
     rows, no_bags = np.ones([3, 4], np.float32), (np.array([0]), np.zeros(0, np.float32))
-    assert len(ops.pooled_recover([rows], rows[0, :0].astype(np.int32), *no_bags)) == 0
+    compare(ops.pooled_recover([rows], rows[0, :0].astype(np.int32), *no_bags), rows[:0])
 
 
 def check_pooled_parts(ops):
@@ -140,10 +140,9 @@ def check_launcher_refuses_bags_that_do_not_fit(ops):
         at, splits, scale = [memory.put(x) for x in (rows_of, splits, np.ones(num_bags, np.float32))]
         rows, out = memory.put(np.ones([300, 3], np.float32)), memory.empty([300, 3], np.float32)
         more = at, 600, splits, scale, num_bags, ops.allocator, out
-        assert ops.answer("pooled_recover", 0, rows, 7, 3, *more) == INVALID, name
         assert ops.answer("recover_grad", 0, rows, 3, *more, 7, 7) == INVALID, name
         parts = pointers([memory.pointer(rows).value]), np.array([7]), 1
-        assert ops.answer("pooled_recover_parts", 0, *parts, 3, *more, num_bags) == INVALID, name
+        assert ops.answer("pooled_recover", 0, *parts, 3, *more, num_bags) == INVALID, name
         assert np.all(memory.get(out).view(np.uint8) == POISON), name
 
 
@@ -155,14 +154,14 @@ def check_launcher_refuses_sizes_that_do_not_fit(ops):
             assert ops.answer("recover", None, *sizes[:2], None, sizes[2], None, wrong) == INVALID, sizes
         for place in range(4):  # num_rows, dim, num_index, num_bags
             rows, dim, n, bags = (wrong if m == place else 0 for m in range(4))
-            answer = ops.answer("pooled_recover", 0, None, rows, dim, None, n, None, None, bags, None, None)
+            part = pointers([None]), np.array([rows]), 1
+            answer = ops.answer("pooled_recover", 0, *part, dim, None, n, None, None, bags, None, None, bags)
             assert answer == INVALID, place
             answer = ops.answer("recover_grad", 0, None, dim, None, n, None, None, bags, None, None, rows, rows)
             assert answer == INVALID, place
     assert ops.answer("recover", None, 0, 4, None, 5, None, 4) == INVALID  # fewer rows out than indices
     assert ops.answer("recover_grad", 0, None, 1, None, 0, None, None, 0, None, None, 5, 4) == INVALID
     for type_ in (-1, 3):
-        assert ops.answer("pooled_recover", type_, None, 0, 0, None, 0, None, None, 0, None, None) == INVALID
         assert ops.answer("recover_grad", type_, None, 0, None, 0, None, None, 0, None, None, 0, 0) == INVALID
     half = 2**30  # the rows of all parts are counted
     for parts, type_, dim, bags, out_rows in (
@@ -170,7 +169,7 @@ def check_launcher_refuses_sizes_that_do_not_fit(ops):
     ):  # fmt: skip
         rows = np.array(parts, np.int64), len(parts)
         more = dim, None, 0, None, None, bags, None, None, out_rows
-        assert ops.answer("pooled_recover_parts", type_, pointers([None] * len(parts)), *rows, *more) == INVALID
+        assert ops.answer("pooled_recover", type_, pointers([None] * len(parts)), *rows, *more) == INVALID
 
 
 @once

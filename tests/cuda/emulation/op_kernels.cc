@@ -59,9 +59,7 @@ absl::Status fusedrec::AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t
 }
 
 #include "hash_table/cuda/device_table.cc"  // NOLINT
-#include "hash_table/cuda/hot_rows.cc"  // NOLINT
 #include "hash_table/cuda/host_rows.cc"  // NOLINT
-#include "hash_table/cuda/next_batch.cc"  // NOLINT
 #include "hash_table/kernels/hash_table_admin_kernel.cc"  // NOLINT
 #include "hash_table/kernels/hash_table_kernel.cc"  // NOLINT
 #include "fuse_ids/fuse_ids_op.cc"  // NOLINT

@@ -49,9 +49,7 @@ class Accumulator {
 
   // Numbers of the sums of these handles; new ones are zeros. Negative handles have none: -1.
   absl::Status Number(absl::Span<const int64_t> handles, std::vector<int64_t>* numbers) {
-    KeyIndex::Retired retired;  // nobody reads while this runs
-    const absl::Status reserved = index_.Reserve(handles.size(), &retired);
-    if (!reserved.ok()) return reserved;
+    FUSEDREC_TRY(index_.Reserve(handles.size()));
     for (const int64_t handle : handles) {
       if (handle < 0) {
         numbers->push_back(-1);
@@ -78,8 +76,7 @@ class Accumulator {
   const std::vector<uint32_t>& handles() const { return handles_; }
 
   void Clear() {
-    KeyIndex::Retired retired;
-    index_.Clear(&retired);
+    index_.Clear();
     handles_.clear();
     sums_.clear();
     left_out_.clear();

@@ -1,4 +1,4 @@
-// A message as runs of one source and segment, the units of work on it, and its ids sorted by shard.
+// A message as runs of one source and segment, the units of work on it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 
 #include "common/hash.h"
 #include "common/parallel.h"
-#include "hash_table/cpu/rows/pinned_rows.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {
@@ -54,11 +53,5 @@ inline uint64_t FingerprintOf(const Message& message, int64_t segments, const Pa
   });
   return all.load();
 }
-
-// Sorts the ids of a message by shard, so that threads can share the shards among themselves.
-// Fills scratch->items and scratch->place.
-//   shard_begin  [kShards + 1]  out: the items of shard s are [shard_begin[s], shard_begin[s + 1])
-void SortByShard(const Message& message, int64_t segments, const ParallelFor& parallel_for, LookupScratch* scratch,
-                 std::vector<int64_t>* shard_begin);
 
 }  // namespace fusedrec

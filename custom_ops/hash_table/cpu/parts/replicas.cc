@@ -4,42 +4,42 @@
 #include <utility>
 
 #include "common/hash.h"
-#include "hash_table/table.h"
 
 namespace fusedrec {
 
-void TrainedIds::Add(const Message& message) {
+void Replicas::NoteTrained(const Message& message) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t segments = rows_->segments();
   const int64_t* entry = message.entries.data();
   for (size_t source = 0; source < message.source_splits.size(); ++source) {
     const int64_t* counts = entry;
-    entry += segments_;
-    for (int64_t segment = 0; segment < segments_; ++segment) {
-      ids_[segment].insert(ids_[segment].end(), entry, entry + counts[segment]);
+    entry += segments;
+    for (int64_t segment = 0; segment < segments; ++segment) {
+      trained_[segment].insert(trained_[segment].end(), entry, entry + counts[segment]);
       entry += counts[segment];
     }
   }
-  for (int64_t segment = 0; segment < segments_; ++segment) {
+  for (int64_t segment = 0; segment < segments; ++segment) {
     constexpr size_t kAlwaysKept = 1 << 16;
-    if (ids_[segment].size() < kAlwaysKept + 2 * distinct_[segment]) continue;
-    KeepDistinct(&ids_[segment]);
-    distinct_[segment] = ids_[segment].size();
+    if (trained_[segment].size() < kAlwaysKept + 2 * distinct_[segment]) continue;
+    KeepDistinct(&trained_[segment]);
+    distinct_[segment] = trained_[segment].size();
   }
 }
 
-IdsBySegment TrainedIds::Take() {
-  IdsBySegment taken(segments_);
+IdsBySegment Replicas::TakeTrained() {
+  IdsBySegment taken(rows_->segments());
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    ids_.swap(taken);
-    distinct_.assign(segments_, 0);
+    trained_.swap(taken);
+    distinct_.assign(rows_->segments(), 0);
   }
   for (std::vector<int64_t>& ids : taken) KeepDistinct(&ids);
   return taken;
 }
 
 void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers) {
-  const IdsBySegment trained = trained_.Take();
+  const IdsBySegment trained = TakeTrained();
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
     const size_t before = ids->size();
     for (const int64_t id : trained[segment]) {
@@ -96,11 +96,7 @@ absl::Status Replicas::WriteNumbers(Shard* shard, int64_t segment, int64_t id, c
                                     uint32_t step) {
   const uint64_t hash = TableHash(id);
   uint32_t handle = shard->keys[segment].Find(id, hash);
-  if (handle == kAbsent) {
-    absl::Status made = shard->keys[segment].Reserve(1, &shard->retired);
-    if (made.ok()) made = rows_->MakeRow(shard, segment, id, tier_->PoolWithRoom(), &handle);
-    if (!made.ok()) return made;
-  }
+  if (handle == kAbsent) FUSEDREC_TRY(rows_->MakeRow(shard, segment, id, tier_->PoolWithRoom(), &handle));
   char* row = rows_->Row(handle);
   rows_->change_log().Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
   RowHeader* about = RowFormat::Header(row);
@@ -136,8 +132,7 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
     for (int64_t i = segment_splits[segment]; i < segment_splits[segment + 1]; ++i) {
       Shard* shard = &rows_->ShardWith(TableHash(ids[i]));
       std::lock_guard<std::mutex> shard_lock(shard->mutex);
-      const absl::Status written = WriteNumbers(shard, segment, ids[i], numbers + i * width, headers[i], step);
-      if (!written.ok()) return written;
+      FUSEDREC_TRY(WriteNumbers(shard, segment, ids[i], numbers + i * width, headers[i], step));
     }
   }
   // Each replica has kept its limit, but not with the same rows.

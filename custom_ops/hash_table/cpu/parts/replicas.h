@@ -12,39 +12,20 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
-#include "hash_table/cpu/parts/evictor.h"
-#include "hash_table/cpu/parts/tiers.h"
+#include "hash_table/cpu/parts/eviction.h"
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {
 
-// Collects the ids that one replica of a table has trained since it was last asked. Any thread may call any method.
-class TrainedIds {
- public:
-  explicit TrainedIds(int64_t segments) : segments_(segments), ids_(segments), distinct_(segments, 0) {}
-
-  // Adds the ids of a message.
-  void Add(const Message& message);
-  // Returns the distinct ids of each segment, ascending, and forgets them.
-  IdsBySegment Take();
-  void Clear() { Take(); }
-
- private:
-  const int64_t segments_;
-  std::mutex mutex_;
-  IdsBySegment ids_;              // with repeats
-  std::vector<size_t> distinct_;  // by segment: ids that were left when repeats were last dropped
-};
-
 class Replicas {
  public:
   Replicas(ShardedRows* rows, const FileTier* tier, Evictor* evictor)
-      : rows_(rows), tier_(tier), evictor_(evictor), trained_(rows->segments()) {}
+      : rows_(rows), tier_(tier), evictor_(evictor), trained_(rows->segments()), distinct_(rows->segments(), 0) {}
 
-  // Notes that the rows of these ids were trained.
-  void NoteTrained(const Message& message) { trained_.Add(message); }
+  // Notes that the rows of these ids were trained. Any thread may call it.
+  void NoteTrained(const Message& message);
   // Returns and forgets, since the last call, the trained ids that have a row, by segment, then the ids that left, by
   // segment. counts [2 * segments()]; headers: last << 32 | count of each trained id, 0 of each other id.
   void TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers);
@@ -59,16 +40,20 @@ class Replicas {
                      absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
                      absl::Span<const int64_t> headers, uint32_t step);
   // Forgets the trained ids.
-  void Clear() { trained_.Clear(); }
+  void Clear() { TakeTrained(); }
 
  private:
+  // Returns the distinct trained ids of each segment, ascending, and forgets them.
+  IdsBySegment TakeTrained();
   absl::Status WriteNumbers(Shard* shard, int64_t segment, int64_t id, const float* numbers, int64_t header,
                             uint32_t step);
 
   ShardedRows* const rows_;
   const FileTier* const tier_;
   Evictor* const evictor_;
-  TrainedIds trained_;
+  std::mutex mutex_;              // guards the members below
+  IdsBySegment trained_;          // with repeats
+  std::vector<size_t> distinct_;  // by segment: ids that were left when repeats were last dropped
 };
 
 }  // namespace fusedrec

@@ -90,9 +90,8 @@ absl::Status RowRecords::WriteOne(Shard* shard, int64_t segment, int64_t id, con
   const uint32_t old = keys.Find(id, TableHash(id));
   uint32_t handle = old;
   if (old == kAbsent || RowStore::PoolOf(old) != pool) {  // the new place first: without memory the old row stays
-    absl::Status taken = old == kAbsent ? keys.Reserve(1, &shard->retired) : absl::OkStatus();
-    if (taken.ok()) taken = rows_->TakeRow(shard, pool, &handle);
-    if (!taken.ok()) return taken;
+    if (old == kAbsent) FUSEDREC_TRY(keys.Reserve(1, &shard->retired));
+    FUSEDREC_TRY(rows_->TakeRow(shard, pool, &handle));
   }
   if (old == kAbsent) {
     keys.Insert(id, TableHash(id), handle);
@@ -121,9 +120,7 @@ absl::Status RowRecords::Write(int64_t segment, absl::Span<const int64_t> ids, c
     rows_->FreeRetired(shard);
   };
   ForEachShard(ids.size(), [&](int64_t i) { return ids[i]; }, parallel_for, write);
-  for (const absl::Status& status : failed) {
-    if (!status.ok()) return status;
-  }
+  for (const absl::Status& status : failed) FUSEDREC_TRY(status);
   return absl::OkStatus();
 }
 

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
-#include "hash_table/cpu/parts/tiers.h"
+#include "hash_table/cpu/parts/eviction.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 
 namespace fusedrec {
@@ -26,7 +26,7 @@ class RowRecords {
   absl::Status Write(int64_t segment, absl::Span<const int64_t> ids, const char* records,
                      const ParallelFor& parallel_for);
   // Writes row, slots and version of each record that is newer than the row. The counts of lookups stay. Ids that have
-  // left since are skipped. For rows that are trained elsewhere, between two lookups, and come back (host_rows.h).
+  // left since are skipped. For rows that are trained elsewhere, between two lookups, and come back (host_rows.cc).
   void WriteTrained(absl::Span<const SegmentId> keys, const char* records, const ParallelFor& parallel_for);
 
  private:

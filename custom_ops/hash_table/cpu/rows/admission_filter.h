@@ -21,14 +21,39 @@ class AdmissionFilter {
 
   // Returns whether an id without a row has come often enough with this lookup. The lookup then counts or forgets it, when
   // it can no longer fail.
-  bool Admits(int64_t id) const;
-  void Count(int64_t id);
-  void Forget(int64_t id);
+  bool Admits(int64_t id) const {
+    const uint32_t seen = counts_.Find(id, TableHash(id));
+    return seen != kAbsent && seen + int64_t{1} >= threshold_;
+  }
+  void Count(int64_t id) {
+    const uint64_t hash = TableHash(id);
+    const uint32_t seen = counts_.Find(id, hash);
+    if (seen != kAbsent) {
+      counts_.Replace(id, hash, seen + 1);
+      return;
+    }
+    // Without memory for one more count, the id is new again next time. That is no reason to stop the training.
+    if (counts_.Reserve(1).ok()) counts_.Insert(id, hash, 1);
+  }
+  void Forget(int64_t id) { counts_.Remove(id, TableHash(id)); }
   // Sets the count of an id. Fails when there is no memory.
-  absl::Status Set(int64_t id, uint32_t count);
+  absl::Status Set(int64_t id, uint32_t count) {
+    const uint64_t hash = TableHash(id);
+    counts_.Remove(id, hash);
+    FUSEDREC_TRY(counts_.Reserve(1));
+    counts_.Insert(id, hash, count);
+    return absl::OkStatus();
+  }
   // Halves all counts and forgets the ids that came once, as TinyLFU ages its counters.
-  void Halve();
-  void Clear();
+  void Halve() {
+    std::vector<std::pair<int64_t, uint32_t>> all;
+    counts_.ForEach([&](int64_t id, uint32_t count) { all.emplace_back(id, count); });
+    for (const auto& [id, count] : all) {
+      if (count == 1) counts_.Remove(id, TableHash(id));
+      if (count > 1) counts_.Replace(id, TableHash(id), count / 2);
+    }
+  }
+  void Clear() { counts_.Clear(); }
 
   int64_t size() const { return counts_.size(); }
   size_t bytes() const { return counts_.bytes(); }
@@ -42,47 +67,5 @@ class AdmissionFilter {
   int64_t threshold_;
   KeyIndex counts_;  // id -> lookups so far
 };
-
-inline bool AdmissionFilter::Admits(int64_t id) const {
-  const uint32_t seen = counts_.Find(id, TableHash(id));
-  return seen != kAbsent && seen + int64_t{1} >= threshold_;
-}
-
-inline void AdmissionFilter::Count(int64_t id) {
-  const uint64_t hash = TableHash(id);
-  const uint32_t seen = counts_.Find(id, hash);
-  if (seen != kAbsent) {
-    counts_.Replace(id, hash, seen + 1);
-    return;
-  }
-  // Without memory for one more count, the id is new again next time. That is no reason to stop the training.
-  KeyIndex::Retired retired;
-  if (counts_.Reserve(1, &retired).ok()) counts_.Insert(id, hash, 1);
-}
-
-inline void AdmissionFilter::Forget(int64_t id) { counts_.Remove(id, TableHash(id)); }
-
-inline void AdmissionFilter::Halve() {
-  std::vector<std::pair<int64_t, uint32_t>> all;
-  counts_.ForEach([&](int64_t id, uint32_t count) { all.emplace_back(id, count); });
-  for (const auto& [id, count] : all) {
-    if (count == 1) counts_.Remove(id, TableHash(id));
-    if (count > 1) counts_.Replace(id, TableHash(id), count / 2);
-  }
-}
-
-inline absl::Status AdmissionFilter::Set(int64_t id, uint32_t count) {
-  const uint64_t hash = TableHash(id);
-  counts_.Remove(id, hash);
-  KeyIndex::Retired retired;
-  const absl::Status reserved = counts_.Reserve(1, &retired);
-  if (reserved.ok()) counts_.Insert(id, hash, count);
-  return reserved;
-}
-
-inline void AdmissionFilter::Clear() {
-  KeyIndex::Retired retired;
-  counts_.Clear(&retired);
-}
 
 }  // namespace fusedrec

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/hash.h"
-
 namespace fusedrec {
 
 absl::StatusOr<std::unique_ptr<KeyIndex::Lines>> KeyIndex::Lines::Make(uint64_t num_lines) {
@@ -39,7 +37,7 @@ size_t KeyIndex::bytes() const {
 bool KeyIndex::FindPlace(int64_t key, uint64_t hash, Place* place) const {
   const Lines* lines = lines_.load(std::memory_order_relaxed);
   if (lines == nullptr) return false;
-  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += Step(hash), ++visited) {
+  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += LineStep(hash), ++visited) {
     Line& line = (*lines)[n];
     const uint32_t meta = line.meta.load(std::memory_order_relaxed);
     const int i = line.Position(key, meta);
@@ -68,8 +66,7 @@ absl::Status KeyIndex::Rebuild(uint64_t num_lines, Retired* retired) {
   KeyIndex fresh;
   fresh.lines_.store(made->release());
   ForEach([&](int64_t key, uint32_t payload) { fresh.Insert(key, TableHash(key), payload); });
-  Lines* old = lines_.exchange(fresh.lines_.exchange(nullptr), std::memory_order_seq_cst);
-  if (old != nullptr) retired->emplace_back(old);
+  Exchange(fresh.lines_.exchange(nullptr), retired);
   overflown_ = fresh.overflown_;
   removed_ = 0;
   return absl::OkStatus();
@@ -77,7 +74,7 @@ absl::Status KeyIndex::Rebuild(uint64_t num_lines, Retired* retired) {
 
 void KeyIndex::Insert(int64_t key, uint64_t hash, uint32_t payload) {
   const Lines& lines = *lines_.load(std::memory_order_relaxed);
-  for (uint64_t n = hash;; n += Step(hash)) {
+  for (uint64_t n = hash;; n += LineStep(hash)) {
     Line& line = lines[n];
     const uint32_t meta = line.meta.load(std::memory_order_relaxed);
     const int count = meta & Line::kCount;
@@ -116,9 +113,13 @@ uint32_t KeyIndex::Remove(int64_t key, uint64_t hash) {
   return payload;
 }
 
+void KeyIndex::Exchange(Lines* lines, Retired* retired) {
+  std::unique_ptr<Lines> old(lines_.exchange(lines, std::memory_order_seq_cst));
+  if (old != nullptr && retired != nullptr) retired->push_back(std::move(old));
+}
+
 void KeyIndex::Clear(Retired* retired) {
-  Lines* old = lines_.exchange(nullptr, std::memory_order_seq_cst);
-  if (old != nullptr) retired->emplace_back(old);
+  Exchange(nullptr, retired);
   size_ = overflown_ = removed_ = 0;
 }
 

@@ -30,6 +30,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/hash.h"
+#include "common/try.h"
 #include "hash_table/cpu/rows/pages.h"
 
 namespace fusedrec {
@@ -61,12 +63,12 @@ class KeyIndex {
   void Prefetch(uint64_t hash) const;
 
   // Writes. One thread at a time.
-  // Makes room for `more` keys; replaced lines go to `retired`.
-  absl::Status Reserve(int64_t more, Retired* retired);
+  // Makes room for `more` keys; replaced lines go to `retired`; null: nobody reads meanwhile.
+  absl::Status Reserve(int64_t more, Retired* retired = nullptr);
   void Insert(int64_t key, uint64_t hash, uint32_t payload);   // not there yet; room was reserved
   void Replace(int64_t key, uint64_t hash, uint32_t payload);  // it is there
   uint32_t Remove(int64_t key, uint64_t hash);                 // its payload, or kAbsent
-  void Clear(Retired* retired);
+  void Clear(Retired* retired = nullptr);
   // Calls visit(key, payload) for every key, or until it returns false; it must not change the index. Keys come in the
   // order of the lines.
   template <typename Visit>
@@ -75,10 +77,10 @@ class KeyIndex {
  private:
   struct Line;
   struct Place;
-  // Distance, in lines, to where a key is looked for next.
-  static uint64_t Step(uint64_t hash) { return (hash >> 32) | 1; }
   bool FindPlace(int64_t key, uint64_t hash, Place* place) const;
   absl::Status Rebuild(uint64_t num_lines, Retired* retired);
+  // Takes the place of the lines.
+  void Exchange(Lines* lines, Retired* retired);
 
   double max_load_;
   std::atomic<Lines*> lines_{nullptr};
@@ -124,7 +126,7 @@ inline void KeyIndex::Prefetch(uint64_t hash) const {
 inline uint32_t KeyIndex::Find(int64_t key, uint64_t hash) const {
   const Lines* lines = lines_.load(std::memory_order_seq_cst);
   if (lines == nullptr) return kAbsent;
-  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += Step(hash), ++visited) {
+  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += LineStep(hash), ++visited) {
     const Line& line = (*lines)[n];
     uint32_t meta, payload;
     do {  // again when a removal was under way

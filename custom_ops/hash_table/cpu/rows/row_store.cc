@@ -45,8 +45,7 @@ absl::Status RowPool::TakeBlock(uint32_t* first) {
   }
   const size_t last_chunk = kMaxRows >> chunk_bits_, chunk = next >> chunk_bits_;
   while (pages_.size() <= std::min(chunk + 1, last_chunk)) {
-    const absl::Status mapped = MapChunk(pages_.size());
-    if (!mapped.ok()) return mapped;
+    FUSEDREC_TRY(MapChunk(pages_.size()));
   }
   *first = next;
   next_.store(next + kBlockRows, std::memory_order_release);
@@ -91,8 +90,7 @@ absl::Status RowStore::Take(Spare* spare, int pool, uint32_t* handle) {
   std::vector<uint32_t>& free = spare->free[pool];
   if (free.empty()) {
     uint32_t first;
-    const absl::Status taken = pools_[pool]->TakeBlock(&first);
-    if (!taken.ok()) return taken;
+    FUSEDREC_TRY(pools_[pool]->TakeBlock(&first));
     for (uint32_t n = RowPool::kBlockRows; n-- > 0;) free.push_back(first + n);
   }
   *handle = free.back() | (pool == 0 ? 0 : kPoolBit);

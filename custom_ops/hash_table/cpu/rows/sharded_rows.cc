@@ -82,8 +82,8 @@ void ShardedRows::WriteInitial(int64_t segment, int64_t id, int pool, char* row)
 }
 
 absl::Status ShardedRows::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
-  const absl::Status taken = TakeRow(shard, pool, handle);
-  if (!taken.ok()) return taken;
+  FUSEDREC_TRY(shard->keys[segment].Reserve(1, &shard->retired));
+  FUSEDREC_TRY(TakeRow(shard, pool, handle));
   WriteInitial(segment, id, pool, Row(*handle));
   shard->keys[segment].Insert(id, TableHash(id), *handle);
   ++shard->statistics[segment].inserts;
@@ -92,8 +92,7 @@ absl::Status ShardedRows::MakeRow(Shard* shard, int64_t segment, int64_t id, int
 
 absl::Status ShardedRows::MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle) {
   const uint32_t old = *handle;
-  const absl::Status taken = TakeRow(shard, to_pool, handle);
-  if (!taken.ok()) return taken;
+  FUSEDREC_TRY(TakeRow(shard, to_pool, handle));
   char *from = Row(old), *to = Row(*handle);
   const RowFormat &from_format = format(RowStore::PoolOf(old)), &to_format = format(to_pool);
   if (from_format.storage() == to_format.storage()) {  // every bit stays

@@ -1,17 +1,14 @@
-// Rows that two tables hold: found by key, copied from one to the other.
+// Kernels of the two buffers and the pool: rows that two tables hold, found by key and copied from one to the other; and
+// copies of records.
 #pragma once
 
 #include "hash_table/cuda/rows.cuh"
 
-namespace fusedrec {
-namespace device_table {
-
-constexpr int kBufferThreads = 256;
+namespace fusedrec::device_table {
 
 // newer_row[n]: row of `newer` with the key of row n of `table`, kNowhere without. *shared counts them, once per block.
-static __global__ void __launch_bounds__(kBufferThreads)
-    IntersectKernel(TableView table, int64_t num_rows, TableView newer, uint32_t* __restrict__ newer_row,
-                    unsigned long long* shared) {
+FUSEDREC_KERNEL IntersectKernel(TableView table, int64_t num_rows, TableView newer, uint32_t* __restrict__ newer_row,
+                                unsigned long long* shared) {
   FUSEDREC_SHARED(unsigned, of_block, 1);
   if (threadIdx.x == 0) of_block[0] = 0;
   __syncthreads();
@@ -28,8 +25,8 @@ static __global__ void __launch_bounds__(kBufferThreads)
 }
 
 // A warp per row copies embedding, slots and meta.
-static __global__ void __launch_bounds__(kBufferThreads)
-    RefreshKernel(TableView table, int64_t num_rows, TableView newer, const uint32_t* __restrict__ newer_row) {
+FUSEDREC_KERNEL RefreshKernel(TableView table, int64_t num_rows, TableView newer,
+                              const uint32_t* __restrict__ newer_row) {
   const int64_t n = GlobalThread() / 32;
   if (n >= num_rows || newer_row[n] == kNowhere) return;
   const uint32_t row = newer_row[n], own = static_cast<uint32_t>(n);
@@ -44,5 +41,14 @@ static __global__ void __launch_bounds__(kBufferThreads)
   meta->updated = known.updated;
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+// A warp per record, which begins at any even address (rows.cuh): records[n] = pool[slots[n]].
+FUSEDREC_KERNEL CopyRecordsKernel(const char* __restrict__ pool, const int64_t* __restrict__ slots, int64_t count,
+                                  int64_t record_bytes, char* __restrict__ records) {
+  const int64_t n = GlobalThread() / 32;
+  if (n >= count) return;
+  const uint16_t* const from = reinterpret_cast<const uint16_t*>(pool + slots[n] * record_bytes);
+  uint16_t* const to = reinterpret_cast<uint16_t*>(records + n * record_bytes);
+  for (int64_t i = Lane(); i < record_bytes / 2; i += 32) to[i] = from[i];
+}
+
+}  // namespace fusedrec::device_table

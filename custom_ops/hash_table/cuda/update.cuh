@@ -6,18 +6,17 @@
 #pragma once
 
 #include "common/sort.cuh"
+#include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
 #include "hash_table/rules/rule.h"
 
-namespace fusedrec {
-namespace device_table {
+namespace fusedrec::device_table {
 
-constexpr int kUpdateThreads = 256;
 constexpr int kRowLanes = 16;  // of one row
 
 // begin[u], for u in [0, num_rows]: number of sorted positions before the first one of row u. rows: of sorted positions.
-static __global__ void __launch_bounds__(kUpdateThreads)
-    BeginsKernel(const uint32_t* __restrict__ rows, int64_t num_index, int64_t num_rows, int32_t* __restrict__ begin) {
+FUSEDREC_KERNEL BeginsKernel(const uint32_t* __restrict__ rows, int64_t num_index, int64_t num_rows,
+                             int32_t* __restrict__ begin) {
   const int64_t p = GlobalThread();
   if (p > num_index) return;
   const int64_t row = p < num_index ? rows[p] : num_rows;
@@ -101,10 +100,10 @@ __device__ inline void UpdateColumn(bool form, const typename R::Numbers& by, fl
 // negative handle names no row. A row whose sum is not finite stays as it is; its u goes to left_out [*num_left_out], in
 // any order, unless left_out is null.
 template <class R>
-__global__ void __launch_bounds__(kUpdateThreads)
-    UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
-                 const int32_t* __restrict__ begin, GradientColumns grads, R rule, typename R::Numbers by,
-                 bool leaves_rows, uint32_t version, int32_t* __restrict__ left_out, unsigned* num_left_out) {
+FUSEDREC_KERNEL UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
+                             const int32_t* __restrict__ begin, GradientColumns grads, R rule, typename R::Numbers by,
+                             bool leaves_rows, uint32_t version, int32_t* __restrict__ left_out,
+                             unsigned* num_left_out) {
   const int64_t u = GlobalThread() / kRowLanes;
   if (u >= num_rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
@@ -141,5 +140,59 @@ __global__ void __launch_bounds__(kUpdateThreads)
   for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn<R>(rule.form(), by, grads(d), d, columns);
 }
 
-}  // namespace device_table
-}  // namespace fusedrec
+// Checks of handles and of an inverse before a kernel follows them. In TensorFlow they are ordinary tensors, and an index
+// out of range would end the process. The same pass tells whether gradients are finite.
+
+constexpr unsigned kHandleBlocks = 132 * 4;  // of a loop that waits for memory alone
+
+__device__ inline unsigned Smaller(unsigned a, unsigned b) { return a < b ? a : b; }
+
+FUSEDREC_KERNEL HandleFactsKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_handles,
+                                  const int32_t* __restrict__ inverse, int64_t num_ids, int64_t num_rows, Numbers grads,
+                                  const uint32_t* __restrict__ sum_of_row, uint32_t attempt, HandleFacts* facts) {
+  unsigned oldest = ~0u, newest = ~0u;
+  const bool trains = inverse != nullptr;  // an id that admission refused has the handle -1
+  bool handles_are_sound = true, inverse_is_sound = true, grads_are_finite = true, all_have_sums = sum_of_row != nullptr;
+  bool handles_are_distinct = true;
+  const int64_t threads = GridThreads();
+  for (int64_t n = GlobalThread(); n < num_handles; n += threads) {
+    const int64_t handle = handles[n];
+    if (trains && handle == -1) continue;
+    const unsigned clock = static_cast<unsigned>(static_cast<uint64_t>(handle) >> 32);
+    handles_are_sound = handles_are_sound && handle >= 0 && (handle & 0xffffffff) < num_rows;
+    all_have_sums = all_have_sums && handles_are_sound && sum_of_row[handle & 0xffffffff] != kNowhere;
+    oldest = Smaller(oldest, clock);
+    newest = Smaller(newest, ~clock);
+    if (!trains || !handles_are_sound) continue;
+    RowMeta* const meta = table.Meta(static_cast<uint32_t>(handle));
+    const unsigned long long touched = atomicMax(&meta->touch, TouchOf(attempt, static_cast<uint32_t>(n)));
+    handles_are_distinct = handles_are_distinct && AttemptOf(touched) != attempt;
+  }
+  if (inverse != nullptr) {
+    for (int64_t n = GlobalThread(); n < num_ids; n += threads) {
+      inverse_is_sound = inverse_is_sound && 0 <= inverse[n] && inverse[n] < num_handles;
+    }
+  }
+  for (int64_t n = GlobalThread(); n < grads.count; n += threads) {
+    grads_are_finite = grads_are_finite && IsFinite(LoadNumber(grads.storage, grads.data, n));
+  }
+  for (int d = 16; d > 0; d >>= 1) {
+    oldest = Smaller(oldest, __shfl_xor_sync(kFullWarp, oldest, d));
+    newest = Smaller(newest, __shfl_xor_sync(kFullWarp, newest, d));
+  }
+  handles_are_sound = __all_sync(kFullWarp, handles_are_sound);
+  handles_are_distinct = __all_sync(kFullWarp, handles_are_distinct);
+  inverse_is_sound = __all_sync(kFullWarp, inverse_is_sound);
+  grads_are_finite = __all_sync(kFullWarp, grads_are_finite);
+  all_have_sums = __all_sync(kFullWarp, all_have_sums);
+  if (Lane() != 0) return;
+  if (oldest != ~0u) atomicMin(&facts->oldest, oldest);
+  if (newest != ~0u) atomicMin(&facts->newest, newest);
+  if (!handles_are_sound) facts->handles_are_sound = 0;
+  if (!handles_are_distinct) facts->handles_are_distinct = 0;
+  if (!inverse_is_sound) facts->inverse_is_sound = 0;
+  if (!grads_are_finite) facts->grads_are_finite = 0;
+  if (!all_have_sums) facts->all_have_sums = 0;
+}
+
+}  // namespace fusedrec::device_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +180,7 @@ def intercept(optimizer: Any, with_pairs: Callable[[Callable, list], Any]) -> Ca
 
 def call_model(model: Any, x: Any) -> Any:
     """The outputs of a training call."""
-    return model(x, training=True) if "training" in model.call_signature_parameters else model(x)
+    return model(x, training=True) if "training" in inspect.signature(model.call).parameters else model(x)
 
 
 def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) -> None:

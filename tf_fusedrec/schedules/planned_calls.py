@@ -68,9 +68,12 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
     outputs = {}
     for number, (_, args, kwargs) in enumerate(calls):
         arguments = {**dict(zip(("inputs", "weights"), args)), **kwargs}
-        # A dict: Keras takes one output out of its list or tuple.
+        by_name = {name: arguments[name] for name in EmbeddingCall._fields if arguments.get(name) is not None}
+        # A dict: Keras takes one output out of its list or tuple. Keras 3 calls the layer with a mask of None for each
+        # feature, which early releases take for an output.
         outputs[str(number)] = {
-            name: arguments[name] for name in EmbeddingCall._fields if arguments.get(name) is not None
+            name: {feature: value for feature, value in values.items() if value is not None}
+            for name, values in by_name.items()
         }
     with tf.init_scope():
         front = keras.Model(keras_api.symbolic_inputs(model), outputs)

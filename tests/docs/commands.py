@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import shlex
@@ -21,24 +22,23 @@ PAGES = [
 
 class Program(NamedTuple):
     code: str
-    output: str  # the output that the block below shows; "" without such a block
+    output: str | None  # the output that the block below shows; "" without such a block, None for a diff
 
 
 def programs(page: pathlib.Path) -> list[Program]:
-    """Returns the python blocks of a page, in their order."""
+    """Returns the python blocks of a page, in their order, and of each diff block the lines after the change.
+
+    A process with tf_keras, whose tests include those of several ranks, runs them with tf_keras.
+    """
     text = page.read_text(encoding="utf-8")
-    found = re.findall(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
-    return [Program(*blocks) for blocks in found]
+    if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+        text = text.replace("\nimport keras\n", "\nimport tf_keras as keras\n")
+    found = re.findall(r"^```(python|diff)\n(.*?)^```\n(?:\s*^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
+    return [Program(*blocks) if form == "python" else Program(after(blocks[0]), None) for form, *blocks in found]
 
 
-def diffs(page: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns the added lines, and all lines that are there after it, of each diff block of a page."""
-    text = page.read_text(encoding="utf-8")
-    blocks = [block.splitlines() for block in re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
-    return [
-        ("\n".join(line[1:] for line in block if line[:1] == "+"), "\n".join(x[1:] for x in block if x[:1] != "-"))
-        for block in blocks
-    ]
+def after(diff: str) -> str:
+    return "\n".join(line[1:] for line in diff.splitlines() if line[:1] != "-")
 
 
 def commands(page: pathlib.Path) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.docs.commands import PAGES, ROOT, diffs, programs
+from tests.docs.commands import PAGES, ROOT, programs
 from tests.support.prediction_log import message_class
 
 ROOMS = (
@@ -83,7 +83,7 @@ def used(code):
 def codes(path):
     """Returns the programs of a page, of an example or of a notebook."""
     if path.suffix == ".md":
-        return [*(program.code for program in programs(path)), *(after for _, after in diffs(path))]
+        return [program.code for program in programs(path)]
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return [text]

@@ -71,10 +71,9 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
         by_name = {name: arguments[name] for name in EmbeddingCall._fields if arguments.get(name) is not None}
         # A dict: Keras takes one output out of its list or tuple. Keras 3 calls the layer with a mask of None for each
         # feature, which early releases take for an output.
-        outputs[str(number)] = {
-            name: {feature: value for feature, value in values.items() if value is not None}
-            for name, values in by_name.items()
-        }
+        if isinstance(mask := by_name.get("mask"), Mapping):
+            by_name["mask"] = {feature: value for feature, value in mask.items() if value is not None}
+        outputs[str(number)] = by_name
     with tf.init_scope():
         front = keras.Model(keras_api.symbolic_inputs(model), outputs)
     arguments_of = front(x, training=True)

@@ -165,7 +165,7 @@ def measure(experiment: Experiment, data: pathlib.Path, peer: str | None, quick:
         folder = pathlib.Path(name)
         users = write_epoch(experiment, data, folder, QUICK_BATCHES if quick else None)
         fields: dict[str, Any] = {"users": sum(users), "batch": max(users), "threads": threads}
-        request = {"folder": name, "experiment": experiment.to_dict(), "threads": threads}
+        request: dict[str, Any] = {"folder": name, "experiment": experiment.to_dict(), "threads": threads}
         sides = {"ours": stack.enter_context(Remote(sys.executable, ours, **request))}
         fields["loss_before"] = float(np.load(folder / "check.npz")["loss"])
         if peer is None:

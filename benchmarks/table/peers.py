@@ -78,7 +78,7 @@ def turns(
             if missing := their_side.facts["missing"]:
                 raise harness.CheckFailed(f"--peer {python} lacks a library: {missing}. Install it there.")
             variants = [list(variant[:3]) for variant in pairs.values()]
-            request = {"folder": folder, "threads": threads, "variants": variants, "checked": steps}
+            request: dict[str, Any] = {"folder": folder, "threads": threads, "variants": variants, "checked": steps}
             with Remote(sys.executable, ours, **request) as our_side:
                 return take_turns(their_side, our_side, pathlib.Path(folder), pairs, steps, repeats)
 

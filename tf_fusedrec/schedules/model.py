@@ -58,6 +58,8 @@ class PipelinedModel(MeanOverSamples, keras.Model):
       True
     """
 
+    train_function: Any
+
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:
         # Keras makes a subclass functional by a change of its base classes, after which the class is good for
         # functional models only. So functional models have another class.
@@ -158,7 +160,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
                 self.train_function = direct_step(self)
             return self.train_function
         if not isinstance(self.train_function, Feed) or force:
-            self.train_function: Any = Feed(self, compiled=not self.run_eagerly)
+            self.train_function = Feed(self, compiled=not self.run_eagerly)
         return self.train_function
 
     def drain(self) -> None:

@@ -306,7 +306,7 @@ def pauses(seconds: np.ndarray) -> dict[str, float]:
     }
 
 
-def evicting(rows: int, eviction: str, exact: bool, steps: int) -> dict[str, Any]:
+def evicting(rows: int, eviction: Any, exact: bool, steps: int) -> dict[str, Any]:
     """Steps of a table at max_rows_per_rank, each with the same number of new and of known ids."""
     limits = fr.Limits(rows, eviction, exact_eviction=exact)
     variant, gradients = Native("rowwise_adagrad", DIM, limits=limits), tf.ones([2 * NEW_IDS, DIM])

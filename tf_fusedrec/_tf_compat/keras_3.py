@@ -48,8 +48,8 @@ def spec_of(symbol: Any) -> tf.TypeSpec:
     shape, dtype = tf.TensorShape(symbol.shape), tf.as_dtype(symbol.dtype)
     if symbol.sparse:
         return tf.SparseTensorSpec(shape, dtype)
-    if symbol.ragged:
-        return tf.RaggedTensorSpec(shape, dtype, ragged_rank=symbol.ragged_rank or 1)
+    if symbol.ragged:  # symbols of Keras 3.9 and 3.10 have no ragged_rank
+        return tf.RaggedTensorSpec(shape, dtype, ragged_rank=getattr(symbol, "ragged_rank", None) or 1)
     return tf.TensorSpec(shape, dtype)
 
 

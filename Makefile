@@ -27,6 +27,14 @@ override BIN := .venv/bin
 
 override LINT := echo "lint: ruff, mypy ..." && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
 
+# pytest under Keras 3, then the tests marked `legacy` or `both` under tf_keras. Fails if either call fails.
+# $(1): options. $(2): markers.
+override UNDER_BOTH = status=0; \
+	$(BIN)/python -m pytest -q $(1) --dist worksteal -m "$(2)" || status=$$?; \
+	echo "test: pytest with TF_USE_LEGACY_KERAS=1 ..."; \
+	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest -q $(1) --dist worksteal -m "$(2) and (legacy or both)" || status=$$?; \
+	exit $$status
+
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
 # command in them.
 TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW KERAS TIMES
@@ -63,7 +71,7 @@ soak: setup ## Looks for what no test has thought of, with fresh seeds [SECONDS=
 coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchange by the tests of these rooms (long).
 	@mkdir -p build/coverage
 	@rm -f build/coverage/data*
-	@$(BIN)/python -m coverage run -m pytest -q --numprocesses 2 --dist worksteal $(COVERING)
+	@TF_USE_LEGACY_KERAS=1 $(BIN)/python -m coverage run -m pytest -q --numprocesses 2 --dist worksteal $(COVERING)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --show-missing
 
@@ -73,10 +81,10 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 	@echo "test: pytest ..."
 # Three workers keep two cores busy, because ranks and children wait. Each begins with a third of the list, so that
 # fixtures of a module are made once.
-	@$(BIN)/python -m pytest -q $${TIMES:+-p tests.support.times} --numprocesses 3 --dist worksteal -m "not nightly"
+	@$(call UNDER_BOTH,$${TIMES:+-p tests.support.times} --numprocesses 3,not nightly)
 
 nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of the soak with fresh seeds.
-	@$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal -m nightly
+	@$(call UNDER_BOTH,--numprocesses 2,nightly)
 	@$(BIN)/python -m tests.soak --seconds=900
 
 test-on: ## Tests with other versions, and builds their wheels into dist/: TENSORFLOW=2.21.0 KERAS=3 (or legacy) PYTHON=3.12.

@@ -1,5 +1,9 @@
 """Marks each test module by the modules that it uses. `make quick` leaves out every marked test.
 
+A process has one Keras. Without TF_USE_LEGACY_KERAS=1 it is Keras 3, and the tests marked `legacy` are left out: those
+that need tf_keras, and those of several processes. `make test` calls pytest twice, the second time with
+TF_USE_LEGACY_KERAS=1 for the tests marked `legacy` or `both`.
+
 Tests that take seconds carry the marker `slow` themselves. A test without any marker must stay below QUICK_S.
 
 Without TFRA, which is an extra, the tests that need it are skipped. They are those that end in the error of
@@ -9,6 +13,7 @@ A test that skips for a reason beyond MAY_SKIP fails.
 """
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
@@ -19,11 +24,12 @@ import time
 
 import pytest
 
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-
 from tests.support.forked import ForkingWorker, uses_tensorflow
 
 TESTS = pathlib.Path(__file__).parent
+LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # this process has tf_keras
+LEGACY_WORDS = {"tfra", "legacy"}  # in the name, the parameters or the code of a test that needs tf_keras
+OF_SEVERAL_PROCESSES = ("ranks", "processes", "emulation")  # tests/keras_3 has both Kerases on ranks
 RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
@@ -68,11 +74,39 @@ def markers_of(module) -> set[str]:
     return found
 
 
-def pytest_collection_modifyitems(items):
+def names_in(code) -> set[str]:
+    """Returns the names and the strings of a function and of its inner functions."""
+    inner = [names_in(const) for const in code.co_consts if hasattr(const, "co_names")]
+    return set(code.co_names).union({const for const in code.co_consts if isinstance(const, str)}, *inner)
+
+
+def needs_tf_keras(item) -> bool:
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    codes = [function.__code__ for function in (item.function, *given) if hasattr(function, "__code__")]
+    named = any(word in item.name for word in LEGACY_WORDS) or any(LEGACY_WORDS & names_in(code) for code in codes)
+    return named or is_legacy_module(item.path)
+
+
+@functools.cache
+def is_legacy_module(path) -> bool:
+    return path.parent.name == "tfra" or "\npytestmark = pytest.mark.legacy\n" in path.read_text(encoding="utf-8")
+
+
+def pytest_ignore_collect(collection_path):
+    """Leaves out modules that Keras 3 cannot import."""
+    return (not LEGACY and collection_path.suffix == ".py" and is_legacy_module(collection_path)) or None
+
+
+def pytest_collection_modifyitems(config, items):
     """Marks the tests, and begins with those that take most of a run, so that no worker ends with one of them."""
     for item in items:
         for marker in markers_of(item.module):
             item.add_marker(marker)
+        if needs_tf_keras(item) or any(item.get_closest_marker(name) for name in OF_SEVERAL_PROCESSES):
+            item.add_marker("legacy")
+    if not LEGACY:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("legacy")])
+        items[:] = [item for item in items if not item.get_closest_marker("legacy")]
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in DEAREST_FIRST])
 
 
@@ -106,6 +140,8 @@ def pytest_collection(session):
 @pytest.fixture(autouse=True)
 def keras_of_a_new_process():
     """Gives the layers of a test the names and the random numbers that they have in a process of their own."""
+    if not LEGACY and "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session(free_memory=False)
     if "tf_keras" in sys.modules:
         sys.modules["tf_keras"].backend.reset_uids()
         sys.modules["tf_keras"].backend.experimental.disable_tf_random_generator()  # a job's choice for its process

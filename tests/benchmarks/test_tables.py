@@ -17,6 +17,8 @@ from benchmarks.train_step import __main__ as train_step
 from tf_fusedrec import optimizers, tf
 from tf_fusedrec.files import table_reader
 
+pytestmark = pytest.mark.legacy
+
 
 def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
     resident = work.all_ids(1000)

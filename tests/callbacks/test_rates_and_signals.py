@@ -38,7 +38,7 @@ class Counting(keras.Model):
 def fitted(listeners, metric="gflops", epochs=1):
     """Returns the logs of epochs with five batches of four samples."""
     model, data = Counting(metric), tf.data.Dataset.from_tensors(tf.ones([4, 3])).repeat(5)
-    model.compile(keras.optimizers.legacy.SGD(0.1))
+    model.compile(keras.optimizers.SGD(0.1))
     return model.fit(data, epochs=epochs, callbacks=listeners, verbose=0).history
 
 

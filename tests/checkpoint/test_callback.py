@@ -10,7 +10,7 @@ from tf_fusedrec.files.saves import read_manifest
 
 def model(steps_per_execution=1):
     dense = keras.Sequential([keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
-    dense.compile(keras.optimizers.legacy.SGD(0.01), "mse", steps_per_execution=steps_per_execution)
+    dense.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=steps_per_execution)
     return dense
 
 

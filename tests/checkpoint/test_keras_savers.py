@@ -12,6 +12,8 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.tables.keras_savers import TableState
 
+pytestmark = pytest.mark.legacy
+
 INPUTS = {"a": np.array([1, -2, 3, 1]), "b": np.array([5, 6, 7, 7])}
 
 

@@ -24,7 +24,7 @@ class Holder(keras.Model):
         super().__init__()
         one, two, three, four, five = (embedding_of(table, name=f"layer_{table.names[0]}") for table in tables)
         self.one, self.several = one, [two, {"x": (three,)}]
-        self.inner = keras.Sequential([keras.layers.Dense(1)])
+        self.inner = keras.Model()
         self.inner.embedding = four
         self.block = keras.layers.Layer()
         self.block.embedding = five
@@ -63,7 +63,7 @@ def test_the_callback_saves_and_restores_all_layers(tmp_path):
         inputs = {n: keras.Input([], dtype=tf.int64, name=n) for n in ("item", "user")}
         item, user = (layer({n: inputs[n]})[n] for layer, n in zip(layers, inputs))
         made = keras.Model(inputs, keras.layers.Dense(1)(item * user))
-        made.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+        made.compile(keras.optimizers.SGD(0.1), "mse")
         return made, layers
 
     ids = {"item": np.arange(6), "user": np.arange(6) + 10}
@@ -94,7 +94,7 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
 
 
 def test_models_whose_tables_no_checkpoint_can_hold_are_refused(tmp_path):
-    both, plain = keras.Sequential(name="both"), keras.Sequential(name="plain")
+    both, plain = keras.Model(name="both"), keras.Model(name="plain")
     both.two = [embedding_of(DictTable("item"), name="one"), embedding_of(DictTable("x", "item"), name="two")]
     twice = "layers 'one' and 'two' of model 'both' both have a table 'item'.* another TableConfig.name"
     none, no_model = (

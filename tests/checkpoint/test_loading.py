@@ -107,7 +107,7 @@ def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
 
 def test_weights_without_their_optimizer_load_without_warnings(tmp_path):
     trained_model = model(1.0)
-    optimizer = keras.optimizers.legacy.Adam(0.1)
+    optimizer = keras.optimizers.Adam(0.1)
     optimizer.apply_gradients([(weight * 0.5, weight) for weight in trained_model.trainable_weights])  # makes slots
     tables = [embedding_of(DictTable("item", dim=3))]
     checkpoint.save(tmp_path / "c", trained_model, optimizer, layers=tables)

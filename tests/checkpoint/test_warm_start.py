@@ -16,7 +16,7 @@ ROWS = np.arange(20, dtype=np.float64).reshape(5, 4) / 8
 
 
 def layer(backend="native", **config):
-    table = fr.TableConfig("item", 4, keras.optimizers.legacy.Adagrad(0.5, initial_accumulator_value=0.25), **config)
+    table = fr.TableConfig("item", 4, keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.25), **config)
     options = {"key_encoding": "hash"} if backend == "tfra" else {}
     return fr.FusedEmbedding(tables=[table], features=[fr.FeatureConfig("f", "item")], backend=backend, **options)
 

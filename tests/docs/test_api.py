@@ -32,6 +32,7 @@ def names_of(room):
     return {f"{room}.{name}" for name in names} - {"tfra.dynamic_embedding"}  # a module with TFRA's names
 
 
+@pytest.mark.legacy  # imports tfra
 def test_each_public_name_is_on_one_page():
     in_rooms = {name for room in ROOMS for name in names_of(room)}
     assert sorted(DOCUMENTED) == sorted({*fr.__all__} - OTHERS | in_rooms)
@@ -128,6 +129,7 @@ def run(name, names):
 
 
 @pytest.mark.slow
+@pytest.mark.both
 @pytest.mark.parametrize("page", BY_PAGE)
 def test_examples_print_what_they_show(page, made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -140,6 +142,7 @@ def test_examples_print_what_they_show(page, made, tmp_path, monkeypatch):
             run(name, names)
 
 
+@pytest.mark.legacy  # imports tfra
 def test_an_example_uses_each_public_name():
     examples = [example for name in DOCUMENTED for example in doctest.DocTestParser().get_examples(docstring(name))]
     found = {name for example in examples for name in used(example.source)}

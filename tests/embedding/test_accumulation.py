@@ -110,6 +110,6 @@ def test_bad_numbers_of_steps_are_refused(steps):
     with pytest.raises(ValueError, match="accumulate_steps 2 needs backend='native'"):
         fr.FusedEmbedding(
             [fr.FeatureConfig(name="f", table="t")],
-            [fr.TableConfig(name="t", dim=2, optimizer=keras.optimizers.legacy.SGD(1.0))],
+            [fr.TableConfig(name="t", dim=2, optimizer=keras.optimizers.SGD(1.0))],
             accumulate_steps=2, backend="tfra",
         )  # fmt: skip

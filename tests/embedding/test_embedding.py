@@ -12,6 +12,8 @@ from tests.support.ids import INT64_MIN
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.files.hash_order import table_seed
 
+pytestmark = pytest.mark.legacy
+
 SGD = keras.optimizers.legacy.SGD
 Adagrad = keras.optimizers.legacy.Adagrad
 

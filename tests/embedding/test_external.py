@@ -15,7 +15,7 @@ def write_source(folder, *, backend="native", ids=IDS, **table):
     """Writes a checkpoint of another model with tables "user" and "item" of 4 columns. Returns its rows by table and
     id.
     """
-    options = {"dim": 4, "optimizer": keras.optimizers.legacy.Adagrad(0.5), **table}
+    options = {"dim": 4, "optimizer": keras.optimizers.Adagrad(0.5), **table}
     emb = fr.FusedEmbedding(
         [fr.FeatureConfig(name=name, table=name) for name in ("user", "item")],
         [fr.TableConfig(name=name, **options) for name in ("user", "item")],
@@ -72,7 +72,7 @@ def test_tables_of_equal_dim_and_dtype_are_one_group_and_apart_from_trained_ones
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
     rows = write_source(tmp_path)["user"]
-    own = fr.TableConfig(name="own", dim=4, optimizer=keras.optimizers.legacy.SGD(0.5))
+    own = fr.TableConfig(name="own", dim=4, optimizer=keras.optimizers.SGD(0.5))
     emb = layer(external("user", tmp_path), own, backend=backend)
     ids = {"user": tf.constant([3, 77], tf.int64), "own": tf.constant([3, 77], tf.int64)}
     weight = tf.Variable(2.0)
@@ -100,7 +100,7 @@ def test_a_model_of_external_tables_only_fits(tmp_path):
     emb = layer(external("user", tmp_path))
     ids = keras.Input([], dtype=tf.int64)
     model = keras.Model(ids, keras.layers.Dense(1)(emb({"user": ids})["user"]))
-    model.compile(keras.optimizers.legacy.Adam(0.5), "mse")
+    model.compile(keras.optimizers.Adam(0.5), "mse")
     history = model.fit(np.int64(IDS * 4), np.arange(24.0) % 6, epochs=30, batch_size=24, verbose=0).history["loss"]
     assert history[-1] < history[0] and emb.trainable_variables == []
 

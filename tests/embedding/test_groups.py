@@ -6,7 +6,7 @@ import tf_fusedrec as fr
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding.group import group_tables
 
-Adagrad = keras.optimizers.legacy.Adagrad
+Adagrad = keras.optimizers.Adagrad
 
 
 def table(name, dim=4, optimizer=None, **kwargs):
@@ -26,7 +26,7 @@ def test_tables_of_equal_spec_are_fused():
     tables = [
         table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"),
         table("lr", optimizer=Adagrad(0.2)),
-        table("rule", optimizer=keras.optimizers.legacy.SGD(0.1)), table("init", initializer=fr.Zeros()),
+        table("rule", optimizer=keras.optimizers.SGD(0.1)), table("init", initializer=fr.Zeros()),
     ]  # fmt: skip
     assert names(group_tables(tables, features_of(tables))) == [
         ("a", "b"), ("dim",), ("dtype",), ("init",), ("lr",), ("rule",)

@@ -9,6 +9,8 @@ import tf_fusedrec as fr
 from tests.models.batches import ragged
 from tf_fusedrec import keras, layers, tf
 
+pytestmark = pytest.mark.legacy
+
 IDS = 30
 
 

@@ -60,7 +60,7 @@ def test_keras_trains_in_fit_and_only_there():
     emb = layer(table(optimizer=optimizers.Adagrad(0.5)))
     ids = keras.Input([], dtype=tf.int64)
     model = keras.Model(ids, keras.layers.Dense(1)(emb({"t": ids})["t"]))
-    model.compile(keras.optimizers.legacy.Adam(0.05), "mse")
+    model.compile(keras.optimizers.Adam(0.05), "mse")
     x, y = np.arange(32), np.linspace(0, 1, 32)
     history = model.fit(x, y, batch_size=8, epochs=6, verbose=0, validation_data=(x + 100, y)).history
     assert history["loss"][-1] < 0.5 * history["loss"][0]
@@ -168,7 +168,7 @@ def test_one_rule_may_serve_tables_of_several_groups():
 
 @pytest.mark.parametrize("record", [t for t in RECORDS if t.options], ids=lambda t: t.name)
 def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
-    record = dataclasses.replace(record, optimizer=keras.optimizers.legacy.SGD(0.1))
+    record = dataclasses.replace(record, optimizer=keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=f"table '{record.name}' has .*which need backend='native'") as error:
         layer(record, backend="tfra")
     assert all(path in str(error.value) for path in record.options)

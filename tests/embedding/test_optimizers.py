@@ -8,6 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
 
+pytestmark = pytest.mark.legacy
 legacy, new, v1 = keras.optimizers.legacy, keras.optimizers, tf.compat.v1.train
 NAMES = {
     "legacy": (legacy, ["SGD", "Adagrad", "Adam", "RMSprop", "Adadelta", "Adamax", "Nadam"]),

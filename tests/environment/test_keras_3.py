@@ -8,6 +8,7 @@ from tf_fusedrec import optimizers, tf
 
 import keras as keras_3  # isort: skip  (TensorFlow's Keras is chosen by the import of tf_fusedrec)
 
+pytestmark = pytest.mark.legacy
 REMEDY = "which comes from Keras 3. Use its counterpart in tf_fusedrec.keras"
 IDS = np.arange(8)
 LABELS = np.linspace(0, 1, 8, dtype=np.float32)

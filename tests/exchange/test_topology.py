@@ -55,7 +55,7 @@ def test_senseless_fields_are_refused(fields, words):
 
 
 def _layer(topology, backend="native", wire_dtype=None, **table):
-    optimizer = keras.optimizers.legacy.SGD(0.1) if backend == "tfra" else optimizers.SGD(0.1)
+    optimizer = keras.optimizers.SGD(0.1) if backend == "tfra" else optimizers.SGD(0.1)
     config = fr.TableConfig("item", 4, optimizer, **table)
     return fr.FusedEmbedding(
         [fr.FeatureConfig("item", "item")], [config], topology=topology, backend=backend, wire_dtype=wire_dtype

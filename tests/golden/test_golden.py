@@ -11,6 +11,8 @@ from tests.golden.make import FOLDER, OPS, answers, make_model, state, train, we
 from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import loading
 
+pytestmark = pytest.mark.legacy
+
 VERSIONS = sorted(path.parent for path in FOLDER.glob("*/expected.json"))
 # Another processor may order the sums of matrix products otherwise.
 SAME = {"rtol": 1e-5, "atol": 1e-6}

@@ -5,6 +5,7 @@ A program is a function that returns numbers by name. `ranks` is the largest num
 
 import json
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -117,6 +118,15 @@ def fitted(model: Any, **options: Any) -> dict[str, Any]:
     return {**history, **state(model)}
 
 
+def refused(act: Callable[[], Any], words: str) -> None:
+    try:
+        act()
+    except ValueError as error:
+        assert re.search(words, str(error)), error
+    else:
+        raise AssertionError(f"accepted, wanted a ValueError: {words}")
+
+
 @program("dlrm", ranks=2)
 def dlrm() -> dict[str, Any]:
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01, global_clipnorm=0.5))
@@ -128,6 +138,64 @@ def accumulated() -> dict[str, Any]:
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
     model = tower(embedding(accumulate_steps=2), optimizer)
     return {**fitted(model), "updates": int(model.optimizer.iterations)}
+
+
+@program("accumulation of Keras 3's own", ranks=2)
+def accumulated_by_keras() -> dict[str, Any]:
+    own = {"gradient_accumulation_steps": 2} if keras.__name__ == "keras" else {}
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01, **own))
+    answers = fitted(tower(embedding(accumulate_steps=2), optimizer))
+    if own:
+        refused(lambda: tower(embedding(), optimizer), "gradient_accumulation_steps 2, and the tables .* Use ")
+    return answers
+
+
+@program("an average of weights over steps")
+def averaged() -> dict[str, Any]:
+    refused(
+        lambda: tower(optimizer=keras.optimizers.Adam(0.01, use_ema=True)), "has use_ema=True, .* Use use_ema=False"
+    )
+    return {}
+
+
+@program("jit_compile")
+def compiled() -> dict[str, Any]:
+    refused(lambda: tower(jit_compile=True), "got jit_compile=True, but its lookups have no XLA kernels. Use ")
+    return fitted(tower(jit_compile="auto" if keras.__name__ == "keras" else None))
+
+
+@program("sparse ids")
+def sparse() -> dict[str, Any]:
+    ids, layer = keras.Input([None], dtype="int64", sparse=True, name="history"), embedding()
+    outputs = dense(1, 1.0)(layer({"history": ids})["history"])
+    model = fr.schedules.PipelinedModel({"history": ids}, outputs, schedule="nested(2)")
+    model.compile("sgd", "mse")
+    x, y = samples(64, uneven=False)
+    data = tf.data.Dataset.from_tensor_slices(({"history": x["history"].to_sparse()}, y)).batch(16)
+    history = model.fit(data, epochs=2, verbose=0).history
+    return {**history, "evaluated": model.evaluate(data, verbose=0), **state(model)}
+
+
+@program("parts that are Sequential", ranks=2)
+def sequential_parts() -> dict[str, Any]:
+    ids = keras.Input([None], dtype="int64", ragged=True, name="ids")
+    rows = keras.Sequential([ids, fr.Embedding(4, "adagrad", "mean", name="item"), dense(4, 0.2)])
+    head = keras.Sequential([dense(8, 0.1, activation="relu"), keras.layers.BatchNormalization(), dense(1, 0.3)])
+    model = fr.schedules.PipelinedModel(ids, head(rows(ids)), schedule="dual_buffer")
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)), "mse")
+    x, y = samples(64)
+    history = model.fit(x["history"], y, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+    (layer,) = [layer for layer in model._flatten_layers() if isinstance(layer, fr.Embedding)]
+    weights = [weight.tolist() for weight in model.get_weights()]
+    return {**history, "weights": weights, "rows": [part.tolist() for part in layer.export_table("item")]}
+
+
+@program("groups of ranks", ranks=4)
+def grouped() -> dict[str, Any]:
+    """Two groups on 2 and 4 ranks, whose rows are averaged."""
+    topology = fr.Topology(fr.size() if fr.size() % 2 else 2, "weight_sync", sync_every=2)
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
+    return fitted(tower(embedding(topology=topology), optimizer))
 
 
 @program("subclass ahead")

@@ -54,7 +54,12 @@ def assert_same(path: str, legacy: object, keras_3: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "ranks"), [(name, ranks) for name, (most, _) in PROGRAMS.items() for ranks in range(1, most + 1)]
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, marks=[pytest.mark.nightly] if ranks > 2 else [])
+        for name, (most, _) in PROGRAMS.items()
+        for ranks in range(1, most + 1)
+    ],
 )
 def test_a_program_has_the_same_answers(name, ranks):
     both = answers(ranks)

@@ -4,8 +4,11 @@ import pathlib
 import traceback
 
 import numpy as np
+import pytest
 
 from tf_fusedrec import keras, layers, tf
+
+pytestmark = pytest.mark.legacy
 
 
 class Branching(keras.layers.Layer):

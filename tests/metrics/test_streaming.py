@@ -158,8 +158,12 @@ def test_every_metric_stands_in_compile(kind, form):
     model = kind(symbol, keras.layers.Activation("linear")(symbol))
     model.compile(loss="mse" if form == "one-hot" else keras.losses.SparseCategoricalCrossentropy(True), **made)
     targets = ONE_HOT if form == "one-hot" else TARGETS
-    found = model.evaluate(SCORES, targets, sample_weight=REPEATS.astype(np.float32), batch_size=3, verbose=0)[1:]
-    wanted = [exactly(name, repeats) for repeats in (np.ones(4, int), REPEATS) for name in names]
+    found = model.evaluate(
+        SCORES, targets, sample_weight=REPEATS.astype(np.float32), batch_size=3, verbose=0, return_dict=True
+    )
+    wanted = {"loss": found["loss"]}
+    for prefix, repeats in (("", np.ones(4, int)), ("weighted_", REPEATS)):
+        wanted |= {prefix + IN_COMPILE[name]().name: exactly(name, repeats) for name in names}
     assert found == pytest.approx(wanted, rel=1e-6)
 
 

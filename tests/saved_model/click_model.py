@@ -10,7 +10,7 @@ LIMITS = np.iinfo(np.int64)
 
 def make_model(backend="native"):
     """Unknown items get their initial rows, unknown users zeros."""
-    optimizer = fr.optimizers.Adagrad(0.1) if backend == "native" else keras.optimizers.legacy.Adagrad(0.1)
+    optimizer = fr.optimizers.Adagrad(0.1) if backend == "native" else keras.optimizers.Adagrad(0.1)
     dtype = "bfloat16" if backend == "native" else "float32"
     embedding = fr.FusedEmbedding(
         tables=[
@@ -33,11 +33,11 @@ def make_model(backend="native"):
         "user": keras.Input([], dtype=tf.int64, name="user"),
     }
     rows = embedding(inputs)
-    parts = [keras.layers.Flatten()(rows["shown"]), rows["history"], rows["liked"], tf.cast(rows["user"], tf.float32)]
+    parts = [keras.layers.Flatten()(rows["shown"]), rows["history"], rows["liked"], rows["user"]]
     hidden = keras.layers.Concatenate()(parts)
     outputs = {"click": keras.layers.Dense(1, name="click")(hidden), "like": keras.layers.Dense(2, name="like")(hidden)}
     model = fr.schedules.PipelinedModel(inputs, outputs)
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), "mse")
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
     return model
 
 

@@ -27,7 +27,7 @@ def exports(tmp_path_factory):
         [fr.TableConfig(name, 5, fr.optimizers.SGD(0.1), **of) for name, of in TABLES.items()],
     )
     ids = keras.Input([], dtype=tf.int64, name="ids")
-    model = keras.Model(ids, keras.layers.Dense(1)(tf.cast(embedding({"wide": ids})["wide"], tf.float32)))
+    model = keras.Model(ids, keras.layers.Dense(1)(embedding({"wide": ids})["wide"]))
     rows = fr.Signature(
         lambda inputs: embedding(dict.fromkeys(TABLES, inputs["ids"]), training=False),
         {"ids": tf.TensorSpec([None], tf.int64)},
@@ -123,7 +123,7 @@ def test_rows_that_are_not_finite_are_refused_by_id(dtype, number):
 @pytest.mark.slow
 def test_refusals(exports, tmp_path):
     folder, _, (model, told) = exports
-    with pytest.raises(ValueError, match="the hash table of a server holds no int8. Use rows='bfloat16'"):
+    with pytest.raises(ValueError, match="the hash table of a server holds no int8. Use row_dtype='bfloat16'"):
         fr.export(model, tmp_path / "e", "ours", row_dtype="int8", **told)
     with pytest.raises(ValueError, match="row_dtype must be one of .*got 'int4'. Use"):
         fr.export(model, tmp_path / "e", row_dtype="int4", **told)

@@ -34,7 +34,7 @@ def make_model():
     head = keras.layers.Dense(1, "sigmoid", name="click")
 
     def click(rows):
-        return head(tf.concat([tf.cast(of_table, tf.float32) for of_table in rows.values()], axis=1))
+        return head(keras.layers.Concatenate()(list(rows.values())))
 
     def answer(inputs):
         rows = embedding(dict.fromkeys([*NAMES, "empty"], inputs["ids"]))

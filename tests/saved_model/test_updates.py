@@ -29,9 +29,9 @@ def make_model():
     embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name[0], table.name) for table in tables], tables)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in "abc"}
     rows = embedding(inputs)
-    hidden = tf.concat([rows["a"], rows["b"], tf.cast(rows["c"], tf.float32)], 1)
+    hidden = keras.layers.Concatenate()([rows["a"], rows["b"], rows["c"]])
     model = keras.Model(inputs, keras.layers.Dense(1, name="score")(hidden))
-    model.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     return model, embedding
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, optimizers, tf
-from tf_fusedrec._tf_compat import unconverted
+from tf_fusedrec._tf_compat import keras_api, unconverted
 from tf_fusedrec.schedules import PipelinedModel
 from tf_fusedrec.schedules.model import make_optimizer_slots
 
@@ -38,7 +38,7 @@ def make_model(embedding, schedule="sync", optimizer=None, features=("item", "pa
     model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
     # This metric has its variables. Variables that the first trace makes would cost a second trace.
     compiled = {"loss": "mse", "weighted_metrics": [keras.metrics.MeanAbsoluteError("mae")], **compiled}
-    model.compile(optimizer or keras.optimizers.legacy.Adam(0.01), **compiled)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), **compiled)
     return model
 
 
@@ -49,7 +49,11 @@ def reset_function(model, embedding):
     """
     make_optimizer_slots(model)
     tables = [group.table for group in embedding.internals.groups]
-    variables = [*model.variables, *model.optimizer.variables(), *[table.optimizer.iterations for table in tables]]
+    variables = [
+        *model.variables,
+        *keras_api.optimizer_variables(model.optimizer),
+        *[table.optimizer.iterations for table in tables],
+    ]
     values = [variable.numpy() for variable in variables]
 
     def reset():
@@ -108,7 +112,7 @@ def train_function(model):
 
 def state(model, embedding):
     """Returns the trained state as arrays: dense weights, their slots, and records by ascending id."""
-    dense = [*model.trainable_weights, *model.optimizer.variables()]
+    dense = [*model.trainable_weights, *keras_api.optimizer_variables(model.optimizer)]
     return {**{f"dense {i}": weight.numpy() for i, weight in enumerate(dense)}, **records(embedding)}
 
 

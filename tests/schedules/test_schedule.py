@@ -119,7 +119,7 @@ def test_a_model_without_tables_is_refused(schedule):
 
 @pytest.mark.parametrize("schedule", [FrozenWindow(2), DualBuffer(), Nested(2), *STALE])
 def test_tables_of_tfra_are_refused(schedule):
-    table = {"optimizer": keras.optimizers.legacy.Adam(0.1)}
+    table = {"optimizer": keras.optimizers.Adam(0.1)}
     embedding = clicks.make_embedding(table=table, backend="tfra")
     with pytest.raises(ValueError, match="need backend='native', and .* have 'tfra'"):
         clicks.make_model(embedding, schedule)

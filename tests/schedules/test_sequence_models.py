@@ -10,6 +10,7 @@ from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.support.graphs import reduced_in_between
 
+pytestmark = pytest.mark.legacy
 M, STEPS = 2, 3
 COUNTED = ("ids", "last", "count", "updated", "pool")
 

@@ -8,6 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
 from tf_fusedrec.schedules import DualBuffer, EmbeddingCall, FrozenWindow, PipelinedModel
 
 
@@ -70,6 +71,7 @@ class Prefixed(PipelinedModel):
 
     def __init__(self, schedule, before):
         super().__init__(schedule=schedule)
+        keras.utils.set_random_seed(1)  # of the initial weights, which Keras 3 draws here and tf_keras in `trained`
         table = fr.TableConfig("item", 4, fr.optimizers.Adam(0.1))
         self.embedding = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])
         self.before, self.out = before, keras.layers.Dense(1)
@@ -87,7 +89,7 @@ class Prefixed(PipelinedModel):
     def trained(self, **compiled):
         """Returns the state after three steps."""
         keras.utils.set_random_seed(1)
-        self.compile(keras.optimizers.legacy.SGD(0.1), "mse", **compiled)
+        self.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
         random, words = np.random.default_rng(2), np.array(list("abcd") * 3)
         x = {"item": np.arange(12) % 5, "word": words, "dense": random.normal(3, 2, [12, 2]).astype(np.float32)}
         data = tf.data.Dataset.from_tensor_slices((x, random.normal(size=12))).batch(4)
@@ -103,20 +105,23 @@ def effects(model, x, training):
     model.kept.append(normed)
     model.masked = normed > 0
     model.add_loss(tf.reduce_mean(normed**2))
-    model.add_metric(tf.reduce_mean(normed), name="normed")
+    if KERAS_IS_LEGACY:
+        model.add_metric(tf.reduce_mean(normed), name="normed")
     with tf.control_dependencies([model.number.assign_add(10)]):
         return tf.identity(x["item"])
 
 
 @pytest.mark.slow
+@pytest.mark.both
 @pytest.mark.parametrize("schedule, eager", [(DualBuffer(), False), (DualBuffer(), True), (FrozenWindow(1), False)])
 def test_effects_before_a_lookup_come_once_a_step(schedule, eager):
     model, reference = Prefixed(schedule, effects), Prefixed("sync", effects)
     got, wanted = model.trained(run_eagerly=eager), reference.trained(run_eagerly=eager)
-    assert int(model.number) == 3 + 3 * 11 and got["normed"]
+    assert int(model.number) == 3 + 3 * 11 and got["normed" if KERAS_IS_LEGACY else "loss"]
     for what in wanted:
         np.testing.assert_allclose(got[what], wanted[what], rtol=1e-6, err_msg=what)
-    assert (model.calls, len(model.kept)) == (reference.calls, len(reference.kept))
+    if KERAS_IS_LEGACY:  # Keras 3 calls a model for its shapes as well
+        assert (model.calls, len(model.kept)) == (reference.calls, len(reference.kept))
 
 
 def repeatable(model, x, training):
@@ -154,7 +159,9 @@ def trained(model, x, training):
     [
         (random, FrozenWindow(1), "the operation RandomUniformInt (prefixed"),
         (python, FrozenWindow(1), "the operation EagerPyFunc (prefixed"),
-        (assigned, FrozenWindow(1), "'number:0', which the model assigns"),
+        pytest.param(  # Keras 3 knows no name of a tf.Variable
+            assigned, FrozenWindow(1), "'number:0', which the model assigns", marks=pytest.mark.legacy
+        ),
         (trained, DualBuffer(), "kernel:0', which the model trains"),
     ],
 )
@@ -166,10 +173,15 @@ def test_ids_that_another_run_may_change_are_refused_by_name(before, schedule, c
 
 def test_a_random_layer_before_the_lookup_of_a_functional_model_is_refused_by_name():
     ids = keras.Input([], dtype=tf.int64)
-    noise = keras.layers.Lambda(lambda v: v + tf.random.uniform(tf.shape(v), maxval=9, dtype=tf.int64), name="noise")
+
+    class Noise(keras.layers.Layer):
+        def call(self, ids):
+            return ids + tf.random.uniform(tf.shape(ids), maxval=9, dtype=tf.int64)
+
+    noise = Noise(name="noise")
     embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))])
     outputs = keras.layers.Dense(1)(embedding({"f": noise(ids)})["f"])
     model = PipelinedModel(ids, outputs, schedule=FrozenWindow(1))
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"depend on the operation RandomUniformInt \(\w+/noise/random_uniform\)"):
+    with pytest.raises(ValueError, match=r"depend on the operation RandomUniformInt \(\w+/noise\w*/random_uniform\)"):
         model.train_on_batch(np.arange(4), np.zeros(4))

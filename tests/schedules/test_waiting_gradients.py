@@ -13,6 +13,8 @@ from tests.schedules import clicks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import Pipelined, SemiAsync
 
+pytestmark = pytest.mark.legacy
+
 STEPS, SAMPLES = 12, 8
 
 

@@ -63,6 +63,8 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
     used = {name: config.get(name, getattr(optimizer, name, None)) for name in remedies}
     lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
     used["exclude_from_weight_decay"] = [entry for name in lists for entry in getattr(optimizer, name, [])]
+    if (names := getattr(optimizer, "_exclude_from_weight_decay_pattern", None)) is not None:  # of Keras 3
+        used["exclude_from_weight_decay"].append(names.pattern)
     if name_of_class == "RMSprop":
         used["momentum"], remedies["momentum"] = config["momentum"], record
     if name_of_class in ("Adam", "AdamW"):

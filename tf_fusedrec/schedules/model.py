@@ -98,7 +98,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             accumulate as many steps as the tables, or averages weights over steps (use_ema); objects of the
             other Keras; two FusedEmbeddings of one name.
         """
-        if kwargs.get("jit_compile"):
+        if kwargs.get("jit_compile") not in (None, False, "auto"):  # "auto" of Keras 3 compiles no model with tables
             raise ValueError(
                 f"Model {self.name!r} got jit_compile=True, but its lookups have no XLA kernels. Use "
                 "model.compile(..., jit_compile=False); dense blocks may be compiled by "

@@ -33,11 +33,11 @@ def make_model(seed=0, schedule="sync", topology=None, wire_dtype=None, **table)
         "tag": keras.Input([], dtype=tf.int64, name="tag"),
     }
     rows = embedding(inputs)
-    joined = keras.layers.Concatenate()([rows["history"], rows["user"], tf.cast(rows["tag"], tf.float32)])
+    joined = keras.layers.Concatenate()([rows["history"], rows["user"], rows["tag"]])
     hidden = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(joined))
     outputs = keras.layers.Dense(1)(keras.layers.Dense(32, activation="relu")(hidden))
     model = fr.schedules.PipelinedModel(inputs, outputs, schedule=schedule)
-    adam = keras.optimizers.legacy.Adam(0.01)
+    adam = keras.optimizers.Adam(0.01)
     mae = keras.metrics.MeanAbsoluteError("mae")  # has its variables; those of the first trace would cost a second one
     model.compile(fr.collectives.distributed_optimizer(adam), loss="mse", metrics=[mae])
     return model, embedding

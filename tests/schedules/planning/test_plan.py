@@ -8,6 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules.planning.models import SAMPLES, make_batch, make_model
 from tf_fusedrec import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras_api
 from tf_fusedrec.data import batches
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
 from tf_fusedrec.schedules.planning.choice import Plan
@@ -149,18 +150,18 @@ def test_the_model_stays_as_it_was():
     model.fit(*make_batch(1), batch_size=32, verbose=0)
     model.reset_metrics()
     ids, rows = embedding.export_table("item")
-    before = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
+    before = [weight.numpy() for weight in (*model.weights, *keras_api.optimizer_variables(model.optimizer))]
     updates = [group.traffic.numpy() for group in embedding.internals.groups]
     statistics = [group.table.statistics for group in embedding.internals.groups]
     fr.plan(model, make_batch(2), fr.Cluster(4, GIGABYTE), tolerate=ALL)
-    after = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
+    after = [weight.numpy() for weight in (*model.weights, *keras_api.optimizer_variables(model.optimizer))]
     assert len(before) == len(after)
     assert all(np.array_equal(*pair) for pair in zip(before, after))
     assert np.array_equal(embedding.export_table("item")[0], ids)
     assert np.array_equal(embedding.export_table("item")[1], rows)
     assert [group.table.statistics for group in embedding.internals.groups] == statistics
     assert np.array_equal([group.traffic.numpy() for group in embedding.internals.groups], updates)
-    assert all(float(metric.result()) == 0 for metric in model.metrics)
+    assert not any(map(float, tf.nest.flatten([metric.result() for metric in model.metrics])))
 
 
 def test_senseless_arguments_are_refused(model):
@@ -187,9 +188,10 @@ def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypa
     with pytest.raises(ValueError, match="make no training lookups, .* Use trainable = True"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
     embedding.trainable = True
-    model.compile(keras.optimizers.legacy.Adam(0.01))
-    with pytest.raises(ValueError, match=r"without a loss. Use compile\(loss=...\)"):
-        fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
+    if KERAS_IS_LEGACY:  # a loss of Keras 3 that nothing is added to is 0
+        model.compile(keras.optimizers.Adam(0.01))
+        with pytest.raises(ValueError, match=r"without a loss. Use compile\(loss=...\)"):
+            fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
     with pytest.raises(RuntimeError, match="plan was called on rank 0 of 2, and it times one process. Use"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
@@ -236,6 +238,6 @@ def test_the_time_of_dense_compute_has_the_backward_pass_in_it():
     item = keras.Input([], dtype=tf.int64, name="item")
     outputs = keras.layers.Dense(1)(keras.layers.Lambda(counted)(embedding({"item": item})["item"]))
     model = fr.schedules.PipelinedModel({"item": item}, outputs)
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), loss="mse")
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), loss="mse")
     measure(model, ({"item": tf.range(8, dtype=tf.int64)}, tf.zeros([8, 1])), ranks=2)
     assert sorted(calls) == [4] * (1 + REPEATS) + [8] * (1 + REPEATS)

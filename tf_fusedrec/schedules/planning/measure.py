@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import keras, tf, unconverted
+from tf_fusedrec._tf_compat import keras, keras_api, tf, unconverted
 from tf_fusedrec.data.batches import cut, num_samples
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding import Lookup as StepLookup
@@ -103,7 +103,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
         samples=int(num_samples(sample)),
         compute=compute + recover,
         half_compute=half + recover / 2,
-        dense_bytes=sum(int(np.prod(weight.shape)) * weight.dtype.size for weight in dense),
+        dense_bytes=sum(int(np.prod(weight.shape)) * keras_api.tf_variable(weight).dtype.size for weight in dense),
         **parts,
     )
 
@@ -111,7 +111,8 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
     """Puts weights, and states of metrics, back as they were before."""
-    variables = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
+    weights = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
+    variables = [keras_api.tf_variable(weight) for weight in weights]  # an assignment to an Anchor would load its rows
     before = [variable.numpy() for variable in variables]
     try:
         yield

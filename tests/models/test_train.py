@@ -26,8 +26,10 @@ from tests.support.tensorboard import scalars
 
 @pytest.mark.parametrize(
     ("fields", "metrics"),
-    [(experiments.RANKING, ["ctr_auc", "ctcvr_gauc"]), (experiments.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
-    ids=["ranking", "retrieval"],
+    [
+        pytest.param(experiments.RANKING, ["ctr_auc", "ctcvr_gauc"], marks=pytest.mark.both, id="ranking"),
+        pytest.param(experiments.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"], id="retrieval"),
+    ],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     """horovodrun starts the job of ranking. The other one runs in forks, which saves the imports."""

@@ -24,8 +24,8 @@ LEVEL = {
     "schedules": 8,
     "callbacks": 9,
     "saved_model": 9,
-    "tfra": 9,
     "doctor": 10,
+    "tfra": 10,
     "collectives": 11,
 }
 # Modules that each of these must never import, at any level.

@@ -3,7 +3,8 @@
     python -m benchmarks.train_step [--quick] [--json FILE]
 
 On two ranks, TFRA makes an exchange per feature. TFRA-fused joins all features with TFRA's own parts (FusedRec section
-4). `swapped` is the TFRA program with our import and `fuse`, which keeps TFRA's tables, optimizer and rule over ranks.
+4). `swapped` is the TFRA program with our import and `fuse`, which keeps TFRA's tables, optimizer and rule over ranks;
+`native_fuse` is the same program with rows in native tables.
 FusedEmbedding runs over TFRA's table and over its own. All train the same weights on the mean over ranks of each rank's
 mean loss. TFRA sums over ranks, so that its variants divide the loss by the number of ranks.
 
@@ -152,6 +153,17 @@ class Swapped(Tfra):
         fuse(self.embedding)
 
 
+class NativeFuse(Tfra):
+    """As Swapped, with rows in native tables."""
+
+    name = "native_fuse"
+    layer_class = FusedTfraEmbedding
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        fuse(self.embedding, tables="native", optimizer=self.optimizer)
+
+
 class TfraFused(_Tfra):
     """TFRA-fused (FusedRec section 4), from TFRA's own parts: one layer for all features.
 
@@ -207,7 +219,7 @@ class Fused(Variant):
             ],
             features=[fr.FeatureConfig(name=f, table=f, combiner="mean") for f in features],
             backend=self.backend,
-            init_capacity=ROWS_PER_FEATURE * len(features),
+            init_capacity_per_rank=ROWS_PER_FEATURE * len(features),
             name=f"benchmark_{self.backend}",
         )
         self.optimizer = fr.collectives.distributed_optimizer(_optimizer())
@@ -228,7 +240,7 @@ class FusedOverTfra(Fused):
     backend = "tfra"
 
 
-VARIANTS = (Tfra, TfraFused, Swapped, FusedOverTfra, Fused)
+VARIANTS = (Tfra, TfraFused, Swapped, NativeFuse, FusedOverTfra, Fused)
 
 
 def stages_ms(variant: Variant, batch: Batch, *, warmup: int, repeats: int) -> dict[str, float]:
@@ -271,6 +283,8 @@ def on_rank(quick: bool) -> dict[str, Any]:
 
     variants: list[Variant] = [variant(names) for variant in VARIANTS]
     fields = ranks.compare_steps({one.name: one.step for one in variants}, batch, warmup=20, repeats=repeats)
+    for field, name in (("ratio_native_fuse", "tfra"), ("ratio_native_fuse_as_launched", ranks.AS_LAUNCHED)):
+        fields[field] = fields[f"ms_{name}"] / fields["ms_native_fuse"]
     fields["stages_ms"] = stages_ms(variants[-1], batch, warmup=10, repeats=repeats // 4)
     fields["phases_ms"] = phases_ms(variants, batch, warmup=10, repeats=repeats // 4)
     fields["setting"] = {

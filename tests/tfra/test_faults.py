@@ -9,7 +9,7 @@ from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.tfra import fuse
 from tf_fusedrec.tfra.dynamic_embedding import save_model
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
-from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
+from tf_fusedrec.tfra.row_distributions import distribution_of, record_of, uniforms
 from tf_fusedrec.tfra.tfra_library import de
 
 
@@ -70,7 +70,7 @@ def test_rows_of_new_keys_have_the_initializers_distribution():
         kinds.HeNormal(): (0.0, np.sqrt(2 / 95), 2 * np.sqrt(2 / 95) / 0.87962566),
     }
     for initializer, (mean, deviation, largest) in cases.items():
-        rows = distribution_of(initializer, rows=95, dim=5, layer="any")(drawn).numpy()
+        rows = distribution_of(record_of(initializer, rows=95, dim=5, layer="any"))(drawn).numpy()
         # The mean of 200,000 numbers has the standard error deviation / 450; five of them are allowed.
         assert abs(rows.mean() - mean) < 5 * deviation / 450
         assert abs(rows.std() / deviation - 1) < 0.01
@@ -78,7 +78,7 @@ def test_rows_of_new_keys_have_the_initializers_distribution():
         if largest is not None:
             assert np.abs(rows).max() <= largest * (1 + 1e-6)
     with pytest.raises(ValueError, match="initializer of layer 'any' is Orthogonal, which defines a whole matrix"):
-        distribution_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
+        record_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
 
 
 def test_ids_of_32_bits_are_cast_and_other_dtypes_and_sparse_ids_are_refused():
@@ -149,6 +149,77 @@ def test_models_that_cannot_be_fused_are_refused():
         fuse(negative)
 
 
+def native_sgd():
+    return models.legacy.SGD(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "message"),
+    [
+        ("none", {}, {"optimizer": None}, "needs the model's optimizer, .* Call it after model.compile"),
+        ("clip", {}, {"optimizer": models.legacy.SGD(0.1, clipnorm=1.0)}, "no counterpart of SGD.clipnorm"),
+        ("rule", {}, {"optimizer": models.legacy.Nadam(0.1)}, "no counterpart of optimizer .*Nadam"),
+        ("new", {}, {"optimizer": keras.optimizers.Adagrad(0.1)}, "Use keras.optimizers.legacy.Adagrad"),
+        ("norm", {"max_norm": 0.1}, {}, "'norm0' has max_norm"),
+        ("draw", {"initializer": lambda shape, dtype=None: tf.ones(shape)}, {}, "'draw0' has the initializer"),
+        ("wide", {"value_dtype": tf.float64}, {}, "'wide0' cannot have a native table: TableConfig.dtype"),
+        (
+            "limit",
+            {"restrict_policy": de.FrequencyRestrictPolicy},
+            {},
+            "'limit0' has a restrict policy, .*max_rows_per_rank=",
+        ),
+        ("spare", {}, {"max_rows_per_rank": {"spare0": 9}}, r"max_rows_per_rank names \['spare0'\]"),
+    ],
+)
+def test_native_tables_refuse_what_they_lack(name, arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        fuse(model_of(name, **arguments), **{"tables": "native", "optimizer": native_sgd(), **options})
+
+
+def test_native_tables_follow_the_optimizer_that_the_model_was_compiled_with():
+    """Its rate and step number count. Lookups without a gradient insert no rows; later ids and old rows train."""
+
+    class Hops(models.SumOfRows):
+        def call(self, ids):
+            first = self.embeddings[0](ids)
+            hop = tf.cast(first[..., 0], tf.int64)
+            return tf.reduce_sum(first, [1, 2]) + tf.reduce_sum(self.embeddings[1](hop), [1, 2])
+
+    model = Hops([models.layer_of(models.OURS, f"native{n}") for n in range(2)])
+    hashed = hash_strings(["ann"])
+    model.embeddings[0].params.upsert(hashed, tf.fill([1, 4], 7.0))
+    model.embeddings[1].params.upsert(tf.constant([7], tf.int64), tf.fill([1, 4], 5.0))
+    optimizer = de.DynamicEmbeddingOptimizer(native_sgd())
+    model.compile(optimizer, "mse")
+    (embedding,) = fuse(model, tables="native")
+    data = tf.data.Dataset.from_tensors((hashed[:, tf.newaxis], tf.constant([0.0])))
+    for rate, steps in ((0.0, 1), (0.125, 2)):
+        optimizer.learning_rate = rate
+        model.fit(data, verbose=0)
+        assert int(embedding.optimizers["native0"].iterations) == int(optimizer.iterations) == steps
+        np.testing.assert_allclose(model.embeddings[1].export()[1], [[5.0 - rate * 2 * 48] * 4])
+    for call in (model.predict, model.evaluate, lambda pairs, **_: tf.function(model)(next(iter(pairs))[0])):
+        call(data.map(lambda ids, label: (ids + 1, label)), verbose=0)
+    assert [len(layer.export()[0]) for layer in model.embeddings] == [1, 1]
+    with pytest.raises(AttributeError, match="'native0' has no 'params' .* the FusedEmbedding that fuse"):
+        _ = model.embeddings[0].params
+    model.compile(de.DynamicEmbeddingOptimizer(native_sgd()), "mse")
+    with pytest.raises(ValueError, match="compiled with another SGD than its native tables were made for"):
+        model.fit(data, verbose=0)
+
+
+def test_restrict_policies_of_native_tables_evict_at_max_rows():
+    for policy, rest in ((de.FrequencyRestrictPolicy, [1, 3]), (de.TimestampRestrictPolicy, [2, 3])):
+        layer = models.layer_of(models.OURS, f"few{rest[0]}", restrict_policy=policy)
+        model, optimizer = models.SumOfRows([layer]), native_sgd()
+        fuse(model, tables="native", optimizer=optimizer, max_rows_per_rank={layer.name: 2})
+        step = models.training_step(model, optimizer)
+        for ids in ([1], [1], [2], [3]):
+            step([tf.constant([ids], tf.int64)], tf.zeros([1]))
+        assert layer.export()[0].tolist() == rest
+
+
 def test_ids_that_a_group_has_no_room_for_are_refused():
     model = model_of("room")
     fuse(model)
@@ -181,7 +252,8 @@ def test_64_bit_hashes_keep_the_bits_that_a_group_has_room_for(caplog, tmp_path)
     np.testing.assert_allclose(ended[True][1], ended[False][1], rtol=1e-6)
     for name in ("params", "shadow", "optimizer_vars"):
         with pytest.raises(
-            AttributeError, match=rf"no '{name}' since fuse\(\): .* group 'fused_2_layers.*layer.export"
+            AttributeError,
+            match=rf"no '{name}' since fuse\(\): .*'fused_2_layers.*layer.export.* layer.owner.{name} for",
         ):
             getattr(model.embeddings[0], name)
     assert model.embeddings[0].owner.params.size() == 10

@@ -22,7 +22,7 @@ def check_all():
     return results
 
 
-def compare(name, optimizer, *layers, fused=False, low=-9, nothing_on=None, **arguments):
+def compare(name, optimizer, *layers, fused=False, native=False, low=-9, nothing_on=None, **arguments):
     """Trains upstream's layers and ours on the same batches and compares losses by step, keys and rows.
 
     layers: arguments of each layer; without any, two layers have the `arguments` alone.
@@ -36,13 +36,11 @@ def compare(name, optimizer, *layers, fused=False, low=-9, nothing_on=None, **ar
 
     def run(kind, tag):
         model = models.SumOfRows([models.layer_of(kind, f"{name}_{tag}{n}", **own) for n, own in enumerate(each)])
-        if tag == "fused":
-            assert len(fuse(model)) == 1
-        step, random, losses = (
-            models.training_step(model, optimizer_of(optimizer)),
-            np.random.default_rng(collectives.rank()),
-            [],
-        )
+        chosen = optimizer_of(optimizer)
+        if tag in ("fused", "native"):
+            where = {"tables": "native", "optimizer": chosen} if tag == "native" else {}
+            assert len(fuse(model, **where)) == 1
+        step, random, losses = models.training_step(model, chosen), np.random.default_rng(collectives.rank()), []
         for _ in range(STEPS):
             samples = 0 if collectives.rank() == nothing_on else 6
             dtypes = [own.get("key_dtype", "int64") for own in each]
@@ -50,11 +48,19 @@ def compare(name, optimizer, *layers, fused=False, low=-9, nothing_on=None, **ar
             losses.append(float(step(ids, tf.constant(random.random(samples).astype(np.float32)))))
         return np.array(losses), [models.exported(layer) for layer in model.embeddings]
 
+    def of_all_ranks(tables):
+        gathered = [tuple(map(collectives.all_gather, table)) for table in tables]
+        return [(keys[order], rows[order]) for keys, rows in gathered for order in [np.argsort(keys)]]
+
     want_losses, want_tables = run(models.UPSTREAM, "theirs")
-    for tag in ("ours", "fused") if fused else ("ours",):
+    for tag in ("ours", *["fused"] * fused, *["native"] * native):
         losses, tables = run(models.OURS, tag)
+        if tag == "native":  # the last, because native tables have other owners
+            tables, want_tables = of_all_ranks(tables), of_all_ranks(want_tables)
         # Sums of a few float32 run in another order. The mean of an empty batch is NaN on both sides.
-        np.testing.assert_allclose(losses, want_losses, rtol=1e-5, atol=1e-6)
+        # The new Adam computes 1 - beta_2^t in float32, which moves a step by 2e-5 of its length.
+        rounds = tag == "native" and optimizer == "new adam"
+        np.testing.assert_allclose(losses, want_losses, rtol=1e-5, atol=1e-4 if rounds else 1e-6)
         for (keys, rows), (want_keys, want_rows) in zip(tables, want_tables):
             np.testing.assert_array_equal(keys, want_keys)
             tolerance = 2e-3 if rows.dtype == np.float16 else 1e-5
@@ -68,6 +74,11 @@ def optimizer_of(kind):
     return {
         "adagrad": lambda: legacy.Adagrad(0.1),
         "sgd": lambda: legacy.SGD(0.05),
+        "scheduled momentum": lambda: legacy.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.02, 1, 0.7), momentum=0.9, nesterov=True
+        ),
+        "ftrl": lambda: legacy.Ftrl(0.05, l1_regularization_strength=0.01),
+        "adam": lambda: legacy.Adam(0.05),
         "slow sgd": lambda: legacy.SGD(0.002),  # for losses of four layers, which grow at a larger rate
         "clipped adam": lambda: legacy.Adam(0.05, clipnorm=0.5),
         "new adam": lambda: keras.optimizers.Adam(0.05),
@@ -284,11 +295,14 @@ def partition_by_high_digit(keys, ranks):
 
 
 CASES = {
-    "adagrad": lambda name: compare(name, "adagrad", fused=True, low=0),
-    "sgd_negative_ids": lambda name: compare(name, "sgd"),
+    "adagrad": lambda name: compare(name, "adagrad", fused=True, native=True, low=0),
+    "sgd_negative_ids": lambda name: compare(name, "sgd", native=True),
+    "adam": lambda name: compare(name, "adam", native=True),
+    "ftrl": lambda name: compare(name, "ftrl", native=True),
+    "scheduled_momentum": lambda name: compare(name, "scheduled momentum", native=True),
     "clipped_adam": lambda name: compare(name, "clipped adam"),
     "adagrad_bp_v2": lambda name: compare(name, "adagrad", bp_v2=True, fused=True, low=0),
-    "new_adam": lambda name: compare(name, "new adam", fused=True, low=0),
+    "new_adam": lambda name: compare(name, "new adam", fused=True, native=True, low=0),
     "int32, float64, partitioner, max_norm": lambda name: compare(
         "arguments",
         "slow sgd",
@@ -298,7 +312,7 @@ CASES = {
         {"max_norm": 0.15},
     ),
     "float16": lambda name: compare(name, "sgd", {"value_dtype": "float16"}),
-    "no_data_on_rank_1": lambda name: compare(name, "sgd", fused=True, low=0, nothing_on=1),
+    "no_data_on_rank_1": lambda name: compare(name, "sgd", fused=True, native=True, low=0, nothing_on=1),
     "restricted": restricted,
     "other_inputs": other_inputs,
     "unique_flags": unique_flags,

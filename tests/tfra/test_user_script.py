@@ -1,4 +1,4 @@
-"""A TFRA user's program gives equal losses on ratings of real skew and 2 ranks: with TFRA, swapped, and fused."""
+"""A TFRA user's program on ratings of real skew and 2 ranks: equal losses with TFRA, swapped, fused, and native."""
 
 import pathlib
 
@@ -22,7 +22,7 @@ def ratings():
     return {"user_id": user, "movie_id": movie, **about, "user_rating": (1 + (user + movie) % 5).astype(np.float32)}
 
 
-def run_script(folder, swapped, fused):
+def run_script(folder, swapped, **fused):
     """Body: runs the program and returns the losses by step."""
     import tf_fusedrec.tfra
 
@@ -30,23 +30,24 @@ def run_script(folder, swapped, fused):
     assert source.count(BEFORE) == 1
     program = {"__name__": "user_script"}
     exec(compile(source.replace(BEFORE, AFTER) if swapped else source, str(SCRIPT), "exec"), program)
-    finish = {"finish": tf_fusedrec.tfra.fuse} if fused else {}
+    finish = {"finish": lambda model: tf_fusedrec.tfra.fuse(model, **fused)} if fused else {}
     return program["main"](ratings(), folder, **finish)
 
 
 @pytest.mark.nightly
 def test_losses_and_files_are_those_of_tfra(tmp_path):
     """test_swap_ranks.py compares losses, keys and rows of each kind of layer."""
-    runs = {"tfra": (False, False), "swapped": (True, False), "fused": (True, True)}
+    runs = {"tfra": {}, "swapped": {}, "fused": {"tables": "tfra"}, "native": {"tables": "native"}}
     losses = {
-        name: run_ranks(run_script, 2, timeout_s=600, folder=str(tmp_path / name), swapped=swapped, fused=fused)
-        for name, (swapped, fused) in runs.items()
+        name: run_ranks(run_script, 2, timeout_s=600, folder=str(tmp_path / name), swapped=name != "tfra", **fused)
+        for name, fused in runs.items()
     }
-    for name in ("swapped", "fused"):
+    for name in ("swapped", "fused", "native"):
         for got, want in zip(losses[name], losses["tfra"]):
             assert len(got) == STEPS
             # float32 sums run in another order. Losses are between 1 and 15.
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert np.ptp(losses["tfra"][0]) > 0.5, "losses that do not move compare nothing"
     files = {name: sorted(p.name for p in (tmp_path / name).rglob("*_mht_*")) for name in runs}
-    assert files["swapped"] == files["tfra"] and len(files["tfra"]) == 2 * 2 * 8 * 2  # savers, ranks, tables, kinds
+    assert files["native"] == files["swapped"] == files["tfra"]
+    assert len(files["tfra"]) == 2 * 2 * 8 * 2  # savers, ranks, tables, kinds

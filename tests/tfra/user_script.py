@@ -78,9 +78,9 @@ def main(ratings, model_dir, finish=lambda model: None):
     mine = {name: column[hvd.rank() :: hvd.size()] for name, column in ratings.items()}
     labels = mine.pop("user_rating")
     model = DualChannelsModel()
-    finish(model)
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adagrad(0.05), synchronous=True)
     model.compile(optimizer, loss="mse")
+    finish(model)
     losses = Losses()
     callbacks = [
         de.keras.callbacks.DEHvdBroadcastGlobalVariablesCallback(root_rank=0),

@@ -69,6 +69,10 @@ class Trainer:
         rate = self._scheduled_rate(done) if isinstance(self._rate, Schedule) else self._rate.read_value()
         return rate * self._rate_scale, done + 1
 
+    def count(self) -> None:
+        """Counts an update."""
+        self.iterations.assign_add(1)
+
     @property
     def rates(self) -> list[float] | None:
         """[record's learning rate, current learning rate] for checkpoints, or None for a schedule."""

@@ -141,7 +141,7 @@ class NativeTable(Table):
                 left_out = [
                     ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)
                 ]
-                self.optimizer.iterations.assign_add(1)
+                self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
         # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these run after checks of
@@ -164,7 +164,7 @@ class NativeTable(Table):
     def _update(self) -> None:
         rate, step = self.optimizer.current()
         ops.table_apply_accumulated(self._handle, learning_rate=rate, step=step)
-        self.optimizer.iterations.assign_add(1)
+        self.optimizer.count()
         self._waiting.assign(0)
 
     # For replicas.py, which averages tables.

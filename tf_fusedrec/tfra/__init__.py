@@ -6,8 +6,10 @@
     tfra.fuse(model)                                      # three all-to-alls per group and step, not per layer
 
 Imports go down this list:
-  dynamic_embedding.py (the import, savers), fusing.py, checkpoints.py
-  fused_layer.py (the layer and its SavedModels), uneven_data.py
+  dynamic_embedding.py (the import, savers), fusing.py
+  native_files.py (savers of native tables), checkpoints.py
+  native_rows.py (rows of fused layers in native tables), uneven_data.py
+  fused_layer.py (the layer and its SavedModels)
   row_lookup.py (rows by the exchange of exchange/routing.py), row_distributions.py
   table.py (FusedEmbedding(backend="tfra")), tfra_library.py
 """

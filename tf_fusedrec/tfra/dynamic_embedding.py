@@ -13,13 +13,17 @@ Its savers make all ranks share one path, one decision and one outcome.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.checkpoint import without_tables
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import agree
+from tf_fusedrec.tfra import native_files
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.tfra_library import de
 
@@ -34,10 +38,20 @@ def with_our_operations(options: tf.saved_model.SaveOptions | None) -> tf.saved_
     return options
 
 
-def save_model(model: Any, filepath: str, *args: Any, **kwargs: Any) -> None:
-    """Calls de.keras.models.save_model with this project's operations allowed. Collective."""
-    options = with_our_operations(kwargs.pop("options", None))
-    de.keras.models.de_save_model(model, filepath, *args, options=options, **kwargs)
+def save_model(
+    model: Any, filepath: str, overwrite: bool = True, include_optimizer: bool = True, signatures: Any = None,
+    options: tf.saved_model.SaveOptions | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Calls de.keras.models.save_model with this project's operations allowed. Collective.
+
+    Native tables have another SavedModel, see native_files.py.
+    """
+    rows = native_files.native_rows_of(model)
+    if rows is not None:
+        native_files.save_model(model, rows, collectives.all_gather_object(filepath)[0], signatures)
+        return
+    options = with_our_operations(options)
+    de.keras.models.de_save_model(model, filepath, overwrite, include_optimizer, signatures, options, **more)
 
 
 class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
@@ -56,7 +70,14 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
         super()._save_model(epoch, collectives.all_gather_object(numbers)[0])
 
     def _save_de_model(self, filepath: str) -> None:
-        agree(lambda: self._save_on_rank_0(filepath) if collectives.rank() == 0 else None)
+        native = native_files.native_rows_of(self.model)
+        if native is not None and not self.save_weights_only:
+            native_files.save_model(self.model, native, filepath, self._signatures)
+            return
+        if native is not None:  # first, because TFRA's savers add the rows of other layers
+            native_files.save_rows(native, pathlib.Path(filepath).parent / native_files.ROWS)
+        with contextlib.nullcontext() if native is None else without_tables():
+            agree(lambda: self._save_on_rank_0(filepath) if collectives.rank() == 0 else None)
         agree(lambda: self._save_rows(filepath) if collectives.rank() > 0 else None)
 
     def _save_on_rank_0(self, filepath: str) -> None:
@@ -76,7 +97,7 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
                 continue
             for table in (params, *layer.optimizer_vars):
                 table.save_to_file_system(
-                    dirpath=os.path.join(folder, "TFRADynamicEmbedding"),
+                    dirpath=os.path.join(folder, native_files.ROWS),
                     proc_size=collectives.size(),
                     proc_rank=collectives.rank(),
                 )

@@ -19,7 +19,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, outside_clusters, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniforms
+from tf_fusedrec.tfra.row_distributions import distribution_of, record_of, seed_of, uniforms
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
 from tf_fusedrec.tfra.table import MergedBits
 from tf_fusedrec.tfra.tfra_library import de, forget_variable
@@ -78,6 +78,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         arguments = {**bound.pop("kwargs", {}), **bound}
         del arguments["self"]
         self.member = Membership(self, 0, arguments)
+        self.key_dtype, self.value_dtype = tf.as_dtype(self.params.key_dtype), tf.as_dtype(self.params.value_dtype)
         layers = self.layers
         self.with_unique = with_unique
         self.hvd_variable = RowLookup(
@@ -118,7 +119,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
                 f"the layer with key_dtype=tf.{ids.dtype.name}."
             )
         flat = tf.reshape(ids, [-1])
-        rows = self.member.rows(flat)
+        rows = self.member.rows(flat, self.embedding_size, self.value_dtype)
         shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [self.embedding_size]], axis=0))
         shaped.set_shape([*ids.shape, self.embedding_size] if ids.shape.rank is not None else None)
         return shaped
@@ -126,34 +127,36 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
     def __getattr__(self, name: str) -> Any:  # of an attribute that the layer lacks
         member = self.__dict__.get("member")
         if name in _OF_THE_GROUP and member is not None and member.group is not self:
+            group = member.group
             raise AttributeError(
-                f"layer {self.name!r} has no {name!r} since fuse(): its rows are in the {name!r} of group "
-                f"{member.group.name!r}, whose keys hold all of {member.group.layers}. Use layer.export() for the "
-                f"rows of this layer, or layer.owner.{name} for the whole group."
+                f"layer {self.name!r} has no {name!r} since fuse(): its rows are in {group.name!r} with those of all "
+                f"of {group.layers}. Use layer.export() for the rows of this layer, or {group.in_place_of(name)}."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def owner(self) -> FusedTfraEmbedding:
+    def owner(self) -> Any:
         """The layer that owns `params` and `shadow`: this layer, or its group after fuse()."""
         return self.member.group
 
-    @property
-    def key_dtype(self) -> tf.DType:
-        """The dtype of the ids."""
-        return tf.as_dtype(self.owner.params.key_dtype)
-
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns this rank's keys <key dtype>[n], ascending, and rows [n, D] of this layer. Eager, not collective."""
-        owner = self.owner
-        keys, rows = (tensor.numpy() for tensor in owner.params.export())
-        ids, segments = MergedBits(owner.layers).decode(keys)
-        places = np.flatnonzero(segments == self.member.segment)
+        return self.owner.export_segment(self.member.segment)
+
+    def export_segment(self, segment: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `export`, of one member layer."""
+        keys, rows = (tensor.numpy() for tensor in self.params.export())
+        ids, segments = MergedBits(self.layers).decode(keys)
+        places = np.flatnonzero(segments == segment)
         places = places[np.argsort(ids[places])]
         return ids[places], rows[places]
 
+    def in_place_of(self, name: str) -> str:
+        """What a user of a fused layer takes in place of the layer's attribute."""
+        return f"layer.owner.{name} for the whole group"
+
     def join(self, group: FusedTfraEmbedding, segment: int) -> None:
-        """Moves this layer's rows into a group and deletes the layer's own variables."""
+        """Moves this layer's rows into a group."""
         keys, rows = self.params.export()
         if group.hvd_variable.hashed_ids:
             keys = group.hvd_variable.fitting(keys)
@@ -166,19 +169,21 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         keys = MergedBits(group.layers).encode(keys, tf.fill(tf.shape(keys), tf.constant(segment, tf.int64)))
         for begin in range(0, keys.shape[0], _UPSERT_ROWS):
             group.params.upsert(keys[begin : begin + _UPSERT_ROWS], rows[begin : begin + _UPSERT_ROWS])
+        self.belong_to(group, segment)
+
+    def belong_to(self, group: Any, segment: int) -> None:
+        """Deletes the layer's own variables. A FusedGroup or NativeRows has its rows from now on."""
+        config = self.get_config()
         forget_variable(self.params.name)
-        for variables in _OF_THE_GROUP:
-            delattr(self, variables)
+        for name in _OF_THE_GROUP:
+            self._delete_tracking(name)  # Keras does not, and TFRA's savers would write empty files.
+            delattr(self, name)
         self.hvd_variable = group.hvd_variable.for_segment(segment)
-        self.member = Membership(group, segment, self.member.arguments)
+        self.member = Membership(group, segment, self.member.arguments, config)
 
     def get_config(self) -> dict[str, Any]:
         if self.owner is not self:
-            return {
-                **self.owner.get_config(),
-                "name": self.name,
-                "init_capacity": self.member.arguments.get("init_capacity", 0),
-            }
+            return dict(self.member.config)
         return {**super().get_config(), "with_secondary_unique": True}
 
 
@@ -186,19 +191,19 @@ class Membership:
     """A layer's membership in the group that looks up its rows. Before fuse(), a layer is its own group.
 
     It is no Keras object, because Keras would count the group's variables as the layer's. `segment` is the index of the
-    layer in group.layers, `arguments` are its constructor arguments for de.keras.layers.Embedding.
+    layer in group.layers, `arguments` are its constructor arguments for de.keras.layers.Embedding, `config` is that of
+    a layer in a group. `group` is a FusedTfraEmbedding or NativeRows.
     """
 
-    def __init__(self, group: FusedTfraEmbedding, segment: int, arguments: dict[str, Any]):
-        self.group, self.segment, self.arguments = group, segment, arguments
+    def __init__(self, group: Any, segment: int, arguments: dict[str, Any], config: dict[str, Any] | None = None):
+        self.group, self.segment, self.arguments, self.config = group, segment, arguments, config or {}
         self.prefetched: list[tf.Tensor | None] = []  # rows of the next calls, in order (fusing.py)
         self.recorded: list[tf.Tensor] | None = None  # ids of calls in a discovery trace (fusing.py)
 
-    def rows(self, flat: tf.Tensor) -> tf.Tensor:
+    def rows(self, flat: tf.Tensor, dim: int, dtype: tf.DType) -> tf.Tensor:
         if self.recorded is not None:
             self.recorded.append(flat)
-            rows = tf.zeros([tf.size(flat), self.group.embedding_size], self.group.params.value_dtype)
-            return tf.identity(rows, name=STAND_IN)
+            return tf.identity(tf.zeros([tf.size(flat), dim], dtype), name=STAND_IN)
         rows = self.prefetched.pop(0) if self.prefetched else None
         return rows if rows is not None else self.group.hvd_variable.rows([LookupIds(self.segment, flat)])[0]
 
@@ -209,9 +214,10 @@ STAND_IN = "tf_fusedrec_stand_in"
 def _draw_rows_by_key(params: Any, layers: list[str]) -> None:
     """Replaces the function by which `params` makes rows of new keys. Layers of one group have equal initializers."""
     initializer = params.initializer
-    distribution = distribution_of(initializer, rows=params.init_size, dim=params.dim, layer=layers[0])
-    if distribution is None:
+    record = record_of(initializer, rows=params.init_size, dim=params.dim, layer=layers[0])
+    if record is None:  # TFRA then calls the initializer itself.
         return
+    distribution = distribution_of(record)
     salts = tf.constant([seed_of(initializer, layer) for layer in layers], tf.int64)
     encoding = MergedBits(layers)
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import converted_as_here, keras, outside_clusters, tf
+from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful
+from tf_fusedrec.tfra import native_files
 from tf_fusedrec.tfra.fused_layer import STAND_IN, FusedTfraEmbedding
+from tf_fusedrec.tfra.native_rows import NativeRows
 from tf_fusedrec.tfra.row_lookup import LookupIds
 from tf_fusedrec.tfra.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
@@ -43,7 +46,15 @@ class FusedGroup(FusedTfraEmbedding):
         return list(self._names)
 
 
-def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = False) -> list[FusedGroup]:
+def fuse(
+    model: keras.Model,
+    *,
+    leave: Collection[str] = (),
+    hashed_ids: bool = False,
+    tables: str = "tfra",
+    optimizer: Any = None,
+    max_rows_per_rank: Mapping[str, int] | None = None,
+) -> list[FusedGroup] | list[FusedEmbedding]:
     """Fuses the FusedTfraEmbedding layers of a model. The model's code and its losses stay unchanged.
 
     Layers that differ only in the arguments name and init_capacity become one group. Their ids travel in one exchange,
@@ -57,20 +68,29 @@ def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = 
     the rows of one layer. A group is one variable. A restrict policy ranks the rows of the whole group, and an
     optimizer's clipnorm applies to the whole group's gradient.
 
+    With tables="native", rows and slots are in native tables, one per layer, and a step takes far less time. The
+    model's optimizer trains the dense weights and gives the tables its rule, its learning rate and its step number. Ids
+    are any int64. Files have the layers' names. fr.export and fr.checkpoint work.
+
     Args:
       model: Keras model, built or not, with the layers at any depth.
       leave: Names of layers that stay outside any group.
       hashed_ids: True if ids may be 64-bit hashes, such as those of fr.hash_strings. A group of m layers then takes the
         lowest 63 - ceil(log2(m + 1)) bits of each id, which layer.export() returns as the id. Two of n hashes of a
         layer fall together with odds of about n^2 / 2^62 in a group of 2 or 3 layers. False refuses larger and negative
-        ids in the first step.
+        ids in the first step. Native tables keep all bits.
+      tables: "tfra" or "native".
+      optimizer: The optimizer of a custom loop, with tables="native". None takes the optimizer of model.compile.
+      max_rows_per_rank: Number of rows of each layer with a restrict policy, by name, with tables="native". Such a
+        table evicts the least recently (TimestampRestrictPolicy) or least frequently looked up rows.
 
     Returns:
-      The groups of two or more layers, equal on every rank.
+      The groups of two or more layers, equal on every rank. With tables="native", the FusedEmbedding of all layers.
 
     Raises:
       ValueError: The model has no such layer, was fused before, or has trained. Or two layers share a name, `leave`
-        names an unknown layer, or a layer's partitioner, KV creator or key dtype does not suit a group.
+        names an unknown layer, or a layer's partitioner, KV creator or key dtype does not suit a group. With
+        tables="native", native tables lack the optimizer's rule or an argument of a layer.
 
     Examples:
       >>> de = fr.tfra.dynamic_embedding
@@ -86,13 +106,25 @@ def fuse(model: keras.Model, *, leave: Collection[str] = (), hashed_ids: bool = 
     by_id = {id(m): m for m in model.submodules if isinstance(m, FusedTfraEmbedding)}
     layers = sorted(by_id.values(), key=lambda layer: layer.name)
     _check(model, layers, leave)
-    by_spec: dict[Any, list[FusedTfraEmbedding]] = {}
+    if tables not in ("tfra", "native"):
+        raise ValueError(f"tables is {tables!r}, must be 'tfra' or 'native'.")
+    if tables == "tfra" and (optimizer is not None or max_rows_per_rank):
+        raise ValueError("optimizer and max_rows_per_rank need native tables. Use fuse(model, tables='native', ...).")
+    layers = [layer for layer in layers if layer.name not in leave]
     for layer in layers:
-        if layer.name not in leave:
-            _check_fusable(layer)
+        _check_fusable(layer)
+    groups: list[Any] = []
+    if tables == "native" and layers:
+        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        rows = NativeRows(model, layers, _group_name(layers), optimizer, max_rows_per_rank or {})
+        native_files.read_rows_with_weights(model, rows)
+        groups = [rows.embedding]
+    elif layers:
+        by_spec: dict[Any, list[FusedTfraEmbedding]] = {}
+        for layer in layers:
             by_spec.setdefault(_spec(layer), []).append(layer)
-    groups = [_make_group(members, hashed_ids) for members in by_spec.values() if len(members) > 1]
-    _look_up_ahead(model, [layer for layer in layers if layer.name not in leave])
+        groups = [_make_group(members, hashed_ids) for members in by_spec.values() if len(members) > 1]
+    _look_up_ahead(model, layers)
     stop_fit_at_shortest(model)
     return groups
 
@@ -159,14 +191,18 @@ def _spec(layer: FusedTfraEmbedding) -> tuple:
     )  # fmt: skip
 
 
+def _group_name(members: Sequence[FusedTfraEmbedding]) -> str:
+    digest = hashlib.blake2b("/".join(layer.name for layer in members).encode(), digest_size=4).hexdigest()
+    return f"fused_{len(members)}_layers_{digest}"
+
+
 def _make_group(members: Sequence[FusedTfraEmbedding], hashed_ids: bool) -> FusedGroup:
     names = [layer.name for layer in members]
     first = members[0]
-    digest = hashlib.blake2b("/".join(names).encode(), digest_size=4).hexdigest()
     arguments = dict(first.member.arguments)
     arguments["init_capacity"] = sum(layer.params.init_size for layer in members)
     arguments["kv_creator"] = first.params.kv_creator
-    arguments["name"] = f"fused_{len(members)}_layers_{digest}"
+    arguments["name"] = _group_name(members)
     group = FusedGroup(
         names, hashed_ids, with_unique=first.with_unique, mpi_size=first.hvd_variable._mpi_size, **arguments
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.config import Constant, Normal, TruncatedNormal, Uniform, initializer_record
+from tf_fusedrec.config import Constant, Initializer, Normal, TruncatedNormal, Uniform, initializer_record
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tfra.table import tensor_mix64
 
@@ -46,19 +46,19 @@ def _truncated_normal(mean: float, stddev: float) -> Distribution:
     return lambda u: mean + stddev * tf.math.ndtri(tail + (1.0 - 2.0 * tail) * u)
 
 
-def _variance_scaling(initializer: Any, rows: int, dim: int) -> Distribution:
+def _variance_scaling(initializer: Any, rows: int, dim: int) -> Initializer:
     """Scales for a matrix [rows, D]. TFRA takes the batch's number of new keys for `rows`."""
     fans = {"fan_in": rows, "fan_out": dim, "fan_avg": (rows + dim) / 2}
     variance = initializer.scale / max(1.0, fans[initializer.mode])
     if initializer.distribution == "uniform":
-        return _uniform(-math.sqrt(3 * variance), math.sqrt(3 * variance))
+        return Uniform(-math.sqrt(3 * variance), math.sqrt(3 * variance))
     if initializer.distribution == "untruncated_normal":
-        return _normal(0.0, math.sqrt(variance))
-    return _truncated_normal(0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
+        return Normal(0.0, math.sqrt(variance))
+    return TruncatedNormal(0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
 
 
-def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Distribution | None:
-    """The distribution of a tf_keras initializer. None for a stateful or a user's one, which TFRA then calls itself.
+def record_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Initializer | None:
+    """The record of a tf_keras initializer. None for a stateful or a user's one.
 
     rows: Fan-in for the VarianceScaling family (Glorot, He, LeCun): the layer's init_capacity, at least 1.
     """
@@ -71,9 +71,11 @@ def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Dis
         )
     if isinstance(initializer, kinds.VarianceScaling):
         return _variance_scaling(initializer, max(rows, 1), dim)
-    record = initializer_record(initializer)
-    if record is None:
-        return None
+    return initializer_record(initializer)
+
+
+def distribution_of(record: Initializer) -> Distribution:
+    """The distribution of a record."""
     if isinstance(record, Constant):
         return _uniform(record.value, record.value)
     makers = {Uniform: _uniform, Normal: _normal, TruncatedNormal: _truncated_normal}

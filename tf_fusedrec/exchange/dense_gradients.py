@@ -166,11 +166,11 @@ def _read_by_step() -> list[tf.Variable]:
 
 def check_steps(optimizer: Any, steps: int) -> None:
     """Raises ValueError if an optimizer of Keras 3 accumulates gradients over other steps than the tables."""
-    own = getattr(optimizer, "gradient_accumulation_steps", None)
-    if own and own != steps:
+    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
+    if accumulated and accumulated != steps:
         raise ValueError(
-            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps {own}, and the tables of the model "
-            f"accumulate_steps {steps}. Use FusedEmbedding(accumulate_steps={own})."
+            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps {accumulated}, and the tables of "
+            f"the model accumulate_steps {steps}. Use FusedEmbedding(accumulate_steps={accumulated})."
         )
 
 

@@ -124,7 +124,7 @@ class Environment:
         versions = dict(re.findall(r"^([\w-]+)==(\S+)$", installed, re.MULTILINE))
         name = "tf_keras" if self.keras == "legacy" else "keras" if "keras" in versions else "keras-nightly"
         keras = versions[name] if self.keras != "legacy" else f"tf-keras {versions[name]}"
-        return f"| {self.tensorflow} | {keras} | {self.minor_python} | {versions['numpy']} | {day} |"
+        return f"| {self.tensorflow} | {keras} | {self.minor_python} | {day} |"
 
     def run(self, what: str, *arguments: str, program: str | None = None) -> None:
         """Runs `python <arguments>`, or another program, in the copy of the clone, with the output in a log."""

@@ -21,7 +21,7 @@ from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, option_w
 VALUES = {
     "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
     "unknown": "zeros", "storage.dtype": "bfloat16", "storage.stochastic_rounding": True, "storage.hot_after": 2,
-    "limits.eviction": "lfu", "record_tombstones": True,
+    "limits.eviction": "lfu", "limits.exact_eviction": True, "record_tombstones": True,
     "tier.memory_budget_per_rank": 1 << 20, "tier.folder": "", "tier.hot_rows_per_rank": 40,
     "external.folder": "a checkpoint", "external.table": "other", "trainable": False,
 }  # fmt: skip

@@ -20,6 +20,7 @@ TOGETHER = {
     "limits.eviction": ("limits.max_rows_per_rank",),
     "limits.max_candidates_per_rank": ("limits.admission_count",),
     "limits.frequency_decay_steps": ("limits.eviction", "limits.max_rows_per_rank"),
+    "limits.exact_eviction": ("limits.eviction", "limits.max_rows_per_rank"),
     "tier.memory_budget_per_rank": ("tier.folder",),
     "tier.folder": ("tier.memory_budget_per_rank",),
     "external.table": ("external.folder",),

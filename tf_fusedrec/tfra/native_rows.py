@@ -31,6 +31,9 @@ _EVICTIONS = {de.TimestampRestrictPolicy: "lru", de.FrequencyRestrictPolicy: "lf
 class KerasTrainer(Trainer):
     """The learning rate and the update count of a Keras optimizer, which counts when it trains the dense weights."""
 
+    _optimizer: Any
+    _model: weakref.ref
+
     def __init__(self, model: keras.Model, optimizer: Any, name: str):
         rule = from_keras(optimizer)
         self.__dict__.update(
@@ -41,7 +44,7 @@ class KerasTrainer(Trainer):
             optimizer._create_hypers()
 
     @property
-    def _rate(self) -> Any:  # type: ignore[override]
+    def _rate(self) -> Any:
         """A schedule or a variable. A program may assign another one to the optimizer."""
         is_new = isinstance(self._optimizer, keras.optimizers.Optimizer)
         return self._optimizer._learning_rate if is_new else self._optimizer._get_hyper("learning_rate")
@@ -50,7 +53,7 @@ class KerasTrainer(Trainer):
         compiled = getattr(self._model(), "optimizer", None)
         if compiled not in (None, self._optimizer):
             raise ValueError(
-                f"model {self._model().name!r} was compiled with another {type(compiled).__name__} than its native "
+                f"the model was compiled with another {type(compiled).__name__} than its native "
                 "tables were made for, which would not learn of its steps. Compile it before fuse(model, "
                 "tables='native'), or pass the same object: fuse(..., optimizer=optimizer)."
             )
@@ -205,7 +208,7 @@ def _table_of(layer: Any, rule: Any, max_rows_per_rank: Mapping[str, int]) -> Ta
         limits = Limits(max_rows_per_rank=max_rows_per_rank[layer.name], eviction=_EVICTIONS[type(policy)])  # type: ignore[arg-type]
     try:
         return TableConfig(
-            layer.name, params.dim, rule, initializer, layer.value_dtype.name,  # type: ignore[arg-type]
+            layer.name, params.dim, rule, initializer, layer.value_dtype.name,
             trainable=layer.trainable, limits=limits,
         )  # fmt: skip
     except ValueError as error:

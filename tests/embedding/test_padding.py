@@ -191,8 +191,7 @@ def test_later_layers_of_keras_honour_the_mask():
     inputs = {name: keras.Input([None], dtype=tf.int64, name=name) for name in "fg"}
     rows = emb(inputs)
     mean, last = keras.layers.GlobalAveragePooling1D()(rows["f"]), keras.layers.SimpleRNN(3)(rows["f"])
-    queries = emb(inputs)["f"]  # of its own, because this layer of Keras 3 removes the masks of its inputs
-    attended = keras.layers.MultiHeadAttention(1, 2)(queries, queries)
+    attended = keras.layers.MultiHeadAttention(1, 2)(rows["f"], rows["f"])  # in Keras 3, it removes their mask
     model = keras.Model(inputs, [mean, last, attended, rows["g"]])
     short, long = [[3, 5], [9, 3]], [[3, 5, -1, -1], [9, 3, -1, -1]]
     got, wanted = (model({"f": tf.constant(ids), "g": tf.constant(ids)}, training=True) for ids in (long, short))

@@ -11,7 +11,9 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras_api, of_other_keras, tf
+import numpy as np
+
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, of_other_keras, tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.tables import Table
 
@@ -192,6 +194,8 @@ def is_kept(config: FeatureConfig, value, mask=None):
     mask = getattr(value, "_keras_mask", None) if mask is None else mask
     if mask is None and config.padding_id is None:
         return None
+    if not KERAS_IS_LEGACY and isinstance(value, keras_api.KerasTensor):
+        return _symbolic_mask(config, value, mask)
     value = _as_form(value, what)
     ids = flat_values(value)
     kept = tf.ones_like(ids, tf.bool)
@@ -204,6 +208,24 @@ def is_kept(config: FeatureConfig, value, mask=None):
     if isinstance(value, tf.SparseTensor):
         return value.with_values(kept)
     return tf.reshape(kept, tf.shape(value))
+
+
+def _symbolic_mask(config: FeatureConfig, ids, mask):
+    """The mask of dense ids in a functional model of Keras 3; None for other ids.
+
+    A layer such as MultiHeadAttention removes the masks of its inputs. Only a symbolic mask stays in the calls of other
+    layers.
+    """
+    if ids.ragged or ids.sparse:
+        return None
+    kept = keras.ops.ones_like(ids, "bool")
+    if config.padding_id is not None:
+        kept = keras.ops.not_equal(ids, np.int64(config.padding_id))
+    if mask is None:
+        return kept
+    for _ in range(len(ids.shape) - len(mask.shape)):
+        mask = keras.ops.expand_dims(mask, -1)
+    return keras.ops.logical_and(kept, mask)
 
 
 def _flat_mask(what: str, mask, value, ids: tf.Tensor) -> tf.Tensor:

@@ -28,8 +28,6 @@ if KERAS_IS_LEGACY:
 else:
     from tf_fusedrec.tables import keras_3_savers as savers  # type: ignore[no-redef]
 
-# Keras 3 computes masks of a functional model when it runs. A mask of tf_keras is a symbol itself.
-_WITHOUT_MASK = () if KERAS_IS_LEGACY else (keras_api.KerasTensor,)
 _layers_of_table: dict[str, weakref.WeakSet] = {}
 # For each layer, the layers that were found in no model together with it.
 _apart: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -401,7 +399,7 @@ class FusedEmbedding(keras.layers.Layer):
             name: is_kept(self.internals.features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
             if self.internals.features[name].combiner is None
-            and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor, *_WITHOUT_MASK))
+            and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
             and len(np.shape(ids)) > 1
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None

@@ -40,6 +40,7 @@ PRIVATE = {
         "keras.src.saving.legacy.save",
     },
     "tf_fusedrec/tfra/fusing.py": {"keras.src.engine.base_layer_utils.call_context"},
+    "tf_fusedrec/tfra/native_files.py": {"keras.src.engine.compile_utils"},
     "benchmarks/harness/stage_times.py": {"tensorflow.python.framework.auto_control_deps.AutomaticControlDependencies"},
 }
 

@@ -28,6 +28,7 @@ VALUES = {
     "storage.stochastic_rounding": (True, {"storage.dtype": "bfloat16"}),
     "storage.hot_after": (3, {"storage.dtype": "mixed"}),
     "limits.eviction": ("lfu", {"limits.max_rows_per_rank": 1000}),
+    "limits.exact_eviction": (True, {"limits.max_rows_per_rank": 1000, "limits.eviction": "lru"}),
     "limits.max_candidates_per_rank": (300, {"limits.admission_count": 2}),
     "limits.frequency_decay_steps": (500, {"storage.dtype": "mixed", "storage.hot_after": 3}),
     "record_tombstones": (True, {}),

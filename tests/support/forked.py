@@ -45,7 +45,8 @@ class ForkingWorker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
-        if self.is_fork:
+        # Without a fork where a module has used TensorFlow when it was imported, which is an error of its collection.
+        if self.is_fork or uses_tensorflow():
             return None
         if self.connection is None:
             self.start(item.session)

@@ -523,7 +523,7 @@ def test_variants_are_compared_with_sync_of_the_same_seeds(ratings, tmp_path, mo
 def answers(changed):
     """Returns a stand-in of processes.ask: GAUC and AUC rise by 0.1 per point, and `changed` adds to one variant."""
 
-    def ask(function, *, experiment, backend, data):
+    def ask(function, *, variables, experiment, backend, data):
         add = changed.get((backend, experiment["seed"]), lambda point: 0.0)
         names = [f"{task}_{metric}" for task in ("ctr", "long_view") for metric in ("gauc", "auc")]
         return [{"step": point, **{name: 0.5 + 0.1 * point + add(point) for name in names}} for point in range(3)]

@@ -62,7 +62,8 @@ def slot_of(row: Any) -> np.ndarray:
 def table_config(name: str, momentum: float, tier_folder: str, **policies: Any) -> fr.TableConfig:
     """Returns the table's configuration. With a folder, few rows stay in memory. Limits are lists, by table."""
     own = {field: value[TABLES.index(name)] if field in NO_LIMITS else value for field, value in policies.items()}
-    limits = fr.Limits(**{field: own.pop(field) for field in NO_LIMITS if field in own})
+    per_rank = {field: f"{field}_per_rank" for field in ("max_rows", "max_candidates")}  # the oracle's short names
+    limits = fr.Limits(**{per_rank.get(field, field): own.pop(field) for field in NO_LIMITS if field in own})
     limits = dataclasses.replace(limits, eviction=None if limits.eviction == "none" else limits.eviction)
     tier = fr.Tier(TIER_BYTES, tier_folder) if tier_folder else fr.Tier()
     rule = fr.optimizers.SGD(RATE, momentum=momentum)

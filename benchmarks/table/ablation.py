@@ -1,4 +1,4 @@
-"""Question: what do removed duplicates and shared exchanges save, each alone and together?
+"""Question: what do removed duplicates and shared exchanges save, separately and together?
 
     python -m benchmarks.table.ablation [--quick] [--json FILE]
 

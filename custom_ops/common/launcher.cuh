@@ -1,7 +1,7 @@
 // Helpers of the launchers: they allocate scratch memory, and copy small arrays between host and device.
 #pragma once
 
-#ifndef __CUDACC_RTC__  // which compiles kernels alone (tests/cuda/test_cuda_12.py)
+#ifndef __CUDACC_RTC__  // NVRTC compiles the kernels without the launchers (tests/cuda/test_cuda_12.py)
 
 #include <algorithm>
 #include <cstdint>

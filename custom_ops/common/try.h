@@ -1,4 +1,4 @@
-// FUSEDREC_TRY(call) returns from the function around it what a call answers, unless all is well: 0, or a Status that is ok.
+// FUSEDREC_TRY(call) makes the enclosing function return the call's result, unless that is 0 or an OK Status.
 #pragma once
 
 #include <type_traits>

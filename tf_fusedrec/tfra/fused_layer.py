@@ -152,7 +152,7 @@ class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         return ids[places], rows[places]
 
     def in_place_of(self, name: str) -> str:
-        """What a user of a fused layer takes in place of the layer's attribute."""
+        """The object that replaces an attribute of a fused layer, in the words of an error."""
         return f"layer.owner.{name} for the whole group"
 
     def join(self, group: FusedTfraEmbedding, segment: int) -> None:

@@ -130,7 +130,7 @@ class NativeRows(de.shadow_ops.HvdVariable):
         return self.embedding.export_table(self.layers[segment])
 
     def in_place_of(self, name: str) -> str:
-        """What a user of a fused layer takes in place of the layer's attribute."""
+        """The object that replaces an attribute of a fused layer, in the words of an error."""
         return "the FusedEmbedding that fuse(model, tables='native') has returned"
 
     def for_segment(self, segment: int) -> NativeRows:

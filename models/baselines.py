@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 import tf_fusedrec as fr
-from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 
 PRIOR_EXPOSURES = 10.0  # prior of the main job's baseline, see `ranking`
 

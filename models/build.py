@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from models.dcn import DCN
-from models.din import DIN
-from models.dlrm import DLRM
-from models.experiment import Experiment
-from models.experiment.model_config import GRMConfig, ModelConfig, RetrievalConfig
-from models.experiment.ranking_config import ROLES, RankingConfig
-from models.grm import GRM
-from models.parts.dense_inputs import Statistics
-from models.ranking import RankingModel
-from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
+from tf_fusedrec.models.dcn import DCN
+from tf_fusedrec.models.din import DIN
+from tf_fusedrec.models.dlrm import DLRM
+from tf_fusedrec.models.experiment import Experiment
+from tf_fusedrec.models.experiment.model_config import GRMConfig, ModelConfig, RetrievalConfig
+from tf_fusedrec.models.experiment.ranking_config import ROLES, RankingConfig
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.parts.dense_inputs import Statistics
+from tf_fusedrec.models.ranking import RankingModel
+from tf_fusedrec.models.retrieval import HSTURetrieval
 from tf_fusedrec.schedules import schedule
 
 RANKING_MODELS: dict[str, Callable[..., RankingModel]] = {"grm": GRM, "dlrm": DLRM, "din": DIN, "dcn": DCN}

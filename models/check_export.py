@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from models import run_signature
-from models.build import columns
-from models.experiment import Experiment
-from models.experiment.ranking_config import ROLES
-from models.export import event_columns
-from models.ranking import RankingModel, ids_of_lists
-from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models import run_signature
+from tf_fusedrec.models.build import columns
+from tf_fusedrec.models.experiment import Experiment
+from tf_fusedrec.models.experiment.ranking_config import ROLES
+from tf_fusedrec.models.export import event_columns
+from tf_fusedrec.models.ranking import RankingModel, ids_of_lists
+from tf_fusedrec.models.retrieval import HSTURetrieval
 
 # The weights and ops are equal. float32 sums of at most a thousand terms near 1 may run in another order.
 TOLERANCE = 1e-4

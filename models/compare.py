@@ -1,6 +1,6 @@
 """Compares two runs: every metric of both, their difference and its confidence interval.
 
-    python -m models.compare RUN_A RUN_B [--resamples 1000] [--seed 0] [--level 0.95] [--json FILE]
+    python -m tf_fusedrec.models.compare RUN_A RUN_B [--resamples 1000] [--seed 0] [--level 0.95] [--json FILE]
 
 RUN is a folder that models.train (or benchmarks.retrieval_ml1m) wrote. Its samples.npz holds the data behind the
 metrics, by exposure or by user. A paired bootstrap gives the interval: it draws the same users with replacement for
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from models import baselines
 from tf_fusedrec.metrics import exact
+from tf_fusedrec.models import baselines
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
@@ -37,7 +37,7 @@ def read_samples(run: pathlib.Path) -> dict[str, np.ndarray]:
     """
     path = run / SAMPLES
     if not path.is_file():
-        raise ValueError(f"{run} has no {SAMPLES}. Pass the output folder of a finished models.train.")
+        raise ValueError(f"{run} has no {SAMPLES}. Pass the output folder of a finished tf_fusedrec.models.train.")
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     order = np.lexsort([arrays[name] for name in reversed(_KEYS) if name in arrays])

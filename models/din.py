@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from models.base import Batch
-from models.experiment.model_config import DINConfig
-from models.exposure_model import ExposureModel, network, products
-from models.parts.dense_inputs import DenseInputs, dense_width, log_seconds
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.experiment.model_config import DINConfig
+from tf_fusedrec.models.exposure_model import ExposureModel, network, products
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs, dense_width, log_seconds
 
 
 class DIN(ExposureModel):

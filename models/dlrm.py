@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from models.base import Batch
-from models.experiment.model_config import DLRMConfig
-from models.exposure_model import ExposureModel, network, products
-from models.parts.dense_inputs import DenseInputs
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.experiment.model_config import DLRMConfig
+from tf_fusedrec.models.exposure_model import ExposureModel, network, products
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs
 
 
 class DLRM(ExposureModel):

@@ -1,6 +1,6 @@
 """Evaluates a model on the held-out split: loss, AUC and GAUC, or HR@K, NDCG@K, MRR and NE, beside a baseline.
 
-    python -m models.evaluate runs/grm_tiny [--data PATH] [--json FILE]      # or under horovodrun, any number of ranks
+    python -m tf_fusedrec.models.evaluate runs/grm_tiny [--data PATH] [--json FILE]  # or under horovodrun
 
 The command evaluates the checkpoint of a models.train run and prints the metrics that the run printed at its end.
 
@@ -21,18 +21,18 @@ from typing import NamedTuple
 import numpy as np
 
 import tf_fusedrec as fr
-from models import baselines
-from models.build import columns, extra_tokens, length_columns
-from models.data_sets.layouts import read_items
-from models.experiment import Experiment
-from models.export import saved_experiment, trained_model
-from models.prepare import prepare_data
-from models.ranking import RankingModel
-from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.metrics import exact
+from tf_fusedrec.models import baselines
+from tf_fusedrec.models.build import columns, extra_tokens, length_columns
+from tf_fusedrec.models.data_sets.layouts import read_items
+from tf_fusedrec.models.experiment import Experiment
+from tf_fusedrec.models.export import saved_experiment, trained_model
+from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.ranking import RankingModel
+from tf_fusedrec.models.retrieval import HSTURetrieval
 
 _ITEMS_AT_ONCE = 1 << 16
 _SCORES_AT_ONCE = 1 << 20  # logits in memory at a time; 4 MiB stay in the cache from the product to the sum
@@ -234,7 +234,7 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
     """Evaluates a run's checkpoint on its test split or on other data. Collective.
 
     Args:
-      run: Output folder of models.train, or its checkpoint folder.
+      run: Output folder of tf_fusedrec.models.train, or its checkpoint folder.
       data: Raw or converted data set to use instead of the run's, or None for the run's.
 
     Raises:
@@ -242,7 +242,9 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
       RuntimeError: Rank 0 could not prepare the data; raised on the other ranks.
     """
     if not run.is_dir():
-        raise ValueError(f"RUN must be an output folder of models.train, got {str(run)!r}, which is no folder.")
+        raise ValueError(
+            f"RUN must be an output folder of tf_fusedrec.models.train, got {str(run)!r}, which is no folder."
+        )
     checkpoint = run / "checkpoint" if (run / "checkpoint").is_dir() else run
     experiment = saved_experiment(checkpoint)
     if data is not None:
@@ -253,9 +255,11 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m models.evaluate", description="Evaluates the checkpoint of a run on its test split."
+        prog="python -m tf_fusedrec.models.evaluate", description="Evaluates the checkpoint of a run on its test split."
     )
-    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="output folder of models.train, or a checkpoint")
+    parser.add_argument(
+        "run", type=pathlib.Path, metavar="RUN", help="output folder of tf_fusedrec.models.train, or a checkpoint"
+    )
     parser.add_argument("--data", help="raw or converted data set to use instead of the run's")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the metrics")
     arguments = parser.parse_args(argv)

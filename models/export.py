@@ -1,7 +1,7 @@
 """Exports a trained model as a SavedModel and defines its signatures.
 
-    python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
-        [--state_bytes 1000000000] [--base runs/grm_tiny/saved_model]
+    python -m tf_fusedrec.models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model
+        [--ops ours] [--state_bytes 1000000000] [--base runs/grm_tiny/saved_model]
 
 Unknown ids get the same rows as in evaluation (TableConfig.unknown). Signatures take flat tensors. A ragged feature is
 a tensor of values; the features of a role share their row_splits <int64>[B+1]:
@@ -48,21 +48,21 @@ import numpy as np
 from absl import app, flags
 
 import tf_fusedrec as fr
-from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import EmbeddingConfig, Experiment, from_dict
-from models.experiment.ranking_config import ROLES, RankingConfig
-from models.grm import GRM
-from models.item_index import IndexOptions
-from models.kept_states import Answer, KeptStates, StateOptions
-from models.ranking import RankingModel
-from models.retrieval import HSTURetrieval
-from models.retrieval_server import RetrievalServer
-from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.checkpoint.dense import read
 from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.experiment import EmbeddingConfig, Experiment, from_dict
+from tf_fusedrec.models.experiment.ranking_config import ROLES, RankingConfig
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.item_index import IndexOptions
+from tf_fusedrec.models.kept_states import Answer, KeptStates, StateOptions
+from tf_fusedrec.models.ranking import RankingModel
+from tf_fusedrec.models.retrieval import HSTURetrieval
+from tf_fusedrec.models.retrieval_server import RetrievalServer
+from tf_fusedrec.models.user_state import GRMStates
 
 Model = RankingModel | HSTURetrieval
 # Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
@@ -119,7 +119,7 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
     if not extra or "experiment" not in extra:
         raise ValueError(
             f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Pass a "
-            "checkpoint of models.train, or call tf_fusedrec.export in the program that wrote this one."
+            "checkpoint of tf_fusedrec.models.train, or call tf_fusedrec.export in the program that wrote this one."
         )
     try:
         experiment = from_dict(extra["experiment"])
@@ -132,7 +132,7 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
 
 
 def trained_model(checkpoint: str | os.PathLike) -> Model:
-    """Returns the model of a models.train checkpoint, with its rows. Collective.
+    """Returns the model of a tf_fusedrec.models.train checkpoint, with its rows. Collective.
 
     A run with train.keep_best gives its best epoch, any other run its last save.
 
@@ -157,7 +157,7 @@ def _check_all_restored(model: Model, prefix: str) -> None:
     except ValueError as error:
         raise ValueError(
             f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error} "
-            "Pass a checkpoint that models.train of this version wrote."
+            "Pass a checkpoint that tf_fusedrec.models.train of this version wrote."
         ) from error
 
 
@@ -274,7 +274,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
+    flags.DEFINE_string(
+        "checkpoint", None, "Folder of a checkpoint that tf_fusedrec.models.train wrote.", required=True
+    )
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
     flags.DEFINE_string("base", None, "Export that a delta starts from; --output becomes the delta.")
     flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from models.base import Batch
-from models.experiment.ranking_config import RankingConfig
-from models.parts.dense_inputs import DenseInputs
-from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs
+from tf_fusedrec.models.ranking import RankingModel
 
 
 class ExposureModel(RankingModel):

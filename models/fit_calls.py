@@ -11,13 +11,13 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from models.build import columns, extra_tokens, ids_by_table, length_columns
-from models.experiment import Experiment
-from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec import tf
 from tf_fusedrec.data import GrowingFolder, ParquetFolder, StochasticLength, TokenBatches, cluster_samples
 from tf_fusedrec.data.growing import Partition, check_same_files
 from tf_fusedrec.data.plan import Cost
+from tf_fusedrec.models.build import columns, extra_tokens, ids_by_table, length_columns
+from tf_fusedrec.models.experiment import Experiment
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.schedules import schedule
 
 

@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from models.base import Batch
-from models.experiment.model_config import GRMConfig
-from models.experiment.ranking_config import ROLES
-from models.exposure_model import products
-from models.parts.dense_inputs import DenseInputs, dense_width
-from models.parts.encoders import attends_by_time, encoder_blocks
-from models.parts.group_norm import GroupLayerNorm
-from models.parts.pooled_history import EventProfiles
-from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import FeatureCross, MMoE, PositionEmbedding, jagged, sequence_times
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.experiment.model_config import GRMConfig
+from tf_fusedrec.models.experiment.ranking_config import ROLES
+from tf_fusedrec.models.exposure_model import products
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs, dense_width
+from tf_fusedrec.models.parts.encoders import attends_by_time, encoder_blocks
+from tf_fusedrec.models.parts.group_norm import GroupLayerNorm
+from tf_fusedrec.models.parts.pooled_history import EventProfiles
+from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.ops import SequenceTimes
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from models.experiment.model_config import GRMConfig, RetrievalConfig
-from models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec import ops, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import AttentionState
+from tf_fusedrec.models.experiment.model_config import GRMConfig, RetrievalConfig
+from tf_fusedrec.models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec.saved_model.signatures import Signature
 from tf_fusedrec.saved_model.state_cache import StateCache
 

@@ -12,16 +12,16 @@ import os
 import pathlib
 
 import tf_fusedrec as fr
-from models.data_sets.events import Window
-from models.data_sets.interactions import convert_sequences
-from models.data_sets.kuairand import convert_kuairand
-from models.data_sets.layouts import read_info
-from models.data_sets.movielens import convert_movielens, convert_movielens_ranking
-from models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
-from models.data_sets.table import convert_table
-from models.experiment import Experiment
-from models.experiment.data_config import SOURCES, WINDOWED
-from models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.data_sets.events import Window
+from tf_fusedrec.models.data_sets.interactions import convert_sequences
+from tf_fusedrec.models.data_sets.kuairand import convert_kuairand
+from tf_fusedrec.models.data_sets.layouts import read_info
+from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_movielens_ranking
+from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+from tf_fusedrec.models.data_sets.table import convert_table
+from tf_fusedrec.models.experiment import Experiment
+from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from models.base import Batch, SequenceModel, constant
-from models.data_sets.events import hour_of_day
-from models.experiment.ranking_config import HOUR, ROLES, RankingConfig
-from models.parts.dense_inputs import DenseInputs, Statistics, dense_width, normalizers, time_features
-from models.parts.history_dropout import without_events
-from models.parts.pooled_history import mean
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.base import Batch, SequenceModel, constant
+from tf_fusedrec.models.data_sets.events import hour_of_day
+from tf_fusedrec.models.experiment.ranking_config import HOUR, ROLES, RankingConfig
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs, Statistics, dense_width, normalizers, time_features
+from tf_fusedrec.models.parts.history_dropout import without_events
+from tf_fusedrec.models.parts.pooled_history import mean
 
 RARE = -1  # The id that replaces every item below config.min_item_count.
 _NO_ITEM = np.iinfo(np.int64).max

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.base import Batch, SequenceModel, constant
-from models.experiment.model_config import RetrievalConfig
-from models.parts.encoders import attends_by_time, encoder_blocks
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
 from tf_fusedrec.losses.negatives import NORM_FLOOR, Sampler, other_positions, reuse
 from tf_fusedrec.losses.objectives import sampled_softmax_of_catalogue
+from tf_fusedrec.models.base import Batch, SequenceModel, constant
+from tf_fusedrec.models.experiment.model_config import RetrievalConfig
+from tf_fusedrec.models.parts.encoders import attends_by_time, encoder_blocks
 
 
 class Predictions(NamedTuple):
@@ -82,7 +82,7 @@ class HSTURetrieval(SequenceModel):
         if catalogue.ndim != 1 or not catalogue.size or len(np.unique(catalogue)) != catalogue.size:
             raise ValueError(
                 f"catalogue must hold at least one id, each once, got shape {catalogue.shape} with "
-                f"{len(np.unique(catalogue))} distinct ids. Take models.data_sets.layouts.read_items."
+                f"{len(np.unique(catalogue))} distinct ids. Take tf_fusedrec.models.data_sets.layouts.read_items."
             )
         self.config = config
         # The checkpoint holds the catalogue, because the exported model returns its ids.

@@ -6,13 +6,13 @@ import functools
 import math
 
 import tf_fusedrec as fr
-from models.item_index import IndexOptions, ItemIndex
-from models.kept_states import Answer, KeptStates, StateOptions
-from models.retrieval import HSTURetrieval
-from models.top_k import best_of_all, best_of_lists, seen_positions
-from models.user_state import RetrievalStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.item_index import IndexOptions, ItemIndex
+from tf_fusedrec.models.kept_states import Answer, KeptStates, StateOptions
+from tf_fusedrec.models.retrieval import HSTURetrieval
+from tf_fusedrec.models.top_k import best_of_all, best_of_lists, seen_positions
+from tf_fusedrec.models.user_state import RetrievalStates
 
 
 class RetrievalServer:

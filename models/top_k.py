@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.item_index import ItemIndex
 from tf_fusedrec import tf
+from tf_fusedrec.models.item_index import ItemIndex
 
 Embed = Callable[[tf.Tensor], tf.Tensor]
 BLOCK = 8192  # items of one product

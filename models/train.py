@@ -1,7 +1,7 @@
 """The main job: prepares data, trains with Keras fit, evaluates, exports, and prints the results.
 
-    horovodrun -np 2 python -m models.train --config configs/grm_tiny.yaml
-    python -m models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
+    horovodrun -np 2 python -m tf_fusedrec.models.train --config configs/grm_tiny.yaml
+    python -m tf_fusedrec.models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
 
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
 --output DIR (default runs/<name>) · --resume (continues from the checkpoint in the output folder).
@@ -31,7 +31,12 @@ import numpy as np
 from absl import app, flags, logging
 
 import tf_fusedrec as fr
-from models.build import (
+from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.callbacks.timeline import Timeline
+from tf_fusedrec.data.columns import check_features
+from tf_fusedrec.files.saves import read_manifest
+from tf_fusedrec.models.build import (
     columns,
     features,
     made_features,
@@ -39,22 +44,17 @@ from models.build import (
     make_model,
     no_rows,
 )
-from models.check_export import check_export, expected_answer
-from models.data_sets.layouts import read_info, read_items
-from models.evaluate import Evaluation, evaluator, name_width, table
-from models.experiment import Experiment, load
-from models.export import export
-from models.fit_calls import fit_calls
-from models.parts.dense_inputs import read_statistics
-from models.prepare import prepare_data
-from models.ranking import RankingModel
-from models.run_folder import claim
-from models.utilization import ModelFlopsUtilization
-from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
-from tf_fusedrec.callbacks.timeline import Timeline
-from tf_fusedrec.data.columns import check_features
-from tf_fusedrec.files.saves import read_manifest
+from tf_fusedrec.models.check_export import check_export, expected_answer
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
+from tf_fusedrec.models.evaluate import Evaluation, evaluator, name_width, table
+from tf_fusedrec.models.experiment import Experiment, load
+from tf_fusedrec.models.export import export
+from tf_fusedrec.models.fit_calls import fit_calls
+from tf_fusedrec.models.parts.dense_inputs import read_statistics
+from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.ranking import RankingModel
+from tf_fusedrec.models.run_folder import claim
+from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -167,7 +167,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         _say(f"best epoch: {kept['epoch'] + 1}, {train.keep_best}: {kept['value']:.4f}")
     results, samples = evaluate(folder)
     if _is_chief():
-        np.savez(output / "samples.npz", **samples)  # models.compare reads it.
+        np.savez(output / "samples.npz", **samples)  # tf_fusedrec.models.compare reads it.
         _report(output, results, rates)
     inputs, expected = expected_answer(experiment, model, folder)
     exported = output / "saved_model.new"
@@ -261,7 +261,7 @@ def _resuming_command() -> str:
     size = fr.size()
     gloo = ["--gloo"] if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ else []
     launcher = [_program("horovodrun"), "-np", str(size), *gloo] if size > 1 else []
-    return shlex.join([*launcher, _program(sys.executable), "-m", "models.train", *flags_given, "--resume"])
+    return shlex.join([*launcher, _program(sys.executable), "-m", "tf_fusedrec.models.train", *flags_given, "--resume"])
 
 
 def _program(name: str) -> str:

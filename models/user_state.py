@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from models.base import Batch
-from models.grm import GRM
-from models.parts.encoders import attends_by_time
-from models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec import tf
 from tf_fusedrec.layers import HSTU, jagged, sequence_times
 from tf_fusedrec.layers.base import AttentionState, appended, first_tokens
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.parts.encoders import attends_by_time
+from tf_fusedrec.models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec.ops import SequenceTimes
 
 

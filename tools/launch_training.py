@@ -71,7 +71,13 @@ def choose_config(data: str, config: str) -> str:
 
 def training_command(processes: int, data: str, config: str) -> list[str]:
     # With "=", because a name may begin with a dash.
-    command = [sys.executable, "-m", "models.train", f"--config={config}", *([f"--data={data}"] if data else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "tf_fusedrec.models.train",
+        f"--config={config}",
+        *([f"--data={data}"] if data else []),
+    ]
     if processes == 1:
         return command
     # horovodrun lies beside this interpreter. Its cache in the home folder is for checks of remote hosts only.

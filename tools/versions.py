@@ -155,17 +155,17 @@ def find_python(version: str) -> str:
 
 
 def compare_answers(runs: Sequence[str]) -> None:
-    """Checks that folders of models.train, made elsewhere, give here the answers that they gave there.
+    """Checks that folders of tf_fusedrec.models.train, made elsewhere, give here the answers that they gave there.
 
     The checkpoint must score the test split as the run did (samples.npz), and the SavedModel must answer as the model.
     """
     import numpy as np
 
     import tf_fusedrec as fr
-    from models.check_export import TOLERANCE, check_export, expected_answer
-    from models.evaluate import evaluate
-    from models.export import saved_experiment, trained_model
-    from models.prepare import prepare_data
+    from tf_fusedrec.models.check_export import TOLERANCE, check_export, expected_answer
+    from tf_fusedrec.models.evaluate import evaluate
+    from tf_fusedrec.models.export import saved_experiment, trained_model
+    from tf_fusedrec.models.prepare import prepare_data
 
     fr.init()
     for run in map(pathlib.Path, runs):
@@ -184,7 +184,7 @@ def exchange_files(environment: Environment) -> list[str]:
     """Trains grm_tiny, and compares answers with all environments that have trained it. Returns their names."""
     trained = environment.folder / "grm_tiny"
     if not (trained / "results.json").exists():
-        environment.run("grm_tiny", "-m", "models.train", *GRM_TINY, "--output", str(trained))
+        environment.run("grm_tiny", "-m", "tf_fusedrec.models.train", *GRM_TINY, "--output", str(trained))
     others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/results.json")]
     program = "import sys; from tools import versions; versions.compare_answers(sys.argv[1:])"
     environment.run("answers", "-c", program, *map(str, others))

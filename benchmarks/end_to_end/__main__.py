@@ -34,15 +34,15 @@ from benchmarks.end_to_end.peer_torch import Users, read_batches, write_batches
 from benchmarks.harness import harness, processes
 from benchmarks.harness.processes import Remote
 from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
-from models.build import columns, make_embedding, make_model
-from models.data_sets.layouts import read_items
-from models.experiment import Experiment, from_dict, load
-from models.experiment.model_config import RetrievalConfig
-from models.prepare import prepare_data
-from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import ParquetFolder
 from tf_fusedrec.data.rows import concat
+from tf_fusedrec.models.build import columns, make_embedding, make_model
+from tf_fusedrec.models.data_sets.layouts import read_items
+from tf_fusedrec.models.experiment import Experiment, from_dict, load
+from tf_fusedrec.models.experiment.model_config import RetrievalConfig
+from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.retrieval import HSTURetrieval
 
 QUICK_BATCHES = 6
 TURN = 2  # steps of a side before the other's turn

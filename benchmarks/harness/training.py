@@ -30,20 +30,20 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes
-from models.base import TRAINING_PASSES
-from models.build import columns, make_embedding, make_model, no_rows
-from models.compare import SAMPLES, check_pairs, metrics_of, read_samples
-from models.data_sets.interactions import Interactions, write_last_held_out
-from models.data_sets.layouts import read_info, read_items
-from models.evaluate import Evaluation, evaluator
-from models.experiment import Experiment, from_dict
-from models.fit_calls import FitCall, fit_calls
-from models.parts.dense_inputs import read_statistics
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
 from tf_fusedrec.data.plan import Cost
 from tf_fusedrec.data.rows import concat
 from tf_fusedrec.files.manifest import exists
+from tf_fusedrec.models.base import TRAINING_PASSES
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.compare import SAMPLES, check_pairs, metrics_of, read_samples
+from tf_fusedrec.models.data_sets.interactions import Interactions, write_last_held_out
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
+from tf_fusedrec.models.evaluate import Evaluation, evaluator
+from tf_fusedrec.models.experiment import Experiment, from_dict
+from tf_fusedrec.models.fit_calls import FitCall, fit_calls
+from tf_fusedrec.models.parts.dense_inputs import read_statistics
 
 EPOCHS, RESULT, LOG = "epochs.json", "result.json", "log.txt"
 RESAMPLES, LEVEL = 1000, 0.95  # of a bootstrap
@@ -222,7 +222,7 @@ def content_of(folder: pathlib.Path) -> str:
     """Returns sixteen hexadecimal digits of a hash over all files of a data set: their paths in it and their bytes.
 
     Other runs and machines find the folder of a job by it. The folder's own name holds the time of the raw files
-    (models.prepare), which a copy of the data does not keep.
+    (tf_fusedrec.models.prepare), which a copy of the data does not keep.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

@@ -34,12 +34,12 @@ TURN, WARMUP, TURNS, QUICK_TURNS = 50, 2, 40, 4
 def train(model: str, data: str) -> None:
     """Runs the child of a Remote."""
     import tf_fusedrec as fr
-    from models.build import columns, make_embedding, make_model, no_rows
-    from models.data_sets.layouts import read_items
-    from models.experiment import load
-    from models.fit_calls import fit_calls
-    from models.prepare import prepare_data
     from tf_fusedrec import keras
+    from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+    from tf_fusedrec.models.data_sets.layouts import read_items
+    from tf_fusedrec.models.experiment import load
+    from tf_fusedrec.models.fit_calls import fit_calls
+    from tf_fusedrec.models.prepare import prepare_data
 
     name, overrides = MODELS[model]
     experiment = load(CONFIGS / f"{name}.yaml", overrides)

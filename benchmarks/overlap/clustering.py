@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import harness
-from models.data_sets.interactions import by_user_and_time
-from models.data_sets.text_log import ID, INTEGER, read_log
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.data.batches import cut, piece_bounds
 from tf_fusedrec.data.plan import closest_cuts
 from tf_fusedrec.data.rows import Ragged, splits_of
+from tf_fusedrec.models.data_sets.interactions import by_user_and_time
+from tf_fusedrec.models.data_sets.text_log import ID, INTEGER, read_log
 
 DATA = harness.ROOT.parent / "shared/data/amazon_sports"
 TOKENS = 32768  # of a batch of one rank

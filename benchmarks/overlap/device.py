@@ -32,9 +32,9 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.harness import harness
 from benchmarks.harness.harness import ZipfIds, id_of, repeated
-from models.base import Batch, SequenceModel
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.data import cluster_samples
+from tf_fusedrec.models.base import Batch, SequenceModel
 
 SOURCE = pathlib.Path(__file__).with_name("device_stream.cc")
 BUILD = harness.ROOT / "build/benchmarks"

@@ -20,10 +20,10 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness, network, processes, ranks
 from benchmarks.harness.harness import ZipfIds, repeated
 from benchmarks.overlap.figures import EXACT, STALE
-from models.experiment.model_config import GRMConfig
-from models.grm import GRM
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.timeline import Timeline
+from tf_fusedrec.models.experiment.model_config import GRMConfig
+from tf_fusedrec.models.grm import GRM
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
 
 FEATURES = ("history_item", "history_action", "exposed_item")

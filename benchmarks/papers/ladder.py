@@ -31,11 +31,11 @@ import tf_fusedrec as fr
 from benchmarks.balance.__main__ import COST, LONGEST, MEAN, lengths
 from benchmarks.harness import harness, processes
 from benchmarks.harness.harness import ZipfIds
-from models.build import columns, make_embedding, make_model
-from models.experiment import Experiment, from_dict
 from tf_fusedrec import collectives, keras, ops, tf
 from tf_fusedrec.data.plan import EpochPlan, all_positions
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.models.build import columns, make_embedding, make_model
+from tf_fusedrec.models.experiment import Experiment, from_dict
 
 ROWS = 8  # of the mean length, in a rank's batch
 EXPOSURES = 8  # of each row

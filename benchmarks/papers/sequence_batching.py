@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import harness, processes
-from models.build import columns, make_embedding, make_model
-from models.experiment import Experiment, load
-from models.grm import GRM
-from models.prepare import prepare_data
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder
+from tf_fusedrec.models.build import columns, make_embedding, make_model
+from tf_fusedrec.models.experiment import Experiment, load
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.prepare import prepare_data
 
 QUICK_USERS = 200
 

@@ -52,17 +52,17 @@ from pyarrow import csv
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, training
-from models import baselines
-from models.build import features
-from models.compare import metrics_of
-from models.data_sets.kuairand import LOGS, USER_FEATURES, convert_kuairand
-from models.data_sets.movielens import RATINGS
-from models.evaluate import evaluator
-from models.experiment import Experiment, from_dict, load
-from models.experiment.ranking_config import RankingConfig
-from models.fit_calls import fit_calls
-from models.prepare import prepare_data
 from tf_fusedrec import keras
+from tf_fusedrec.models import baselines
+from tf_fusedrec.models.build import features
+from tf_fusedrec.models.compare import metrics_of
+from tf_fusedrec.models.data_sets.kuairand import LOGS, USER_FEATURES, convert_kuairand
+from tf_fusedrec.models.data_sets.movielens import RATINGS
+from tf_fusedrec.models.evaluate import evaluator
+from tf_fusedrec.models.experiment import Experiment, from_dict, load
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.fit_calls import fit_calls
+from tf_fusedrec.models.prepare import prepare_data
 
 KUAIRAND_HELD_OUT = 0.2  # share of a user's impressions in the test split, and of the others in the validation split
 SPORTS_USERS, QUICK_SPORTS_USERS = 12_000, 300  # the first ones, of validation, which costs as much as an epoch; of all

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import harness, processes, training
-from models.experiment import load
-from models.prepare import prepare_data
+from tf_fusedrec.models.experiment import load
+from tf_fusedrec.models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m.yaml"
 BATCH_USERS, EVALUATE_EVERY = 128, 5

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import harness, processes, training
-from models.experiment import load
-from models.prepare import prepare_data
+from tf_fusedrec.models.experiment import load
+from tf_fusedrec.models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m_tiny.yaml"
 RANKS, SEEDS, PATIENCE = 4, (1, 2), 5

@@ -51,14 +51,14 @@ from benchmarks.serving.load import (
     load_fields,
     state_fields,
 )
-from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import Experiment, load
-from models.experiment.ranking_config import RankingConfig
-from models.export import export
-from models.item_index import IndexOptions, ItemIndex
-from models.top_k import best_of_all, best_of_lists
 from tf_fusedrec import keras, tf
 from tf_fusedrec.metrics import exact
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.experiment import Experiment, load
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.export import export
+from tf_fusedrec.models.item_index import IndexOptions, ItemIndex
+from tf_fusedrec.models.top_k import best_of_all, best_of_lists
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.export import OPS
 

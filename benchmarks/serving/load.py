@@ -21,16 +21,16 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
-from models.base import Batch
-from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import load
-from models.experiment.ranking_config import RankingConfig
-from models.export import signatures_of
-from models.grm import GRM
-from models.kept_states import StateOptions
-from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.experiment import load
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.export import signatures_of
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.kept_states import StateOptions
+from tf_fusedrec.models.user_state import GRMStates
 from tf_fusedrec.saved_model.state_cache import StateCache
 
 IDS = 1000  # rows of a table

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs a program on the hosts of a Slurm job, one rank for each task:
-#   sbatch examples/deploy/slurm.sh python -m models.train --config configs/grm_4g.yaml
+#   sbatch examples/deploy/slurm.sh python -m tf_fusedrec.models.train --config configs/grm_4g.yaml
 # The submitting shell has horovodrun on its PATH. The hosts share the folder and admit the user by ssh among themselves.
 # NETWORK names the network card that connects them.
 #SBATCH --job-name=fusedrec

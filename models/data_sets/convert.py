@@ -1,11 +1,11 @@
 """Command line: converts a raw data set to a folder in our Parquet layout, or makes a synthetic one.
 
-    python -m models.data_sets.convert movielens           --input ml-1m --output data/ml-1m
-    python -m models.data_sets.convert sequences           --input sequences.txt --output data/sequences
-    python -m models.data_sets.convert kuairand            --input log.csv.gz --output data/kuairand
-    python -m models.data_sets.convert movielens_ranking   --input ml-1m --output data/ml-1m-ranking
-    python -m models.data_sets.convert synthetic-ranking   --output data/ranking --users 2000
-    python -m models.data_sets.convert synthetic-retrieval --output data/retrieval
+    python -m tf_fusedrec.models.data_sets.convert movielens           --input ml-1m --output data/ml-1m
+    python -m tf_fusedrec.models.data_sets.convert sequences           --input sequences.txt --output data/sequences
+    python -m tf_fusedrec.models.data_sets.convert kuairand            --input log.csv.gz --output data/kuairand
+    python -m tf_fusedrec.models.data_sets.convert movielens_ranking   --input ml-1m --output data/ml-1m-ranking
+    python -m tf_fusedrec.models.data_sets.convert synthetic-ranking   --output data/ranking --users 2000
+    python -m tf_fusedrec.models.data_sets.convert synthetic-retrieval --output data/retrieval
 
 A converter refuses flags that it does not take.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from absl import flags
 
-from models.data_sets.interactions import convert_sequences
-from models.data_sets.kuairand import convert_kuairand
-from models.data_sets.layouts import DatasetInfo
-from models.data_sets.movielens import convert_movielens, convert_movielens_ranking
-from models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+from tf_fusedrec.models.data_sets.interactions import convert_sequences
+from tf_fusedrec.models.data_sets.kuairand import convert_kuairand
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo
+from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_movielens_ranking
+from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, its flags passed as positional arguments, its flags passed as keywords)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.data_sets.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
 HELD_OUT = ("test", "validation")
 SPLIT = (

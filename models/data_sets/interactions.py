@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from models.data_sets.layouts import DatasetInfo, write_dataset
-from models.data_sets.text_log import ids_of, open_text
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.models.data_sets.text_log import ids_of, open_text
 
 SPLIT = (
     "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "

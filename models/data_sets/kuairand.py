@@ -14,11 +14,21 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from models.data_sets.events import hour_of_day, past_columns
-from models.data_sets.interactions import by_user_and_time
-from models.data_sets.layouts import DatasetInfo, write_dataset
-from models.data_sets.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, numbered, read_log, readable_text
 from tf_fusedrec.data.rows import Ragged, Rows, Values
+from tf_fusedrec.models.data_sets.events import hour_of_day, past_columns
+from tf_fusedrec.models.data_sets.interactions import by_user_and_time
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.models.data_sets.text_log import (
+    ID,
+    INTEGER,
+    NUMBER,
+    Log,
+    header_of,
+    ids_of,
+    numbered,
+    read_log,
+    readable_text,
+)
 
 LOGS = ("log.csv", "log.csv.gz")
 USER_FEATURES = ("user_features.csv", "user_features.csv.gz")

@@ -100,7 +100,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
     if not path.is_file():
         raise ValueError(
             f"{str(root)!r} is not a data set of this package: it has no dataset.json. "
-            "Make one with python -m models.data_sets.convert."
+            "Make one with python -m tf_fusedrec.models.data_sets.convert."
         )
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))

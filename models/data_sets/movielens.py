@@ -23,10 +23,11 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from models.data_sets.events import Events, Window, write_events
-from models.data_sets.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
-from models.data_sets.layouts import DatasetInfo
-from models.data_sets.text_log import (
+from tf_fusedrec.data.rows import Values
+from tf_fusedrec.models.data_sets.events import Events, Window, write_events
+from tf_fusedrec.models.data_sets.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo
+from tf_fusedrec.models.data_sets.text_log import (
     ID,
     INTEGER,
     NUMBER,
@@ -38,7 +39,6 @@ from models.data_sets.text_log import (
     open_text,
     read_log,
 )
-from tf_fusedrec.data.rows import Values
 
 RATINGS = tuple(name + end for name in ("ratings.dat", "ratings.csv", "u.data") for end in ("", ".gz"))
 # Files that list all movies: the delimiter after the id, and whether the first line is a header.

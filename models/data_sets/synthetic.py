@@ -18,8 +18,8 @@ import pathlib
 
 import numpy as np
 
-from models.data_sets.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
 CLICK_BIT, CONVERSION_BIT = 1, 2  # bits of history_action; 0 is an impression without a click
 START = 1_700_000_000  # seconds; all interactions are later

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from models.data_sets.events import Events, Window, first_of_run, write_events
-from models.data_sets.interactions import by_user_and_time, seconds_of
-from models.data_sets.layouts import DatasetInfo
-from models.data_sets.table_files import TableFiles
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.rows import Ragged, Values
+from tf_fusedrec.models.data_sets.events import Events, Window, first_of_run, write_events
+from tf_fusedrec.models.data_sets.interactions import by_user_and_time, seconds_of
+from tf_fusedrec.models.data_sets.layouts import DatasetInfo
+from tf_fusedrec.models.data_sets.table_files import TableFiles
 
 
 def convert_table(

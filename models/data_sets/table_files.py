@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from models.data_sets.text_log import ids_of, integers_of
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT
 from tf_fusedrec.data.rows import Ragged, splits_of
+from tf_fusedrec.models.data_sets.text_log import ids_of, integers_of
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 MISSING = -1  # id of a missing value

@@ -4,6 +4,6 @@ records.py has the sections and reads the file. The sections data and model, the
 schedule have modules of their own. yaml_records.py converts nested dicts to records and back.
 """
 
-from models.experiment.records import EmbeddingConfig, Experiment, from_dict, load
+from tf_fusedrec.models.experiment.records import EmbeddingConfig, Experiment, from_dict, load
 
 __all__ = ["EmbeddingConfig", "Experiment", "from_dict", "load"]

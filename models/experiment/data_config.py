@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.data_sets.events import HELD_OUT
-from models.data_sets.kuairand import SPLITS
-from models.data_sets.table import ColumnMap, column_map
-from models.experiment.yaml_records import check_at_least, check_choice, check_positive
 from tf_fusedrec.data.columns import POLICIES
+from tf_fusedrec.models.data_sets.events import HELD_OUT
+from tf_fusedrec.models.data_sets.kuairand import SPLITS
+from tf_fusedrec.models.data_sets.table import ColumnMap, column_map
+from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_positive
 
 SOURCES = {
     "synthetic-ranking": "ranking",

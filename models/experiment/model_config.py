@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from models.experiment.ranking_config import RankingConfig
-from models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 from tf_fusedrec.config import ROW_DTYPES
 from tf_fusedrec.layers.relative_bias import TIME_ENCODINGS
 from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 
 ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from models.experiment.yaml_records import check_at_least, check_choice, check_dropout
 from tf_fusedrec.config import check_input_name
+from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_dropout
 
 ROLES = ("history", "exposed")  # kinds of events
 HOUR = "hour"  # name in a cross of an event's hour of the day, which has no column

@@ -17,11 +17,15 @@ from typing import Any
 
 import yaml
 
-from models.experiment.data_config import SOURCES, WINDOWED, DataConfig
-from models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
-from models.experiment.ranking_config import RankingConfig
-from models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
-from models.experiment.yaml_records import (
+from tf_fusedrec import TableConfig
+from tf_fusedrec.config import check_file_name
+from tf_fusedrec.data.plan import SCOPES
+from tf_fusedrec.exchange.topology import RULES, Topology
+from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
+from tf_fusedrec.models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
+from tf_fusedrec.models.experiment.yaml_records import (
     check_at_least,
     check_choice,
     check_fraction,
@@ -31,10 +35,6 @@ from models.experiment.yaml_records import (
     plain,
     read_yaml,
 )
-from tf_fusedrec import TableConfig
-from tf_fusedrec.config import check_file_name
-from tf_fusedrec.data.plan import SCOPES
-from tf_fusedrec.exchange.topology import RULES, Topology
 from tf_fusedrec.optimizers.rules import Rule
 from tf_fusedrec.schedules import schedule
 

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tf_fusedrec as fr
-from models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec import config
+from tf_fusedrec.models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec.optimizers.rules import RULES, Rule
 
 TABLE_OPTIMIZERS = {name.replace("RowWise", "rowwise_").lower(): rule for name, rule in sorted(RULES.items())}

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tf_fusedrec as fr
-from models.base import Batch, constant
-from models.experiment.model_config import ModelConfig
-from models.experiment.ranking_config import ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.base import Batch, constant
+from tf_fusedrec.models.experiment.model_config import ModelConfig
+from tf_fusedrec.models.experiment.ranking_config import ROLES, RankingConfig
 
 TIME_COLUMNS = 4  # columns of time_features
 _DAY = 86_400.0

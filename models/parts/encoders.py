@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from models.experiment.model_config import GRMConfig, RetrievalConfig
 from tf_fusedrec.layers import HSTU, FuXi, SASRec
+from tf_fusedrec.models.experiment.model_config import GRMConfig, RetrievalConfig
 
 Block = HSTU | FuXi | SASRec
 

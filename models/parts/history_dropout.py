@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.base import Batch
-from models.parts.dense_inputs import DenseInputs
 from tf_fusedrec import tf
+from tf_fusedrec.models.base import Batch
+from tf_fusedrec.models.parts.dense_inputs import DenseInputs
 
 
 def without_events(

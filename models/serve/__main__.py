@@ -1,6 +1,6 @@
 """Serves an export by the REST interface of TensorFlow Serving, until SIGTERM or SIGINT.
 
-    python -m models.serve --export runs/grm_tiny/saved_model --deltas runs/grm_tiny/deltas
+    python -m tf_fusedrec.models.serve --export runs/grm_tiny/saved_model --deltas runs/grm_tiny/deltas
 
 It answers when it has applied the deltas and replayed the export's warm-up requests. A signal stops it gracefully: it
 answers the requests in flight, refuses new ones with 503, and exits with 0. It exits with 1 and an error if it cannot
@@ -26,21 +26,21 @@ try:
     from tornado.netutil import bind_sockets
 except ImportError as missing:
     sys.exit(
-        f"error: models.serve needs tornado and prometheus_client: {missing}. Remedy: pip install -r "
+        f"error: tf_fusedrec.models.serve needs tornado and prometheus_client: {missing}. Remedy: pip install -r "
         "requirements/serve.txt (the extra tf_fusedrec[serve])"
     )
 
-from models.serve import warmup
-from models.serve.deltas import Deltas
-from models.serve.loaded import Export, RequestError
-from models.serve.rest import BoundedServer, Server
+from tf_fusedrec.models.serve import warmup
+from tf_fusedrec.models.serve.deltas import Deltas
+from tf_fusedrec.models.serve.loaded import Export, RequestError
+from tf_fusedrec.models.serve.rest import BoundedServer, Server
 
 STOP_SECONDS = 30.0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m models.serve", description=__doc__.splitlines()[0])
-    parser.add_argument("--export", required=True, help="folder that fr.export or models.export wrote")
+    parser = argparse.ArgumentParser(prog="python -m tf_fusedrec.models.serve", description=__doc__.splitlines()[0])
+    parser.add_argument("--export", required=True, help="folder that fr.export or tf_fusedrec.models.export wrote")
     parser.add_argument("--deltas", help="folder whose deltas are applied as they appear")
     parser.add_argument("--model_name", default="default", help="NAME in /v1/models/NAME (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")

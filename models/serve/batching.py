@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.serve.loaded import Signature
+from tf_fusedrec.models.serve.loaded import Signature
 
 Arrays = dict[str, np.ndarray]
 Sizes = dict[str, int]

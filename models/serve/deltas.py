@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.serve.loaded import Export, RequestError
+from tf_fusedrec.models.serve.loaded import Export, RequestError
 
-_LOGGER = logging.getLogger("models.serve")
+_LOGGER = logging.getLogger("tf_fusedrec.models.serve")
 _Stamp = tuple[tuple[str, int, int], ...]
 
 # Bytes of the files that are read as a whole. A delta.json has a line for each file of the delta.

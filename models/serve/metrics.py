@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from models.serve.loaded import Export
+from tf_fusedrec.models.serve.loaded import Export
 
 PATH = "/monitoring/prometheus/metrics"
 # 10 microseconds times powers of 1.8, up to about 25 minutes.

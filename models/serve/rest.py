@@ -25,10 +25,10 @@ from tornado.httputil import HTTPConnection, HTTPMessageDelegate
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, RequestHandler, stream_request_body
 
-from models.serve import tensors
-from models.serve.batching import Batcher
-from models.serve.loaded import Export, RequestError
-from models.serve.metrics import PATH, Metrics
+from tf_fusedrec.models.serve import tensors
+from tf_fusedrec.models.serve.batching import Batcher
+from tf_fusedrec.models.serve.loaded import Export, RequestError
+from tf_fusedrec.models.serve.metrics import PATH, Metrics
 
 MOST_IN_FLIGHT = 1000  # A request beyond them gets 503 at once, because it would wait for all others.
 MOST_BODY_BYTES = 100 << 20  # A larger body gets 413.

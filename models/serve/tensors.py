@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.serve.loaded import RequestError, Signature, Spec
+from tf_fusedrec.models.serve.loaded import RequestError, Signature, Spec
 
 DEFAULT_SIGNATURE = "serving_default"
 

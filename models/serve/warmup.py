@@ -15,10 +15,10 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
-from models.serve.loaded import Export, RequestError
+from tf_fusedrec.models.serve.loaded import Export, RequestError
 
 FILE = pathlib.PurePath("assets.extra/tf_serving_warmup_requests")
-_LOGGER = logging.getLogger("models.serve")
+_LOGGER = logging.getLogger("tf_fusedrec.models.serve")
 _REFUSED_THERE = "TensorFlow Serving would not load this export."
 
 

@@ -19,9 +19,9 @@ from benchmarks.overlap.real_model import Size
 from benchmarks.papers import horovod_queue, ladder
 from benchmarks.planner import __main__ as planner
 from benchmarks.scale import __main__ as scale
-from models.build import columns, make_embedding
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data.rows import Ragged
+from tf_fusedrec.models.build import columns, make_embedding
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
 WHY_NOT = network.why_not()

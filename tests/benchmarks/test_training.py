@@ -19,17 +19,17 @@ from benchmarks.harness import harness, processes, training
 from benchmarks.quality import __main__ as quality
 from benchmarks.retrieval_ml1m import __main__ as retrieval_ml1m
 from benchmarks.schedule_quality import __main__ as schedule_quality
-from models.compare import SAMPLES
-from models.data_sets.layouts import read_items
-from models.data_sets.movielens import convert_movielens
-from models.evaluate import Evaluation
-from models.experiment import from_dict
-from models.prepare import prepare_data
 from tests.data.shards import read_lists
 from tests.models import experiments
 from tests.support.ranks import RanksFailed, run_ranks
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder
+from tf_fusedrec.models.compare import SAMPLES
+from tf_fusedrec.models.data_sets.layouts import read_items
+from tf_fusedrec.models.data_sets.movielens import convert_movielens
+from tf_fusedrec.models.evaluate import Evaluation
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.prepare import prepare_data
 
 USERS = 12
 

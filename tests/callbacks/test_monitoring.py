@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models.utilization import ModelFlopsUtilization
 from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
 from tests.oracles.rank_partition import mix64
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks.timeline import Timeline
+from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 STEPS, DIM = 6, 16
 

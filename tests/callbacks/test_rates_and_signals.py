@@ -7,9 +7,9 @@ import signal
 import numpy as np
 import pytest
 
-from models import utilization
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import throughput
+from tf_fusedrec.models import utilization
 
 GFLOPS = 3.0  # the model's own count, per step
 

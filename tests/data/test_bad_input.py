@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from models.data_sets.layouts import write_dataset
 from tests.data.shards import COLUMNS, read_lists, user_table, write_folder
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.data import Column, ParquetFolder, TokenBatches
 from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.models.data_sets.layouts import write_dataset
 
 ITEM = Column("item", ragged=True)
 

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from models.data_sets import convert, kuairand
-from models.data_sets.events import Window
-from models.data_sets.interactions import convert_sequences
-from models.data_sets.kuairand import convert_kuairand
-from models.data_sets.layouts import read_info, read_items
-from models.data_sets.movielens import convert_movielens, convert_movielens_ranking
-from models.data_sets.text_log import ID, read_log
 from tests.data.shards import lists
 from tests.support import small_log
 from tf_fusedrec.data.fingerprint import hash_strings
+from tf_fusedrec.models.data_sets import convert, kuairand
+from tf_fusedrec.models.data_sets.events import Window
+from tf_fusedrec.models.data_sets.interactions import convert_sequences
+from tf_fusedrec.models.data_sets.kuairand import convert_kuairand
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
+from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_movielens_ranking
+from tf_fusedrec.models.data_sets.text_log import ID, read_log
 
 
 def write(folder, files):

@@ -5,10 +5,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from models.data_sets.events import Events, Window, write_events
-from models.data_sets.layouts import read_info, read_items
 from tests.data.shards import lists
 from tf_fusedrec.data.rows import Ragged, splits_of
+from tf_fusedrec.models.data_sets.events import Events, Window, write_events
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
 
 OF_ROW = "user_id history_item* exposed_item*"
 SIZES = Window(exposures=2, history=3, validation=0.25, test=0.25)

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from models.data_sets import layouts
-from models.data_sets.layouts import read_info, read_items
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.models.data_sets import layouts
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
 
 
 def _rows(users):

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
-from models.data_sets.layouts import read_info, read_items
-from models.data_sets.synthetic import CLICK_BIT, CONVERSION_BIT, write_synthetic_ranking, write_synthetic_retrieval
 from tests.data.shards import lists
 from tf_fusedrec.metrics.exact import auc
+from tf_fusedrec.models.data_sets.layouts import read_info, read_items
+from tf_fusedrec.models.data_sets.synthetic import (
+    CLICK_BIT,
+    CONVERSION_BIT,
+    write_synthetic_ranking,
+    write_synthetic_retrieval,
+)
 
 RANKING = "user_id user_budget history_item* history_action* history_time* exposed_item* exposed_time* exposed_click*f "
 RANKING += "exposed_conversion*f"

@@ -9,14 +9,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from models.data_sets.events import Window
-from models.data_sets.layouts import read_info
-from models.data_sets.table import column_map, convert_table
-from models.data_sets.table_files import TableFiles
 from tests.data.shards import lists
 from tf_fusedrec import tf
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.fingerprint import hash_strings
+from tf_fusedrec.models.data_sets.events import Window
+from tf_fusedrec.models.data_sets.layouts import read_info
+from tf_fusedrec.models.data_sets.table import column_map, convert_table
+from tf_fusedrec.models.data_sets.table_files import TableFiles
 
 MAP = {
     "user": "customer", "item": "sku", "time": "seen_at", "labels": {"click": "clicked"}, "context": {"city": "town"},

@@ -11,15 +11,15 @@ import types
 import numpy as np
 import pytest
 
-from models.experiment import load
-from models.export import _RankingServer
-from models.serve import tensors
-from models.serve.batching import sizes_of
-from models.serve.loaded import Signature, Spec
 from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
+from tf_fusedrec.models.experiment import load
+from tf_fusedrec.models.export import _RankingServer
+from tf_fusedrec.models.serve import tensors
+from tf_fusedrec.models.serve.batching import sizes_of
+from tf_fusedrec.models.serve.loaded import Signature, Spec
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-RUN_HERE = ("python -m models.data_sets.convert synthetic-",)
+RUN_HERE = ("python -m tf_fusedrec.models.data_sets.convert synthetic-",)
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
 

@@ -15,7 +15,7 @@ import zipfile
 import pytest
 import setuptools
 
-from tests.support.setup_py import names_of_setup
+from tests.support.setup_py import names_of_setup, packed_files
 from tests.support.shared import ROOT
 from tf_fusedrec.ops._library import LIBRARY_PATH
 from tools import object_cache, wheel
@@ -77,7 +77,7 @@ def test_a_wheel_holds_every_module_the_marker_of_types_and_the_licence(setup_py
     command = described.get_command_obj("build_py")
     command.ensure_finalized()
     packed = {str(pathlib.Path(path).relative_to(command.build_lib)) for path in command.get_outputs()}
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
+    sources = {*packed_files("**/*.py"), *packed_files("configs/**/*.yaml")}
     assert packed == {*sources, "tf_fusedrec/py.typed"}
     assert described.metadata.license == "Apache-2.0" and described.metadata.license_files == ["LICENSE"]
 

@@ -46,7 +46,7 @@ def test_bad_paths_are_named(tmp_path, data, config, words):
 
 def test_one_process_needs_no_horovodrun_and_several_do():
     alone = launch_training.training_command(1, "-rf", "a.yaml")
-    assert alone == [sys.executable, "-m", "models.train", "--config=a.yaml", "--data=-rf"]
+    assert alone == [sys.executable, "-m", "tf_fusedrec.models.train", "--config=a.yaml", "--data=-rf"]
     launcher, *arguments = launch_training.training_command(2, "", "a.yaml")
     assert pathlib.Path(launcher).name == "horovodrun"
     assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-1]]

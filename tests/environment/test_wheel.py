@@ -18,6 +18,7 @@ import zipfile
 import pytest
 
 from tests.support.only_tensorflow import make_environment
+from tests.support.setup_py import packed_files
 
 pytestmark = pytest.mark.nightly
 
@@ -148,7 +149,7 @@ def test_the_wheel_is_for_any_python_on_this_platform_and_carries_the_library(wh
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
+    sources = {*packed_files("**/*.py"), *packed_files("configs/**/*.yaml")}
     assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
     assert wheel.stat().st_size < 5e6  # GPU kernels have their own
     assert [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n] == []

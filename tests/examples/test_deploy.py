@@ -159,7 +159,7 @@ def test_the_kubernetes_job_starts_its_ranks(tmp_path):
     count = JOB["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
     assert command[command.index("-np") + 1] == str(count)
     program = command[command.index("python") :]
-    assert program[:3] == ["python", "-m", "models.train"] and (ROOT / program[4]).exists()
+    assert program[:3] == ["python", "-m", "tf_fusedrec.models.train"] and (ROOT / program[4]).exists()
     (tmp_path / "hostfile").write_text(f"localhost slots={count}\n", encoding="utf-8")
     here = {"/etc/mpi/hostfile": str(tmp_path / "hostfile"), "eth0": "lo"}
     started = [here.get(word, word) for word in command[: command.index("python")]]

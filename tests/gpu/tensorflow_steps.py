@@ -175,9 +175,9 @@ def streams(device: str) -> None:
 
 def model(device: str) -> None:
     """A GRM with its tables on the device, or with host_rows, learns as it does with tables on the CPU."""
-    from models.build import make_embedding, make_model
-    from models.experiment import load
     from tests.models.batches import of_any_size, ranking_batch
+    from tf_fusedrec.models.build import make_embedding, make_model
+    from tf_fusedrec.models.experiment import load
 
     def run(host_rows: bool) -> Any:
         tables = f"embedding.all_tables={{tier: {{host_rows: {str(host_rows).lower()}}}}}"

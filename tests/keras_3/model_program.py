@@ -14,15 +14,15 @@ import sys
 import numpy as np
 
 import tf_fusedrec as fr
-from models.build import make_embedding, make_model
-from models.experiment import from_dict
-from models.export import export
-from models.serve.loaded import Export
 from tests.models import experiments
 from tests.models.batches import of_any_size, ragged, ranking_batch, retrieval_batch
 from tf_fusedrec import keras, tf
 from tf_fusedrec._tf_compat import keras_api
 from tf_fusedrec.checkpoint.dense import ordered_weights
+from tf_fusedrec.models.build import make_embedding, make_model
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.export import export
+from tf_fusedrec.models.serve.loaded import Export
 
 ITEMS = np.arange(1, 61)
 GRM_OPTIONS = {"group_norm": True, "cross_layers": 2, "crosses": ["item*hour"]}

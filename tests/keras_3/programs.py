@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import tf_fusedrec as fr
-from models.user_state import GRMStates
 from tests.keras_3 import model_program
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec._tf_compat import keras_api
+from tf_fusedrec.models.user_state import GRMStates
 
 PROGRAMS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {}
 SCHEDULES = ("sync", "frozen_window(2)", "dual_buffer", "nested(2)", "semi_async", "pipelined(3)", "pipelined(6)")

@@ -1,4 +1,4 @@
-"""Runs a small models.train job from its command line and reads its output."""
+"""Runs a small tf_fusedrec.models.train job from its command line and reads its output."""
 
 import contextlib
 import os
@@ -19,15 +19,15 @@ def command(ranks: int, module: str, *arguments: str) -> list[str]:
 
 
 def training(folder: pathlib.Path, fields: dict) -> list[str]:
-    """Returns the arguments of models.train for an experiment with the output folder `folder`/run."""
+    """Returns the arguments of tf_fusedrec.models.train for an experiment with the output folder `folder`/run."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
     return ["--config", str(config), "--output", str(folder / "run")]
 
 
 def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str):
-    """Yields the running job of models.train."""
-    return running(ranks, "models.train", *training(folder, fields), *arguments)
+    """Yields the running job of tf_fusedrec.models.train."""
+    return running(ranks, "tf_fusedrec.models.train", *training(folder, fields), *arguments)
 
 
 @contextlib.contextmanager
@@ -50,8 +50,8 @@ def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
-    """Returns exit code and output of a job of models.train."""
-    return launched(ranks, "models.train", *training(folder, fields), *arguments)
+    """Returns exit code and output of a job of tf_fusedrec.models.train."""
+    return launched(ranks, "tf_fusedrec.models.train", *training(folder, fields), *arguments)
 
 
 def launched(ranks: int, module: str, *arguments: str) -> tuple[int, str]:

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from models import compare
 from tests.oracles.metrics import auc_oracle, gauc_oracle
+from tf_fusedrec.models import compare
 
 
 def ranking_run(folder, signal, seed=0, order_seed=0, users=30):

@@ -5,18 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from models import baselines
-from models import evaluate as command
-from models.baselines import PRIOR_EXPOSURES
-from models.build import make_embedding, make_model
-from models.data_sets.layouts import write_dataset
-from models.evaluate import entropy_of_target, evaluate, evaluator
-from models.experiment import from_dict
-from models.export import saved_experiment
-from models.prepare import prepare_data
 from tests.models import experiments
 from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.models import baselines
+from tf_fusedrec.models import evaluate as command
+from tf_fusedrec.models.baselines import PRIOR_EXPOSURES
+from tf_fusedrec.models.build import make_embedding, make_model
+from tf_fusedrec.models.data_sets.layouts import write_dataset
+from tf_fusedrec.models.evaluate import entropy_of_target, evaluate, evaluator
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.export import saved_experiment
+from tf_fusedrec.models.prepare import prepare_data
 
 
 def listed(rows, dtype=np.int64):
@@ -75,7 +75,7 @@ def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
     assert results["baseline_ctr_gauc"] == pytest.approx((0.5 + 0.0) / 2)
     # User 2 has no conversion, hence no AUC. Conversion rates order user 1's items 1, 2, 4 as click rates do.
     assert results["baseline_ctcvr_gauc"] == pytest.approx(0.5)
-    # models.compare pairs two runs by one entry per exposure.
+    # tf_fusedrec.models.compare pairs two runs by one entry per exposure.
     assert samples["user"].tolist() == [1, 1, 1, 2, 2] and samples["item"].tolist() == [4, 1, 2, 7, 1]
     assert samples["ctr_label"].tolist() == labels and samples["ctcvr_label"].tolist() == [0, 0, 1, 0, 0]
     logit = samples["ctr_logit"]
@@ -182,7 +182,7 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
             command.main([str(argument) for argument in arguments or [run]])
 
-    refused("RUN must be an output folder of models.train, got .*, which is no folder")
+    refused("RUN must be an output folder of tf_fusedrec.models.train, got .*, which is no folder")
     run.mkdir()
     refused("folder must hold a checkpoint, but .*run/manifest.json is missing")
     data = prepare_data(from_dict(experiments.RETRIEVAL), run / "data")
@@ -197,4 +197,4 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     refused("checkpoint .* holds an experiment that this version does not know: embedding.optimizer", unknown)
     keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
     checkpoint.save(other, keras_model, layers=[make_embedding(from_dict(experiments.RETRIEVAL))])
-    refused("checkpoint .* was not written by models.train: it names no experiment", other)
+    refused("checkpoint .* was not written by tf_fusedrec.models.train: it names no experiment", other)

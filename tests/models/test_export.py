@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models.build import make_embedding, make_model
-from models.experiment import from_dict
-from models.export import export, signatures_of, trained_model
-from models.item_index import IndexOptions
-from models.run_signature import run_signature
 from tests.models import experiments
 from tests.models.batches import START, ragged, ranking_batch
 from tests.support.graphs import saved_operations
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.build import make_embedding, make_model
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.export import export, signatures_of, trained_model
+from tf_fusedrec.models.item_index import IndexOptions
+from tf_fusedrec.models.run_signature import run_signature
 
 ITEMS = np.arange(1, 21)
 STRANGE = ("Fusedrec>", "TFRA>", "Horovod")  # operations that a server with TensorFlow alone lacks

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from models.build import ids_by_table
-from models.experiment import from_dict
-from models.fit_calls import fit_calls
-from models.prepare import prepare_data
 from tests.models import experiments
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data.batches import piece_bounds
+from tf_fusedrec.models.build import ids_by_table
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.fit_calls import fit_calls
+from tf_fusedrec.models.prepare import prepare_data
 
 PARTITIONS = 3
 

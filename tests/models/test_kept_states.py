@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import from_dict
-from models.export import export
-from models.kept_states import KeptStates, StateOptions
-from models.serve import __main__ as program
-from models.serve.loaded import Export
-from models.user_state import GRMStates, RetrievalStates
 from tests.models import experiments
 from tests.models.batches import START, retrieval_batch
 from tests.support.served import served
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.export import export
+from tf_fusedrec.models.kept_states import KeptStates, StateOptions
+from tf_fusedrec.models.serve import __main__ as program
+from tf_fusedrec.models.serve.loaded import Export
+from tf_fusedrec.models.user_state import GRMStates, RetrievalStates
 from tf_fusedrec.saved_model import state_cache
 
 ITEMS = np.arange(1, 21)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from models.experiment.model_config import GRMConfig, RetrievalConfig
-from models.grm import GRM
-from models.retrieval import HSTURetrieval
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.experiment.model_config import GRMConfig, RetrievalConfig
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.retrieval import HSTURetrieval
 
 # Ops that pad a RaggedTensor or multiply padded rows.
 PADDING = {"RaggedTensorToTensor", "Pad", "PadV2", "BatchMatMulV2", "BatchMatMulV3"}

@@ -7,12 +7,12 @@ import dataclasses
 
 import pytest
 
-from models import train
-from models.data_sets.layouts import read_info
-from models.experiment import from_dict
-from models.experiment.data_config import DataConfig
-from models.prepare import prepare_data
-from models.run_folder import claim
+from tf_fusedrec.models import train
+from tf_fusedrec.models.data_sets.layouts import read_info
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.experiment.data_config import DataConfig
+from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.run_folder import claim
 
 RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
 
@@ -63,7 +63,7 @@ def test_a_run_goes_on_with_its_kinds_of_ids_alone(tmp_path, monkeypatch):
     first, other = (prepare_data(table(**kinds), tmp_path / "data") for kinds in ({"sku": "string"}, {}))
     assert [read_info(folder).id_kinds for folder in (first, other)] == [{"item": "string"}, {}]
     saved = {"experiment": table().to_dict(), "input": {"step": 3}, "id_kinds": {"item": "string"}}
-    monkeypatch.setattr("models.train.read_manifest", lambda checkpoint: {"extra": saved})
+    monkeypatch.setattr("tf_fusedrec.models.train.read_manifest", lambda checkpoint: {"extra": saved})
     assert train._saved_input(table(), first, tmp_path / "checkpoint") == {"step": 3}
     with pytest.raises(ValueError, match="was trained with the kinds of ids {'item': 'string'}, but .* has {}"):
         train._saved_input(table(), other, tmp_path / "checkpoint")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from models.experiment.model_config import RetrievalConfig
-from models.retrieval import HSTURetrieval
 from tests.losses.test_losses import sampled_softmax_oracle
 from tests.models.batches import START, ragged, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.experiment.model_config import RetrievalConfig
+from tf_fusedrec.models.retrieval import HSTURetrieval
 
 CONFIG = RetrievalConfig(max_history=10, dim=8, qk_dim=4, value_dim=4, dropout=0.0, num_negatives=5)
 CATALOGUE = np.arange(1, 60)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models import top_k
-from models.item_index import IndexOptions, ItemIndex
 from tf_fusedrec import tf
+from tf_fusedrec.models import top_k
+from tf_fusedrec.models.item_index import IndexOptions, ItemIndex
 
 RANDOM = np.random.default_rng(0)
 

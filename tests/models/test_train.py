@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from models import evaluate, train
-from models.experiment import from_dict
-from models.prepare import prepare_data
 from tests.models import experiments, job
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
+from tf_fusedrec.models import evaluate, train
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.prepare import prepare_data
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
 
 
 def trained(arguments):
-    """Body: the program models.train without a launcher. Returns its exit code and its output."""
+    """Body: the program tf_fusedrec.models.train without a launcher. Returns its exit code and its output."""
     sys.argv = ["models/train.py", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
-        runpy.run_module("models.train", run_name="__main__")
+        runpy.run_module("tf_fusedrec.models.train", run_name="__main__")
     return ended.value.code, output.getvalue()
 
 
 def evaluated(arguments):
-    """Returns the output of models.evaluate."""
+    """Returns the output of tf_fusedrec.models.evaluate."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         evaluate.main(arguments)
     return output.getvalue()
 
 
 def evaluated_again(tmp_path, printed, results, ranks):
-    """models.evaluate computes the job's own metrics and prints its table."""
+    """tf_fusedrec.models.evaluate computes the job's own metrics and prints its table."""
     arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
     output = evaluated(arguments) if ranks == 1 else run_ranks(evaluated, ranks, arguments=arguments)[0]
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
@@ -134,7 +134,8 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
         output = running.communicate(timeout=300)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
     assert re.search(
-        r"continue with: \S+/horovodrun -np 2 --gloo \S+/python -m models.train --config \S+ --output \S+ --resume",
+        r"continue with: \S+/horovodrun -np 2 --gloo \S+/python -m tf_fusedrec\.models\.train "
+        r"--config \S+ --output \S+ --resume",
         output,
     )
     words = shlex.split(re.search(r"continue with: (.* --resume)", output).group(1))

@@ -8,16 +8,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import from_dict
-from models.experiment.model_config import GRMConfig
-from models.grm import GRM
-from models.user_state import GRMStates
 from tests.models import experiments
 from tests.models.batches import ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.experiment.model_config import GRMConfig
+from tf_fusedrec.models.grm import GRM
+from tf_fusedrec.models.user_state import GRMStates
 
 CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), causal_context=True, max_history=30, max_exposures=9, dim=8, qk_dim=4,

@@ -17,9 +17,9 @@ COUNTED = ("ids", "last", "count", "updated", "pool")
 
 def _make(fields):
     """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank."""
-    from models.build import make_embedding, make_model
-    from models.experiment import from_dict
     from tf_fusedrec import keras
+    from tf_fusedrec.models.build import make_embedding, make_model
+    from tf_fusedrec.models.experiment import from_dict
 
     fields = copy.deepcopy(fields)
     fields["model"]["dropout"] = 0.0

@@ -1,4 +1,4 @@
-"""An export behind models.serve, in a thread of this process."""
+"""An export behind tf_fusedrec.models.serve, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import parser
 from tornado.netutil import bind_sockets
 
-from models.serve.loaded import Export
-from models.serve.rest import BoundedServer, Server
+from tf_fusedrec.models.serve.loaded import Export
+from tf_fusedrec.models.serve.rest import BoundedServer, Server
 
 
 class Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import runpy
 from typing import Any
 
@@ -17,3 +18,8 @@ def names_of_setup() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **given: described.update(given))
         return {**runpy.run_path(str(ROOT / "setup.py")), "described": described}
+
+
+def packed_files(pattern: str) -> set[str]:
+    """Returns files of tf_fusedrec, through its links to models/ and configs/, as paths from ROOT."""
+    return {f"tf_fusedrec/{name}" for name in glob.glob(pattern, root_dir=ROOT / "tf_fusedrec", recursive=True)}

@@ -113,9 +113,14 @@ else:
 
 # AutoGraph skips `keras`, but rewrites the sources of other packages at the first step of every process. That
 # takes 15 s for `tf_keras` and for TFRA, and 3 s for the layers here. Their code does not need it. TensorFlow has no
-# public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions.
+# public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions. The
+# reference models are written as a user's.
 _LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
-_autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
+_autograph.CONVERSION_RULES = (
+    _autograph.Convert("tf_fusedrec.models"),
+    *map(_autograph.DoNotConvert, _LEFT_ALONE),
+    *_autograph.CONVERSION_RULES,
+)
 
 
 def converted_as_here(function: Callable) -> Callable:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 # Title, purpose, module, records.
 SECTIONS = (
-    ("Experiments", "One record for each section of the file.", "models.experiment.records",
+    ("Experiments", "One record for each section of the file.", "tf_fusedrec.models.experiment.records",
      "Experiment EmbeddingConfig TrainConfig EvaluateConfig"),
-    ("Data", "The section `data`.", "models.experiment.data_config", "DataConfig"),
+    ("Data", "The section `data`.", "tf_fusedrec.models.experiment.data_config", "DataConfig"),
     (
         "Models", "The section `model`, by `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `retrieval`.",
-        "models.experiment.model_config", "RankingConfig GRMConfig DLRMConfig DINConfig DCNConfig RetrievalConfig",
+        "tf_fusedrec.models.experiment.model_config",
+        "RankingConfig GRMConfig DLRMConfig DINConfig DCNConfig RetrievalConfig",
     ),
 )  # fmt: skip
 
@@ -112,7 +113,7 @@ def _descriptions(cls: type) -> dict[str, str]:
 def _values(cls: type, found: re.Match[str]) -> str:
     """Returns the values of the constant that a description names, or its words if no module has a list of it."""
     bases = [sys.modules[base.__module__] for base in cls.__mro__]
-    others = [module for name, module in sys.modules.items() if name.split(".")[0] in ("models", "tf_fusedrec")]
+    others = [module for name, module in sys.modules.items() if name.split(".")[0] == "tf_fusedrec"]
     for module in (*bases, *others):
         values = getattr(module, "__dict__", {}).get(found[1])
         if isinstance(values, (tuple, dict)):

@@ -5,9 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from models.experiment import load
-from models.parts.encoders import encoder_blocks
 from tf_fusedrec import tf
+from tf_fusedrec.models.experiment import load
+from tf_fusedrec.models.parts.encoders import encoder_blocks
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs"
 # Millions of parameters: TurboGR, table 1 (rows of "long" have longer position tables than those of "large").

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from models import build
-from models.experiment import records as experiment
 from tests.models import batches
 from tf_fusedrec import keras, schedules, tf
+from tf_fusedrec.models import build
+from tf_fusedrec.models.experiment import records as experiment
 from tf_fusedrec.optimizers import rules as optimizers
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import tf_fusedrec as fr
-from models import build
-from models.experiment import records as experiment
 from tests.models.batches import ranking_batch
 from tests.models.experiment.test_experiment import fields, refused
 from tf_fusedrec import config, keras, optimizers, tf
+from tf_fusedrec.models import build
+from tf_fusedrec.models.experiment import records as experiment
 
 # By path of a field of TableConfig or of its records: a value other than the default and 7, in the words of YAML files,
 # and the options it needs.

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.dcn import DCN
-from models.din import DIN
-from models.dlrm import DLRM
-from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
-from models.grm import GRM
 from tests.models.batches import ragged
 from tests.models.ranking import exposure_oracle as oracle
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.dcn import DCN
+from tf_fusedrec.models.din import DIN
+from tf_fusedrec.models.dlrm import DLRM
+from tf_fusedrec.models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
+from tf_fusedrec.models.grm import GRM
 
 DCN_FIELDS = {**oracle.FIELDS, "cross_layers": 3, "deep_units": (7, 6)}
 DCN_COLUMNS = 4 + 8 * (4 + 3)

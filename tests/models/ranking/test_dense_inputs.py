@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models.build import columns, extra_tokens, features, made_features, make_embedding, make_model
-from models.data_sets.layouts import write_dataset
-from models.experiment import from_dict, load
-from models.experiment.ranking_config import RankingConfig
-from models.export import _RankingServer, trained_model
-from models.parts.dense_inputs import Normalize, Statistics, read_statistics
 from tests.models.batches import START, ragged
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.models.build import columns, extra_tokens, features, made_features, make_embedding, make_model
+from tf_fusedrec.models.data_sets.layouts import write_dataset
+from tf_fusedrec.models.experiment import from_dict, load
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.export import _RankingServer, trained_model
+from tf_fusedrec.models.parts.dense_inputs import Normalize, Statistics, read_statistics
 
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 INPUTS = {

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from models.experiment.model_config import GRMConfig
-from models.grm import GRM
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.experiment.model_config import GRMConfig
+from tf_fusedrec.models.grm import GRM
 
 CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), max_history=12, max_exposures=6, dim=8, qk_dim=4, value_dim=4,

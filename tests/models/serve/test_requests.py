@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from models.serve import tensors
-from models.serve.batching import Batcher, is_joinable
-from models.serve.loaded import RequestError, Signature, Spec
+from tf_fusedrec.models.serve import tensors
+from tf_fusedrec.models.serve.batching import Batcher, is_joinable
+from tf_fusedrec.models.serve.loaded import RequestError, Signature, Spec
 
 INT, FLOAT, TEXT = np.dtype(np.int64), np.dtype(np.float32), np.dtype(object)
 DENSE = Signature({"x": Spec(INT, (None, 2)), "w": Spec(FLOAT, (None,))}, {"y": Spec(FLOAT, (None,))})

@@ -20,15 +20,15 @@ import pytest
 from tornado.netutil import bind_sockets
 
 import tf_fusedrec as fr
-from models.serve import __main__ as program
-from models.serve import rest, warmup
-from models.serve.deltas import Deltas
-from models.serve.loaded import Export, RequestError
-from models.serve.rest import Server
 from tests.support.only_tensorflow import make_environment
 from tests.support.prediction_log import message_class
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
+from tf_fusedrec.models.serve import __main__ as program
+from tf_fusedrec.models.serve import rest, warmup
+from tf_fusedrec.models.serve.deltas import Deltas
+from tf_fusedrec.models.serve.loaded import Export, RequestError
+from tf_fusedrec.models.serve.rest import Server
 from tf_fusedrec.saved_model import applying
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -363,11 +363,11 @@ def test_a_request_that_does_not_end_is_an_error(exported, monkeypatch):
 
 
 def main(monkeypatch, *arguments):
-    """Returns the error with which `python -m models.serve` refuses to begin."""
+    """Returns the error with which `python -m tf_fusedrec.models.serve` refuses to begin."""
     monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
-    monkeypatch.delitem(sys.modules, "models.serve.__main__", raising=False)  # as at the start of a program
+    monkeypatch.delitem(sys.modules, "tf_fusedrec.models.serve.__main__", raising=False)  # as at the start of a program
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module("models.serve", run_name="__main__", alter_sys=False)
+        runpy.run_module("tf_fusedrec.models.serve", run_name="__main__", alter_sys=False)
     return str(ended.value)
 
 
@@ -429,14 +429,14 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
     python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "models", tmp_path / "tf_fusedrec/models", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(stock.folder / "1", tmp_path / "1")
     warm = message_class()()
     for name, value in request(0).items():
         warm.predict_log.request.inputs[name].CopyFrom(tf.make_tensor_proto(np.array(value, np.int64)))
     with tf.io.TFRecordWriter(str(tmp_path / "1" / warmup.FILE)) as writer:
         writer.write(warm.SerializeToString())
-    command = [python, "-m", "models.serve", "--export", tmp_path / "1", "--deltas", stock.folder / "ready"]
+    command = [python, "-m", "tf_fusedrec.models.serve", "--export", tmp_path / "1", "--deltas", stock.folder / "ready"]
     command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
     errors = (tmp_path / "stderr").open("w", encoding="utf-8")
     running = subprocess.Popen(

@@ -5,11 +5,11 @@ import logging
 import numpy as np
 import pytest
 
-from models.serve import warmup
-from models.serve.loaded import Export
 from tests.saved_model.click_model import export_flat
 from tests.support.prediction_log import message_class
 from tf_fusedrec import tf
+from tf_fusedrec.models.serve import warmup
+from tf_fusedrec.models.serve.loaded import Export
 
 
 def record(inputs, signature="serving_default"):

@@ -84,11 +84,11 @@ def copy_from_clone(source: str, target: pathlib.Path) -> None:
     """Copies the files of the clone that git knows, as from a fresh one. A folder's content goes into the target."""
     listed = ["git", "ls-files", "-co", "--exclude-standard", "--", source]
     for name in subprocess.check_output(listed, cwd=ROOT, encoding="utf-8").splitlines():
-        if not (ROOT / name).is_file():  # removed, and not yet committed
+        if not os.path.lexists(ROOT / name):  # removed, and not yet committed
             continue
         inside = pathlib.PurePath(name).relative_to(source) if (ROOT / source).is_dir() else pathlib.PurePath(name).name
         (target / inside).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target / inside)
+        shutil.copy2(ROOT / name, target / inside, follow_symlinks=False)
 
 
 def copy(words: list[str], stage: Stage, stages: dict[str, Stage]) -> None:

@@ -16,6 +16,8 @@ COPY tools tools
 RUN python -m tools.horovod_wheel
 COPY setup.py pyproject.toml README.md ./
 COPY custom_ops custom_ops
+COPY models models
+COPY configs configs
 COPY tf_fusedrec tf_fusedrec
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
@@ -31,6 +33,5 @@ RUN apt-get update \
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH
 WORKDIR /job
-COPY models models
 COPY configs configs
 CMD ["python", "-m", "tf_fusedrec.doctor"]

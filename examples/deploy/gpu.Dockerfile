@@ -20,6 +20,8 @@ RUN HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 
     pip install --no-cache-dir --no-build-isolation horovod==0.28.1
 COPY setup.py pyproject.toml README.md ./
 COPY custom_ops custom_ops
+COPY models models
+COPY configs configs
 COPY tf_fusedrec tf_fusedrec
 RUN FUSEDREC_CUDA=1 pip install --no-cache-dir --no-deps --no-build-isolation .
 
@@ -34,6 +36,5 @@ RUN apt-get update \
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH
 WORKDIR /job
-COPY models models
 COPY configs configs
 CMD ["python", "-m", "tf_fusedrec.doctor"]

@@ -27,6 +27,8 @@ LEVEL = {
     "doctor": 10,
     "tfra": 10,
     "collectives": 11,
+    "models": 12,
+    "cli": 13,
 }
 # Modules that each of these must never import, at any level.
 STRANGERS = {

@@ -34,4 +34,4 @@ COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH
 WORKDIR /job
 COPY configs configs
-CMD ["python", "-m", "tf_fusedrec.doctor"]
+CMD ["fusedrec", "doctor"]

@@ -1,6 +1,7 @@
-"""`python -m tf_fusedrec.doctor` reports what is installed, trains, and names what does not work with a remedy."""
+"""`fusedrec doctor` reports what is installed, trains, and names what does not work with a remedy."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,9 +13,8 @@ import psutil
 import pytest
 
 from tests.support.shared import ROOT
-from tf_fusedrec.doctor import __main__ as report
-from tf_fusedrec.doctor import trial
-from tf_fusedrec.doctor.__main__ import main
+from tf_fusedrec.cli.main import main
+from tf_fusedrec.doctor import report, trial
 
 REPORT = (
     r"versions",
@@ -35,8 +35,8 @@ ONE = {"losses": [1.0, 0.5], "rows": {"3": [0.5], "4": [0.25]}, "seconds": 0.001
 def doctor(**variables: str) -> subprocess.CompletedProcess:
     env = {**os.environ, **variables}
     return subprocess.run(
-        [sys.executable, "-m", "tf_fusedrec.doctor"], cwd=ROOT, env=env, capture_output=True, encoding="utf-8",
-        errors="replace", timeout=700,
+        [sys.executable, "-m", "tf_fusedrec.cli.main", "doctor"], cwd=ROOT, env=env, capture_output=True,
+        encoding="utf-8", errors="replace", timeout=700,
     )  # fmt: skip
 
 
@@ -50,8 +50,7 @@ def test_the_whole_report_of_a_sound_installation():
 
 def test_without_horovod_one_process_trains_and_is_enough(monkeypatch, capsys):
     monkeypatch.setattr(report, "is_installed", lambda name: name != "horovod")
-    monkeypatch.setattr(sys, "argv", ["doctor"])
-    assert main() == 0
+    assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     lines = [*REPORT[:2], *REPORT[3:8], "  two processes  not tried, because Horovod is not installed", REPORT[-1]]
     for line in lines:
@@ -78,8 +77,7 @@ def test_each_failure_is_in_the_result(monkeypatch, capsys):
 
     monkeypatch.setattr(trial, "run", fail)
     monkeypatch.setattr(report, "why_tfra_does_not_load", lambda: "ImportError: planned")
-    monkeypatch.setattr(sys, "argv", ["doctor"])
-    assert main() == 1
+    assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
     for line in (
         "TFRA FAILED: ImportError: planned",
@@ -88,6 +86,14 @@ def test_each_failure_is_in_the_result(monkeypatch, capsys):
     ):
         assert f"  {line}\n" in printed
     assert printed.endswith("result: TFRA, one process, two processes failed\n")
+    assert main(["doctor", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["failed"] == {
+        "TFRA": "ImportError: planned",
+        "one process": "1 planned",
+        "two processes": "2 planned",
+    }
+    assert document["versions"]["tensorflow"].startswith("2.")
 
 
 @pytest.mark.parametrize(

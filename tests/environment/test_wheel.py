@@ -188,7 +188,7 @@ def test_an_empty_environment_trains_on_two_processes_without_a_compiler_within_
     install = [*pip, "install", "--no-index", "-f", str(tmp_path / "all"), *named]
     (tmp_path / "env").symlink_to(shutil.which("env"))  # with which horovodrun starts the ranks
     env = {"PATH": f"{tmp_path / 'venv/bin'}:{tmp_path}", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for command in (install, [*python, "pip", "check"], [*python, "tf_fusedrec.doctor"]):
+    for command in (install, [*python, "pip", "check"], [*python, "tf_fusedrec.cli.main", "doctor"]):
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace")
         assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout

@@ -1,15 +1,13 @@
-"""Prints versions, builds, kernels in use and GPUs, and trains ten steps. The exit code is 1 if a part fails."""
+"""Prints versions, builds, kernels in use and GPUs, and trains ten steps."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, tf
@@ -87,59 +85,47 @@ def why_tfra_does_not_load() -> str | None:
     return None
 
 
-def show(title: str, fields: Mapping[str, str]) -> None:
-    print(title)
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        print(f"  {name.ljust(width)}  {value}", flush=True)
-
-
 def summary(answer: Mapping[str, Any]) -> str:
     losses = answer["losses"]
     return f"{STEPS} steps, {1e3 * answer['seconds']:.1f} ms each, loss {losses[0]:.3f} to {losses[-1]:.3f}"
 
 
-def report() -> list[str]:
-    """Prints all parts, and returns the names of those that failed."""
-    failed = []
+def report(say: Callable[[str], None]) -> dict[str, dict[str, str]]:
+    """Returns the parts by title; "failed" has the errors. `say` gets each line as soon as it is known."""
+    parts: dict[str, dict[str, str]] = {"failed": {}}
+
+    def add(title: str, fields: Mapping[str, str]) -> None:
+        if title not in parts:
+            say(title)
+        parts.setdefault(title, {}).update(fields)
+        width = max(13 if title == "training" else 0, *map(len, fields))
+        for name, value in fields.items():
+            say(f"  {name.ljust(width)}  {value}")
 
     def fail(name: str, error: object) -> None:
-        failed.append(name)
-        print(f"  {name} FAILED: {error}", flush=True)
+        parts["failed"][name] = str(error)
+        say(f"  {name} FAILED: {error}")
 
-    show("versions", versions())
+    add("versions", versions())
     if (error := why_tfra_does_not_load()) is not None:
         fail("TFRA", error)
-    show("custom ops", custom_ops())
-    show("GPU", {f"device {number}": name for number, name in enumerate(gpus())} or {"devices": "none"})
-
-    print("training")
+    add("custom ops", custom_ops())
+    add("GPU", {f"device {number}": name for number, name in enumerate(gpus())} or {"devices": "none"})
     single = None
     try:
         single = trial.run(1)
-        print(f"  one process    {summary(single)}", flush=True)
+        add("training", {"one process": summary(single)})
     except trial.TrialFailed as error:
         fail("one process", error)
     if not is_installed("horovod"):
-        print("  two processes  not tried, because Horovod is not installed")
-        return failed
+        add("training", {"two processes": "not tried, because Horovod is not installed"})
+        return parts
     try:
         several = trial.run(2)
         if single is not None:
             trial.check_equal(single, several)
-        print(f"  two processes  {summary(several)}; rows are those of one process")
-        print(f"  Horovod        built with {', '.join(several['horovod'])}")
+        add("training", {"two processes": f"{summary(several)}; rows are those of one process"})
+        add("training", {"Horovod": f"built with {', '.join(several['horovod'])}"})
     except trial.TrialFailed as error:
         fail("two processes", error)
-    return failed
-
-
-def main() -> int:
-    argparse.ArgumentParser(prog="python -m tf_fusedrec.doctor", description=__doc__).parse_args()
-    failed = report()
-    print(f"result: {', '.join(failed)} failed" if failed else "result: all that is installed works")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parts

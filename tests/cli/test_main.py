@@ -1,0 +1,60 @@
+"""The program dispatches to its commands, and its exit codes say who has to act."""
+
+import importlib
+import json
+import pathlib
+import types
+
+import pytest
+
+from tf_fusedrec import cli
+from tf_fusedrec.cli import main as program
+from tf_fusedrec.cli.main import COMMANDS, main
+
+MODULES = {path.stem for path in pathlib.Path(cli.__file__).parent.glob("*.py")} - {"__init__", "main"}
+
+
+def test_the_overview_names_the_commands(capsys):
+    assert main([]) == main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "  Start    new       " in shown and "           train     " in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names if name in MODULES])
+def test_every_command_has_help_with_an_example(capsys, name):
+    with pytest.raises(SystemExit, match="^0$"):
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert f"\n    fusedrec {name}" in shown and "--json" in shown, shown
+    assert importlib.import_module(f"tf_fusedrec.cli.{name}").__doc__.strip() in shown
+
+
+def test_an_unknown_command_or_option_is_a_usage_error(capsys):
+    assert main(["trian"]) == 2
+    assert "error: there is no command 'trian'. Did you mean 'train'? Commands: new," in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["doctor", "--js"])  # no abbreviations, which a new option would make ambiguous
+    assert "unrecognized arguments: --js" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "shown"),
+    [(ValueError("no such folder 'x'"), 1, "error: no such folder 'x'\n"), (KeyboardInterrupt(), 130, "")],
+)
+def test_what_a_user_can_correct_has_no_traceback(monkeypatch, capsys, raised, code, shown):
+    def run(arguments):
+        raise raised
+
+    parser = types.SimpleNamespace(add_parser=lambda subparsers: subparsers.add_parser("doctor"), run=run)
+    monkeypatch.setattr(program.importlib, "import_module", lambda name: parser)
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().err == shown
+
+
+def test_every_command_takes_json(monkeypatch, capsys):
+    from tf_fusedrec.doctor import report
+
+    monkeypatch.setattr(report, "report", lambda say: {"failed": {}})
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"failed": {}}

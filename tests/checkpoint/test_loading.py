@@ -56,10 +56,12 @@ def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
     directory, table = saved
     tables = read_tables(directory)
     assert sorted(tables) == ["item", "user"]
-    for name, (ids, rows) in tables.items():
+    for name, read in tables.items():
         want = table.rows["rows"][name]
-        assert ids.tolist() == sorted(want) and len(ids) == {"item": 3000, "user": 2995}[name]
-        np.testing.assert_array_equal(rows, [want[i]["row"] for i in sorted(want)])
+        assert read.ids.tolist() == sorted(want) and len(read.ids) == {"item": 3000, "user": 2995}[name]
+        fields = {"row": read.rows, "count": read.lookups, "last": read.last, "updated": read.updated}
+        for field, values in fields.items():
+            np.testing.assert_array_equal(values, [want[i][field] for i in sorted(want)])
 
 
 def test_a_table_loads_under_another_name(saved):
@@ -94,14 +96,14 @@ def test_read_tables_knows_bfloat16(tmp_path):
             return np.array([0, 1]), np.array([([0x3F80, 0xC000],), ([0, 0x4040],)], self.record_dtype(section))
 
     simulated.save(tmp_path, [Bfloat16Table("item")])
-    ids, rows = read_tables(tmp_path)["item"]
-    assert ids.tolist() == [0, 1] and rows.dtype.name == "bfloat16"
+    ids, rows, lookups, *_ = read_tables(tmp_path)["item"]
+    assert lookups is None and ids.tolist() == [0, 1] and rows.dtype.name == "bfloat16"
     np.testing.assert_array_equal(rows.astype(np.float32), [[1.0, -2.0], [0.0, 3.0]])
 
 
 def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
     checkpoint.save(tmp_path / "c", model(0), layers=[embedding_of(DictTable("item", dim=3))])
-    ids, rows = read_tables(tmp_path / "c")["item"]
+    ids, rows, *_ = read_tables(tmp_path / "c")["item"]
     assert ids.shape == (0,) and rows.shape == (0, 3)
 
 

@@ -282,7 +282,8 @@ def test_read_tables_gives_all_rows(saved):
     folder, _, emb, _, backend = saved
     tables = read_tables(folder)
     assert sorted(tables) == ["item", "tag"]
-    for name, (ids, rows) in tables.items():
+    for name, (ids, rows, lookups, *_) in tables.items():
+        assert (lookups is None) == (backend == "tfra")
         np.testing.assert_array_equal(ids, emb.export_table(name)[0])
         np.testing.assert_array_equal(rows.astype(np.float32), emb.export_table(name)[1].astype(np.float32))
         assert rows.dtype.name == ("float32" if name == "item" else "bfloat16")

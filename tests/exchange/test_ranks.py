@@ -256,7 +256,7 @@ def test_a_checkpoint_has_each_shard_once_and_goes_into_any_topology(results_of,
     for ranks, name in [(range(world_size), "one"), *((ranks, "shared") for ranks in SHARED.sets(world_size)[0])]:
         assert_equal_replicas([saved, _put_together([found[rank][name] for rank in ranks])])
     for folder in (checkpoint, f"{checkpoint}.again"):
-        ids, rows = read_tables(folder)["item"]
+        ids, rows, *_ = read_tables(folder)["item"]
         assert len(np.unique(ids)) == len(ids)
         np.testing.assert_array_equal(ids, saved[0])
         np.testing.assert_array_equal(rows, saved[1]["row"])

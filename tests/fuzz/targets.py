@@ -51,7 +51,7 @@ def load_checkpoint(folder: pathlib.Path) -> Any:
     """Returns the results of a load on two ranks and the rows that one process reads."""
     tables = _tables()
     simulated.load(folder, tables)
-    rows = {name: (ids.tolist(), rows.tobytes()) for name, (ids, rows) in read_tables(folder).items()}
+    rows = {name: (table.ids.tolist(), table.rows.tobytes()) for name, table in read_tables(folder).items()}
     return contents(tables), [table.clock for table in tables], read_manifest(folder)["extra"], rows
 
 

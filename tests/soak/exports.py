@@ -51,8 +51,8 @@ class ExportMachine(Machine):
         _, embedding = served_model()
         for group in embedding.internals.groups:
             group.table.clear()
-        for table, (ids, rows) in read_tables(self.directory).items():
-            checkpoint.warm_start(embedding, table, ids, rows)
+        for name, table in read_tables(self.directory).items():
+            checkpoint.warm_start(embedding, name, table.ids, table.rows)
         number, oracles = self.saved
         return {
             name: {i: row.numbers for oracle in oracles for i, row in oracle.rows[s].items()}

@@ -92,7 +92,7 @@ def test_a_save_that_is_being_removed_never_passes_for_a_whole_one(tmp_path):
         loss.crash(random.Random(chance))
         for save in checkpoint.saves(root / "c"):
             tables = read_tables(root / "c", save)
-            assert all(len(ids) == len(rows) for ids, rows in tables.values())
+            assert all(len(table.ids) == len(table.rows) for table in tables.values())
 
 
 def crashes(folder, work):

@@ -271,7 +271,7 @@ def save(
       {'epoch': 2}
       >>> len(fr.checkpoint.saves("checkpoint"))  # names of saves that load takes as `save`
       1
-      >>> {name: rows.dtype for name, (ids, rows) in fr.checkpoint.read_tables("checkpoint").items()}
+      >>> {name: table.rows.dtype for name, table in fr.checkpoint.read_tables("checkpoint").items()}
       {'item': dtype('float32')}
     """
     options: dict[str, Any] = {"layers": layers, "keep": keep, "not_finite": not_finite}

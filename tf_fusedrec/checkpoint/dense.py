@@ -129,13 +129,7 @@ def write(folder: pathlib.Path, files: Mapping[str, bytes]) -> dict[str, list]:
 def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
     """Raises ValueError unless all files exist and are intact, and TensorFlow can read every tensor."""
     for name, (size, checksum) in files.items():
-        path = folder / name
-        data = disk.read_whole(path)
-        if len(data) != size:
-            fault = "is truncated" if len(data) < size else "has too much"
-            raise disk.refusal(path, f"{fault}: {len(data)} bytes, want {size}")
-        if disk.checksum(data) != checksum:
-            raise disk.refusal(path, "is damaged: it differs from its checksum")
+        disk.check_file(folder / name, size, checksum)
     try:
         reader = tf.train.load_checkpoint(str(folder / PREFIX))
         for name in reader.get_variable_to_shape_map():

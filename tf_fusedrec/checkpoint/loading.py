@@ -166,7 +166,17 @@ def restore(
             restore_counters(backend, saved)
 
 
-def read_tables(folder: str | os.PathLike, save: str | int | None = None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+class SavedRows(NamedTuple):
+    """All rows of a table, by ascending id. Tables of TFRA count no lookups, so the last three are None."""
+
+    ids: np.ndarray  # <int64>[n]
+    rows: np.ndarray  # <dtype>[n, D]
+    lookups: np.ndarray | None = None  # <uint32>[n], in training, after any decay
+    last: np.ndarray | None = None  # <uint32>[n], step of the last lookup
+    updated: np.ndarray | None = None  # <uint32>[n], change of the last update; every update of the table is a change
+
+
+def read_tables(folder: str | os.PathLike, save: str | int | None = None) -> dict[str, SavedRows]:
     """All rows of a checkpoint, from all ranks that wrote it. Needs no Horovod.
 
     Args:
@@ -174,7 +184,7 @@ def read_tables(folder: str | os.PathLike, save: str | int | None = None) -> dic
       save: Name or number of a kept save, or "best"; None: the last one.
 
     Returns:
-      {table name: (ids <int64>[n], ascending, and rows <dtype>[n, D])}.
+      {table name: SavedRows}.
 
     Raises:
       ValueError: `folder` has no checkpoint; a file is missing, truncated, damaged or foreign.
@@ -183,11 +193,13 @@ def read_tables(folder: str | os.PathLike, save: str | int | None = None) -> dic
     tables = {}
     for name, described in sorted(read_manifest(folder, save)["tables"].items()):
         reader = TableReader(folder, name, described)
-        empty = np.zeros([0], np.int64), np.zeros([0], reader.record_dtype("rows"))
-        chunks = [(ids, records["row"]) for ids, records in [empty, *reader.chunks()]]
-        ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
+        record = reader.record_dtype("rows")
+        fields = [field for field in ("row", "count", "last", "updated") if field in (record.names or ())]
+        empty = np.zeros([0], np.int64), np.zeros([0], record)
+        chunks = [(ids, *(records[field] for field in fields)) for ids, records in [empty, *reader.chunks()]]
+        ids, rows, *counters = (np.concatenate(parts) for parts in zip(*chunks))
         order = np.argsort(ids)
-        tables[name] = ids[order], numbers(rows[order])
+        tables[name] = SavedRows(ids[order], numbers(rows[order]), *(counter[order] for counter in counters))
     return tables
 
 

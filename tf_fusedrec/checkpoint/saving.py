@@ -21,8 +21,8 @@ from tf_fusedrec.checkpoint import dense
 from tf_fusedrec.exchange import model_state
 from tf_fusedrec.files import disk, manifest, saves, shard_file
 from tf_fusedrec.files.hash_order import hash_range_owner
-from tf_fusedrec.files.manifest import TOMBSTONES
-from tf_fusedrec.tables.records import counters_of, latest_clock
+from tf_fusedrec.files.manifest import TOMBSTONES, latest_clock
+from tf_fusedrec.tables.records import counters_of
 
 _POLL_S = 0.01
 _CHUNK_BYTES = 1 << 24  # bytes checked at once

@@ -13,7 +13,8 @@ from tf_fusedrec.checkpoint.saving import keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.files.hash_order import OWNERS
-from tf_fusedrec.tables.records import put_numbers, unpack_clock
+from tf_fusedrec.files.manifest import unpack_clock
+from tf_fusedrec.tables.records import put_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa

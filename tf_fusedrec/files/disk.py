@@ -18,6 +18,7 @@ import xxhash
 
 REMEDY = "Restore it, or load another checkpoint."
 _FULL = "make room there, or save into another folder; earlier checkpoints stand"
+_BLOCK_BYTES = 1 << 24  # of a file that are in memory while it is checked
 _MAX_BYTES = 1 << 30  # per call; Linux writes and reads at most 2^31 - 4096 bytes at once
 
 
@@ -122,6 +123,19 @@ def read_whole(path: pathlib.Path) -> bytes:
     """All bytes of a file. Raises ValueError, which names the file, if it is missing, unreadable, or a folder."""
     with refusing(path):
         return path.read_bytes()
+
+
+def check_file(path: pathlib.Path, size: int, expected: str) -> None:
+    """Raises ValueError, which names the file, unless it has `size` bytes with the checksum `expected`."""
+    hashed, count = xxhash.xxh3_64(), 0
+    with refusing(path), path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            hashed.update(block)
+            count += len(block)
+    if count != size:
+        raise refusal(path, f"{'is truncated' if count < size else 'has too much'}: {count} bytes, want {size}")
+    if hashed.hexdigest() != expected:
+        raise refusal(path, "is damaged: it differs from its checksum")
 
 
 def checksum(data: Any) -> str:

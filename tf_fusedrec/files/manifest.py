@@ -19,6 +19,9 @@ rows, the tombstones and all small data. Folders of earlier saves stay while the
          {"save": "save-7-9e2b41cc", "ranks": 2, "sections": {"rows": false, "tombstones": false}}]}},
      "checksum": xxh3_64 of all the rest}
 
+A clock is one number that only grows: changes << 32 | training lookups. Records refer to both counts: `updated` to the
+changes, `last` to the lookups.
+
 The flag of a section is true if the part has the complete section, and false if it has changes to earlier parts. A
 right checksum does not prove valid contents, so every field is checked.
 """
@@ -30,7 +33,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tf_fusedrec.files import disk
@@ -45,6 +48,22 @@ _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 _DATA = re.compile(r"dense\.data-([0-9]{5})-of-([0-9]{5})")
 _NUMBER = re.compile(r"<[fui][248]|\|[ui]1")
 _MOST_RANKS = 1 << 20
+_SHIFT = 32  # of the changes in a clock
+
+
+def pack_clock(changes: int, lookups: int) -> int:
+    return changes << _SHIFT | lookups
+
+
+def unpack_clock(clock: int) -> tuple[int, int]:
+    """Changes and training lookups of a clock."""
+    return clock >> _SHIFT, clock & ((1 << _SHIFT) - 1)
+
+
+def latest_clock(clocks: Iterable[int]) -> int:
+    """The clock with the larger of each count over all `clocks`."""
+    changes, lookups = zip(*map(unpack_clock, clocks))
+    return pack_clock(max(changes), max(lookups))
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

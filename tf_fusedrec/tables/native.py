@@ -17,10 +17,11 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.files.hash_order import mix64, table_seed
+from tf_fusedrec.files.manifest import pack_clock, unpack_clock
 from tf_fusedrec.optimizers.keras_counterparts import resolve
 from tf_fusedrec.optimizers.trainer import Trainer
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.records import numbers, pack_clock, put_numbers, unpack_clock
+from tf_fusedrec.tables.records import numbers, put_numbers
 from tf_fusedrec.tables.table import LeftOutRows, Message, Table
 
 _BATCH = 1 << 18  # rows per call when rows are restored

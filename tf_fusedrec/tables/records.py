@@ -1,35 +1,18 @@
 """What savers need in addition to rows: a table's counters, and the bits of bfloat16 in records.
 
-Counters are a table's clock, and the step count and learning rates of its optimizer. A clock is one number that only
-grows: changes << 32 | training lookups. Records refer to both counts. NumPy has no bfloat16, so records have its bits,
-<u2.
+Counters are a table's clock (files/manifest.py), and the step count and learning rates of its optimizer. NumPy has no
+bfloat16, so records have its bits, <u2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-
-_SHIFT = 32
-
-
-def pack_clock(changes: int, lookups: int) -> int:
-    return changes << _SHIFT | lookups
-
-
-def unpack_clock(clock: int) -> tuple[int, int]:
-    """Changes and training lookups of a clock."""
-    return clock >> _SHIFT, clock & ((1 << _SHIFT) - 1)
-
-
-def latest_clock(clocks: Iterable[int]) -> int:
-    """The clock with the larger of each count over all `clocks`."""
-    changes, lookups = zip(*map(unpack_clock, clocks))
-    return pack_clock(max(changes), max(lookups))
+from tf_fusedrec.files.manifest import latest_clock
 
 
 def counters_of(table: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Ending:
             )
         else:
             message = _sentence(first)
-        print(f"tf_fusedrec: {message}", file=sys.stderr, flush=True)
+        self._watchdog.say_last(message)
         os._exit(1)
 
     def _on_exception(self, type_: Any, error: BaseException, trace: types.TracebackType | None) -> None:
@@ -98,7 +98,7 @@ class Ending:
 
     def _fail(self, first: Mapping[str, Any]) -> None:
         """Prints the first failure. The kernel ends this process after a while: its threads may deadlock."""
-        print(f"tf_fusedrec: {_sentence(first)}", file=sys.stderr, flush=True)
+        self._watchdog.say_last(_sentence(first))
         if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(self._exit_within_s)

@@ -191,7 +191,8 @@ class Watchdog:
         self._next_report_s: dict[tuple[str, int], float] = {}  # of reported collectives, by name and call
         self._awake_since = time.monotonic()
         self._idle_report_s = report_after_s
-        self._lock = threading.Lock()
+        self._lock, self._printing = threading.Lock(), threading.Lock()
+        self._has_ended = False  # whether the cause is printed
         self.ended = False  # whether the program of this rank has ended
         # Called with the text of the exception that C++ ends this process for.
         self.on_termination: Callable[[str], None] | None = None
@@ -267,6 +268,7 @@ class Watchdog:
         summary = self._board.get("summary") or {}
         if summary:
             self._note_beat(0, summary["beat"])
+            summary["silent"].pop(str(self._rank), None)  # this rank is alive
             summary["silent"].update({str(rank): seconds for rank, seconds in self._silent().items()})
         return summary
 
@@ -316,11 +318,21 @@ class Watchdog:
         """Ends this process with exit code 1, because the awaited rank will never arrive."""
         if self._board is not None:
             self._board.report_failure(self._rank, reason)
-        self.say(f"failed: {reason}")
+        self.say_last(f"rank {self._rank}: failed: {reason}")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(1)
 
     def say(self, text: str) -> None:
-        """Prints one line with the number of this rank to stderr."""
-        print(f"tf_fusedrec: rank {self._rank}: {text}", file=sys.stderr, flush=True)
+        """Prints one line with the number of this rank to stderr, unless the cause of its end is printed."""
+        self._print(f"rank {self._rank}: {text}")
+
+    def say_last(self, cause: str) -> None:
+        """Prints why this process ends. No line follows, because other threads may live for some more seconds."""
+        self._print(cause, is_last=True)
+
+    def _print(self, text: str, is_last: bool = False) -> None:
+        with self._printing:
+            if not self._has_ended:
+                print(f"tf_fusedrec: {text}", file=sys.stderr, flush=True)
+            self._has_ended |= is_last

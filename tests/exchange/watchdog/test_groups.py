@@ -4,6 +4,7 @@ Horovod's thread ends the process of a rank that loses another one, and no colle
 """
 
 import re
+import signal
 
 import pytest
 
@@ -22,9 +23,8 @@ how, rule = sys.argv[1:]
 topology = fr.Topology(2, rule)
 fr.init(topology, report_after_s=1, give_up_after_s=4)
 rank = fr.rank()
-embedding = fr.FusedEmbedding(
-    [fr.TableConfig("t", 4, optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")], topology=topology
-)
+table = fr.TableConfig("t", 4, optimizers.SGD(0.1))
+embedding = fr.FusedEmbedding([fr.FeatureConfig("f", table)], topology=topology)
 
 @tf.function
 def step(ids):
@@ -43,12 +43,13 @@ print("all steps were made", flush=True)
 """
 
 
+# A rank that hears first of the loss reports the silent rank. The others may quote it.
+LOST = r"rank \d(: Horovod has lost its connection to another rank| failed first: rank 3 has given no sign)"
+
+
 @pytest.mark.parametrize(("how", "rule"), [("dies", "weight_sync"), ("stops", "gradient_sync")])
 def test_the_loss_of_a_rank_ends_all_groups(tmp_path, how, rule):
     codes, errors = run_program(tmp_path, how, rule, source=PROGRAM, number=4)
-    assert 0 not in codes, errors
-    for rank in range(3):
-        last = errors[rank].strip().splitlines()[-1]
-        assert re.match(rf"tf_fusedrec: rank ({rank}: Horovod has lost its connection to|\d failed first: )", last), (
-            errors
-        )
+    assert codes == [1, 1, 1, -signal.SIGKILL if how == "dies" else 1], errors
+    for text in errors[: 3 if how == "dies" else 4]:
+        assert re.match(f"tf_fusedrec: {LOST}", text.strip().splitlines()[-1]), (codes, errors)

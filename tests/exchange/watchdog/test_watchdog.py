@@ -47,7 +47,6 @@ def stand_still(stopped_s, blocked_s):
         if rank == 1 and number == 2:
             time.sleep(blocked_s)
         sums.append(step(tf.constant([1.0, 2.0]) * (rank + 1 + number)).numpy().tolist())
-    time.sleep(1.5)  # the thread says that it goes on
     return sums, said.getvalue(), os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"], share_of_a_core("tf_fusedrec watchdog")
 
 
@@ -221,6 +220,7 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
 
 HANGS = """
 import atexit, sys, time
+from tf_fusedrec import ops
 from tf_fusedrec.exchange.job_end import Ending
 from tf_fusedrec.exchange.watchdog import Watchdog
 
@@ -233,6 +233,9 @@ class Board:
 atexit.register(time.sleep, 600)
 watchdog = Watchdog(0, 1, None, report_after_s=1, gives_up_after_s=1, members={})
 Ending(0, Board(), watchdog, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
+watchdog.start()
+ops.mark_now("slow", ended=False)
+time.sleep(1.5)
 try:
     sys.exit(4)  # as argparse does
 except SystemExit:
@@ -240,6 +243,7 @@ except SystemExit:
 class Nameless(ValueError):
     def __str__(self):
         raise RuntimeError("no text")
+ops.mark_now("slow", ended=True)
 raise Nameless()
 """
 
@@ -247,6 +251,7 @@ raise Nameless()
 def test_a_failing_rank_whose_exit_hangs_is_ended_and_an_exception_without_a_text_is_named():
     done = subprocess.run([sys.executable, "-c", HANGS], stderr=subprocess.PIPE, encoding="utf-8", timeout=100)
     assert done.returncode == -signal.SIGALRM
+    assert "it has waited 1 s in collective 'slow'" in done.stderr  # Its end is news, but not after the cause.
     last = done.stderr.strip().splitlines()[-1]
     assert last == "tf_fusedrec: rank 0 failed first: Nameless: its __str__ raises RuntimeError"
 

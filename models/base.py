@@ -47,6 +47,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
         self.step = constant(self, "step", np.int64(0))
         self._loss = keras.metrics.Mean(name="loss")
         # float64 counts exactly up to 2**53. float32 would stop at 16 million tokens.
+        self._events = keras.metrics.Sum(name="events", dtype="float64")
         self._samples = keras.metrics.Sum(name="samples", dtype="float64")
         self._tokens = keras.metrics.Sum(name="tokens", dtype="float64")
         self._gflops = keras.metrics.Sum(name="gflops", dtype="float64")
@@ -78,7 +79,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        return [self._loss, self._samples, self._tokens, self._gflops]
+        return [self._loss, self._events, self._samples, self._tokens, self._gflops]
 
     @property
     def alike_on_all_ranks(self) -> list[tf.Variable]:
@@ -107,6 +108,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
             positions = self._positions_of_all(self.num_positions(x), name="loss")
         loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, layout=self._layout)
         samples, tokens = self.counts(x)
+        self._events.update_state(self.num_positions(x))
         # A step in which no rank has a position, as at the end of an epoch, is no sample of the mean loss.
         self._loss.update_state(loss, tf.where(positions > 0, self.micro_batch.share, 0.0))
         self._samples.update_state(samples)

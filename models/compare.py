@@ -24,6 +24,7 @@ from tf_fusedrec.models import baselines
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
+_DRAWN = 20_000_000  # samples to draw in all for a comparison with the baseline, a few seconds
 _KEYS = ("user", "item", "time")
 # Computes a metric of a run from `times` <int64>[users], the number of draws of each user.
 Metric = Callable[[np.ndarray], float]
@@ -109,6 +110,28 @@ def compare(
     return table
 
 
+def against_baseline(samples: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, dict[str, float]]:
+    """Returns a (the baseline's), b (the model's), difference, low and high for metrics of a run that rank.
+
+    Args:
+      samples: Samples of an evaluation.
+      seed: Seed of the draws.
+    """
+    order = {name: samples[name] for name in _KEYS if name in samples}
+    if "rank" in samples:
+        baseline, model = ({**order, "rank": samples[name]} for name in ("baseline_rank", "rank"))
+    else:
+        labels = {name: values for name, values in samples.items() if name.endswith("_label")}
+        tasks = [name.removesuffix("_label") for name in labels]
+        baseline, model = (
+            {**order, **labels, **{f"{task}_logit": samples[name.format(task)] for task in tasks}}
+            for name in ("baseline_{}", "{}_logit")
+        )
+    resamples = int(np.clip(_DRAWN // max(len(samples["user"]), 1), 100, 400))
+    table = compare(baseline, model, resamples, seed, 0.95)
+    return {name: row for name, row in table.items() if not name.endswith("_ne")}  # the baseline is no probability
+
+
 def _of_ranks(ranks: np.ndarray, user: np.ndarray) -> dict[str, Metric]:
     gains = {f"hr@{k}": np.where(ranks <= k, 1.0, 0.0) for k in CUTOFFS}
     gains |= {f"ndcg@{k}": np.where(ranks <= k, 1 / np.log2(ranks + 1.0), 0.0) for k in CUTOFFS}
@@ -129,10 +152,10 @@ def _of_entropies(samples: Mapping[str, np.ndarray], user: np.ndarray) -> dict[s
 
 
 def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[str, Metric]:
-    areas = np.full(user.max(initial=-1) + 1, np.nan)
-    for number in range(len(areas)):
-        mine = user == number
-        areas[number] = exact.auc(label[mine], logit[mine])
+    by_user = np.argsort(user, kind="stable")
+    ends = np.cumsum(np.bincount(user))[:-1]
+    parts = zip(np.split(label[by_user], ends), np.split(logit[by_user], ends)) if len(user) else ()
+    areas = np.array([exact.auc(*part) for part in parts])
     defined = ~np.isnan(areas)
     entropy = np.logaddexp(0.0, logit) - label * logit
     # The scores are sorted once, because a draw changes their weights only.

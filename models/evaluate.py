@@ -51,19 +51,20 @@ def evaluate(experiment: Experiment, model: RankingModel | HSTURetrieval, folder
     return evaluator(experiment, model)(folder)
 
 
-def evaluator(experiment: Experiment, model: RankingModel | HSTURetrieval) -> Callable[[pathlib.Path], Evaluation]:
-    """Returns a function that evaluates the model as it is at the call, on the test split of a folder. Collective.
+def evaluator(experiment: Experiment, model: RankingModel | HSTURetrieval) -> Callable[..., Evaluation]:
+    """Returns a collective function (folder, split="test") that evaluates the model as it is at the call.
 
-    The model is traced in the first call only, so a program that evaluates often keeps one evaluator.
+    The model is traced in the first call and the baseline computed in the first call of a split only, so a program
+    that evaluates often keeps one evaluator.
     """
     if isinstance(model, RankingModel):
         return _ranking_evaluator(experiment, model)
     return _retrieval_evaluator(experiment, model)
 
 
-def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict]:
+def _batches(experiment: Experiment, split: pathlib.Path) -> Iterator[dict]:
     data = ParquetFolder(
-        folder / "test",
+        split,
         columns(experiment.model, "test"),
         bad_rows=experiment.data.bad_rows,
     )
@@ -81,16 +82,26 @@ def _gathered(parts: list[np.ndarray], dtype: type) -> np.ndarray:
     return fr.collectives.all_gather(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype))
 
 
-def _ranking_evaluator(experiment: Experiment, model: RankingModel) -> Callable[[pathlib.Path], Evaluation]:
+def _ranking_evaluator(experiment: Experiment, model: RankingModel) -> Callable[..., Evaluation]:
     score = tf.function(lambda batch: model(batch, training=False), reduce_retracing=True)
-    return lambda folder: _evaluate_ranking(experiment, model, score, folder)
+    of_split: dict[pathlib.Path, dict[str, np.ndarray]] = {}  # the baselines do not depend on the model
+
+    def evaluate_split(folder: pathlib.Path, split: str = "test") -> Evaluation:
+        return _evaluate_ranking(experiment, model, score, folder / split, of_split.setdefault(folder / split, {}))
+
+    return evaluate_split
 
 
 def _evaluate_ranking(
-    experiment: Experiment, model: RankingModel, score: Callable[[dict], dict], folder: pathlib.Path
+    experiment: Experiment,
+    model: RankingModel,
+    score: Callable[[dict], dict],
+    split: pathlib.Path,
+    rates: dict[str, np.ndarray],
 ) -> Evaluation:
+    """Evaluates the model. `rates` has the baseline's scores by task, and gets them in the first evaluation."""
     parts: dict[str, list] = {}
-    for batch in _test_batches(experiment, folder):
+    for batch in _batches(experiment, split):
         exposed = batch["exposed_item"]
         found = {"user": tf.gather(batch["user_id"], exposed.value_rowids()), "item": exposed.values}
         found["time"] = batch["exposed_time"].values
@@ -104,7 +115,8 @@ def _evaluate_ranking(
     names = [*kinds, *(f"{task}_{what}" for task in tasks for what in ("logit", "label"))]
     samples = {name: _gathered(parts.get(name, []), kinds.get(name, np.float64)) for name in names}
     results = {"exposures": float(len(samples["user"])), "loss": 0.0}
-    rates = baselines.ranking(model.config, folder, samples["user"], samples["item"])
+    if not rates:
+        rates |= baselines.ranking(model.config, split.parent, samples["user"], samples["item"])
     for task in tasks:
         logit, label = samples[f"{task}_logit"], samples[f"{task}_label"]
         # This form of log(1 + e^x) - y x does not overflow.
@@ -113,6 +125,7 @@ def _evaluate_ranking(
         results |= {f"{task}_{name}": value for name, value in _of_task(samples["user"], label, logit).items()}
         results[f"baseline_{task}_auc"] = exact.auc(label, rates[task])
         results[f"baseline_{task}_gauc"] = exact.gauc(samples["user"], label, rates[task])
+        samples[f"baseline_{task}"] = rates[task]
     return Evaluation(results, samples)
 
 
@@ -125,26 +138,30 @@ def _of_task(user: np.ndarray, label: np.ndarray, logit: np.ndarray) -> dict[str
     }
 
 
-def _retrieval_evaluator(experiment: Experiment, model: HSTURetrieval) -> Callable[[pathlib.Path], Evaluation]:
+def _retrieval_evaluator(experiment: Experiment, model: HSTURetrieval) -> Callable[..., Evaluation]:
     @tf.function(reduce_retracing=True)
     def embed(batch: dict) -> tf.Tensor:
         newest = experiment.model.max_history
         items, times = jagged.last(batch["item_id"], newest), jagged.last(batch["timestamp"], newest)
         return model.embed_users(items, times, batch["target_timestamp"])
 
-    of_folder: dict[pathlib.Path, list[dict[str, np.ndarray]]] = {}  # the baselines do not depend on the model
-    return lambda folder: _evaluate_retrieval(experiment, model, embed, folder, of_folder.setdefault(folder, []))
+    of_split: dict[pathlib.Path, list[dict[str, np.ndarray]]] = {}  # the baselines do not depend on the model
+
+    def evaluate_split(folder: pathlib.Path, split: str = "test") -> Evaluation:
+        return _evaluate_retrieval(experiment, model, embed, folder / split, of_split.setdefault(folder / split, []))
+
+    return evaluate_split
 
 
 def _evaluate_retrieval(
     experiment: Experiment,
     model: HSTURetrieval,
     embed: Callable[[dict], tf.Tensor],
-    folder: pathlib.Path,
+    split: pathlib.Path,
     of_popularity: list[dict[str, np.ndarray]],
 ) -> Evaluation:
     """Evaluates the model. `of_popularity` has the baselines of each batch, and gets them in the first evaluation."""
-    item_ids, popularity = read_items(folder)
+    item_ids, popularity = read_items(split.parent)
     item_vectors = np.concatenate(
         [
             model.embed_items(tf.constant(item_ids[begin : begin + _ITEMS_AT_ONCE])).numpy()
@@ -152,7 +169,7 @@ def _evaluate_retrieval(
         ]
     )
     parts: dict[str, list[np.ndarray]] = {}
-    for number, batch in enumerate(_test_batches(experiment, folder)):
+    for number, batch in enumerate(_batches(experiment, split)):
         users = embed(batch).numpy()  # Collective: a rank without users must call it too.
         targets = batch["target_item"].numpy()
         seen = {"seen_ids": batch["item_id"].values.numpy(), "seen_row_splits": batch["item_id"].row_splits.numpy()}
@@ -183,7 +200,6 @@ def _evaluate_retrieval(
             results[f"{prefix}ndcg@{cutoff}"] = exact.ndcg(ranks, cutoff)
         results[f"{prefix}mrr"] = exact.mrr(ranks)
     results["ne"] = baselines.normalized(samples["entropy"], samples["baseline_entropy"])
-    del samples["baseline_rank"]
     return Evaluation(results, samples)
 
 
@@ -249,7 +265,7 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
     experiment = saved_experiment(checkpoint)
     if data is not None:
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, input=data))
-    folder = prepare_data(experiment, checkpoint.parent / "data")
+    folder = prepare_data(experiment, experiment.data.cache)
     return evaluate(experiment, trained_model(checkpoint), folder)
 
 

@@ -1,15 +1,19 @@
 """Prepares the data set of an experiment as a folder in our Parquet layout. Rank 0 writes it once for all ranks.
 
 The folder's name holds a fingerprint of its origin: the settings, and the name, size and time of every raw file. The
-folder appears complete or not at all, so an existing folder is used again.
+folder appears complete or not at all, so all runs share it (data.cache), and one job at a time converts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import shutil
+from collections.abc import Iterator
 
 import tf_fusedrec as fr
 from tf_fusedrec.models.data_sets.events import Window
@@ -22,6 +26,8 @@ from tf_fusedrec.models.data_sets.table import convert_table
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+
+_LOCK = ".lock"  # end of the name of a file beside each data set
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
@@ -65,7 +71,6 @@ def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
             f"{folder} holds {info.task} data, but the experiment's task is {experiment.task!r}. "
             "Choose a configuration for that task with --config, or other data with --data."
         )
-    print(f"data: {folder} ({info.source}; {info.users} users, {info.items} items)", flush=True)
     return folder
 
 
@@ -81,13 +86,49 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
         )
     if source is None and not synthetic:
         raise ValueError(f"data.source {data.source!r} needs its files: name their folder with --data.")
-    if folder.exists():
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if not folder.exists():
+            _write(experiment, source, folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Waits for another job that converts the same data. A file system without locks lets every job in."""
+    with folder.with_name(folder.name + _LOCK).open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"data: waiting for another job that converts {folder.name} ...", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+
+
+def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
+    """Returns the size in bytes of each data set in a cache, by folder."""
+    return {
+        path.parent: sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+        for path in sorted(root.glob("*/dataset.json"))
+    }
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Removes a data set from its cache."""
+    with _locked(folder):
+        shutil.rmtree(folder)
+    folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)
+
+
+def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.Path) -> None:
+    data = experiment.data
     if source is None:
         write = write_synthetic_ranking if experiment.task == "ranking" else write_synthetic_retrieval
         write(folder, seed=experiment.seed, **data.sizes())
-    elif data.source == "movielens":
+        return
+    if data.source == "movielens":
         convert_movielens(source, folder)
     elif data.source == "sequences":
         convert_sequences(source, folder)
@@ -99,7 +140,6 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
         )
     else:
         convert_kuairand(source, folder, split=data.split)
-    return folder
 
 
 def _window(experiment: Experiment) -> Window:

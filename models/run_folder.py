@@ -1,18 +1,36 @@
-"""The output folder of a job, which one job at a time may write.
+"""The output folder of a job, which one job at a time may write, and run.json in it: what ran, on which data, and how.
+
+    runs/NAME/2026-11-25_2342/     a folder for each run, by its start; runs/NAME/latest links to the newest
+        run.json                   RunRecord
+        checkpoint/ saved_model/ tensorboard/ samples.npz
 
 Two jobs in one folder would remove each other's unfinished saves, and leave a checkpoint of one beside the export of
-the other.
+the other. The module needs no TensorFlow, so that a list of runs appears at once.
 """
 
 from __future__ import annotations
 
+import datetime
 import fcntl
+import importlib.metadata
+import json
+import os
 import pathlib
-from typing import IO
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
 
 import tf_fusedrec as fr
 
+RUNS = pathlib.Path("runs")
+RECORD = "run.json"
 LOCK = "job.lock"
+LATEST = "latest"
+_PACKAGES = ("tf_fusedrec", "tensorflow", "keras", "tf_keras", "horovod", "numpy", "pyarrow")
 
 
 def claim(output: pathlib.Path) -> IO[str] | None:
@@ -47,3 +65,158 @@ def _lock(file: IO[str], output: pathlib.Path) -> str | None:
     except OSError:
         return None  # The file system has no locks.
     return None
+
+
+def new_folder(name: str, root: pathlib.Path = RUNS) -> pathlib.Path:
+    """Makes and returns root/NAME/<minute of rank 0's clock>, to which root/NAME/latest links. Collective.
+
+    Raises:
+      ValueError: Rank 0 cannot write there; raised on all ranks.
+    """
+    outcome = "", ""
+    if fr.rank() == 0:
+        try:
+            outcome = str(_made(root / name)), ""
+        except OSError as error:
+            outcome = "", f"{str(root / name)!r} cannot be written: {error}. Pass another --output."
+    folder, message = fr.collectives.all_gather_object(outcome)[0]
+    if message:
+        raise ValueError(message)
+    return pathlib.Path(folder)
+
+
+def _made(parent: pathlib.Path) -> pathlib.Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    minute, number = datetime.datetime.now().strftime("%Y-%m-%d_%H%M"), 1
+    folder = parent / minute
+    while True:
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{minute}_{number}"
+    link = parent / f".{folder.name}.link"
+    link.symlink_to(folder.name)
+    link.replace(parent / LATEST)
+    return folder
+
+
+def run_of(path: str | os.PathLike) -> pathlib.Path:
+    """Returns the folder of a run: `path`, or the newest run of a name.
+
+    Raises:
+      ValueError: There is no run.
+    """
+    for folder in (pathlib.Path(path), pathlib.Path(path) / LATEST):
+        if (folder / RECORD).is_file():
+            return folder.parent / os.readlink(folder) if folder.is_symlink() else folder
+    state = f"has no {RECORD}" if pathlib.Path(path).is_dir() else "is no folder"
+    raise ValueError(f"{os.fspath(path)!r} {state}. Pass a folder of `fusedrec train`; `fusedrec runs` lists them.")
+
+
+def runs(root: pathlib.Path = RUNS) -> list[pathlib.Path]:
+    """Returns the folders of all runs one or two levels below `root`, newest first."""
+    found = [path.parent for level in ("*", "*/*") for path in root.glob(f"{level}/{RECORD}")]
+    return sorted((path for path in found if not path.is_symlink()), key=_started, reverse=True)
+
+
+def _started(folder: pathlib.Path) -> str:
+    return read_record(folder)["started"]
+
+
+def read_record(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the record of a run. The state of a run whose process has vanished is "killed".
+
+    Raises:
+      ValueError: run.json is damaged.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        state = record["state"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Remove the file to leave the run out.") from error
+    return {**record, "state": "killed"} if state == "running" and not _is_claimed(folder) else record
+
+
+def _is_claimed(folder: pathlib.Path) -> bool:
+    """Whether a job holds the claim. A run of another host or a file system without locks may count as claimed."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+class RunRecord:
+    """run.json of a run, which rank 0 rewrites as the run goes. The file is whole at every moment.
+
+    Args:
+      folder: Output folder of the run.
+      resumed: Whether the run goes on in a folder that has a record: its epochs and its seconds stay.
+
+    Attributes:
+      fields: The contents of run.json, on every rank; see `update`.
+    """
+
+    def __init__(self, folder: pathlib.Path, resumed: bool = False):
+        self.folder = folder
+        earlier = read_record(folder) if resumed and (folder / RECORD).is_file() else {}
+        self._seconds = earlier.get("seconds", 0.0)
+        self._begin = datetime.datetime.now(datetime.timezone.utc)
+        begin = self._begin.isoformat(timespec="seconds")
+        self.fields: dict[str, Any] = {
+            "format": 1,
+            "started": earlier.get("started", begin),
+            "resumed": [*earlier.get("resumed", []), begin] if earlier else [],
+            "epochs": earlier.get("epochs", []),
+            "steps": earlier.get("steps", {"step": [], "loss": []}),
+        }
+
+    def update(self, **fields: Any) -> None:
+        """Replaces JSON-serializable fields and, on rank 0, writes the file."""
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.fields |= fields
+        self.fields["seconds"] = round(self._seconds + (now - self._begin).total_seconds(), 1)
+        if fr.rank() == 0:
+            partial = self.folder / f"{RECORD}.new"
+            partial.write_text(json.dumps(self.fields, indent=1) + "\n", encoding="utf-8")
+            partial.replace(self.folder / RECORD)
+
+
+def circumstances() -> dict[str, Any]:
+    """Returns command, code, versions, ranks and hosts of this process, as fields of a record. Collective."""
+    return {
+        "command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "folder_of_command": os.getcwd(),
+        "code": _git_state(),
+        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "ranks": fr.size(),
+        "hosts": fr.collectives.all_gather_object(socket.gethostname()),
+    }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _git_state() -> dict[str, Any]:
+    """Returns the commit of the folder in which the job runs and the number of changed files; {} outside of git."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, encoding="utf-8", timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
+        return {"commit": git("rev-parse", "HEAD"), "changed_files": len(changed)}
+    except (OSError, subprocess.SubprocessError):
+        return {}

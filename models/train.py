@@ -4,11 +4,11 @@
     python -m tf_fusedrec.models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
 
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
---output DIR (default runs/<name>) · --resume (continues from the checkpoint in the output folder).
-With data.follow, the folder of training data may grow while the job reads it, partition by partition (fit_calls.py).
-The output folder gets data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare), and
-timeline/ with train.timeline_steps. Results are written before the export. An export replaces that of an earlier run
-once it is whole and checked.
+--output DIR (default runs/<name>/<minute>) · --resume (continues from the checkpoint in the output folder, by default
+the newest of the name). With data.follow, the folder of training data may grow while the job reads it, partition by
+partition (fit_calls.py). The output folder gets run.json (run_folder.py), checkpoint/ saved_model/ tensorboard/
+samples.npz (for models.compare), and timeline/ with train.timeline_steps. Results are written before the export. An
+export replaces that of an earlier run once it is whole and checked.
 
 Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume.
 """
@@ -23,7 +23,7 @@ import pathlib
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -36,6 +36,7 @@ from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.files.saves import read_manifest
+from tf_fusedrec.models import screen
 from tf_fusedrec.models.build import (
     columns,
     features,
@@ -45,53 +46,76 @@ from tf_fusedrec.models.build import (
     no_rows,
 )
 from tf_fusedrec.models.check_export import check_export, expected_answer
+from tf_fusedrec.models.compare import against_baseline
+from tf_fusedrec.models.data_profile import profile_of
 from tf_fusedrec.models.data_sets.layouts import read_info, read_items
-from tf_fusedrec.models.evaluate import Evaluation, evaluator, name_width, table
+from tf_fusedrec.models.evaluate import evaluator
 from tf_fusedrec.models.experiment import Experiment, load
+from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.models.export import export
 from tf_fusedrec.models.fit_calls import fit_calls
 from tf_fusedrec.models.parts.dense_inputs import read_statistics
 from tf_fusedrec.models.prepare import prepare_data
 from tf_fusedrec.models.ranking import RankingModel
-from tf_fusedrec.models.run_folder import claim
+from tf_fusedrec.models.retrieval import HSTURetrieval
+from tf_fusedrec.models.run_callbacks import (
+    Board,
+    HeldOut,
+    Progress,
+    check_tracker,
+    line_width,
+    terminal_width,
+    tracker,
+)
+from tf_fusedrec.models.run_folder import RUNS, RunRecord, circumstances, claim, new_folder, run_of
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
 
-class HeldOut(keras.callbacks.Callback):
-    """Puts a metric of the held-out split into the logs of every whole epoch. Collective.
+def started(
+    experiment: Experiment, output: pathlib.Path, config: str = "", overrides: Sequence[str] = (), resume: bool = False
+) -> RunRecord:
+    """Prepares the data and returns the record of a run that begins in an output folder. Collective.
 
     Args:
-      evaluation: Function from the folder of the data to the evaluation of the model.
-      folder: Folder of the data.
-      metric: Name of one of the results.
-      interrupt: Callback that ends training; an interrupted epoch is not evaluated.
+      experiment: Experiment.
+      output: Folder that this job has claimed.
+      config: File of the experiment.
+      overrides: Replacements of its fields.
+      resume: Whether the run goes on from the checkpoint in the folder.
     """
-
-    def __init__(
-        self,
-        evaluation: Callable[[pathlib.Path], Evaluation],
-        folder: pathlib.Path,
-        metric: str,
-        interrupt: callbacks.Interrupt,
-    ):
-        super().__init__()
-        self._evaluation, self._folder, self._metric, self._interrupt = evaluation, folder, metric, interrupt
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._interrupt.signal_name is None and logs is not None:
-            self.model.drain()
-            self.model.embedding.synchronize()
-            logs[self._metric] = self._evaluation(self._folder).results[self._metric]
+    record = RunRecord(output, resume)
+    record.update(
+        **circumstances(), name=experiment.name, folder=str(output), config=config, overrides=[*overrides],
+        experiment=experiment.to_dict(), state="running",
+    )  # fmt: skip
+    folder = prepare_data(experiment, experiment.data.cache)
+    profile = profile_of(experiment, folder) if fr.rank() == 0 else None
+    record.update(data={"folder": str(folder), **fr.collectives.all_gather_object(profile)[0]})
+    return record
 
 
-def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
-    """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
+def run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
+    """Trains, evaluates and exports into record.folder. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
+    try:
+        return _run(experiment, record, resume)
+    except BaseException as error:
+        record.update(state="failed", error=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.rank())
-    checkpoint, train = output / "checkpoint", experiment.train
+    output, folder, train = record.folder, pathlib.Path(record.fields["data"]["folder"]), experiment.train
+    checkpoint = output / "checkpoint"
+    validates = (folder / "validation").is_dir() and not experiment.data.follow
+    keep_best = train.keep_best or (experiment.metrics[0] if validates else "")
+    monitor = f"val_{keep_best}" if keep_best else "loss"
     with _without_traceback():
+        if train.tracker:
+            check_tracker(train.tracker)
         embedding = make_embedding(experiment)
         read = columns(experiment.model, "train")
         check_features(read, features(experiment.model), made=made_features(experiment.model))
@@ -106,42 +130,58 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         best: dict[str, Any] | None = None
         if resume:
             best = fr.checkpoint.load(checkpoint, model, model.optimizer).get("best")
-            best = best if best is not None and best["monitor"] == train.keep_best else None
+            best = best if best is not None and best["monitor"] == monitor else None
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
         "id_kinds": read_info(folder).id_kinds,
     }
+    record.update(
+        validates="validation" if validates else "test" if keep_best else "",
+        epochs_wanted=0 if experiment.data.follow else train.epochs,
+        labels=model.config.label_of_task if isinstance(model, RankingModel) else {},
+        model=_model_facts(experiment, model),
+    )
+    if _is_chief():
+        print(screen.header(record.fields, line_width(terminal_width())), flush=True)
     interrupt = callbacks.Interrupt()
-    throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
+    throughput = callbacks.Throughput(counts=("events", "samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
-    listeners: list[keras.callbacks.Callback] = [interrupt]
     evaluate = evaluator(experiment, model)
-    if train.keep_best:
-        listeners.append(HeldOut(evaluate, folder, train.keep_best, interrupt))
-    others: list[keras.callbacks.Callback] = [throughput, utilization]
-    if train.progressive_steps and isinstance(model, RankingModel):
+    listeners: list[keras.callbacks.Callback] = [interrupt]
+    if isinstance(model, RankingModel):
+        getLogger("tf_fusedrec.callbacks.progressive").setLevel("INFO" if train.progressive_steps else "WARNING")
         model.progressive = ProgressiveMetrics(
-            model.config.tasks, every_steps=train.progressive_steps, folder=output / "tensorboard" / "progressive",
+            model.config.tasks,
+            every_steps=train.progressive_steps or sys.maxsize,
+            kinds=("window", "cumulative", "epoch") if train.progressive_steps else ("epoch",),
+            folder=output / "tensorboard" / "progressive" if train.progressive_steps else None,
             first_step=int(model.step),
-        )  # fmt: skip
-        others.append(model.progressive)
+        )
+        listeners.append(model.progressive)
+    split = "validation" if validates else "test"
+    listeners.append(HeldOut((lambda: evaluate(folder, split)) if keep_best else None, interrupt))
+    others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.embedding_metrics:
         others.append(callbacks.EmbeddingMetrics(embedding, folder=output / "tensorboard" / "tables"))
     if train.timeline_steps and _is_chief():
         others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():
-        others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
+        others.append(Board(output / "tensorboard"))
+    if train.tracker and _is_chief():
+        others.append(tracker(train.tracker, record))
     if train.patience:
-        others.append(callbacks.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
+        watched = "val_loss" if validates else "loss"
+        others.append(callbacks.EarlyStopping(watched, patience=train.patience, verbose=1 if _is_chief() else 0))
+    others.append(Progress(record, lambda: saving))
     for call in itertools.chain([] if first is None else [first], calls):
         if resume:
             _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
             resume = False
         saving = callbacks.Checkpoint(
             checkpoint, call.steps, extra, first_step=call.step, input_position=call.position,
-            save_best=bool(train.keep_best), monitor=train.keep_best or "loss",
+            save_best=bool(keep_best), monitor=monitor,
         )  # fmt: skip
         saving.best = best
         model.fit(
@@ -151,12 +191,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             steps_per_epoch=call.steps - call.step,
             shuffle=False,  # Keras 3 warns that it shuffles no data set
             callbacks=[*listeners, saving, *others],
-            verbose=1 if _is_chief() else 0,
+            verbose=0,
         )
         best = saving.best
         if interrupt.signal_name is not None:
             break
     if interrupt.signal_name is not None:
+        record.update(state="interrupted")
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {_resuming_command()}")
         fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
@@ -164,11 +205,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
     if best is not None:
         kept = fr.checkpoint.load(checkpoint, model, model.optimizer, save="best")["best"]
-        _say(f"best epoch: {kept['epoch'] + 1}, {train.keep_best}: {kept['value']:.4f}")
+        _say(f"best epoch: {kept['epoch'] + 1}, {keep_best}: {kept['value']:.4f}")
     results, samples = evaluate(folder)
+    facts = _model_facts(experiment, model)
     if _is_chief():
         np.savez(output / "samples.npz", **samples)  # tf_fusedrec.models.compare reads it.
-        _report(output, results, rates)
+        _write_test(output / "tensorboard" / "test", results)
+        record.update(best=best, model=facts, metrics=_metrics(results, samples), results={"test": results, **rates})
     inputs, expected = expected_answer(experiment, model, folder)
     exported = output / "saved_model.new"
     if _is_chief():
@@ -177,13 +220,47 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     if _is_chief():
         difference = check_export(exported, inputs, expected)
         _replace(exported, output / "saved_model")
-        _write_results(output, {"test": results, **rates, "served_difference": difference})
-        width = name_width(results)
-        print(f"{'checkpoint':<{width}}{checkpoint}")
-        print(f"{'saved model':<{width}}{output / 'saved_model'} (another process agrees within {difference:.1e})")
-        sys.stdout.flush()
+        record.update(state="done", results={**record.fields["results"], "served_difference": difference})
+        print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
+
+
+def _model_facts(experiment: Experiment, model: RankingModel | HSTURetrieval) -> dict[str, Any]:
+    """Returns sizes of the model and its tables, summed over the ranks. Collective."""
+    config, embedding = experiment.model, model.embedding
+    here = {name: counts["keys"] for name, counts in embedding.statistics().items()}
+    rows = fr.collectives.all_gather(np.array([[*here.values()]], np.int64)).sum(axis=0)
+    tables = {table.name: table for table in experiment.tables}
+    return {
+        "kind": config.kind if isinstance(config, RankingConfig) else config.encoder,
+        "dense_weights": int(sum(np.prod(weight.shape) for weight in model.trainable_variables)),
+        "schedule": experiment.train.schedule,
+        "all_to_alls": 2 * len(embedding.internals.groups) + 1,
+        "tables": {
+            name: {"rows": int(count), "dim": tables[name].dim, "rule": _rule(tables[name].optimizer)}
+            for name, count in zip(here, rows)
+        },
+    }
+
+
+def _rule(optimizer: Any) -> str:
+    rate = getattr(optimizer, "learning_rate", None)
+    return type(optimizer).__name__ + (f" {rate:g}" if isinstance(rate, float) else "")
+
+
+def _metrics(results: Mapping[str, float], samples: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """Returns each result and, where there is a baseline, the interval of the difference from it."""
+    compared = against_baseline(samples)
+    found = {}
+    for name, value in results.items():
+        if name.startswith("baseline_") or name in ("exposures", "users"):
+            continue
+        found[name] = {"value": value}
+        if name in compared:
+            row = compared[name]
+            found[name] |= {"baseline": row["a"], **{part: row[part] for part in ("difference", "low", "high")}}
+    return found
 
 
 @contextlib.contextmanager
@@ -196,25 +273,13 @@ def _without_traceback() -> Iterator[None]:
         raise
 
 
-def _report(output: pathlib.Path, results: dict[str, float], rates: dict[str, float]) -> None:
-    """Writes the results to TensorBoard, JSON and standard output. Rank 0 only."""
-    writer = tf.summary.create_file_writer(str(output / "tensorboard" / "test"))
+def _write_test(folder: pathlib.Path, results: Mapping[str, float]) -> None:
+    """Writes the results to TensorBoard. Rank 0 only."""
+    writer = tf.summary.create_file_writer(str(folder))
     with writer.as_default(step=0):
         for name, value in results.items():
             tf.summary.scalar(f"test/{name}", value)
     writer.close()
-    _write_results(output, {"test": results, **rates})
-    width = name_width(results)
-    print("\n" + table(results))
-    for name, value in rates.items():
-        shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
-        print(f"{name.replace('_per_s', '/s'):<{width}}{shown:>10}")
-    sys.stdout.flush()
-
-
-def _write_results(output: pathlib.Path, results: Mapping[str, Any]) -> None:
-    (output / "results.json.new").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    (output / "results.json.new").replace(output / "results.json")
 
 
 def _replace(new: pathlib.Path, path: pathlib.Path) -> None:
@@ -270,6 +335,13 @@ def _program(name: str) -> str:
     return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 
 
+def _output(given: str | None, name: str, resume: bool) -> pathlib.Path:
+    """Returns the output folder: the given one, a new one, or the newest one to resume. Collective."""
+    if given:
+        return pathlib.Path(given)
+    return run_of(RUNS / name) if resume else new_folder(name)
+
+
 def _define_flags() -> None:
     flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
     flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
@@ -284,21 +356,20 @@ def main(argv: Sequence[str]) -> int:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
     getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
-    for name in ("tf_fusedrec.data", "tf_fusedrec.callbacks.progressive"):
-        getLogger(name).setLevel("INFO")
+    getLogger("tf_fusedrec.data").setLevel("INFO")
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
         experiment = load(given.config, overrides)
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
-        output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
+        output = _output(given.output, experiment.name, given.resume)
         claimed = claim(output)
-        folder = prepare_data(experiment, output / "data")
+        record = started(experiment, output, given.config, overrides, given.resume)
     except (ValueError, RuntimeError) as error:  # RuntimeError: what rank 0 met, on the other ranks
         # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     with claimed or contextlib.nullcontext():
-        return run(experiment, folder, output, given.resume)
+        return run(experiment, record, given.resume)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def compare_answers(runs: Sequence[str]) -> None:
     fr.init()
     for run in map(pathlib.Path, runs):
         experiment, model = saved_experiment(run / "checkpoint"), trained_model(run / "checkpoint")
-        folder = prepare_data(experiment, run / "data")
+        folder = prepare_data(experiment, experiment.data.cache)
         found = evaluate(experiment, model, folder).samples
         with np.load(run / "samples.npz") as wanted:
             assert set(wanted) == set(found), f"{run}: samples are {sorted(found)}, want {sorted(wanted)}"
@@ -183,9 +183,9 @@ def compare_answers(runs: Sequence[str]) -> None:
 def exchange_files(environment: Environment) -> list[str]:
     """Trains grm_tiny, and compares answers with all environments that have trained it. Returns their names."""
     trained = environment.folder / "grm_tiny"
-    if not (trained / "results.json").exists():
+    if not (trained / "samples.npz").exists():
         environment.run("grm_tiny", "-m", "tf_fusedrec.models.train", *GRM_TINY, "--output", str(trained))
-    others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/results.json")]
+    others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/samples.npz")]
     program = "import sys; from tools import versions; versions.compare_answers(sys.argv[1:])"
     environment.run("answers", "-c", program, *map(str, others))
     return sorted(path.parent.name for path in others if path != trained)

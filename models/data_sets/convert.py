@@ -69,7 +69,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_string("output", None, "Folder to make; must be new or empty.", flag_values=known)
     flags.DEFINE_float("test_fraction", None, "Latest share of the log that is test (0.2).", flag_values=known)
     flags.DEFINE_string("split", None, "KuaiRand: time or user (time).", flag_values=known)
-    flags.DEFINE_string("held_out", None, "Part in the folder test: test or validation (test).", flag_values=known)
+    flags.DEFINE_string("held_out", None, "Held-out parts: test, validation or both (test).", flag_values=known)
     flags.DEFINE_integer("users", None, "Users to make (2000).", flag_values=known)
     flags.DEFINE_integer("items", None, "Items to make (1000).", flag_values=known)
     flags.DEFINE_integer("clusters", None, "Clusters of items (ranking 20, retrieval 50).", flag_values=known)

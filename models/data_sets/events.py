@@ -24,7 +24,7 @@ import numpy as np
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
-HELD_OUT = ("test", "validation")
+HELD_OUT = ("both", "test", "validation")
 SPLIT = (
     "By time: the first {train:g} of the events in time are train, the next {validation:g} are validation, the rest "
     "are test. Events of one time are not divided. {use} Rows have windows of {window} exposures of a user, and as "
@@ -32,6 +32,7 @@ SPLIT = (
     "strictly earlier events of the user."
 )
 _USE = {
+    "both": "The folders train, validation and test hold these parts.",
     "test": "The folder train holds train and validation, the folder test holds test.",
     "validation": "The folder train holds train, the folder test holds validation; test is left out.",
 }
@@ -84,31 +85,31 @@ def write_events(
       events: Events of all users.
       path: Source file, for messages.
       source: Description of the source for dataset.json.
-      held_out: Part in the folder test, one of HELD_OUT. "validation" leaves the test part out, so that settings can be
-        chosen without it.
+      held_out: Held-out parts, one of HELD_OUT. "both" writes folders for validation and test. "test" trains on the
+        validation part, too. "validation" puts it into the folder test and leaves the test part out, so that settings
+        can be chosen without it.
       window: Sizes of rows and parts.
       catalogue: <int64>[I], all items without duplicates; None: the items of the events.
       item_strings: String of every item id that is a fingerprint; None for integer ids.
       codes, id_kinds: See write_dataset.
 
     Raises:
-      ValueError: held_out is unknown; train or the held-out part has no event.
+      ValueError: held_out is unknown; train or a held-out part has no event.
     """
     if held_out not in HELD_OUT:
         raise ValueError(f"held_out must be one of {HELD_OUT}, got {held_out!r}.")
     sizes = window or Window()
-    kept, late = _parts(events.time, held_out, sizes)
-    for name, part in (("train", kept & ~late), (held_out, late)):
+    parts = _parts(events.time, held_out, sizes)
+    for name, part in parts.items():
         if not part.any():
             raise ValueError(
-                f"{path}: got no event for {name}, of {len(kept)} events with {len(np.unique(events.time))} distinct "
-                "times. Want events at three times or more. Check the column of the time."
+                f"{path}: got no event for {name}, of {len(part)} events with {len(np.unique(events.time))} distinct "
+                "times. Want events at four times or more. Check the column of the time, or set held_out to 'test'."
             )
     columns = _columns(events)
     users, row_of = np.unique(events.user, return_inverse=True)
-    kinds = {"train": kept & ~late, "test": late}
     rows = {
-        name: _rows(columns, events.context, users, row_of, events.time, part, sizes) for name, part in kinds.items()
+        name: _rows(columns, events.context, users, row_of, events.time, part, sizes) for name, part in parts.items()
     }
     return write_dataset(
         output,
@@ -118,31 +119,33 @@ def write_events(
             train=round(1 - sizes.validation - sizes.test, 6), validation=sizes.validation, use=_USE[held_out],
             window=sizes.exposures, history=sizes.history,
         ),
-        users=len(np.unique(events.user[kept])),
+        users=len(np.unique(events.user[np.any([*parts.values()], axis=0)])),
         train=rows["train"],
-        test=rows["test"],
+        test=rows["validation" if held_out == "validation" else "test"],
+        validation=rows["validation"] if held_out == "both" else None,
         item_ids=np.unique(events.item) if catalogue is None else catalogue,
-        train_items=events.item[kinds["train"]],
+        train_items=events.item[parts["train"]],
         item_strings=item_strings,
         codes=codes,
         id_kinds=id_kinds,
     )  # fmt: skip
 
 
-def _parts(time: np.ndarray, held_out: str, sizes: Window) -> tuple[np.ndarray, np.ndarray]:
-    """Masks <bool>[N] of the events to keep and, among them, of the held-out events."""
-    if not len(time):
-        return np.zeros(0, bool), np.zeros(0, bool)
+def _parts(time: np.ndarray, held_out: str, sizes: Window) -> dict[str, np.ndarray]:
+    """Masks <bool>[N] of the events of each part by name."""
     ordered = np.sort(time)
 
-    def moment(share: float) -> int:
-        return int(ordered[min(int(round(len(time) * share, 6)), len(time) - 1)])
+    def since(share: float) -> np.ndarray:
+        """The events from the moment on at which a share of all events has passed."""
+        if not len(time):
+            return np.zeros(0, bool)
+        return time >= ordered[min(int(round(len(time) * share, 6)), len(time) - 1)]
 
-    test = moment(1 - sizes.test)
+    test, held = since(1 - sizes.test), since(1 - sizes.test - sizes.validation)
     if held_out == "test":
-        return np.ones(len(time), bool), time >= test
-    kept = time < test
-    return kept, kept & (time >= moment(1 - sizes.test - sizes.validation))
+        return {"train": ~test, "test": test}
+    parts = {"train": ~held, "validation": held & ~test}
+    return {**parts, "test": test} if held_out == "both" else parts
 
 
 def _columns(events: Events) -> dict[str, Values]:

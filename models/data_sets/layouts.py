@@ -1,8 +1,8 @@
 """Writes the two Parquet layouts of docs/input.md, and reads their metadata.
 
 The converters and the synthetic generators write through this module. A data set is a folder with Parquet shards in
-train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears
-completely or not at all.
+train/, test/ and, in some data sets, validation/, items.parquet with the popularity of every item, and dataset.json
+with the metadata. It appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DatasetInfo:
     split: str  # rule that separates train from test
     users: int
     items: int  # rows of items.parquet
-    columns: Mapping[str, Mapping[str, str]]  # split ("train", "test") -> column -> type, e.g. "list<int64>"
+    columns: Mapping[str, Mapping[str, str]]  # split, such as "train" -> column -> type, such as "list<int64>"
     id_kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name of ids -> "integer" or "string"
 
 
@@ -48,6 +48,7 @@ def write_dataset(
     users: int,
     train: Rows,
     test: Rows,
+    validation: Rows | None = None,
     item_ids: np.ndarray,
     train_items: np.ndarray,
     item_strings: Mapping[int, str] | None = None,
@@ -59,7 +60,7 @@ def write_dataset(
     Args:
       root: Folder to make.
       task, source, split, users, id_kinds: See DatasetInfo.
-      train, test: Rows of each split.
+      train, test, validation: Rows of each split. A data set may have no validation split.
       item_ids: <int64>[I], the catalogue, without duplicates.
       train_items: <int64>[T], the item of every interaction of the training split, counted for items.parquet.
       item_strings: String of every item id that is a fingerprint, for the column `string` of items.parquet.
@@ -77,7 +78,8 @@ def write_dataset(
     partial = root.with_name(root.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     columns = {}
-    for name, rows in {"train": train, "test": test}.items():
+    splits = {"train": train, "test": test} | ({} if validation is None else {"validation": validation})
+    for name, rows in splits.items():
         (partial / name).mkdir(parents=True)
         declared = _declared(rows)
         _write_shards(partial / name, rows, declared)

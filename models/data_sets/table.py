@@ -54,7 +54,7 @@ def convert_table(
       source: Folder of *.parquet or of *.csv(.gz) files, or one file.
       output: Folder to make.
       columns: Roles of the columns.
-      held_out: Part in the folder test, one of events.HELD_OUT.
+      held_out: Held-out parts, one of events.HELD_OUT.
       window: Sizes of rows and parts.
       bad_rows: "error" refuses a row without user, item, time or label, with a label other than 0 and 1, or with text
         in a column of numbers; "skip" omits and logs such rows.

@@ -39,8 +39,9 @@ class DataConfig:
     bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # table: see data.table_map.ColumnMap
-    held_out: str = "test"  # movielens_ranking, table: one of data.events.HELD_OUT; "validation" leaves test out
+    held_out: str = "both"  # movielens_ranking, table: one of data.events.HELD_OUT; "validation" leaves test out
     window: int = 32  # movielens_ranking, table: exposures of a row
+    cache: str = "runs/.data"  # folder of converted data, on a file system that all ranks see
     follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
     marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
     poll_s: float = 30.0

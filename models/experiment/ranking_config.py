@@ -78,6 +78,12 @@ class RankingConfig:
         return ("ctr", "ctcvr", *self.other_labels)
 
     @property
+    def label_of_task(self) -> dict[str, str]:
+        """The user's name of each task's label. "ctcvr", a click with a conversion, has the name of the conversion."""
+        names = {"ctr": self.click_label, "ctcvr": self.conversion_label}
+        return {task: names.get(task, task).removeprefix("exposed_") for task in self.tasks}
+
+    @property
     def label_columns(self) -> tuple[str, ...]:
         """Distinct label columns."""
         others = [f"exposed_{name}" for name in self.other_labels]

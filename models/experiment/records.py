@@ -40,6 +40,7 @@ from tf_fusedrec.schedules import schedule
 
 TASKS = ("ranking", "retrieval")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+TRACKERS = ("", "mlflow", "wandb")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -120,8 +121,13 @@ class TrainConfig:
     epsilon: float = 1e-7
     progressive_steps: int = 0  # ranking: steps in a window of progressive AUC and NE; 0: no progressive metrics
     embedding_metrics: bool = False  # reports tables and exchanges after every epoch (EmbeddingMetrics)
-    patience: int = 0  # epochs in a row without a smaller loss after which all ranks stop training; 0: no early stop
-    keep_best: str = ""  # metric of the evaluated split, such as ctr_auc or hr@10: its best epoch ends the job
+    patience: int = (
+        0  # epochs without a smaller loss, of validation where it exists, that end training; 0: no early stop
+    )
+    keep_best: str = (
+        ""  # metric such as ctr_auc whose best epoch ends the job; "": with a validation split, the first AUC
+    )
+    tracker: str = ""  # "mlflow" or "wandb": rank 0 sends settings and epochs to it, by its own callback
     timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
@@ -129,6 +135,7 @@ class TrainConfig:
         check_at_least("train.progressive_steps", self.progressive_steps, 0)
         check_at_least("train.patience", self.patience, 0)
         check_at_least("train.timeline_steps", self.timeline_steps, 0)
+        check_choice("train.tracker", self.tracker, TRACKERS)
         if self.patience >= self.epochs:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens_per_rank", self.target_tokens_per_rank, 1)

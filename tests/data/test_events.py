@@ -62,10 +62,15 @@ def test_history_ends_before_the_time_of_the_first_exposure(tmp_path):
     ]  # fmt: skip
 
 
-def test_validation_leaves_test_out(tmp_path):
-    write(tmp_path / "d", events_of(USER, TIME), held_out="validation")
+@pytest.mark.parametrize(("held_out", "folder"), [("validation", "test"), ("both", "validation")])
+def test_the_validation_part_is_left_out_of_training(tmp_path, held_out, folder):
+    write(tmp_path / "d", events_of(USER, TIME), held_out=held_out)
     assert lists(tmp_path / "d/train", OF_ROW) == [(1, (), (100, 101)), (1, (100, 101), (102, 103))]
-    assert lists(tmp_path / "d/test", OF_ROW) == [(2, (), (105, 106))]
+    assert lists(tmp_path / "d" / folder, OF_ROW) == [(2, (), (105, 106))]
+    if held_out == "both":
+        test = [(1, (101, 102, 103), (104,)), (2, (105, 106), (107,))]
+        assert lists(tmp_path / "d/test", OF_ROW) == test
+        assert read_info(tmp_path / "d").columns["validation"] == read_info(tmp_path / "d").columns["test"]
 
 
 def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
@@ -104,7 +109,7 @@ def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match=r"held_out must be one of \('test', 'validation'\), got 'train'"):
+    with pytest.raises(ValueError, match=r"held_out must be one of \('both', 'test', 'validation'\), got 'train'"):
         write(tmp_path / "d", events_of(USER, TIME), held_out="train")
     with pytest.raises(ValueError, match="log.csv: got no event for train, of 3 events with 1 distinct times"):
         write(tmp_path / "d", events_of([1, 1, 2], [5, 5, 5]))

@@ -22,7 +22,7 @@ def training(folder: pathlib.Path, fields: dict) -> list[str]:
     """Returns the arguments of tf_fusedrec.models.train for an experiment with the output folder `folder`/run."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    return ["--config", str(config), "--output", str(folder / "run")]
+    return ["--config", str(config), "--output", str(folder / "run"), "--set", f"data.cache={folder / 'data'}"]
 
 
 def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str):

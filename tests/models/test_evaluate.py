@@ -150,7 +150,7 @@ def untrained():
 
 @pytest.mark.slow
 def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
-    data, model = prepare_data(from_dict(experiments.RETRIEVAL), tmp_path / "run" / "data"), untrained()
+    data, model = prepare_data(from_dict(experiments.RETRIEVAL), tmp_path / "data"), untrained()
     results = evaluate(from_dict(experiments.RETRIEVAL), model, data).results
     saved(tmp_path / "run" / "checkpoint", model, groups=2)  # Replicas trained it, but one process has no replicas.
     for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):

@@ -1,12 +1,12 @@
 """The table of docs/input.md, with columns of its own names, goes through the job of `make train`."""
 
-import json
 import os
 import subprocess
 
 import pytest
 
 from tests.docs.commands import ROOT, programs
+from tf_fusedrec.models.run_folder import read_record, run_of
 from tools.launch_training import training_command
 
 PAGE = ROOT / "docs/input.md"
@@ -24,7 +24,7 @@ def test_the_shop_of_the_docs_trains_with_its_own_column_names(tmp_path, monkeyp
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "table, shop, 2 files, 1200 of 1200 rows, customer strings as fingerprints" in done.stdout
-    results = json.loads((tmp_path / "runs/shop/results.json").read_text(encoding="utf-8"))
+    results = read_record(run_of(tmp_path / "runs/shop"))["results"]
     # A customer's own rate for the brand ranks its offers: 0.9 against 0.1.
     assert results["test"]["ctr_auc"] > 0.7 > results["test"]["baseline_ctr_auc"]
     assert results["served_difference"] < 1e-4

@@ -22,6 +22,7 @@ from tests.support.tensorboard import scalars
 from tf_fusedrec.models import evaluate, train
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.run_folder import read_record
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,11 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     else:
         arguments = job.training(tmp_path, fields) + arguments
         (code, output), (_, of_rank_1) = run_ranks(trained, 2, arguments=arguments)
-        assert " - loss: " not in of_rank_1
+        assert of_rank_1 == ""
     assert code == 0, output
-    written = scalars(tmp_path / "run" / "tensorboard")
+    written, record = scalars(tmp_path / "run" / "tensorboard"), read_record(tmp_path / "run")
     if follows:
-        samples = [float(number) for number in re.findall(r"samples: ([0-9.]+) [^\n\r]*samples_per_s", output)]
+        samples = [epoch["samples"] for epoch in record["epochs"]]
         assert sum(samples) == fields["data"]["users"] and len(samples) == 3  # Keras' epochs are the partitions
         assert saved(tmp_path)["input"]["partition"] == [2, "hour=10"]
         assert re.search(r"step 2: progressive/ctr_auc_window [0-9.na]+ progressive/ctr_auc_cumulative ", output)
@@ -67,7 +68,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         best = int(np.argmax(written["epoch_mrr"]))
         assert f"best epoch: {best + 1}, mrr: {written['epoch_mrr'][best]:.4f}" in output
         assert f"Epoch {ended + 1}: early stopping" in output and not [tag for tag in written if "rows/" in tag]
-    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    results = record["results"]
     if not follows:
         np.testing.assert_allclose(results["test"]["mrr"], written["epoch_mrr"][best], rtol=1e-5)
     assert not (tmp_path / "run/saved_model/of_an_earlier_run").exists()
@@ -75,17 +76,19 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     for name in metrics:
         assert 0.0 <= results["test"][name] <= 1.0
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
-        assert name in output
+        assert name in record["metrics"]
     # Both ranks measure at once, and a model this small uses next to nothing of the measured rate.
     assert 0.0 < results["mfu"] < 1.0 and results["gflops_per_s"] > 0.0
-    for line in ("samples/s", "tokens/s", "gflops/s", "mfu ", "checkpoint ", "saved model "):
+    for line in ("samples/s", "tokens/s", "gflops/s", "mfu ", "resume ", "serve "):
         assert line in output
     assert results["served_difference"] <= 1e-4
-    bars = [line for line in output.replace("\r", "\n").splitlines() if " - loss: " in line]
-    assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
+    assert record["state"] == "done" and record["ranks"] == 2 and len(record["hosts"]) == 2
+    lines = [line for line in output.splitlines() if line.endswith((" saved", " saved *"))]
+    assert len(lines) == len(record["epochs"]) and not [line for line in lines if line.startswith("[1]")]
+    assert "\r" not in output and "\b" not in output
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
     assert not [op for op in saved_operations(tmp_path / "run/saved_model") if ">" in op or "Horovod" in op]
-    evaluated_again(tmp_path, output, results["test"], ranks=1 if follows else 2)
+    evaluated_again(tmp_path, results["test"], ranks=1 if follows else 2)
 
 
 def trained(arguments):
@@ -103,8 +106,8 @@ def evaluated(arguments):
     return output.getvalue()
 
 
-def evaluated_again(tmp_path, printed, results, ranks):
-    """tf_fusedrec.models.evaluate computes the job's own metrics and prints its table."""
+def evaluated_again(tmp_path, results, ranks):
+    """tf_fusedrec.models.evaluate computes the job's own metrics and prints them."""
     arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
     output = evaluated(arguments) if ranks == 1 else run_ranks(evaluated, ranks, arguments=arguments)[0]
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
@@ -112,13 +115,13 @@ def evaluated_again(tmp_path, printed, results, ranks):
     for name, value in results.items():
         # The weights and rows are equal. Other numbers of ranks have other batches and sum float32 in another order.
         np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=name)
-    lines = [line for line in printed.splitlines() if re.search(r"(auc|hr@10|mrr) +[0-9]", line)]
-    assert lines and all(re.sub(r"^.*>:", "", line).rstrip() in output for line in lines)
+    assert all(name in output for name in results if not name.startswith("baseline_"))
 
 
-def last_samples(output):
-    """Returns the rows of all ranks in the last reported epoch, whose bar ends with the sums over ranks."""
-    return float(re.findall(r"samples: ([0-9.]+)", output)[-1])
+def samples_of(tmp_path, epoch):
+    """Returns the rows of all ranks that a job has trained of an epoch; the first epoch is 0."""
+    (entry,) = (one for one in read_record(tmp_path / "run")["epochs"] if one["epoch"] == epoch + 1)
+    return entry["samples"]
 
 
 def saved(tmp_path):
@@ -129,13 +132,13 @@ def saved(tmp_path):
 def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     endless = {**experiments.RANKING, "train": {"target_tokens_per_rank": 32, "epochs": 10_000}}
     with job.started(tmp_path, endless, 2) as running:
-        job.read_until(running, "Epoch 2/")  # the first epoch, with its checkpoint, is done
+        job.read_until(running, " saved")  # the first epoch, with its checkpoint, is done
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
         output = running.communicate(timeout=300)[0]
     assert "interrupted by another rank's signal; checkpoint: " in output
     assert re.search(
         r"continue with: \S+/horovodrun -np 2 --gloo \S+/python -m tf_fusedrec\.models\.train "
-        r"--config \S+ --output \S+ --resume",
+        r"--config \S+ --output \S+ --set \S+ --resume",
         output,
     )
     words = shlex.split(re.search(r"continue with: (.* --resume)", output).group(1))
@@ -144,16 +147,18 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
-    trained, rows = last_samples(output), experiments.RANKING["data"]["users"]
+    trained = read_record(tmp_path / "run")["epochs"][-1]["samples"]
+    rows = experiments.RANKING["data"]["users"]
     # Where the first epoch has the most steps, the second ends with empty batches, which other ranks leave out.
     begun = first["step"] > 0 and any(first["input"]["left"])
     epoch = first["epoch"] + (first["step"] > 0 and not begun)
 
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 1, "--resume") as running:
-        output = job.read_until(running, f"Epoch {epoch + 2}/")
+        output = job.read_until(running, f" {epoch + 1}/10000")
+        output += job.read_until(running, " saved")
         assert re.search(rf"resumed from \S+ in epoch {epoch + 1}, with \d+ steps left of it", output), output
-        assert trained + last_samples(output) == (rows if begun else 2 * rows)
+        assert trained + samples_of(tmp_path, epoch) == (rows if begun else 2 * rows)
         running.send_signal(signal.SIGINT)
         output = running.communicate(timeout=300)[0]
     assert "interrupted by SIGINT; checkpoint: " in output and running.returncode == 130
@@ -162,7 +167,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
 
 
 def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkeypatch):
-    data = {**experiments.RANKING["data"], "users": 8}
+    data = {**experiments.RANKING["data"], "users": 8, "cache": str(tmp_path / "data")}
     settings = {**experiments.RANKING["train"], "epochs": 6, "timeline_steps": 1}  # It begins with the sixth step.
     experiment = from_dict({**experiments.RANKING, "data": data, "train": settings})
     (tmp_path / "run/saved_model").mkdir(parents=True)
@@ -173,16 +178,20 @@ def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkey
 
     monkeypatch.setattr(train, "export", full)
     with pytest.raises(OSError, match="No space left"):
-        train.run(experiment, prepare_data(experiment, tmp_path / "data"), tmp_path / "run", False)
+        train.run(experiment, train.started(experiment, tmp_path / "run"), False)
     assert (tmp_path / "run/saved_model/of_an_earlier_run").exists()
-    assert 0 <= json.loads((tmp_path / "run/results.json").read_text(encoding="utf-8"))["test"]["ctr_auc"] <= 1
+    record = read_record(tmp_path / "run")
+    assert 0 <= record["results"]["test"]["ctr_auc"] <= 1 and record["state"] == "failed"
+    assert record["error"] == "OSError: [Errno 28] No space left on device"
     assert (tmp_path / "run/samples.npz").exists()
     assert len(json.loads((tmp_path / "run/timeline/steps.json").read_text(encoding="utf-8"))) == 1
 
 
 def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path, monkeypatch):
     fields = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "contextual": ["no_such_column"]}}
-    folder = prepare_data(from_dict(fields), tmp_path / "data")
+    experiment = from_dict({**fields, "data": {**fields["data"], "cache": str(tmp_path / "data")}})
+    (tmp_path / "run").mkdir()
+    record = train.started(experiment, tmp_path / "run")
     for resume, message in (
         (True, "folder must hold a checkpoint"),
         (False, "column 'no_such_column' is missing; the file has"),
@@ -190,7 +199,7 @@ def test_settings_that_do_not_fit_the_data_are_told_without_a_traceback(tmp_path
         with monkeypatch.context() as shown:
             shown.setattr(sys, "tracebacklimit", 1000, raising=False)
             with pytest.raises(ValueError, match=message):
-                train.run(from_dict(fields), folder, tmp_path / "run", resume)
+                train.run(experiment, record, resume)
             assert sys.tracebacklimit == 0
 
 

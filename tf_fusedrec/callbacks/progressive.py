@@ -18,18 +18,19 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.streaming import AUC, NormalizedEntropy, SummedMetric
 
-KINDS = ("window", "cumulative")
+KINDS = ("window", "cumulative", "epoch")
 _LOG = logging.getLogger("tf_fusedrec.callbacks.progressive")
 
 
 class ProgressiveMetrics(keras.callbacks.Callback):
-    """AUC and normalized entropy (NE) of every task during training, per window of steps and cumulative.
+    """AUC and normalized entropy (NE) of every task during training, by window of steps, by epoch and cumulative.
 
     The model calls `update` in its training step. All ranks must fit with the callback, which may serve several fits. A
     window also ends with an epoch; cumulative values cover the entire job.
 
-    Scalars are named progressive/<task>_<auc or ne>_<kind>, at the step that ends the window. Rank 0 also logs them in
-    one line (logger "tf_fusedrec.callbacks.progressive", level INFO). The logs of an epoch have them with "_" for "/".
+    Scalars are named progressive/<task>_<auc or ne>_<kind>, at the step that ends the window. Those of kind "epoch"
+    cover the epoch up to this step. Rank 0 also logs them in one line (logger "tf_fusedrec.callbacks.progressive",
+    level INFO). The logs of an epoch have them with "_" for "/".
 
     Args:
       tasks: Names of the model's tasks.
@@ -50,7 +51,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         tasks: Sequence[str],
         *,
         every_steps: int = 100,
-        kinds: Sequence[str] = KINDS,
+        kinds: Sequence[str] = ("window", "cumulative"),
         folder: str | os.PathLike | None = None,
         first_step: int = 0,
     ) -> None:
@@ -63,6 +64,7 @@ class ProgressiveMetrics(keras.callbacks.Callback):
             raise ValueError(f"kinds must be some of {KINDS}, got {tuple(kinds)}.")
         self._metrics: dict[str, list[SummedMetric]] = {task: [AUC("auc"), NormalizedEntropy("ne")] for task in tasks}
         self._total: dict[str, np.ndarray] = {}  # by metric, its states summed over all ranks and steps
+        self._epoch: dict[str, np.ndarray] = {}  # and over the steps of the epoch
         self._every, self._kinds, self._step = every_steps, tuple(kinds), first_step
         self._in_window = 0
         self._testing = False
@@ -83,6 +85,9 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         for task, metrics in self._metrics.items():
             for metric in metrics:
                 metric.update_state(labels[task], tf.stop_gradient(logits[task]))
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._epoch = {}
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._step += 1
@@ -114,8 +119,9 @@ class ProgressiveMetrics(keras.callbacks.Callback):
             for metric in metrics:
                 name = f"progressive/{task}_{metric.name}"
                 window = metric.summed_states()
-                self._total[name] = self._total.get(name, 0) + window
-                for kind, states in (("window", window), ("cumulative", self._total[name])):
+                for sums in (self._epoch, self._total):
+                    sums[name] = sums.get(name, 0) + window
+                for kind, states in zip(KINDS, (window, self._total[name], self._epoch[name])):
                     if kind in self._kinds:
                         scalars[f"{name}_{kind}"] = metric.value_of_states(states)
                 metric.reset_state()

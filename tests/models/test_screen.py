@@ -1,0 +1,177 @@
+"""The screen of a run, as text of 80 and 100 columns. The figures are of no real run."""
+
+import pytest
+
+from tf_fusedrec.models import screen
+
+RECORD = {
+    "folder": "runs/clicks/2026-11-25_2342",
+    "resumed": [],
+    "config": "clicks.yaml",
+    "overrides": ["train.epochs=3"],
+    "code": {"commit": "63dbaa3a1e4b", "changed_files": 2},
+    "ranks": 2,
+    "hosts": ["vm", "vm"],
+    "experiment": {"seed": 0, "train": {"learning_rate": 0.002, "patience": 0}, "evaluate": {"cutoffs": [10, 50]}},
+    "labels": {"ctr": "click", "ctcvr": "cart"},
+    "validates": "validation",
+    "epochs_wanted": 3,
+    "data": {
+        "source": "table, clicks.csv, 1 files, 200001 of 200001 rows",
+        "users": 3799,
+        "items": 1478,
+        "splits": {
+            "train": {
+                "events": 160_000, "users": 3700, "first": 1709251200, "last": 1710252060,
+                "labels": {"click": 0.203, "cart": 0.061}, "missing": {"brand": 0.03, "price": 0.08},
+            },
+            "validation": {"events": 20_000, "users": 2900, "first": 1710252061, "last": 1710328000},
+            "test": {"events": 20_001, "users": 3069, "first": 1710328800, "last": 1710460799},
+        },
+    },
+    "model": {
+        "kind": "dlrm", "dense_weights": 9602, "schedule": "sync", "all_to_alls": 15,
+        "tables": {
+            "item": {"rows": 1472, "dim": 16, "rule": "Adam 0.004"},
+            "user_id": {"rows": 3790, "dim": 16, "rule": "Adam 0.004"},
+        },
+    },
+    "epochs": [],
+    "state": "running",
+}  # fmt: skip
+
+
+def epoch(number, loss, val_loss, ctr, val_ctr, ctcvr, val_ctcvr, left, best):
+    return {
+        "epoch": number, "loss": loss, "val_loss": val_loss, "ctr_auc": ctr, "val_ctr_auc": val_ctr,
+        "ctcvr_auc": ctcvr, "val_ctcvr_auc": val_ctcvr, "events_per_s": 21500.0, "seconds": 12.4, "left": left,
+        "saved": True, "is_best": best,
+    }  # fmt: skip
+
+
+EPOCHS = [
+    epoch(1, 0.719, 0.712, 0.61, 0.641, 0.58, 0.59, 84.0, True),
+    epoch(2, 0.696, 0.708, 0.66, 0.653, 0.62, 0.598, 9.0, True),
+    epoch(3, 0.675, 0.714, 0.69, 0.648, 0.65, float("nan"), 0.0, False),
+]
+METRICS = {
+    "loss": {"value": 0.712},
+    "ctr_auc": {"value": 0.6539, "baseline": 0.6533, "difference": 0.0006, "low": -0.0054, "high": 0.0066},
+    "ctr_ne": {"value": 0.95},
+    "ctr_calibration": {"value": 1.02},
+    "ctcvr_auc": {"value": 0.598, "baseline": 0.6011, "difference": -0.0031, "low": -0.02, "high": -0.001},
+}
+RATES = {"events_per_s": 21500.0, "samples_per_s": 900.0, "tokens_per_s": 40000.0, "gflops_per_s": 1.25, "mfu": 0.031}
+DONE = {**RECORD, "epochs": EPOCHS, "metrics": METRICS, "results": {"test": {}, **RATES}, "state": "done"}
+
+WIDE = """\
+run     runs/clicks/2026-11-25_2342 (new) · clicks.yaml + train.epochs=3 · seed 0
+        git 63dbaa3 + 2 changed files
+data    table · clicks.csv · 1 files · 200001 of 200001 rows · 3,799 users · 1,478 items
+        2024-03-01 00:00 to 2024-03-14 23:59
+        train 160,000 events · validation 20,000 events · test 20,001 events from 2024-03-13 11:20
+        click 20.3 % · cart 6.1 % · missing: brand 3 %, price 8 %
+model   DLRM · 2 tables, 5,262 rows so far (Adam 0.004) · 9,602 dense weights (Adam 0.002)
+ranks   2 ranks on 1 host · schedule sync · 15 all-to-alls a step
+
+   epoch    loss  val loss  click AUC     val  cart AUC     val  events/s    time    left
+     1/3  0.7190    0.7120     0.6100  0.6410    0.5800  0.5900    21,500    12 s    1:24  saved *
+     2/3  0.6960    0.7080     0.6600  0.6530    0.6200  0.5980    21,500    12 s     9 s  saved *
+     3/3  0.6750    0.7140     0.6900  0.6480    0.6500            21,500    12 s          saved
+
+test    20,001 events, 3,069 users        value  baseline          difference  surely better?
+  loss                                   0.7120
+  click AUC                              0.6539    0.6533    +0.0006 ± 0.0060  no
+  click NE (below 1 is good)             0.9500
+  click calibration (1 is right)         1.0200
+  cart AUC (= click and cart)            0.5980    0.6011    -0.0031 ± 0.0095  worse
+speed   21,500 events/s · 900 samples/s · 40,000 tokens/s · 1.2 gflops/s, mfu 0.0310
+
+        !  no metric is surely above the baseline. Ideas: more epochs (train.epochs), a larger
+           train.learning_rate, more columns, crosses of ids (model.crosses), train.keep_best.
+        !  validation loss rises since epoch 2: the model begins to overfit. --set train.patience=1
+           stops there; the best epoch so far is 2.
+report  runs/clicks/2026-11-25_2342/report.html
+resume  fusedrec train --resume runs/clicks/2026-11-25_2342 --set train.epochs=6
+serve   fusedrec serve runs/clicks/2026-11-25_2342
+"""
+NARROW = """\
+run     runs/clicks/2026-11-25_2342 (new) · clicks.yaml + train.epochs=3
+        seed 0 · git 63dbaa3 + 2 changed files
+data    table · clicks.csv · 1 files · 200001 of 200001 rows · 3,799 users
+        1,478 items · 2024-03-01 00:00 to 2024-03-14 23:59
+        train 160,000 events · validation 20,000 events
+        test 20,001 events from 2024-03-13 11:20
+        click 20.3 % · cart 6.1 % · missing: brand 3 %, price 8 %
+model   DLRM · 2 tables, 5,262 rows so far (Adam 0.004)
+        9,602 dense weights (Adam 0.002)
+ranks   2 ranks on 1 host · schedule sync · 15 all-to-alls a step
+
+   epoch    loss  val loss  click AUC     val  events/s    time    left
+     1/3  0.7190    0.7120     0.6100  0.6410    21,500    12 s    1:24  saved *
+     2/3  0.6960    0.7080     0.6600  0.6530    21,500    12 s     9 s  saved *
+     3/3  0.6750    0.7140     0.6900  0.6480    21,500    12 s          saved
+
+test    20,001 events, 3,069 users
+                            value  baseline          difference  surely better?
+  loss                     0.7120
+  click AUC                0.6539    0.6533    +0.0006 ± 0.0060  no
+  click NE                 0.9500
+  click calibration        1.0200
+  cart AUC                 0.5980    0.6011    -0.0031 ± 0.0095  worse
+speed   21,500 events/s · 900 samples/s · 40,000 tokens/s
+        1.2 gflops/s, mfu 0.0310
+
+        !  no metric is surely above the baseline. Ideas: more epochs
+           (train.epochs), a larger train.learning_rate, more columns, crosses
+           of ids (model.crosses), train.keep_best.
+        !  validation loss rises since epoch 2: the model begins to overfit.
+           --set train.patience=1 stops there; the best epoch so far is 2.
+report  runs/clicks/2026-11-25_2342/report.html
+resume  fusedrec train --resume runs/clicks/2026-11-25_2342 --set train.epochs=6
+serve   fusedrec serve runs/clicks/2026-11-25_2342
+"""
+
+
+def whole(width):
+    lines = [screen.header(RECORD, width), "", screen.epochs_heading(RECORD, width)]
+    lines += [screen.epoch_line(RECORD, entry, width) for entry in EPOCHS]
+    return "\n".join([*lines, "", screen.ending(DONE, width), ""])
+
+
+@pytest.mark.parametrize(("width", "golden"), [(100, WIDE), (80, NARROW)])
+def test_the_screen_of_a_run(width, golden):
+    assert whole(width) == golden
+    assert max(map(len, golden.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100])
+def test_the_live_bar_is_shorter_than_the_terminal(width):
+    progress = {"epoch": 3, "loss": 0.675, "step": 412, "steps": 764, "events_per_s": 23100.0, "left": 4.0}
+    line = screen.bar_line(RECORD, progress, width)
+    assert len(line) < width
+    if width >= 80:
+        assert line == "     3/3  0.6750  [================              ] 412/764  23,100/s  4 s left"
+
+
+def test_a_run_above_its_baseline_that_goes_on_learning_gets_no_hint():
+    metrics = {"ctr_auc": {**METRICS["ctr_auc"], "low": 0.001}}
+    assert screen.hints({**DONE, "epochs": EPOCHS[:2], "metrics": metrics}) == []
+
+
+def test_retrieval_shows_its_cutoffs_and_a_run_without_a_split_no_column_of_it():
+    fields = {**RECORD, "labels": {}, "validates": "test"}
+    assert screen.epochs_heading(fields, 100).split() == [
+        "epoch",
+        "loss",
+        "test",
+        "HR@10",
+        "test",
+        "NDCG@10",
+        "events/s",
+        "time",
+        "left",
+    ]
+    fields = {**RECORD, "labels": {"ctr": "click", "ctcvr": "click"}, "validates": ""}
+    words = " ".join(screen.epochs_heading(fields, 100).split())
+    assert words == "epoch loss click AUC events/s time left"

@@ -14,8 +14,11 @@ arXiv:1906.00091. Rows of another dim are projected, as in Ginart et al., Mixed 
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import keras, tf
@@ -34,11 +37,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--data", required=True, help="the log, not compressed")
     parser.add_argument("--output", default="runs/criteo_dlrm", help="folder of checkpoint/ and saved_model/")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=2048, help="lines per step, over all ranks")
+    parser.add_argument("--batch", type=int, default=256, help="lines per step, over all ranks; 2048 for a full log")
     parser.add_argument("--validation", type=float, default=0.1, help="part of the lines, at the end of the log")
     parser.add_argument("--dim", type=int, default=16, help="columns of the interacting vectors")
     parser.add_argument("--dims", default="", help="fields with rows of another dim, such as C6=4,C9=8")
-    parser.add_argument("--learning_rate", type=float, default=0.01)
+    parser.add_argument("--learning_rate", type=float, default=0.001, help="of rows and of dense weights")
     found = parser.parse_args(arguments)
     if not pathlib.Path(found.data).is_file():
         parser.error(f"--data {found.data} is no file. Wanted: a log with {WANTED}.")
@@ -57,9 +60,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return found
 
 
-def count_lines(path: str) -> int:
+def read_clicks(path: str) -> np.ndarray:
+    """Returns the labels of all lines, <bool>[N]."""
     with open(path, "rb") as log:
-        return sum(1 for _ in log)
+        return np.fromiter((line.startswith(b"1") for line in log), bool)
 
 
 def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -109,10 +113,16 @@ def mlp(widths: Sequence[int], name: str) -> keras.Sequential:
     return keras.Sequential([keras.layers.Dense(width, activation="relu") for width in widths], name=name)
 
 
-def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.schedules.PipelinedModel:
-    """Returns a model from raw log fields to the log odds of a click, so that a server needs no preprocessing."""
-    adagrad = fr.optimizers.Adagrad(learning_rate)
-    tables = [fr.TableConfig(field, dims.get(field, dim), adagrad) for field in STRINGS]
+def make_model(
+    dim: int, dims: Mapping[str, int], learning_rate: float, click_rate: float
+) -> fr.schedules.PipelinedModel:
+    """Returns a model from raw log fields to the log odds of a click, so that a server needs no preprocessing.
+
+    An untrained model answers `click_rate`: otherwise the first steps would learn it before anything else.
+    """
+    # Adam, because most rows are seen a few times: Adagrad's first steps are as small as the gradients.
+    adam = fr.optimizers.Adam(learning_rate)
+    tables = [fr.TableConfig(field, dims.get(field, dim), adam) for field in STRINGS]
     # padding_id gives missing strings a row of zeros.
     embedding = fr.FusedEmbedding([fr.FeatureConfig(table.name, table, padding_id=MISSING) for table in tables])
     integers = keras.Input([len(INTEGERS)], dtype="float32", name="integers")
@@ -126,27 +136,34 @@ def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.sc
     ]
     interactions = fr.layers.DotInteraction(name="interactions")([bottom, *vectors])
     top = mlp([128, 64], "top")(keras.layers.Concatenate()([bottom, interactions]))
-    return fr.schedules.PipelinedModel({"integers": integers, "strings": strings}, keras.layers.Dense(1)(top))
+    log_odds = keras.initializers.Constant(math.log(click_rate / (1 - click_rate)))
+    return fr.schedules.PipelinedModel(
+        {"integers": integers, "strings": strings}, keras.layers.Dense(1, bias_initializer=log_odds)(top)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Trains, saves and exports. Returns loss, auc, val_loss and val_auc of each epoch over all ranks' lines."""
     fr.init()
     options = parse_arguments(arguments)
-    lines = count_lines(options.data)
+    clicks = read_clicks(options.data)
+    lines = len(clicks)
     held_out = round(lines * options.validation)
     if not 0 < held_out < lines:
         raise SystemExit(
             f"{options.data} has {lines} lines, of which {held_out} would be the validation part. Wanted: at least one "
             "line to train on and one to validate on."
         )
+    click_rate = float(clicks[: lines - held_out].mean())
+    if not 0 < click_rate < 1:
+        raise SystemExit(f"{options.data} has equal labels on its {lines - held_out} training lines. Wanted: 0 and 1.")
     training = read(options.data, 0, lines - held_out, options.batch, shuffle=True)
     validation = read(options.data, lines - held_out, lines, options.batch, shuffle=False)
 
     keras.utils.set_random_seed(0)
-    model = make_model(options.dim, options.dims, options.learning_rate)
+    model = make_model(options.dim, options.dims, options.learning_rate, click_rate)
     model.compile(
-        fr.collectives.distributed_optimizer(keras.optimizers.Adam(options.learning_rate / 10)),
+        fr.collectives.distributed_optimizer(keras.optimizers.Adam(options.learning_rate)),
         keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[AUC()],
     )

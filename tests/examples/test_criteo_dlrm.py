@@ -9,7 +9,7 @@ import pytest
 from tests.support.ranks import ROOT, run_ranks
 
 LINES, HELD_OUT = 2000, 200
-FLAGS = ["--epochs", "4", "--batch", "80", "--learning_rate", "0.05", "--dim", "8", "--dims", "C6=4,C9=12"]
+FLAGS = ["--epochs", "4", "--batch", "80", "--learning_rate", "0.01", "--dim", "8", "--dims", "C6=4,C9=12"]
 
 
 def example():

@@ -179,6 +179,24 @@ def test_a_delta_of_another_model_is_refused(chain, tmp_path):
         call(served, "apply_delta", tmp_path / "d")
 
 
+def test_a_delta_that_no_server_could_take_is_not_written(tmp_path):
+    """Two models differ in a constant only, as after another adapt of statistics."""
+    model, _ = make_model()
+    train(model, [0, 1, 2])
+    inputs = {name: tf.TensorSpec([None], tf.int64) for name in "abc"}
+
+    def write(folder, constant, base=None):
+        shift = tf.constant([[constant]])
+        signature = fr.Signature(lambda given: {"score": model(given) + shift}, inputs)
+        fr.export(model, tmp_path / folder, signatures={"serving_default": signature}, base=base)
+
+    write("1", 0.5)
+    write("same", 0.5, tmp_path / "1")
+    with pytest.raises(ValueError, match="differs from the model in .* constants.* a running server could not take"):
+        write("other", 0.75, tmp_path / "1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "same"]
+
+
 def test_layouts_see_captured_constants():
     """For example the catalogue of a top-k."""
 

@@ -51,8 +51,18 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
     """Writes the changes from `base` to `export` into the new folder `delta`. The files of `export` move there.
 
     Both are full exports with the same ops and tables. `weights` are all dense weights of `export`.
+
+    Raises:
+      ValueError: their layouts differ.
     """
     description = {**applying.describe(export), "base": {}, "result": {}, "files": {}}
+    of_base, of_result = applying.identity(base), applying.identity(export)
+    if of_base.get("layout", of_result["layout"]) != of_result["layout"]:
+        raise ValueError(
+            f"base {os.fspath(base)!r} differs from the model in its signatures, in shapes of dense weights, or in "
+            "constants, such as a catalog or statistics of numbers, so a running server could not take the delta. "
+            "Write a full export, without base."
+        )
     changes = {}
     before, after = applying.read_tables(base), applying.read_tables(export)
     (delta / "changes").mkdir(parents=True)
@@ -62,7 +72,6 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
         changes[name] = _changes(*before[name], *after[name])
         for part, array in changes[name].items():
             np.save(delta / "changes" / f"{name}.{part}.npy", array)
-    of_base, of_result = applying.identity(base), applying.identity(export)
     # An export without a version cannot take deltas while it is served.
     versions = [of_base.get("version", "-" * VERSION_BYTES), of_result["version"], of_result["layout"]]
     description["identity"] = of_base

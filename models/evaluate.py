@@ -1,21 +1,13 @@
 """Evaluates a model on the held-out split: loss, AUC and GAUC, or HR@K, NDCG@K, MRR and NE, beside a baseline.
 
-    python -m tf_fusedrec.models.evaluate runs/grm_tiny [--data PATH] [--json FILE]  # or under horovodrun
-
-The command evaluates the checkpoint of a models.train run and prints the metrics that the run printed at its end.
-
 Every rank scores its share of the users. Predictions are gathered, and tf_fusedrec.metrics computes exact metrics on
 all of them. Lookups are collective, so all ranks run the same number of batches.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +22,7 @@ from tf_fusedrec.models.build import columns, extra_tokens, length_columns
 from tf_fusedrec.models.data_sets.layouts import read_items
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.export import saved_experiment, trained_model
-from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.prepare import prepare_data, with_new_data
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
 
@@ -251,7 +243,8 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
 
     Args:
       run: Output folder of tf_fusedrec.models.train, or its checkpoint folder.
-      data: Raw or converted data set to use instead of the run's, or None for the run's.
+      data: Raw or converted data set to use instead of the run's, or None for the run's. All events of raw tables are
+        scored, and events of the run's own data are history.
 
     Raises:
       ValueError: `run` is no folder or has no checkpoint of models.train, or the data are missing or of another kind.
@@ -264,35 +257,6 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
     checkpoint = run / "checkpoint" if (run / "checkpoint").is_dir() else run
     experiment = saved_experiment(checkpoint)
     if data is not None:
-        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, input=data))
+        experiment = with_new_data(experiment, data, held_out="all")
     folder = prepare_data(experiment, experiment.data.cache)
     return evaluate(experiment, trained_model(checkpoint), folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tf_fusedrec.models.evaluate", description="Evaluates the checkpoint of a run on its test split."
-    )
-    parser.add_argument(
-        "run", type=pathlib.Path, metavar="RUN", help="output folder of tf_fusedrec.models.train, or a checkpoint"
-    )
-    parser.add_argument("--data", help="raw or converted data set to use instead of the run's")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the metrics")
-    arguments = parser.parse_args(argv)
-    try:
-        if arguments.json is not None and not arguments.json.parent.is_dir():
-            raise ValueError(f"--json must be a file in an existing folder, got {str(arguments.json)!r}.")
-        fr.init()
-        results = evaluate_run(arguments.run, arguments.data).results
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    if fr.rank() == 0:
-        print(table(results), flush=True)
-        if arguments.json is not None:
-            facts = {"run": str(arguments.run), "data": arguments.data, "test": results}
-            arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be writing.
-
-
-if __name__ == "__main__":
-    main()

@@ -38,6 +38,7 @@ With states (ops "ours"; the model extends states, see user_state.py), kept_stat
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import pathlib
@@ -63,6 +64,7 @@ from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
 from tf_fusedrec.models.retrieval_server import RetrievalServer
 from tf_fusedrec.models.user_state import GRMStates
+from tf_fusedrec.saved_model import applying
 
 Model = RankingModel | HSTURetrieval
 # Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
@@ -78,9 +80,12 @@ def export(
     index: IndexOptions | None = None,
     rows: str | None = None,
     base: str | os.PathLike | None = None,
+    experiment: Experiment | None = None,
 ) -> None:
     """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
+    experiment: Experiment of the model. The export of one with data.source "table" takes requests in the user's
+      columns, too (serve/user_columns.py).
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
     index: Sizes of the index of a retrieval model, for its signature "top_k_ivf"; None: no index.
     rows: dtype of the rows on the server; see fr.export.
@@ -89,7 +94,19 @@ def export(
       ValueError: fr.export refuses, the model cannot keep states, states.max_bytes holds no longest history, or an
         option of the index is out of range.
     """
-    fr.export(model, output, ops, signatures=signatures_of(model, ops, states, index), row_dtype=rows, base=base)
+    signatures = signatures_of(model, ops, states, index)
+    assets = {} if experiment is None else assets_of(experiment)
+    fr.export(model, output, ops, signatures=signatures, row_dtype=rows, assets=assets, base=base)
+
+
+def assets_of(experiment: Experiment) -> dict[str, str]:
+    """Returns columns.json, which says what a server needs of requests in user columns, where the data have them."""
+    if experiment.data.source != "table" or not isinstance(experiment.model, RankingConfig):
+        return {}
+    task_of_label = {label: task for task, label in reversed(experiment.model.label_of_task.items())}
+    tasks = {task: label for label, task in task_of_label.items()}
+    of_user = {"columns": experiment.to_dict()["data"]["columns"], "tasks": tasks}
+    return {"columns.json": json.dumps(of_user, indent=1)}
 
 
 def signatures_of(
@@ -257,6 +274,22 @@ def event_columns(config: RankingConfig, role: str) -> list[str]:
     return [*config.id_columns(role), *action, f"{role}_time", *counts]
 
 
+def summary(path: str | os.PathLike) -> str:
+    """Rows, bytes and version of an export, or what a delta changes, in a line."""
+    path = pathlib.Path(path)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    if not (path / "delta.json").is_file():
+        rows = sum(len(ids) for ids, _ in applying.read_tables(path).values())
+        return f"{rows:,} rows, {size:,} bytes, version {applying.identity(path)['version']}"
+    rows, removed = (
+        sum(len(np.load(file, mmap_mode="r")) for file in (path / "changes").glob(f"*.{part}.npy"))
+        for part in ("ids", "removed")
+    )
+    base = json.loads((path / "delta.json").read_text(encoding="utf-8"))["identity"].get("version")
+    version = applying.identity(path / "model")["version"]
+    return f"{rows:,} changed rows, {removed:,} removed, {size:,} bytes, version {base} -> {version}"
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
@@ -267,10 +300,11 @@ def main(argv: Sequence[str]) -> None:
         export(
             model, flags.FLAGS.output, flags.FLAGS.ops, states,
             index=index, rows=flags.FLAGS.rows, base=flags.FLAGS.base,
+            experiment=saved_experiment(flags.FLAGS.checkpoint),
         )  # fmt: skip
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}")
+    print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}: {summary(flags.FLAGS.output)}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ folder appears complete or not at all, so all runs share it (data.cache), and on
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -136,10 +137,31 @@ def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.
         convert_movielens_ranking(source, folder, held_out=data.held_out, window=_window(experiment))
     elif data.source == "table":
         convert_table(
-            source, folder, data.column_map, held_out=data.held_out, window=_window(experiment), bad_rows=data.bad_rows
-        )
+            source, folder, data.column_map, held_out=data.held_out, window=_window(experiment),
+            bad_rows=data.bad_rows, earlier=data.earlier, texts=data.texts,
+        )  # fmt: skip
     else:
         convert_kuairand(source, folder, split=data.split)
+
+
+def with_new_data(experiment: Experiment, source: str, *, held_out: str) -> Experiment:
+    """Returns the experiment of a trained run with other data. Events of a table that it has seen are history.
+
+    Args:
+      experiment: Experiment of the run.
+      source: Raw files or a converted folder, as data.input.
+      held_out: As data.held_out.
+    """
+    data = experiment.data
+    if data.source == "table":
+        known = (*data.earlier, data.input)
+        earlier = tuple(each for each in known if os.path.exists(each) and not os.path.samefile(each, source))
+        if lost := [each for each in known if not os.path.exists(each)]:
+            print(f"data: {lost} are gone, so histories lack their events", flush=True)
+        return dataclasses.replace(
+            experiment, data=dataclasses.replace(data, input=source, earlier=earlier, held_out=held_out)
+        )
+    return dataclasses.replace(experiment, data=dataclasses.replace(data, input=source))
 
 
 def _window(experiment: Experiment) -> Window:
@@ -158,7 +180,8 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
         folder = source if source.is_dir() else source.parent
         facts["files"] = [
             (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-            for path in sorted(folder.iterdir())
+            for each in (folder, *map(pathlib.Path, experiment.data.earlier))
+            for path in (sorted(each.iterdir()) if each.is_dir() else [each])
             if path.is_file()
         ]
         facts["ids"] = "by value"  # the rule of data_sets.text_log.ids_of
@@ -166,6 +189,7 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
         if experiment.data.source in WINDOWED:
             facts["window"] = [experiment.data.held_out, *_window(experiment)]
         if experiment.data.source == "table":
-            facts["columns"] = [experiment.to_dict()["data"]["columns"], experiment.data.bad_rows]
+            data = experiment.to_dict()["data"]
+            facts["columns"] = [data["columns"], data["bad_rows"], data["texts"]]
         facts["chosen"] = source.name if source.is_file() else ""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

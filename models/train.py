@@ -16,6 +16,7 @@ Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -49,13 +50,14 @@ from tf_fusedrec.models.check_export import check_export, expected_answer
 from tf_fusedrec.models.compare import against_baseline
 from tf_fusedrec.models.data_profile import profile_of
 from tf_fusedrec.models.data_sets.layouts import read_info, read_items
+from tf_fusedrec.models.data_sets.table import REQUEST
 from tf_fusedrec.models.evaluate import evaluator
 from tf_fusedrec.models.experiment import Experiment, load
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
-from tf_fusedrec.models.export import export
+from tf_fusedrec.models.export import export, saved_experiment
 from tf_fusedrec.models.fit_calls import fit_calls
 from tf_fusedrec.models.parts.dense_inputs import read_statistics
-from tf_fusedrec.models.prepare import prepare_data
+from tf_fusedrec.models.prepare import prepare_data, with_new_data
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
 from tf_fusedrec.models.run_callbacks import (
@@ -119,7 +121,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
         embedding = make_embedding(experiment)
         read = columns(experiment.model, "train")
         check_features(read, features(experiment.model), made=made_features(experiment.model))
-        calls = fit_calls(experiment, folder, _saved_input(experiment, folder, checkpoint) if resume else None)
+        saved = _saved_input(experiment, folder, checkpoint) if resume else None
+        calls = fit_calls(experiment, folder, saved)
 
         item_ids, popularity = read_items(folder)
         model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
@@ -130,12 +133,13 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
         best: dict[str, Any] | None = None
         if resume:
             best = fr.checkpoint.load(checkpoint, model, model.optimizer).get("best")
-            best = best if best is not None and best["monitor"] == monitor else None
+            best = best if saved is not None and best is not None and best["monitor"] == monitor else None
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
         "id_kinds": read_info(folder).id_kinds,
+        "data": str(folder.resolve()),  # has the text of ids, for people
     }
     record.update(
         validates="validation" if validates else "test" if keep_best else "",
@@ -216,10 +220,12 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
     exported = output / "saved_model.new"
     if _is_chief():
         shutil.rmtree(exported, ignore_errors=True)  # A killed run may have left one.
-    export(model, exported)
+    export(model, exported, experiment=experiment)
     if _is_chief():
         difference = check_export(exported, inputs, expected)
         _replace(exported, output / "saved_model")
+        if (folder / REQUEST).is_file():
+            shutil.copyfile(folder / REQUEST, output / REQUEST)
         record.update(state="done", results={**record.fields["results"], "served_difference": difference})
         print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
@@ -292,8 +298,18 @@ def _replace(new: pathlib.Path, path: pathlib.Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any]:
-    """Returns the checkpoint's input position, or raises ValueError for a checkpoint of another model or other ids."""
+def with_history(experiment: Experiment, checkpoint: pathlib.Path) -> Experiment:
+    """Returns the experiment of a run to resume. If its data are new, events that the run has seen are history."""
+    data, before = experiment.data, saved_experiment(checkpoint).data
+    known = dataclasses.replace(experiment, data=dataclasses.replace(data, input=before.input, earlier=before.earlier))
+    return known if data.input == before.input else with_new_data(known, data.input, held_out=data.held_out)
+
+
+def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the checkpoint's input position, None if the data are new.
+
+    Raises ValueError for a checkpoint of another model or other ids.
+    """
     saved = read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
@@ -308,6 +324,9 @@ def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathl
             f"--resume: {checkpoint} was trained with the kinds of ids {saved.get('id_kinds', {})}, but {folder} has "
             f"{kinds}. Use the data.columns.kinds of that run, or another --output."
         )
+    if saved["experiment"]["data"]["input"] != now["data"]["input"]:
+        _say(f"goes on with {now['data']['input']}, epochs 1 to {experiment.train.epochs}; {read_info(folder).source}")
+        return None
     return saved["input"]
 
 
@@ -363,6 +382,7 @@ def main(argv: Sequence[str]) -> int:
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
         output = _output(given.output, experiment.name, given.resume)
         claimed = claim(output)
+        experiment = with_history(experiment, output / "checkpoint") if given.resume else experiment
         record = started(experiment, output, given.config, overrides, given.resume)
     except (ValueError, RuntimeError) as error:  # RuntimeError: what rank 0 met, on the other ranks
         # A user can correct these errors without a traceback.

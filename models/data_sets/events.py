@@ -24,7 +24,7 @@ import numpy as np
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
-HELD_OUT = ("both", "test", "validation")
+HELD_OUT = ("both", "test", "validation", "all")
 SPLIT = (
     "By time: the first {train:g} of the events in time are train, the next {validation:g} are validation, the rest "
     "are test. Events of one time are not divided. {use} Rows have windows of {window} exposures of a user, and as "
@@ -34,6 +34,7 @@ SPLIT = (
 _USE = {
     "both": "The folders train, validation and test hold these parts.",
     "test": "The folder train holds train and validation, the folder test holds test.",
+    "all": "The folder test holds all of them, and train is empty.",
     "validation": "The folder train holds train, the folder test holds validation; test is left out.",
 }
 
@@ -51,6 +52,7 @@ class Events:
     features: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # of history and exposures: ids or numbers
     outcomes: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # numbers of history only
     crossed: tuple[str, ...] = ()  # features of ids with counts and rates of the past
+    shown: np.ndarray | None = None  # <bool>[N], events that may be exposures; None: all. The others are history.
 
 
 class Window(NamedTuple):
@@ -71,7 +73,7 @@ def write_events(
     held_out: str = "test",
     window: Window | None = None,
     catalogue: np.ndarray | None = None,
-    item_strings: Mapping[int, str] | None = None,
+    strings: Mapping[str, Mapping[int, str]] | None = None,
     codes: Mapping[str, list] | None = None,
     id_kinds: Mapping[str, str] | None = None,
 ) -> DatasetInfo:
@@ -87,11 +89,10 @@ def write_events(
       source: Description of the source for dataset.json.
       held_out: Held-out parts, one of HELD_OUT. "both" writes folders for validation and test. "test" trains on the
         validation part, too. "validation" puts it into the folder test and leaves the test part out, so that settings
-        can be chosen without it.
+        can be chosen without it. "all" puts all events into the folder test, to evaluate a trained model.
       window: Sizes of rows and parts.
       catalogue: <int64>[I], all items without duplicates; None: the items of the events.
-      item_strings: String of every item id that is a fingerprint; None for integer ids.
-      codes, id_kinds: See write_dataset.
+      strings, codes, id_kinds: See write_dataset.
 
     Raises:
       ValueError: held_out is unknown; train or a held-out part has no event.
@@ -99,18 +100,20 @@ def write_events(
     if held_out not in HELD_OUT:
         raise ValueError(f"held_out must be one of {HELD_OUT}, got {held_out!r}.")
     sizes = window or Window()
-    parts = _parts(events.time, held_out, sizes)
+    shown = np.ones(len(events.time), bool) if events.shown is None else events.shown
+    parts = _parts(events.time, shown, held_out, sizes)
     for name, part in parts.items():
         if not part.any():
             raise ValueError(
                 f"{path}: got no event for {name}, of {len(part)} events with {len(np.unique(events.time))} distinct "
                 "times. Want events at four times or more. Check the column of the time, or set held_out to 'test'."
             )
-    columns = _columns(events)
+    columns = columns_of_events(events)
     users, row_of = np.unique(events.user, return_inverse=True)
     rows = {
         name: _rows(columns, events.context, users, row_of, events.time, part, sizes) for name, part in parts.items()
     }
+    rows.setdefault("train", rows["test"].slice(0, 0))
     return write_dataset(
         output,
         task="ranking",
@@ -124,31 +127,33 @@ def write_events(
         test=rows["validation" if held_out == "validation" else "test"],
         validation=rows["validation"] if held_out == "both" else None,
         item_ids=np.unique(events.item) if catalogue is None else catalogue,
-        train_items=events.item[parts["train"]],
-        item_strings=item_strings,
+        train_items=events.item[parts.get("train", slice(0))],
+        strings=strings,
         codes=codes,
         id_kinds=id_kinds,
     )  # fmt: skip
 
 
-def _parts(time: np.ndarray, held_out: str, sizes: Window) -> dict[str, np.ndarray]:
-    """Masks <bool>[N] of the events of each part by name."""
-    ordered = np.sort(time)
+def _parts(time: np.ndarray, shown: np.ndarray, held_out: str, sizes: Window) -> dict[str, np.ndarray]:
+    """Masks <bool>[N] of the events of each part by name. All are part of `shown` <bool>[N]."""
+    if held_out == "all":
+        return {"test": shown}
+    ordered = np.sort(time[shown])
 
     def since(share: float) -> np.ndarray:
         """The events from the moment on at which a share of all events has passed."""
-        if not len(time):
-            return np.zeros(0, bool)
-        return time >= ordered[min(int(round(len(time) * share, 6)), len(time) - 1)]
+        if not len(ordered):
+            return shown
+        return shown & (time >= ordered[min(int(round(len(ordered) * share, 6)), len(ordered) - 1)])
 
     test, held = since(1 - sizes.test), since(1 - sizes.test - sizes.validation)
     if held_out == "test":
-        return {"train": ~test, "test": test}
-    parts = {"train": ~held, "validation": held & ~test}
+        return {"train": shown & ~test, "test": test}
+    parts = {"train": shown & ~held, "validation": held & ~test}
     return {**parts, "test": test} if held_out == "both" else parts
 
 
-def _columns(events: Events) -> dict[str, Values]:
+def columns_of_events(events: Events) -> dict[str, Values]:
     """Values of each event by column, with history_ or exposed_ before the name; Ragged for several ids."""
     keys: dict[str, Values] = {"item": events.item, "hour": hour_of_day(events.time)}
     keys |= {name: events.features[name] for name in events.crossed}

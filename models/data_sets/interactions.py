@@ -73,7 +73,7 @@ def write_last_held_out(
     path: pathlib.Path,
     source: str,
     catalogue: np.ndarray | None = None,
-    item_strings: Mapping[int, str] | None = None,
+    strings: Mapping[str, Mapping[int, str]] | None = None,
 ) -> DatasetInfo:
     """Writes the retrieval layout of interactions into `output`.
 
@@ -83,7 +83,7 @@ def write_last_held_out(
       path: Source file, for messages.
       source: Description of the source for dataset.json; the number of users left out is appended.
       catalogue: <int64>[I], all items without duplicates; None: the items of the users kept.
-      item_strings: String of every item id that is a fingerprint; None for integer ids.
+      strings: See write_dataset.
 
     Raises:
       ValueError: no user has two interactions; write_dataset refuses the data.
@@ -119,7 +119,7 @@ def write_last_held_out(
         test=Rows(test, len(users)),
         item_ids=np.unique(item) if catalogue is None else catalogue,
         train_items=item[~last],
-        item_strings=item_strings,
+        strings=strings,
     )
 
 
@@ -146,7 +146,7 @@ def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) ->
         Interactions(user, item, np.arange(len(user)) - first),
         path=path,
         source=", ".join(notes),
-        item_strings=strings["item_id"] or None,
+        strings={"user_id": strings["user_id"], "item": strings["item_id"]},
     )
 
 

@@ -120,7 +120,7 @@ def convert_kuairand(
         test=parts["test"],
         item_ids=np.unique(log["video_id"]),
         train_items=log["video_id"][in_train],
-        item_strings=strings.get("video_id"),
+        strings={"user_id": strings.get("user_id", {}), "item": strings.get("video_id", {})},
         codes=codes,
     )
 

@@ -11,15 +11,17 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 
+STRINGS, CODES = "strings.parquet", "codes.json"
 TASKS = ("ranking", "retrieval")
 # Row groups are small, because ranks divide them among each other and a shuffle reorders them.
 ROWS_PER_GROUP = 256
@@ -51,7 +53,7 @@ def write_dataset(
     validation: Rows | None = None,
     item_ids: np.ndarray,
     train_items: np.ndarray,
-    item_strings: Mapping[int, str] | None = None,
+    strings: Mapping[str, Mapping[int, str]] | None = None,
     codes: Mapping[str, list] | None = None,
     id_kinds: Mapping[str, str] | None = None,
 ) -> DatasetInfo:
@@ -63,7 +65,7 @@ def write_dataset(
       train, test, validation: Rows of each split. A data set may have no validation split.
       item_ids: <int64>[I], the catalogue, without duplicates.
       train_items: <int64>[T], the item of every interaction of the training split, counted for items.parquet.
-      item_strings: String of every item id that is a fingerprint, for the column `string` of items.parquet.
+      strings: By name of ids ("user_id", "item", a feature), the text of fingerprints, for strings.parquet.
       codes: By column of codes, the values of the codes 1, 2, ... (0 is missing), for codes.json.
 
     Raises:
@@ -84,9 +86,10 @@ def write_dataset(
         declared = _declared(rows)
         _write_shards(partial / name, rows, declared)
         columns[name] = {column.name: column.type_name() for column in declared}
-    _write_items(partial / "items.parquet", item_ids, train_items, item_strings)
+    _write_items(partial / "items.parquet", item_ids, train_items)
+    _write_strings(partial / STRINGS, strings or {})
     if codes:
-        (partial / "codes.json").write_text(json.dumps(codes) + "\n", encoding="utf-8")
+        (partial / CODES).write_text(json.dumps(codes) + "\n", encoding="utf-8")
     info = DatasetInfo(task, source, split, users, len(item_ids), columns, dict(id_kinds or {}))
     (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
     if root.exists():
@@ -122,6 +125,44 @@ def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     return table["item_id"].to_numpy(), table["count"].to_numpy()
 
 
+def texts_of(root: str | pathlib.Path, name: str, ids: Iterable[int]) -> dict[int, str]:
+    """The text of ids of a name, as far as the data set knows it: by strings.parquet, or by codes.json."""
+    root, wanted = pathlib.Path(root), list(ids)
+    texts: dict[int, str] = {}
+    if (root / CODES).is_file():
+        values = json.loads((root / CODES).read_text(encoding="utf-8")).get(name, [])
+        texts = {code: str(values[code - 1]) for code in wanted if 0 < code <= len(values)}
+    if (root / STRINGS).is_file():
+        same = (pc.field("name") == name) & pc.field("id").isin(pa.array(wanted, pa.int64()))
+        found = pq.read_table(root / STRINGS, columns=["id", "string"], filters=same)
+        texts |= dict(zip(found["id"].to_pylist(), found["string"].to_pylist()))
+    return texts
+
+
+def id_of_text(root: str | pathlib.Path, name: str, text: str) -> int | None:
+    """The id of a text of a name by strings.parquet; None if it is not there."""
+    path = pathlib.Path(root) / STRINGS
+    if not path.is_file():
+        return None
+    same = (pc.field("name") == name) & (pc.field("string") == text)
+    found = pq.read_table(path, columns=["id"], filters=same)["id"].to_pylist()
+    return found[0] if found else None
+
+
+def _write_strings(path: pathlib.Path, strings: Mapping[str, Mapping[int, str]]) -> None:
+    """Writes columns name, id <int64> and string, if there is any string."""
+    parts = [
+        pa.table({
+            "name": pa.array([name] * len(texts), pa.string()).dictionary_encode(),
+            "id": pa.array(list(texts), pa.int64()),
+            "string": pa.array(list(texts.values()), pa.string()),
+        })
+        for name, texts in strings.items() if texts
+    ]  # fmt: skip
+    if parts:
+        pq.write_table(pa.concat_tables(parts).unify_dictionaries(), path, write_page_checksum=True)
+
+
 def _declared(rows: Rows) -> list[Column]:
     """The columns of rows; integers are int64 and floats float32, as a Column wants them."""
     return [
@@ -150,14 +191,10 @@ def _to_arrow(values: Values, column: Column) -> pa.Array:
     return pa.array(values, column.arrow_type())
 
 
-def _write_items(
-    path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray, strings: Mapping[int, str] | None
-) -> None:
+def _write_items(path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray) -> None:
     catalogue = np.sort(item_ids)
     items, counts = np.unique(train_items, return_counts=True)
     popularity = np.zeros(len(catalogue), np.int64)
     popularity[np.searchsorted(catalogue, items)] = counts
     columns = {"item_id": pa.array(catalogue), "count": pa.array(popularity)}
-    if strings is not None:
-        columns["string"] = pa.array([strings.get(item, str(item)) for item in catalogue.tolist()], pa.string())
     pq.write_table(pa.table(columns), path, write_page_checksum=True)

@@ -71,7 +71,7 @@ def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) ->
         path=path,
         source=", ".join([f"MovieLens, {path.name}, {len(columns['user_id'])} ratings", *notes]),
         catalogue=_catalogue(path.parent, columns["movie_id"], movie_strings),
-        item_strings=movie_strings or None,
+        strings={"user_id": strings.get("user_id", {}), "item": movie_strings},
     )
 
 
@@ -198,7 +198,7 @@ def convert_movielens_ranking(
         held_out=held_out,
         window=window,
         catalogue=_catalogue(path.parent, columns["movie_id"], movie_strings),
-        item_strings=movie_strings or None,
+        strings={"user_id": strings.get("user_id", {}), "item": movie_strings},
         codes={**codes, **movie_codes},
     )
 

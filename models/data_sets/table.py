@@ -22,8 +22,9 @@ order: file                        file: a user's rows are in one file, by time;
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,10 @@ from tf_fusedrec.data.rows import Ragged, Values
 from tf_fusedrec.models.data_sets.events import Events, Window, first_of_run, write_events
 from tf_fusedrec.models.data_sets.interactions import by_user_and_time, seconds_of
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo
-from tf_fusedrec.models.data_sets.table_files import TableFiles
+from tf_fusedrec.models.data_sets.table_files import TableColumns, TableFiles
+
+REQUEST = "request.json"  # an example request to a server, in the user's columns
+_EXAMPLES = 3  # events of its history
 
 
 def convert_table(
@@ -44,6 +48,8 @@ def convert_table(
     held_out: str = "test",
     window: Window | None = None,
     bad_rows: str = "error",
+    earlier: Sequence[str | pathlib.Path] = (),
+    texts: int = 1_000_000,
 ) -> DatasetInfo:
     """Writes the ranking layout of a table of events. events.py describes the rows, the split and the columns.
 
@@ -56,6 +62,8 @@ def convert_table(
       columns: Roles of the columns.
       held_out: Held-out parts, one of events.HELD_OUT.
       window: Sizes of rows and parts.
+      earlier: Sources of earlier days. Their events are history, and count in the past, but are in no part.
+      texts: Most texts of a column of ids that strings.parquet keeps: those of the most events.
       bad_rows: "error" refuses a row without user, item, time or label, with a label other than 0 and 1, or with text
         in a column of numbers; "skip" omits and logs such rows.
 
@@ -65,35 +73,38 @@ def convert_table(
         files; write_events refuses the data. The message names file and row.
     """
     path = pathlib.Path(source)
-    if not path.exists():
-        raise ValueError(f"input {str(source)!r} does not exist, want a folder of *.parquet or *.csv(.gz) files.")
-    table = TableFiles(path, columns.columns(), BadInput(bad_rows), columns.kinds)
+    sources = [*map(pathlib.Path, earlier), path]
+    for missing in [each for each in sources if not each.exists()]:
+        raise ValueError(f"input {str(missing)!r} does not exist, want a folder of *.parquet or *.csv(.gz) files.")
+    table = TableFiles(sources, columns.columns(), BadInput(bad_rows), columns.kinds)
     user, user_strings = table.ids(columns.user, required=True)
-    item, item_strings = table.ids(columns.item, required=True)
+    strings: dict[str, tuple[Values, dict[int, str]]] = {"user_id": (user, user_strings)}
     raw = table.times(columns.time)
     labels = {name: table.labels(column) for name, column in columns.labels.items()}
-    features: dict[str, Values] = {name: table.ids(column)[0] for name, column in columns.features.items()}
-    features |= {name: table.lists(column)[0] for name, column in columns.lists.items()}
-    features |= {name: table.numbers(column) for name, column in columns.numbers.items()}
+    item, features, of_items = items_of(table, columns)
+    strings |= {name: (item if name == "item" else features[name], texts) for name, texts in of_items.items()}
     outcomes = {name: table.numbers(column) for name, column in columns.outcomes.items()}
-    context: dict[str, np.ndarray] = {name: table.ids(column)[0] for name, column in columns.context.items()}
+    of_context = {name: table.ids(column) for name, column in columns.context.items()}
+    strings |= of_context
+    context: dict[str, np.ndarray] = {name: ids for name, (ids, _) in of_context.items()}
     context |= {name: table.numbers(column) for name, column in columns.context_numbers.items()}
 
     rows = np.flatnonzero(table.good)
     if not len(rows):
         raise ValueError(f"{path}: got no usable row of {table.num_rows}. The log names the faults.")
-    if columns.order == "file":
+    if columns.order == "file" and not earlier:
         _check_order(table, columns, user, raw, rows)
     time, unit = seconds_of(path, raw[rows])
     rows = rows[by_user_and_time(user[rows], raw[rows])]
     seconds = np.zeros(table.num_rows, np.int64)
     seconds[np.flatnonzero(table.good)] = time
     said = [f"table, {path.name}, {len(table.files)} files, {len(rows)} of {table.num_rows} rows"]
+    said += [f"{len(earlier)} earlier sources as history"] if earlier else []
     said += [f"{columns.user} strings as fingerprints"] if user_strings else []
-    said += [f"{columns.item} strings as fingerprints"] if item_strings else []
+    said += [f"{columns.item} strings as fingerprints"] if of_items["item"] else []
     said += [f"{columns.time} in {unit} cut to seconds"] if unit else []
     bits = [label.astype(np.int64) << bit for bit, label in enumerate(labels.values())]
-    return write_events(
+    info = write_events(
         output,
         Events(
             user=user[rows],
@@ -105,14 +116,76 @@ def convert_table(
             features={name: x.take(rows) if isinstance(x, Ragged) else x[rows] for name, x in features.items()},
             outcomes={name: numbers[rows] for name, numbers in outcomes.items()},
             crossed=columns.past,
+            shown=np.isin(table.file_of(rows), np.flatnonzero(_is_below(path, table.files))) if earlier else None,
         ),
         path=path,
         source=", ".join(said),
         held_out=held_out,
         window=window,
-        item_strings=item_strings or None,
+        strings={name: _most_frequent(*of_name, texts) for name, of_name in strings.items()},
         id_kinds={name: columns.kinds[column] for name, column in columns.ids().items() if column in columns.kinds},
     )
+    request = example_request(table, columns, rows, user[rows], seconds[rows])
+    (pathlib.Path(output) / REQUEST).write_text(json.dumps(request, indent=1) + "\n", encoding="utf-8")
+    return info
+
+
+def example_request(
+    table: TableColumns, columns: ColumnMap, rows: np.ndarray, user: np.ndarray, seconds: np.ndarray
+) -> dict[str, Any]:
+    """A request in the table's own columns (serve/user_columns.py): a user's last event, after the events before it.
+
+    Args:
+      table, columns: The table.
+      rows: <int64>[N], rows of the events in the order of user and time.
+      user, seconds: <int64>[N], user and time of each event.
+    """
+    begins = first_of_run(user)
+    events = np.flatnonzero(begins == np.bincount(begins).argmax())  # of the user with the most events
+    last = int(events[-1])
+    earlier = events[seconds[events] < seconds[last]][-_EXAMPLES:]
+    candidates = [last, *np.flatnonzero(user != user[last])[-1:].tolist()]
+
+    def row(at: int, *names: str) -> dict[str, Any]:
+        values = {name: table.value(name, int(rows[at])) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    of_event = [columns.item, *columns.features.values(), *columns.lists.values(), *columns.numbers.values()]
+    past = [*of_event, columns.time, *columns.labels.values(), *columns.outcomes.values()]
+    instance = row(last, columns.user, columns.time, *columns.context.values(), *columns.context_numbers.values())
+    instance["history"] = [row(at, *dict.fromkeys(past)) for at in earlier.tolist()]
+    instance["exposed"] = [row(at, *of_event) for at in candidates]
+    return {"signature_name": "columns", "instances": [instance]}
+
+
+def _is_below(path: pathlib.Path, files: Sequence[pathlib.Path]) -> np.ndarray:
+    """Mask <bool>[files] of the files of a source."""
+    return np.array([path in (file, file.parent) for file in files])
+
+
+def _most_frequent(ids: Values, texts: dict[int, str], most: int) -> dict[int, str]:
+    """At most `most` of the texts, those of the most frequent ids."""
+    if len(texts) <= most:
+        return texts
+    distinct, counts = np.unique(ids.values if isinstance(ids, Ragged) else ids, return_counts=True)
+    is_text = np.isin(distinct, np.fromiter(texts, np.int64, len(texts)))
+    kept = distinct[is_text][np.argsort(-counts[is_text], kind="stable")[:most]]
+    return {each: texts[each] for each in kept.tolist()}
+
+
+def items_of(
+    table: TableColumns, columns: ColumnMap
+) -> tuple[np.ndarray, dict[str, Values], dict[str, dict[int, str]]]:
+    """The item <int64>[N] and the features of each event, and by name the strings of fingerprints."""
+    strings: dict[str, dict[int, str]] = {}
+    features: dict[str, Values] = {}
+    item, strings["item"] = table.ids(columns.item, required=True)
+    for name, column in columns.features.items():
+        features[name], strings[name] = table.ids(column)
+    for name, column in columns.lists.items():
+        features[name], strings[name] = table.lists(column)
+    features |= {name: table.numbers(column) for name, column in columns.numbers.items()}
+    return item, features, strings
 
 
 def _check_order(table: TableFiles, columns: ColumnMap, user: np.ndarray, time: np.ndarray, rows: np.ndarray) -> None:

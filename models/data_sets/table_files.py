@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,53 +33,44 @@ _EXACT = 2**53  # the last float64 up to which all integers are exact
 _TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 
-class TableFiles:
-    """The rows of all files of a folder, in the order of the files' names.
+class TableColumns:
+    """Columns of rows, as ids, numbers, labels, times or lists of ids.
 
     Args:
-      source: Folder, or one file.
-      columns: Names of the columns to read.
+      path: Origin of the rows.
+      columns: Values by name, as a CSV or Parquet file gives them.
+      rows: Number of the rows N.
+      place: Function from the number of a row to its place in the words of messages.
       bad: Handler of unusable rows.
-      kinds: Kind of ids by column, one of table_map.KINDS; see there.
-
-    Raises:
-      ValueError: there is no file, there are files of both kinds, or a file is unreadable or lacks a column.
+      kinds: Kind of ids by column, one of table.KINDS; see there.
+      whole: Whether the rows are a data set, of which a column without values or of one value teaches nothing.
     """
 
     def __init__(
-        self, source: pathlib.Path, columns: Iterable[str], bad: BadInput, kinds: Mapping[str, str] | None = None
+        self,
+        path: pathlib.Path,
+        columns: Mapping[str, pa.ChunkedArray],
+        rows: int,
+        place: Callable[[int], str],
+        bad: BadInput,
+        kinds: Mapping[str, str] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
-        self.path = source
-        self._kinds = kinds or {}
-        paths = sorted(source.iterdir()) if source.is_dir() else [source]
-        self.files = [path for path in paths if path.name.endswith(ENDINGS)]
-        if len({path.suffix == ".parquet" for path in self.files}) != 1:
-            raise ValueError(
-                f"input {str(source)!r} has {[path.name for path in self.files]}, want files of one kind, "
-                "*.parquet or *.csv(.gz). Name a folder with these files alone."
-            )
-        tables = [_read(path, list(dict.fromkeys(columns))) for path in self.files]
-        self._ends = np.cumsum([table.num_rows for table in tables]).tolist()
-        self._columns = {
-            name: _alike(name, self.files, [table[name] for table in tables]) for name in tables[0].column_names
-        }
-        self._bad = bad
-        self.good = np.ones(self._ends[-1], bool)
-        if not self.num_rows:
-            raise ValueError(f"{source}: {len(self.files)} files have no rows. Check the files.")
+        self.path, self.place = path, place
+        self._columns, self._bad, self._kinds, self._whole = columns, bad, kinds or {}, whole
+        self.good = np.ones(rows, bool)
 
     @property
     def num_rows(self) -> int:
         return len(self.good)
 
-    def file_of(self, rows: np.ndarray) -> np.ndarray:
-        """Number of the file of each row <int64>[n]."""
-        return np.searchsorted(self._ends, rows, side="right")
-
-    def place(self, row: int) -> str:
-        """File and row, counted from 1 after a header, of a row of the table."""
-        file = bisect.bisect_right(self._ends, row)
-        return f"{self.files[file]}, row {row - ([0, *self._ends][file]) + 1}"
+    def value(self, column: str, row: int) -> Any:
+        """A value as JSON can have it: a number, text or a list; None where it is missing."""
+        value = self._columns[column][row].as_py()
+        if value is None or value != value or value == "":
+            return None
+        return value if isinstance(value, (int, float, str, list)) else str(value)
 
     def refuse(self, bad: np.ndarray, fault: Callable[[int], str]) -> None:
         """Handles the rows where `bad` <bool>[N] is True: raises ValueError, or logs and skips them.
@@ -196,7 +188,7 @@ class TableFiles:
         flat = _without_empty(flat)
         full = _known(flat)
         ids, strings = self._ids_of(column, flat.filter(pa.array(full)), row[full])
-        if not len(ids):
+        if self._whole and not len(ids):
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
             )
@@ -204,7 +196,7 @@ class TableFiles:
 
     def _values(self, column: str, required: bool) -> pa.ChunkedArray:
         values = _without_empty(self._columns[column])
-        if values.null_count == self.num_rows:
+        if self._whole and values.null_count == self.num_rows:
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
             )
@@ -231,14 +223,60 @@ class TableFiles:
         )
 
     def _check_differs(self, column: str, values: np.ndarray) -> None:
-        if len(values) and (values == values[0]).all():
+        if self._whole and len(values) and (values == values[0]).all():
             raise ValueError(
                 f"{self._everywhere(column)} has the same value everywhere, {values[0]}, and so tells nothing. "
                 "Remove it from the map."
             )
 
     def _everywhere(self, column: str) -> str:
-        return f"{self.files[0]}, row 1, to {self.place(self.num_rows - 1)}: column {column!r}"
+        return f"{self.place(0)}, to {self.place(self.num_rows - 1)}: column {column!r}"
+
+
+class TableFiles(TableColumns):
+    """The rows of all files of folders, those of each in the order of the files' names.
+
+    Args:
+      sources: Folders, or files.
+      columns: Names of the columns to read.
+      bad, kinds: See TableColumns.
+
+    Raises:
+      ValueError: there is no file, there are files of both kinds, or a file is unreadable or lacks a column.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[pathlib.Path],
+        columns: Iterable[str],
+        bad: BadInput,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        self.files: list[pathlib.Path] = []
+        for source in sources:
+            paths = sorted(source.iterdir()) if source.is_dir() else [source]
+            files = [path for path in paths if path.name.endswith(ENDINGS)]
+            if len({path.suffix == ".parquet" for path in files}) != 1:
+                raise ValueError(
+                    f"input {str(source)!r} has {[path.name for path in files]}, want files of one kind, "
+                    "*.parquet or *.csv(.gz). Name a folder with these files alone."
+                )
+            self.files += files
+        tables = [_read(path, list(dict.fromkeys(columns))) for path in self.files]
+        self._ends = np.cumsum([table.num_rows for table in tables]).tolist()
+        alike = {name: _alike(name, self.files, [table[name] for table in tables]) for name in tables[0].column_names}
+        super().__init__(sources[-1], alike, self._ends[-1], self._place, bad, kinds, whole=True)
+        if not self.num_rows:
+            raise ValueError(f"{self.path}: {len(self.files)} files have no rows. Check the files.")
+
+    def file_of(self, rows: np.ndarray) -> np.ndarray:
+        """Number of the file of each row <int64>[n]."""
+        return np.searchsorted(self._ends, rows, side="right")
+
+    def _place(self, row: int) -> str:
+        """File and row, counted from 1 after a header, of a row of the table."""
+        file = bisect.bisect_right(self._ends, row)
+        return f"{self.files[file]}, row {row - ([0, *self._ends][file]) + 1}"
 
 
 def _read(path: pathlib.Path, columns: Sequence[str]) -> pa.Table:

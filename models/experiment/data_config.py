@@ -31,6 +31,8 @@ class DataConfig:
 
     source: str  # one of SOURCES
     input: str = ""  # raw files of a source that is not synthetic, or a converted folder
+    earlier: tuple[str, ...] = ()  # table: files or folders of earlier days, whose events are history only
+    texts: int = 1_000_000  # table: most texts of a column of ids that the data set keeps, the most frequent; 0: none
     users: int = 0
     items: int = 0
     clusters: int = 0
@@ -58,10 +60,13 @@ class DataConfig:
         check_choice("data.split", self.split, tuple(SPLITS))
         check_choice("data.held_out", self.held_out, HELD_OUT)
         check_at_least("data.window", self.window, 1)
+        check_at_least("data.texts", self.texts, 0)
         if self.source == "table":
             _ = self.column_map
         elif self.columns:
             raise ValueError(f"data.columns is for the source 'table', but data.source is {self.source!r}. Remove it.")
+        if self.earlier and self.source != "table":
+            raise ValueError(f"data.earlier is for the source 'table', but data.source is {self.source!r}. Remove it.")
         given = list(self.sizes())
         if given and not self.source.startswith("synthetic"):
             raise ValueError(

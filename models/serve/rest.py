@@ -10,15 +10,17 @@ import asyncio
 import concurrent.futures
 import ctypes
 import functools
+import importlib
 import multiprocessing
 import os
+import pathlib
 import re
 import resource
 import signal
 import time
 import urllib.parse
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPConnection, HTTPMessageDelegate
@@ -30,6 +32,10 @@ from tf_fusedrec.models.serve.batching import Batcher
 from tf_fusedrec.models.serve.loaded import Export, RequestError
 from tf_fusedrec.models.serve.metrics import PATH, Metrics
 
+if TYPE_CHECKING:
+    from tf_fusedrec.models.serve.user_columns import UserColumns
+
+COLUMNS_FILE = pathlib.PurePath("assets.extra/columns.json")  # of an export that takes user columns
 MOST_IN_FLIGHT = 1000  # A request beyond them gets 503 at once, because it would wait for all others.
 MOST_BODY_BYTES = 100 << 20  # A larger body gets 413.
 LARGE_BODY_BYTES = 1 << 20  # A larger body is parsed in another process: Python's parser would hold up all requests.
@@ -50,6 +56,7 @@ class Server:
 
     def __init__(self, export: Export, name: str, batch_requests: int, batch_seconds: float):
         self.export, self.name = export, name
+        self.columns = _columns_of(export)
         self.metrics = Metrics(export, name)
         self.stopping = False
         self.in_flight = 0  # requests whose answers have not left
@@ -91,7 +98,12 @@ class Server:
                 raise RequestError(503, f"{MOST_IN_FLIGHT} requests are in flight. Send the request again later.")
             request = await self._parse(body)
             signature = request.signature
-            answer = tensors.response(await self._batchers[signature].answer(request.inputs), request.in_rows)
+            outputs = await self._batchers[signature].answer(request.inputs)
+            if request.splits is None or self.columns is None:
+                answer = tensors.response(outputs, request.in_rows)
+            else:
+                named = {self.columns.tasks[name]: outputs[name] for name in self.columns.tasks}
+                answer = tensors.response_by_row(named, request.splits)
             self.metrics.latency.observe((time.perf_counter() - started) * 1e6)
             return answer
         except BaseException as error:
@@ -102,13 +114,14 @@ class Server:
 
     async def _parse(self, body: bytes) -> tensors.Predict:
         if len(body) <= LARGE_BODY_BYTES:
-            return tensors.parse(body, self.export.signatures)
+            return tensors.parse(body, self.export.signatures, self.columns)
         if self._parser is None:
             context = multiprocessing.get_context("spawn")
             self._parser = concurrent.futures.ProcessPoolExecutor(1, context, _end_with_server)
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._parser, tensors.parse, body, self.export.signatures)
+            parsing = loop.run_in_executor(self._parser, tensors.parse, body, self.export.signatures, self.columns)
+            return await parsing
         except concurrent.futures.BrokenExecutor as error:
             self._parser = None
             raise RequestError(
@@ -123,6 +136,14 @@ class Server:
     def metadata(self) -> dict[str, Any]:
         spec = {"name": self.name, "signature_name": "", "version": str(self.export.version)}
         return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": self.export.metadata()}}}
+
+
+def _columns_of(export: Export) -> UserColumns | None:
+    """The user columns that an export takes, or None. Only such an export needs pyarrow and tf_fusedrec.data."""
+    if not (export.path / COLUMNS_FILE).is_file():
+        return None
+    user_columns = importlib.import_module("tf_fusedrec.models.serve.user_columns")
+    return user_columns.read_file(export.path / COLUMNS_FILE)
 
 
 def _end_with_server() -> None:

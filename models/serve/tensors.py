@@ -12,13 +12,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tf_fusedrec.models.serve.loaded import RequestError, Signature, Spec
 
+if TYPE_CHECKING:
+    from tf_fusedrec.models.serve.user_columns import UserColumns
+
 DEFAULT_SIGNATURE = "serving_default"
+COLUMNS = "columns"  # signature of requests in user columns
 
 
 class Predict(NamedTuple):
@@ -27,10 +31,11 @@ class Predict(NamedTuple):
     signature: str
     inputs: dict[str, np.ndarray]
     in_rows: bool
+    splits: np.ndarray | None = None  # <int64>[rows + 1] of a request in user columns: the outputs of each row
 
 
-def parse(body: bytes, signatures: Mapping[str, Signature]) -> Predict:
-    """Reads a predict request.
+def parse(body: bytes, signatures: Mapping[str, Signature], columns: UserColumns | None = None) -> Predict:
+    """Reads a predict request. `columns` are those of user_columns.py that the export takes, if any.
 
     Raises:
       RequestError: The body is no such request, or its inputs differ from its signature.
@@ -44,9 +49,14 @@ def parse(body: bytes, signatures: Mapping[str, Signature]) -> Predict:
     name = request.get("signature_name") or DEFAULT_SIGNATURE
     if not isinstance(name, str):
         raise RequestError(400, f"'signature_name' key must be a string value, got {_shown(name)}")
+    if columns is not None and name == COLUMNS:
+        read = columns.read(request.get("instances"), signatures[DEFAULT_SIGNATURE].inputs)
+        return Predict(DEFAULT_SIGNATURE, read.inputs, True, read.exposed_splits)
     if name not in signatures:
         raise RequestError(
-            400, f'Serving signature name: "{name}" not found in signature def, which has {sorted(signatures)}'
+            400,
+            f'Serving signature name: "{name}" not found in signature def, which has '
+            f"{sorted([*signatures, *([COLUMNS] if columns else [])])}",
         )
     if "instances" in request and "inputs" in request:
         raise RequestError(400, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist")
@@ -56,6 +66,14 @@ def parse(body: bytes, signatures: Mapping[str, Signature]) -> Predict:
     if "inputs" in request:
         return Predict(name, _arrays(_named(request["inputs"], wanted), wanted), False)
     raise RequestError(400, "Missing 'inputs' or 'instances' key")
+
+
+def response_by_row(outputs: Mapping[str, np.ndarray], splits: np.ndarray) -> bytes:
+    """Returns the body of the answer to a request in user columns: of each row, its part of every output."""
+    plain = {name: _plain(name, value) for name, value in sorted(outputs.items())}
+    bounds = list(zip(splits[:-1].tolist(), splits[1:].tolist()))
+    rows = [{name: values[begin:end] for name, values in plain.items()} for begin, end in bounds]
+    return json.dumps({"predictions": rows}).encode()
 
 
 def response(outputs: Mapping[str, np.ndarray], in_rows: bool) -> bytes:

@@ -75,6 +75,24 @@ def test_one_row_has_its_numbers_and_its_neighbors(saved, capsys):
     assert "nearest" in shown(capsys, saved / "tuesday", "--table", "item", "--id", "3")
 
 
+def test_ids_have_the_text_that_the_data_set_of_the_run_keeps(saved, tmp_path, capsys):
+    from tf_fusedrec.data.rows import Ragged, Rows
+    from tf_fusedrec.models.data_sets.layouts import write_dataset
+
+    rows = Rows({"exposed_item": Ragged(np.arange(2), np.array([0, 2]))}, 1)
+    strings = {"user": {0: "ann"}, "item": {0: "red shoe", 3: "hat"}}
+    write_dataset(
+        tmp_path / "data", task="ranking", source="", split="", users=1, train=rows, test=rows, item_ids=np.arange(2),
+        train_items=np.arange(2), strings=strings, codes={"user": ["bo"]},
+    )  # fmt: skip
+    words = [saved / "tuesday", "--data", tmp_path / "data", "--table"]
+    assert re.search(r"\nred shoe +3 +1 .*\n1 +3 +1 ", shown(capsys, *words, "item"))
+    answer = json.loads(shown(capsys, *words, "item", "--id", "hat", "--json"))
+    assert (answer["id"], answer["text"]) == (3, "hat")
+    names = [row["text"] for row in json.loads(shown(capsys, *words, "user", "--json"))["tables"]["user"]["hottest"]]
+    assert names[:3] == ["ann", "bo", None]
+
+
 def test_two_checkpoints_are_compared(saved, capsys):
     lines = shown(capsys, saved / "tuesday", "--against", saved / "monday", "--table", "item").splitlines()
     assert lines[3].split()[:5] == ["item", "100", "1", "1", "5"]

@@ -38,8 +38,8 @@ def counts(folder):
 
 
 def strings(folder):
-    items = pq.read_table(folder / "items.parquet").to_pydict()
-    return dict(zip(items["string"], items["item_id"]))
+    texts = pq.read_table(folder / "strings.parquet", filters=[("name", "=", "item")]).to_pydict()
+    return dict(zip(texts["string"], texts["id"]))
 
 
 def prints(*texts):

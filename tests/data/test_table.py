@@ -14,7 +14,7 @@ from tf_fusedrec import tf
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.models.data_sets.events import Window
-from tf_fusedrec.models.data_sets.layouts import read_info
+from tf_fusedrec.models.data_sets.layouts import id_of_text, read_info, texts_of
 from tf_fusedrec.models.data_sets.table import column_map, convert_table
 from tf_fusedrec.models.data_sets.table_files import TableFiles
 
@@ -68,6 +68,36 @@ def test_rows_by_hand(tmp_path):
     nan = pytest.approx((np.nan,), nan_ok=True)
     assert test[ann[0]] == ((7, 8), (9,), (brands[1],), (tags[2],), (1,), (4.0,), (9.0, 1.0), (1.0,), nan)
     assert test[bob[0]] == ((7,), (8,), (-1,), (tags[1],), (1,), (3.0,), (3.0,), (0.0,), nan)
+
+
+def test_every_column_of_strings_keeps_its_texts_the_most_frequent_first(tmp_path):
+    folder = csv_file(tmp_path / "raw/a.csv")
+    convert(folder, tmp_path / "d")
+    for name, texts in {"user_id": ["ann", "bob"], "city": ["Rome"], "brand": ["b1", "b2"], "tag": ["red"]}.items():
+        ids = [code(text) for text in texts]
+        assert texts_of(tmp_path / "d", name, [*ids, 5]) == dict(zip(ids, texts))
+    assert texts_of(tmp_path / "d", "item", [7]) == {} and id_of_text(tmp_path / "d", "tag", "old") == code("old")
+    convert(folder, tmp_path / "one", texts=1)
+    assert texts_of(tmp_path / "one", "brand", [code("b1"), code("b2")]) == {code("b1"): "b1"}
+    convert(folder, tmp_path / "none", texts=0)
+    assert not (tmp_path / "none/strings.parquet").exists()
+
+
+def test_events_of_earlier_days_are_history_only(tmp_path):
+    """The second day has the last two events. All of them are test rows, and see the first day."""
+    first = csv_file(tmp_path / "first/a.csv", [ROWS[0], ROWS[1], ROWS[3]])
+    second = csv_file(tmp_path / "second/b.csv", [ROWS[2], ROWS[4]])
+    info = convert(second, tmp_path / "d", earlier=[first], held_out="all")
+    columns = "user_id history_item* exposed_item* exposed_past_item_count*f exposed_past_user_click_rate*f"
+    rows = {row[0]: row[1:] for row in lists(tmp_path / "d/test", columns)}
+    assert rows == {code("ann"): ((7, 8), (9,), (0.0,), (0.5,)), code("bob"): ((7,), (8,), (0.0,), (0.0,))}
+    assert lists(tmp_path / "d/train", columns) == [] and "1 earlier sources as history" in info.source
+    # The split is that of the new events: one of two is test.
+    convert(second, tmp_path / "e", earlier=[first])
+    assert [row[2] for row in lists(tmp_path / "e/train", columns)] == [(9,)]
+    assert [row[1:3] for row in lists(tmp_path / "e/test", columns)] == [((7,), (8,))]
+    convert(second, tmp_path / "f", held_out="all")
+    assert all(row[1] == () for row in lists(tmp_path / "f/test", columns))
 
 
 def test_other_files_and_orders_are_the_same_data(tmp_path):
@@ -154,7 +184,7 @@ def table_of(path, *files, column="c", kinds=None):
             pa.csv.write_csv(table, path / f"{number}.csv")
         else:
             pq.write_table(table, path / f"{number}.parquet")
-    return TableFiles(path, [column, "other"], BadInput("error"), kinds)
+    return TableFiles([path], [column, "other"], BadInput("error"), kinds)
 
 
 def test_the_id_of_a_value_depends_on_no_other_row(tmp_path):
@@ -225,7 +255,7 @@ def test_values_that_are_no_ids_are_named_by_file_and_row(tmp_path, values, meth
 def test_a_large_file_may_have_newlines_in_quotes(tmp_path):
     rows = [[f"{at}", f"a{at}\n{'z' * 80}"] for at in range(20_000)]  # more than a block of 1 MiB
     (tmp_path / "a.csv").write_text("c,other\n" + "".join(f'{a},"{b}"\n' for a, b in rows), encoding="utf-8")
-    table = TableFiles(tmp_path, ["c", "other"], BadInput("error"))
+    table = TableFiles([tmp_path], ["c", "other"], BadInput("error"))
     assert table.ids("c")[0].tolist() == [*range(20_000)] and len(table.ids("other")[1]) == 20_000
 
 

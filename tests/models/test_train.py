@@ -19,6 +19,7 @@ from tests.models import experiments, job
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
+from tf_fusedrec.cli.main import main as fusedrec
 from tf_fusedrec.models import evaluate, train
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.prepare import prepare_data
@@ -100,22 +101,22 @@ def trained(arguments):
 
 
 def evaluated(arguments):
-    """Returns the output of tf_fusedrec.models.evaluate."""
+    """Body: returns the output of `fusedrec evaluate`, which rank 0 prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        evaluate.main(arguments)
+        assert fusedrec(["evaluate", *arguments]) == 0
     return output.getvalue()
 
 
 def evaluated_again(tmp_path, results, ranks):
-    """tf_fusedrec.models.evaluate computes the job's own metrics and prints them."""
-    arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
+    """`fusedrec evaluate` computes the job's own metrics."""
+    arguments = [str(tmp_path / "run"), "--json"]
     output = evaluated(arguments) if ranks == 1 else run_ranks(evaluated, ranks, arguments=arguments)[0]
-    again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
+    again = json.loads(output)["test"]
     assert set(again) == set(results)
     for name, value in results.items():
         # The weights and rows are equal. Other numbers of ranks have other batches and sum float32 in another order.
         np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=name)
-    assert all(name in output for name in results if not name.startswith("baseline_"))
+    assert all(name in evaluate.table(again) for name in results if not name.startswith("baseline_"))
 
 
 def samples_of(tmp_path, epoch):

@@ -37,6 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--save", help='kept save of the checkpoint, by name, number or "best" (default: the last one)')
     parser.add_argument("--table", help="one table in detail")
     parser.add_argument("--id", help="id or text of one row of --table")
+    parser.add_argument("--data", type=pathlib.Path, help="data set that knows the text of ids (default: the run's)")
     parser.add_argument("--rows", type=int, default=10, help="rows in each list (default: %(default)s)")
     parser.add_argument("--against", type=pathlib.Path, help="earlier checkpoint or run to compare with")
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         reader = next((reader for file, reader in READERS.items() if (path / file).is_file()), None)
         if reader is None:
             raise ValueError(f"{path} is none of what this command reads: {FORMS}.")
-        for option in ("save", "table", "id", "against"):
+        for option in ("save", "table", "id", "against", "data"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option} is for checkpoints, and {path} is none. Name a run or a checkpoint.")
         answer, lines = reader(path)
@@ -73,18 +74,60 @@ def _checkpoint(folder: pathlib.Path, arguments: argparse.Namespace) -> tuple[An
     save = int(arguments.save) if (arguments.save or "").isdecimal() else arguments.save
     described = saves.read_manifest(folder, save)
     tables = _tables(folder, described, arguments.table)
+    texts = Texts(arguments.data or _data_of(described))
     if arguments.against is not None:
-        return _changes(tables, arguments)
+        return _changes(tables, texts, arguments)
     if arguments.id is not None:
-        return _one_row(tables[arguments.table], arguments)
+        return _one_row(tables[arguments.table], texts, arguments)
     for name, (size, checksum) in described["dense"].items():
         disk.check_file(folder / described["save"] / name, size, checksum)
     summaries = {name: table.summary(arguments.rows) for name, table in tables.items()}
+    named = {
+        name: texts.of(name, [row.id for row in (*summary.hottest, *summary.coldest)])
+        for name, summary in summaries.items()
+    }
     header, lines = _about(folder, described)
     lines += _overview(summaries)
     if arguments.table is not None:
-        lines += _details(arguments.table, summaries[arguments.table])
-    return {**header, "tables": {name: summary_json(summary) for name, summary in summaries.items()}}, lines
+        lines += _details(arguments.table, summaries[arguments.table], named[arguments.table])
+    of_tables = {name: summary_json(summary, named[name]) for name, summary in summaries.items()}
+    return {**header, "tables": of_tables}, lines
+
+
+class Texts:
+    """The text of ids, which the data set of a run keeps. Without a data set, an id is its own text."""
+
+    def __init__(self, folder: pathlib.Path | None):
+        self._folder = folder
+
+    def of(self, table: str, ids: Sequence[int]) -> dict[int, str]:
+        if self._folder is None or not ids:
+            return {}
+        from tf_fusedrec.models.data_sets.layouts import texts_of
+
+        return texts_of(self._folder, table, ids)
+
+    def id_of(self, table: str, text: str) -> int:
+        """The id of a text: as the data set has it, an integer, or the fingerprint."""
+        if self._folder is not None:
+            from tf_fusedrec.models.data_sets.layouts import id_of_text
+
+            known = id_of_text(self._folder, table, text)
+            if known is not None:
+                return known
+        try:
+            return int(np.int64(int(text)))
+        except (ValueError, OverflowError):
+            from tf_fusedrec.data.fingerprint import hash_strings
+
+            return int(hash_strings(text))
+
+
+def _data_of(described: Mapping[str, Any]) -> pathlib.Path | None:
+    """The data set that a run was trained on, if it is still there."""
+    extra = described["extra"]
+    folder = extra.get("data") if isinstance(extra, dict) else None
+    return pathlib.Path(folder) if isinstance(folder, str) and pathlib.Path(folder).is_dir() else None
 
 
 def _tables(folder: pathlib.Path, described: Mapping[str, Any], only: str | None) -> dict[str, SavedTable]:
@@ -130,55 +173,47 @@ def _overview(summaries: Mapping[str, TableSummary]) -> list[str]:
     return columns(rows, left=(0, 3, 4))
 
 
-def _details(name: str, summary: TableSummary) -> list[str]:
+def _details(name: str, summary: TableSummary, texts: Mapping[int, str]) -> list[str]:
     lines = ["", f"{name}: step {summary.step:,}, largest |row| {summary.norm_max:.3f}"]
     if not summary.histogram:
         return [*lines, "The table counts no lookups."]
     lines.append(f"age of the median row {summary.age_median:,} steps, of the oldest {summary.age_max:,}")
     most = max(count for *_, count in summary.histogram)
-    bars = [("lookups", "rows", "")]
+    bars: list[tuple[str, ...]] = [("lookups", "rows", "")]
     for low, high, count in summary.histogram:
         span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         bars.append((span, f"{count:,}", "#" * -(-BAR * count // most)))
     lines += ["", *columns(bars, left=(2,))]
     for title, rows in (("hottest", summary.hottest), ("coldest", summary.coldest)):
-        lines += ["", *columns([(title, "lookups", "age", "|row|"), *map(_cells, rows)])]
+        lines += ["", *columns([(title, "lookups", "age", "|row|"), *(_cells(row, texts) for row in rows)])]
     return lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, texts: Mapping[int, str]) -> tuple[str, ...]:
     counters = ["-" if value is None else f"{value:,}" for value in (row.lookups, row.age)]
-    return (str(row.id), *counters, f"{row.norm:.3f}")
+    return (shown(row.id, texts), *counters, f"{row.norm:.3f}")
 
 
-def _one_row(table: SavedTable, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
-    row_id = _id_of(arguments.id)
+def _one_row(table: SavedTable, texts: Texts, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
+    row_id = texts.id_of(table.name, arguments.id)
     found = table.find(row_id)
     if found is None:
         raise ValueError(f"--id is {arguments.id!r} (id {row_id}), which table {table.name!r} does not hold.")
     row, numbers = found
     nearest = [(near, cosine) for near, cosine in table.nearest(numbers, arguments.rows + 1) if near != row_id]
     nearest = nearest[: arguments.rows]
-    lines = columns([(table.name, "lookups", "age", "|row|"), _cells(row)])
+    named = texts.of(table.name, [row_id, *(near for near, _ in nearest)])
+    lines = columns([(table.name, "lookups", "age", "|row|"), _cells(row, named)])
     lines += ["", np.array2string(numbers, precision=4, max_line_width=100, threshold=64), ""]
-    lines += columns([("nearest", "cosine"), *((str(near), f"{cosine:.3f}") for near, cosine in nearest)])
+    lines += columns([("nearest", "cosine"), *((shown(near, named), f"{cosine:.3f}") for near, cosine in nearest)])
     answer = {
-        "table": table.name, **row._asdict(), "row": numbers.tolist(),
-        "nearest": [{"id": near, "cosine": cosine} for near, cosine in nearest],
+        "table": table.name, **row_json(row, named), "row": numbers.tolist(),
+        "nearest": [{"id": near, "text": named.get(near), "cosine": cosine} for near, cosine in nearest],
     }  # fmt: skip
     return answer, lines
 
 
-def _id_of(text: str) -> int:
-    try:
-        return int(np.int64(int(text)))
-    except (ValueError, OverflowError):
-        from tf_fusedrec.data.fingerprint import hash_strings
-
-        return int(hash_strings(text))
-
-
-def _changes(tables: Mapping[str, SavedTable], arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
+def _changes(tables: Mapping[str, SavedTable], texts: Texts, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
     folder = checkpoint_of(arguments.against)
     if folder is None:
         raise ValueError(f"--against is {arguments.against}, which holds no checkpoint. Name a run or a checkpoint.")
@@ -186,7 +221,7 @@ def _changes(tables: Mapping[str, SavedTable], arguments: argparse.Namespace) ->
     changes = {
         name: table.change_since(before[name], arguments.rows) for name, table in tables.items() if name in before
     }
-    rows = [("table", "rows", "new", "removed", "changed", "moved: mean", "most")]
+    rows: list[tuple[str, ...]] = [("table", "rows", "new", "removed", "changed", "moved: mean", "most")]
     for name, change in changes.items():
         numbers = [f"{number:,}" for number in (change.rows[1], change.added, change.removed, change.changed)]
         rows.append((name, *numbers, f"{change.moved_mean:.4f}", f"{change.moved_max:.4f}"))
@@ -195,7 +230,8 @@ def _changes(tables: Mapping[str, SavedTable], arguments: argparse.Namespace) ->
         lines.append(f"{name}: only in {arguments.path if name in tables else arguments.against}")
     if arguments.table in changes:
         moved = changes[arguments.table].most_moved
-        lines += ["", *columns([("moved most", "distance"), *((str(i), f"{move:.4f}") for i, move in moved)])]
+        named = texts.of(arguments.table, [i for i, _ in moved])
+        lines += ["", *columns([("moved most", "distance"), *((shown(i, named), f"{move:.4f}") for i, move in moved)])]
     answer = {"checkpoint": str(arguments.path), "against": str(arguments.against)}
     return {**answer, "tables": {name: change._asdict() for name, change in changes.items()}}, lines
 
@@ -241,10 +277,19 @@ READERS: dict[pathlib.Path, Callable[[pathlib.Path], tuple[Answer, list[str]]]] 
 }
 
 
-def summary_json(summary: TableSummary) -> Answer:
+def summary_json(summary: TableSummary, texts: Mapping[int, str]) -> Answer:
     """A summary with its rows as dicts."""
-    rows = {name: [row._asdict() for row in getattr(summary, name)] for name in ("hottest", "coldest")}
+    rows = {name: [row_json(row, texts) for row in getattr(summary, name)] for name in ("hottest", "coldest")}
     return {**summary._asdict(), **rows}
+
+
+def row_json(row: Row, texts: Mapping[int, str]) -> Answer:
+    return {**row._asdict(), "text": texts.get(row.id)}
+
+
+def shown(row_id: int, texts: Mapping[int, str]) -> str:
+    """An id for people: its text where that is known."""
+    return texts.get(row_id, str(row_id))
 
 
 def size_text(size: int) -> str:

@@ -45,6 +45,7 @@ def export(
     signatures: Mapping[str, Signature] | None = None,
     strings: Sequence[str] | Mapping[str, bool] = (),
     row_dtype: str | None = None,
+    assets: Mapping[str, str] | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
@@ -69,6 +70,7 @@ def export(
         relative error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest
         absolute value / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their
         table.
+      assets: Text of more files for assets.extra/, by name.
       base: Folder of an earlier full export with the same `ops`, tables and `row_dtype`, which rank 0 reads; None: a
         full export.
 
@@ -149,7 +151,7 @@ def export(
 
     try:
         agree(write_rows)
-        on_rank_0(lambda: _write(model, partial, tables, row_dtype, described, signatures))
+        on_rank_0(lambda: _write(model, partial, tables, row_dtype, described, signatures, assets or {}))
         on_rank_0(finish)
     finally:
         on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -191,6 +193,7 @@ def _write(
     row_dtype: str | None,
     described: Mapping[str, Any],
     signatures: Mapping[str, Signature],
+    assets: Mapping[str, str],
 ) -> None:
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for table, (_, config) in tables.items():
@@ -249,7 +252,8 @@ def _write(
     description = partial / "saved_model" / DESCRIPTION
     description.parent.mkdir()
     described = {**described, "version": version, "layout": layout}
-    description.write_text(json.dumps(described, indent=1), encoding="utf-8")
+    for name, text in {**assets, description.name: json.dumps(described, indent=1)}.items():
+        description.with_name(name).write_text(text, encoding="utf-8")
 
 
 def write_rank_rows(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:

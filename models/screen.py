@@ -22,6 +22,7 @@ NAMES = {
     "ndcg": "NDCG",
     "mrr": "MRR",
 }
+_PREDICT = "http://localhost:8501/v1/models/default:predict"
 _LABEL = 8  # columns of the first word of a line
 _NOTES = {"ne": "(below 1 is good)", "calibration": "(1 is right)"}
 _RATES = ("events_per_s", "samples_per_s", "tokens_per_s", "gflops_per_s", "mfu")
@@ -220,6 +221,8 @@ def ending(record: Record, width: int) -> str:
         wanted = 2 * (record["epochs_wanted"] or 1)
         rows["resume"] += f" --set train.epochs={wanted}" if record["epochs_wanted"] else ""
         rows["serve"] = f"fusedrec serve {shlex.quote(folder)}"
+        if "request" in record:
+            rows["request"] = f"curl -d @{shlex.quote(record['request'])} {_PREDICT}"
     return "\n".join([*lines, *(f"{name:<{_LABEL}}{what}" for name, what in rows.items())])
 
 

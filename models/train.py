@@ -125,6 +125,10 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
         calls = fit_calls(experiment, folder, saved)
 
         item_ids, popularity = read_items(folder)
+        if resume and saved is None and isinstance(experiment.model, RankingConfig):
+            # The checkpoint has the frequent items, of the catalog's size when the run began.
+            item_ids = np.arange(max(read_manifest(checkpoint)["extra"]["items"], 1))
+            popularity = np.ones(len(item_ids), np.int64)
         model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
         optimizer = keras.optimizers.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
@@ -226,6 +230,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
         _replace(exported, output / "saved_model")
         if (folder / REQUEST).is_file():
             shutil.copyfile(folder / REQUEST, output / REQUEST)
+            record.update(request=str(output / REQUEST))
         record.update(state="done", results={**record.fields["results"], "served_difference": difference})
         print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.

@@ -66,8 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checkpoint_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The checkpoint of a run or of a checkpoint's folder."""
-    return next((folder for folder in (path, path / "checkpoint") if manifest.exists(folder)), None)
+    """The checkpoint of a checkpoint's folder, of a run, or of the newest run of a name."""
+    folders = (path, path / "checkpoint", path / "latest/checkpoint")
+    return next((folder for folder in folders if manifest.exists(folder)), None)
 
 
 def _checkpoint(folder: pathlib.Path, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:

@@ -34,7 +34,7 @@ SPLIT = (
 _USE = {
     "both": "The folders train, validation and test hold these parts.",
     "test": "The folder train holds train and validation, the folder test holds test.",
-    "all": "The folder test holds all of them, and train is empty.",
+    "all": "The folder test holds all of them, and train those of earlier days.",
     "validation": "The folder train holds train, the folder test holds validation; test is left out.",
 }
 
@@ -103,7 +103,7 @@ def write_events(
     shown = np.ones(len(events.time), bool) if events.shown is None else events.shown
     parts = _parts(events.time, shown, held_out, sizes)
     for name, part in parts.items():
-        if not part.any():
+        if not part.any() and (held_out, name) != ("all", "train"):
             raise ValueError(
                 f"{path}: got no event for {name}, of {len(part)} events with {len(np.unique(events.time))} distinct "
                 "times. Want events at four times or more. Check the column of the time, or set held_out to 'test'."
@@ -111,7 +111,9 @@ def write_events(
     columns = columns_of_events(events)
     users, row_of = np.unique(events.user, return_inverse=True)
     rows = {
-        name: _rows(columns, events.context, users, row_of, events.time, part, sizes) for name, part in parts.items()
+        name: _rows(columns, events.context, users, row_of, events.time, part, sizes)
+        for name, part in parts.items()
+        if part.any()
     }
     rows.setdefault("train", rows["test"].slice(0, 0))
     return write_dataset(
@@ -127,7 +129,7 @@ def write_events(
         test=rows["validation" if held_out == "validation" else "test"],
         validation=rows["validation"] if held_out == "both" else None,
         item_ids=np.unique(events.item) if catalogue is None else catalogue,
-        train_items=events.item[parts.get("train", slice(0))],
+        train_items=events.item[parts["train"]],
         strings=strings,
         codes=codes,
         id_kinds=id_kinds,
@@ -137,7 +139,7 @@ def write_events(
 def _parts(time: np.ndarray, shown: np.ndarray, held_out: str, sizes: Window) -> dict[str, np.ndarray]:
     """Masks <bool>[N] of the events of each part by name. All are part of `shown` <bool>[N]."""
     if held_out == "all":
-        return {"test": shown}
+        return {"train": ~shown, "test": shown}
     ordered = np.sort(time[shown])
 
     def since(share: float) -> np.ndarray:

@@ -156,7 +156,7 @@ def _about(folder: pathlib.Path, described: dict[str, Any]) -> tuple[Answer, lis
     experiment = (described["extra"] or {}).get("experiment") if isinstance(described["extra"], dict) else None
     if experiment is not None:
         model = experiment["model"]
-        lines.append(f"model   {model.get("kind", experiment["name"])}, dim {model['dim']}")
+        lines.append(f"model   {model.get('kind', experiment['name'])}, dim {model['dim']}")
     return header, [*lines, ""]
 
 

@@ -115,7 +115,8 @@ def write_events(
         for name, part in parts.items()
         if part.any()
     }
-    rows.setdefault("train", rows["test"].slice(0, 0))
+    if "train" not in rows:
+        rows["train"] = rows["test"].slice(0, 0)
     return write_dataset(
         output,
         task="ranking",

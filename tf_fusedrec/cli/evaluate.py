@@ -26,13 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--data: no such file or folder: {arguments.data}.")
     if not arguments.run.is_dir():
         raise ValueError(f"RUN: no such folder: {arguments.run}. Name the output folder of fusedrec train.")
-    import tf_fusedrec as fr
+    from tf_fusedrec.exchange import collectives, topology
     from tf_fusedrec.models.evaluate import evaluate_run, table
 
-    fr.init()
+    topology.init()
     results = evaluate_run(arguments.run, arguments.data).results
-    if fr.rank() == 0:
+    if collectives.rank() == 0:
         facts = {"run": str(arguments.run), "data": arguments.data, "test": results}
         print(json.dumps(facts, indent=1) if arguments.json else table(results), flush=True)
-    fr.collectives.barrier()  # The first rank to leave ends the others, and rank 0 may still be writing.
+    collectives.barrier()  # The first rank to leave ends the others, and rank 0 may still be writing.
     return 0

@@ -119,8 +119,10 @@ class UserColumns:
             unknown = sorted(set(row) - set(self._known[role]))
             if unknown:
                 raise ValueError(f"{place} has the key {unknown[0]!r}, want only keys of {self._known[role]}.")
-            for values, value in zip(parts[role], (row, place, instance)):
-                values.append(value)  # type: ignore[arg-type]
+            rows, places, owners = parts[role]
+            rows.append(row)
+            places.append(place)
+            owners.append(instance)
 
         if not isinstance(instances, list) or not instances:
             raise ValueError("'instances' must be a list of at least one object.")
@@ -160,7 +162,8 @@ def _events(history: TableColumns, order: np.ndarray, exposed: TableColumns, nam
         if isinstance(first, Ragged) and isinstance(second, Ragged):
             lengths = np.concatenate([first.lengths(), second.lengths()])
             return Ragged(np.concatenate([first.values, second.values]), splits_of(lengths))
-        return np.concatenate([first, np.asarray(second).astype(first.dtype)])
+        values = np.asarray(first)
+        return np.concatenate([values, np.asarray(second).astype(values.dtype)])
 
     return {
         "item": joined(item, shown_item),

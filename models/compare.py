@@ -1,20 +1,14 @@
-"""Compares two runs: every metric of both, their difference and its confidence interval.
+"""Compares two runs: every metric of both, their difference and its confidence interval, and their settings.
 
-    python -m tf_fusedrec.models.compare RUN_A RUN_B [--resamples 1000] [--seed 0] [--level 0.95] [--json FILE]
-
-RUN is a folder that models.train (or benchmarks.retrieval_ml1m) wrote. Its samples.npz holds the data behind the
-metrics, by exposure or by user. A paired bootstrap gives the interval: it draws the same users with replacement for
-both runs and takes percentiles of the difference. It draws users, because exposures of one user are not independent.
-Both runs must have been evaluated on the same exposures or users.
+A run's samples.npz holds the data behind the metrics, by exposure or by user. A paired bootstrap gives the interval: it
+draws the same users with replacement for both runs and takes percentiles of the difference. It draws users, because
+exposures of one user are not independent. Both runs must have been evaluated on the same exposures or users.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import pathlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +18,7 @@ from tf_fusedrec.models import baselines
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
+_PLACES = ("data.cache", "data.input")  # settings that change no result
 _DRAWN = 20_000_000  # samples to draw in all for a comparison with the baseline, a few seconds
 _KEYS = ("user", "item", "time")
 # Computes a metric of a run from `times` <int64>[users], the number of draws of each user.
@@ -184,44 +179,44 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values @ weights / total) if total else np.nan
 
 
-def print_table(table: Mapping[str, Mapping[str, float]], users: int, level: float) -> None:
-    print(f"{users} users; b - a with its {level:.0%} interval; * marks an interval without 0")
-    print(f"{'metric':<24}{'a':>10}{'b':>10}{'b - a':>10}{'low':>10}{'high':>10}")
-    for name, row in table.items():
-        sure = " *" if row["low"] > 0 or row["high"] < 0 else ""
-        print(f"{name:<24}" + "".join(f"{value:>10.4f}" for value in row.values()) + sure)
+def differing(records: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, list[Any]], int]:
+    """Returns what differs between runs, and the number of settings that are equal.
+
+    Args:
+      records: run.json of each run, by any name.
+
+    Returns:
+      Values by setting ("train.epochs") in the order of the runs, None where a run has no such setting; "data", the
+      fingerprint; "code", the commit with its changed files; "versions.NAME"; "ranks".
+    """
+    flat = []
+    for record in records.values():
+        code = record["code"]
+        changed = f" + {code['changed_files']} changed files" if code.get("changed_files") else ""
+        facts = {
+            "data": record["data"]["fingerprint"],
+            "code": code["commit"][:9] + changed if code else None,
+            "ranks": record["ranks"],
+            "versions": record["versions"],
+        }
+        flat.append(dict([*_flat(record["experiment"]), *_flat(facts)]))
+    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in _PLACES]
+    values = {name: [one.get(name) for one in flat] for name in names}
+    unequal = {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+    return unequal, len(values) - len(unequal)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run_a", type=pathlib.Path, metavar="RUN_A")
-    parser.add_argument("run_b", type=pathlib.Path, metavar="RUN_B")
-    parser.add_argument("--resamples", type=int, default=1000, help="number of bootstrap draws (1000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (0)")
-    parser.add_argument("--level", type=float, default=0.95, help="level of the interval, in (0, 1) (0.95)")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the result")
-    return parser.parse_args(argv)
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parse(argv)
-    try:
-        if arguments.resamples < 0 or not 0 < arguments.level < 1:
-            raise ValueError(
-                f"--resamples must be >= 0 and --level lie between 0 and 1, got {arguments.resamples} and "
-                f"{arguments.level}."
-            )
-        a, b = read_samples(arguments.run_a), read_samples(arguments.run_b)
-        table = compare(a, b, arguments.resamples, arguments.seed, arguments.level)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    users = len(np.unique(a["user"]))
-    print_table(table, users, arguments.level)
-    if arguments.json:
-        facts: dict[str, Any] = {"a": str(arguments.run_a), "b": str(arguments.run_b), "users": users}
-        facts |= {"level": arguments.level, "resamples": arguments.resamples, "metrics": table}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def verdict(metric: str, row: Mapping[str, float]) -> str:
+    """Returns "better", "worse", or "" where the interval of b - a holds 0."""
+    if row["low"] <= 0 <= row["high"] or np.isnan(row["low"]):
+        return ""
+    falls = metric == "ne" or metric.endswith("_ne")
+    return "better" if (row["low"] > 0) != falls else "worse"

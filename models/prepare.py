@@ -6,17 +6,14 @@ folder appears complete or not at all, so all runs share it (data.cache), and on
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import pathlib
-import shutil
-from collections.abc import Iterator
 
 import tf_fusedrec as fr
+from tf_fusedrec.models import data_cache
 from tf_fusedrec.models.data_sets.events import Window
 from tf_fusedrec.models.data_sets.interactions import convert_sequences
 from tf_fusedrec.models.data_sets.kuairand import convert_kuairand
@@ -27,8 +24,6 @@ from tf_fusedrec.models.data_sets.table import convert_table
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
-
-_LOCK = ".lock"  # end of the name of a file beside each data set
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
@@ -88,39 +83,10 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
     if source is None and not synthetic:
         raise ValueError(f"data.source {data.source!r} needs its files: name their folder with --data.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with data_cache.locked(folder):
         if not folder.exists():
             _write(experiment, source, folder)
     return folder
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Waits for another job that converts the same data. A file system without locks lets every job in."""
-    with folder.with_name(folder.name + _LOCK).open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"data: waiting for another job that converts {folder.name} ...", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        yield
-
-
-def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
-    """Returns the size in bytes of each data set in a cache, by folder."""
-    return {
-        path.parent: sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
-        for path in sorted(root.glob("*/dataset.json"))
-    }
-
-
-def clear(folder: pathlib.Path) -> None:
-    """Removes a data set from its cache."""
-    with _locked(folder):
-        shutil.rmtree(folder)
-    folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)
 
 
 def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import pathlib
 import shutil
 import sys
@@ -22,7 +21,6 @@ from tf_fusedrec.models.run_folder import RunRecord
 CONSTANT = ("events", "samples", "tokens", "gflops", "val_exposures", "val_users")
 _MOST_STEPS = 512  # of the record's curve of the loss; a full curve keeps every other step
 _REDRAW_S = 0.2
-TERMINAL = "FUSEDREC_COLUMNS"  # columns of the terminal to which a launcher copies the output of rank 0
 
 
 class HeldOut(keras.callbacks.Callback):
@@ -144,8 +142,6 @@ class Progress(keras.callbacks.Callback):
 
 def terminal_width() -> int:
     """Returns the columns of the terminal that shows the output of this process, 0 if it goes to a file or a pipe."""
-    if TERMINAL in os.environ:
-        return int(os.environ[TERMINAL])
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 

@@ -214,16 +214,16 @@ def ending(record: Record, width: int) -> str:
     if "metrics" in record:
         lines += [*test_table(record, width), ""]
     lines += [warning(hint, width) for hint in hints(record)]
-    folder = record["folder"]
-    rows = {"report": f"{folder}/report.html"} if record["state"] == "done" else {}
-    rows["resume"] = f"fusedrec train --resume {shlex.quote(folder)}"
-    if record["state"] == "done":
-        wanted = 2 * (record["epochs_wanted"] or 1)
-        rows["resume"] += f" --set train.epochs={wanted}" if record["epochs_wanted"] else ""
-        rows["serve"] = f"fusedrec serve {shlex.quote(folder)}"
+    folder, is_done = shlex.quote(record["folder"]), record["state"] == "done"
+    longer = f" --set train.epochs={2 * record['epochs_wanted']}" if is_done and record["epochs_wanted"] else ""
+    if is_done:
+        lines.append(f"report  fusedrec report {folder}")
+    lines.append(f"resume  fusedrec train --resume {folder}{longer}")
+    if is_done:
+        lines.append(f"serve   fusedrec serve {folder}")
         if "request" in record:
-            rows["request"] = f"curl -d @{shlex.quote(record['request'])} {_PREDICT}"
-    return "\n".join([*lines, *(f"{name:<{_LABEL}}{what}" for name, what in rows.items())])
+            lines.append(f"request curl -d @{shlex.quote(record['request'])} {_PREDICT}")
+    return "\n".join(lines)
 
 
 def test_table(record: Record, width: int) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """compare: metrics of drawn users equal repeated rows, and the interval has a known width; refusals."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from tests.oracles.metrics import auc_oracle, gauc_oracle
+from tf_fusedrec.cli.main import main
 from tf_fusedrec.models import compare
 
 
@@ -82,26 +84,63 @@ def test_the_normalized_entropy_divides_by_the_entropy_of_the_same_draw():
 
 def test_pairs_do_not_depend_on_the_order_of_rows_and_the_table_tells(tmp_path, capsys):
     runs = [ranking_run(tmp_path / "a", 0.5), ranking_run(tmp_path / "b", 0.5, order_seed=9)]
-    compare.main([*map(str, runs), "--resamples", "50", "--json", str(tmp_path / "same.json")])
-    facts = json.loads((tmp_path / "same.json").read_text(encoding="utf-8"))
-    assert facts["users"] == 30 and all(row["low"] == row["high"] == 0 for row in facts["metrics"].values())
-    assert "*" not in capsys.readouterr().out.splitlines()[-1]
+    assert main(["compare", *map(str, runs), "--resamples", "50", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["users"] == 30 and all(row["low"] == row["high"] == 0 for row in facts["metrics"]["b"].values())
     better = ranking_run(tmp_path / "c", 3.0, seed=4)
-    compare.main([str(runs[0]), str(better), "--resamples", "50"])
-    line = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ctr_auc")]
-    assert line[0].endswith("*")
+    assert main(["compare", *map(str, runs), str(better), "--resamples", "50"]) == 0
+    same, other = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ctr_auc")]
+    assert same.endswith("+0.0000 to +0.0000") and other.endswith("  better")
 
 
-def test_runs_that_make_no_pairs_are_refused(tmp_path):
+def test_settings_data_and_code_that_differ_are_told(tmp_path, capsys):
+    runs = [ranking_run(tmp_path / name, 0.5) for name in ("a", "b")]
+    for run, epochs, commit in zip(runs, (1, 3), ("0123456789", "fedcba9876")):
+        record = {
+            "state": "done", "seconds": 39.0 * epochs, "ranks": 2, "versions": {"numpy": "1"},
+            "labels": {"ctr": "click"},
+            "experiment": {"name": "x", "train": {"epochs": epochs, "patience": 0}, "data": {"cache": str(run)}},
+            "data": {"fingerprint": "1234"}, "code": {"commit": commit, "changed_files": epochs - 1},
+        }  # fmt: skip
+        (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    assert main(["compare", *map(str, runs), "--resamples", "10"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train.epochs", "1", "3"] in lines and ["time", "39", "s", "1:57"] in lines
+    assert ["code", "012345678", "fedcba987", "+", "2", "changed", "files"] in lines
+    assert ["(5", "other", "settings", "and", "facts", "are", "equal)"] in lines  # name, patience, data, ranks, numpy
+    assert [words for words in lines if words[:2] == ["click", "AUC"]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "word"),
+    [("auc", 0.1, 0.2, "better"), ("ctr_ne", 0.1, 0.2, "worse"), ("ne", -0.2, -0.1, "better"), ("mrr", -0.1, 0.1, "")],
+)
+def test_a_smaller_entropy_is_better(metric, low, high, word):
+    assert compare.verdict(metric, {"low": low, "high": high}) == word
+
+
+def test_the_baseline_of_a_run_is_compared_on_the_samples_of_the_model(tmp_path):
+    samples = compare.read_samples(ranking_run(tmp_path / "a", 2.0))
+    noise = np.random.default_rng(5).normal(size=400)
+    table = compare.against_baseline({**samples, "baseline_ctr": noise})
+    assert set(table) == {"ctr_auc", "ctr_gauc"} and table["ctr_auc"]["low"] > 0.1
+    assert table["ctr_auc"]["a"] == pytest.approx(auc_oracle(samples["ctr_label"], noise))
+    ranks = {"user": np.arange(50), "rank": np.full(50, 5), "baseline_rank": np.full(50, 20)}
+    assert compare.against_baseline(ranks)["hr@10"] == {"a": 0, "b": 1, "difference": 1, "low": 1, "high": 1}
+
+
+def test_runs_that_make_no_pairs_are_refused(tmp_path, capsys):
     a = ranking_run(tmp_path / "a", 0.5)
-    with pytest.raises(SystemExit, match="has no samples.npz"):
-        compare.main([str(a), str(tmp_path)])
-    with pytest.raises(SystemExit, match="RUN_A and RUN_B are of different tasks"):
-        compare.main([str(a), str(retrieval_run(tmp_path / "r", np.arange(1, 5)))])
-    with pytest.raises(SystemExit, match="evaluated on different samples: 'user' differs"):
-        compare.main([str(a), str(ranking_run(tmp_path / "b", 0.5, users=29))])
-    with pytest.raises(SystemExit, match="--resamples must be >= 0"):
-        compare.main([str(a), str(a), "--level", "1"])
+
+    def refused(message, *words):
+        assert main(["compare", *map(str, words)]) == 1
+        assert re.match(f"error: .*{message}", capsys.readouterr().err)
+
+    refused("has no run.json. Pass a folder of", a, tmp_path)
+    refused("RUN_A and RUN_B are of different tasks", a, retrieval_run(tmp_path / "r", np.arange(1, 5)))
+    refused("evaluated on different samples: 'user' differs", a, ranking_run(tmp_path / "b", 0.5, users=29))
+    refused("--resamples must be >= 0", a, a, "--level", "1")
+    refused("RUN must name 2 to 26 runs, got 1", a)
 
 
 def test_no_users_and_one_user():

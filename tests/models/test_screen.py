@@ -91,7 +91,7 @@ speed   21,500 events/s · 900 samples/s · 40,000 tokens/s · 1.2 gflops/s, mfu
            train.learning_rate, more columns, crosses of ids (model.crosses), train.keep_best.
         !  validation loss rises since epoch 2: the model begins to overfit. --set train.patience=1
            stops there; the best epoch so far is 2.
-report  runs/clicks/2026-11-25_2342/report.html
+report  fusedrec report runs/clicks/2026-11-25_2342
 resume  fusedrec train --resume runs/clicks/2026-11-25_2342 --set train.epochs=6
 serve   fusedrec serve runs/clicks/2026-11-25_2342
 """
@@ -127,7 +127,7 @@ speed   21,500 events/s · 900 samples/s · 40,000 tokens/s
            of ids (model.crosses), train.keep_best.
         !  validation loss rises since epoch 2: the model begins to overfit.
            --set train.patience=1 stops there; the best epoch so far is 2.
-report  runs/clicks/2026-11-25_2342/report.html
+report  fusedrec report runs/clicks/2026-11-25_2342
 resume  fusedrec train --resume runs/clicks/2026-11-25_2342 --set train.epochs=6
 serve   fusedrec serve runs/clicks/2026-11-25_2342
 """

@@ -14,7 +14,7 @@ import json
 import pathlib
 from typing import Any
 
-from tf_fusedrec.models import prepare, screen
+from tf_fusedrec.models import data_cache, screen
 from tf_fusedrec.models.run_folder import RUNS, read_record, runs
 
 
@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     found = {folder: read_record(folder) for folder in runs(arguments.root)}
     shown = {str(folder): record for folder, record in found.items() if arguments.name in (None, record["name"])}
     cache = arguments.cache or arguments.root / ".data"
-    sizes = prepare.cached(cache)
+    sizes = data_cache.cached(cache)
     if arguments.clear_data:
         read = {pathlib.Path(one["data"]["folder"]).resolve() for one in found.values() if one["state"] == "running"}
         for folder in [folder for folder in sizes if folder.resolve() not in read]:
-            prepare.clear(folder)
+            data_cache.clear(folder)
             del sizes[folder]
     if arguments.json:
         data = {str(folder): size for folder, size in sizes.items()}

@@ -1,0 +1,43 @@
+"""The cache of converted data sets, which all runs share: one folder for each, with a lock beside it.
+
+prepare.py fills it. The module needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+_LOCK = ".lock"  # end of the name of a file beside each data set
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Waits for another job that converts the same data. A file system without locks lets every job in."""
+    with folder.with_name(folder.name + _LOCK).open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"data: waiting for another job that converts {folder.name} ...", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+
+
+def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
+    """Returns the size in bytes of each data set in a cache, by folder."""
+    return {
+        path.parent: sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+        for path in sorted(root.glob("*/dataset.json"))
+    }
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Removes a data set from its cache."""
+    with locked(folder):
+        shutil.rmtree(folder)
+    folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)

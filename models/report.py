@@ -1,0 +1,334 @@
+"""The report of a run: one HTML page without any other file, and the same as text.
+
+`facts` reads the run once: run.json, the samples behind its metrics, the users of its training data, the tables of its
+checkpoint. `html` and `text` show them. A part whose files are gone is left out.
+"""
+
+from __future__ import annotations
+
+import html as markup
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from tf_fusedrec.files import manifest, saves
+from tf_fusedrec.files.inspection import SavedTable
+from tf_fusedrec.metrics import exact
+from tf_fusedrec.models import compare, screen
+from tf_fusedrec.models.run_folder import read_record
+
+BINS = 10  # of predicted probabilities, of equal numbers of events
+_ACTIVITY = (0, 1, 5, 20, 100)  # smallest numbers of training rows of the groups of users
+_Z = 1.96  # standard errors of a 95 % interval
+
+
+class Facts(NamedTuple):
+    """What a report shows, JSON-serializable."""
+
+    record: dict[str, Any]
+    calibration: dict[str, list[dict[str, float]]]  # by task: `predicted`, `observed` with `low` and `high`, `events`
+    activity: dict[str, list[dict[str, Any]]]  # by task: `users` in words, `events`, `auc`, `baseline`
+    tables: dict[str, dict[str, Any]]  # TableSummary of each table of the checkpoint
+
+
+def facts(folder: pathlib.Path) -> Facts:
+    """Reads a run. Raises ValueError: run.json or a file of the checkpoint is damaged."""
+    record = read_record(folder)
+    calibration, activity = {}, {}
+    if record.get("labels") and (folder / compare.SAMPLES).is_file():
+        samples = compare.read_samples(folder)
+        seen = _rows_of_users(pathlib.Path(record["data"]["folder"]) / "train")
+        for task, _ in screen.distinct(record["labels"]):
+            label, logit = samples[f"{task}_label"], samples[f"{task}_logit"]
+            calibration[task] = [*_calibration(label, logit)]
+            if seen is not None:
+                activity[task] = [*_by_activity(samples, task, *seen)]
+    return Facts(record, calibration, activity, _tables(folder / "checkpoint"))
+
+
+def _calibration(label: np.ndarray, logit: np.ndarray) -> Iterator[dict[str, float]]:
+    """Yields the bins from the lowest to the highest prediction, with the Wilson interval of the observed rate."""
+    order = np.argsort(logit, kind="stable")
+    for part in np.array_split(order, min(BINS, len(order))) if len(order) else ():
+        count, rate = len(part), float(label[part].mean())
+        middle = (rate + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+        half = _Z * math.sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2)) / (1 + _Z**2 / count)
+        predicted = float(np.mean(1 / (1 + np.exp(-logit[part]))))
+        yield {"predicted": predicted, "observed": rate, "low": middle - half, "high": middle + half, "events": count}
+
+
+def _rows_of_users(train: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the users of a training split, ascending, and the number of events of each; None if the data are gone."""
+    users, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    if not train.is_dir():
+        return None
+    for path in sorted(train.rglob("*.parquet")):
+        table = pq.read_table(path, columns=["user_id", "exposed_item"])
+        lengths = np.diff(table["exposed_item"].combine_chunks().offsets.to_numpy())
+        users, place = np.unique(np.concatenate([users, table["user_id"].to_numpy()]), return_inverse=True)
+        counts = np.bincount(place, weights=np.concatenate([counts, lengths])).astype(np.int64)
+    return users, counts
+
+
+def _by_activity(
+    samples: Mapping[str, np.ndarray], task: str, users: np.ndarray, counts: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yields AUC of model and baseline for groups of users by their number of training events."""
+    at = np.minimum(np.searchsorted(users, samples["user"]), max(len(users) - 1, 0))
+    seen = np.where(users[at] == samples["user"], counts[at], 0) if len(users) else np.zeros(len(samples["user"]))
+    group = np.searchsorted(_ACTIVITY, seen, side="right") - 1
+    for number, low in enumerate(_ACTIVITY):
+        mine = group == number
+        if not mine.any():
+            continue
+        high = _ACTIVITY[number + 1] - 1 if number + 1 < len(_ACTIVITY) else None
+        label = samples[f"{task}_label"][mine]
+        baseline = samples.get(f"baseline_{task}")
+        yield {
+            "users": f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}",
+            "events": int(mine.sum()),
+            "auc": _or_none(exact.auc(label, samples[f"{task}_logit"][mine])),
+            "baseline": None if baseline is None else _or_none(exact.auc(label, baseline[mine])),
+        }
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _tables(checkpoint: pathlib.Path) -> dict[str, dict[str, Any]]:
+    if not manifest.exists(checkpoint):
+        return {}
+    described = saves.read_manifest(checkpoint)["tables"]
+    found = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in sorted(described.items())}
+    return {
+        name: {**summary._asdict(), "hottest": [*map(list, summary.hottest)], "coldest": [*map(list, summary.coldest)]}
+        for name, summary in found.items()
+    }
+
+
+def text(found: Facts, width: int) -> str:
+    """Returns the report as lines of at most `width` columns; commands may be longer."""
+    record = found.record
+    lines = [f"{record['state']}, {screen.duration(record['seconds'])}", screen.header(record, width)]
+    if record["epochs"]:
+        lines += ["", screen.epochs_heading(record, width)]
+        lines += [screen.epoch_line(record, entry, width) for entry in record["epochs"]]
+    lines += ["", screen.ending(record, width)]
+    for title, rows in _as_tables(found):
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines += ["", title]
+        for row in rows:
+            cells = (f"{cell:<{w}}" if at == 0 else f"{cell:>{w}}" for at, (cell, w) in enumerate(zip(row, widths)))
+            lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yields title and rows, the heading first, of what text and page show alike."""
+    labels = found.record["labels"]
+    for task, groups in found.activity.items():
+        rows = [("training events of the user", "test events", "AUC", "baseline")]
+        rows += [(one["users"], f"{one['events']:,}", _four(one["auc"]), _four(one["baseline"])) for one in groups]
+        yield f"{labels[task]} AUC by activity of the user", rows
+    for task, bins in found.calibration.items():
+        rows = [("predicted", "observed", "95 % interval", "events")]
+        for one in bins:
+            interval = f"{one['low']:.4f} to {one['high']:.4f}"
+            rows.append((f"{one['predicted']:.4f}", f"{one['observed']:.4f}", interval, f"{one['events']:,}"))
+        yield f"{labels[task]}: predicted and observed rates", rows
+    if found.tables:
+        rows = [
+            (
+                "table",
+                "rows",
+                "dim",
+                "rule",
+                "MB",
+                "median lookups",
+                "largest",
+                "unseen in half the steps",
+                "mean |row|",
+            )
+        ]
+        for name, table in found.tables.items():
+            unseen = table["unseen_share"]
+            rows.append(
+                (name, f"{table['rows']:,}", f"{table['dim']}", table["rule"], f"{table['bytes'] / 1e6:.2f}",
+                 _count(table["lookups_median"]), _count(table["lookups_max"]),
+                 "-" if unseen is None else f"{unseen:.0%}", f"{table['norm_mean']:.3f}")
+            )  # fmt: skip
+        yield "tables of the checkpoint", rows
+        rows = [("table", "row", "id", "lookups", "steps since", "|row|")]
+        for name, table in found.tables.items():
+            for word in ("hottest", "coldest"):
+                for row_id, lookups, age, norm in table[word]:
+                    rows.append((name, word, f"{row_id}", _count(lookups), _count(age), f"{norm:.3f}"))
+        yield "hot and cold rows", rows
+
+
+def _four(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --dim: #667080; --line: #d8dde5; --page: #fff; --card: #f6f8fa;
+  --a: #2364aa; --b: #d1651b; --good: #1a7f37; --bad: #c0332b; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9f0; --dim: #9aa5b4; --line: #38414d; --page: #14181e;
+  --card: #1c222b; --a: #6cb0f5; --b: #f0a05a; --good: #5ac878; --bad: #f27d74; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1060px;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: 13px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 500; }
+.scroll { overflow-x: auto; } .row { display: flex; flex-wrap: wrap; gap: 1rem; } .dim { color: var(--dim); }
+.yes { color: var(--good); } .worse { color: var(--bad); }
+.hint { border-left: 3px solid var(--b); padding-left: .8rem; }
+svg { background: var(--card); border-radius: 6px; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
+svg .title { fill: var(--ink); font-size: 13px; } .grid { stroke: var(--line); }
+.a { stroke: var(--a); fill: var(--a); } .b { stroke: var(--b); fill: var(--b); }
+svg path { fill: none; stroke-width: 2; } svg text.a { fill: var(--a); } svg text.b { fill: var(--b); }
+"""
+
+
+def html(found: Facts) -> str:
+    """Returns the report as one HTML page."""
+    record = found.record
+    said = f"{record['state']} · {screen.duration(record['seconds'])} · started {record['started']}"
+    parts = [
+        f"<h1>{_safe(record['folder'])}</h1><p class=dim>{_safe(said)}</p>",
+        f"<pre>{_safe(screen.header(record, 100))}</pre>",
+        *(f"<p class=hint>{_safe(hint)}</p>" for hint in screen.hints(record)),
+    ]
+    if record["epochs"]:
+        parts += ["<h2>Training</h2><div class=row>", *_curves(record), "</div>"]
+    if "metrics" in record:
+        parts += ["<h2>Test</h2>", _test(record)]
+    if found.calibration:
+        plots = [_calibration_plot(record["labels"][task], bins) for task, bins in found.calibration.items()]
+        parts += ["<h2>Calibration</h2><div class=row>", *plots, "</div>"]
+    for title, rows in _as_tables(found):
+        parts += [f"<h2>{_safe(title[:1].upper() + title[1:])}</h2>", _table(rows[0], rows[1:])]
+    parts += ["<h2>Data</h2>", _data(record["data"])]
+    code = {name: record[name] for name in ("command", "code", "versions", "ranks", "hosts")}
+    parts += ["<h2>Settings</h2>", f"<pre>{_safe(_yaml(record['experiment']))}</pre>"]
+    parts += ["<h2>Command, code and versions</h2>", f"<pre>{_safe(_yaml(code))}</pre>"]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    title = f"<title>{_safe(record['folder'])}</title><style>{_STYLE}</style>"
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _safe(value: Any) -> str:
+    return markup.escape(str(value))
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False, default_flow_style=None, width=100)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"<tr>{''.join(f'<th>{_safe(head)}</th>' for head in heads)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td>{_safe(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    return f"<div class=scroll><table>{''.join(lines)}</table></div>"
+
+
+def _test(record: Mapping[str, Any]) -> str:
+    lines = []
+    for name, row in record["metrics"].items():
+        cells = [screen.title_of(name, record["labels"]), f"{row['value']:.4f}", "", "", ""]
+        sure = ""
+        if "baseline" in row:
+            sure = screen.verdict(row)
+            interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
+            cells[2:] = [f"{row['baseline']:.4f}", f"{row['difference']:+.4f}", interval]
+        marked = f"<td class={sure or 'dim'}>{sure}</td>"
+        lines.append(f"<tr>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}{marked}</tr>")
+    heads = ("metric", "value", "baseline", "difference", "95 % interval", "surely better?")
+    return _table(heads, []).replace("</table>", "".join(lines) + "</table>")
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    heads = ("split", "events", "users", "rows", "label rates", "missing")
+    rows = []
+    for name, split in data["splits"].items():
+        labels, missing = (
+            ", ".join(f"{column} {100 * share:.3g} %" for column, share in split[part].items())
+            for part in ("labels", "missing")
+        )
+        rows.append((name, *(f"{split[part]:,}" for part in ("events", "users", "rows")), labels, missing or "none"))
+    said = f"{data['source']}. {data['rule']} Fingerprint {data['fingerprint']}, in {data['folder']}."
+    return f"<p>{_safe(said)}</p>" + _table(heads, rows)
+
+
+def _curves(record: Mapping[str, Any]) -> Iterator[str]:
+    steps, epochs = record["steps"], record["epochs"]
+    if len(steps["step"]) > 1:
+        yield _plot("loss by step", {"train": [*zip(steps["step"], steps["loss"])]})
+    pairs = [("loss", "loss", "val_loss")]
+    pairs += [(one.title, one.train, one.held_out) for one in screen.epoch_metrics(record)]
+    for title, train, held_out in pairs:
+        series = {}
+        for word, name in (("train", train), (record["validates"], held_out)):
+            points = [(one["epoch"], one[name]) for one in epochs if name and one.get(name) is not None]
+            if points:
+                series[word] = points
+        if series:
+            yield _plot(f"{title} by epoch", series)
+
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 340, 220, 52, 30, 28
+
+
+def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: bool = False) -> str:
+    """Returns an SVG of at most two lines. `unit` makes both axes end at the largest of all numbers, from 0."""
+    xs = [x for points in series.values() for x, _ in points]
+    ys = [y for points in series.values() for _, y in points]
+    low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
+    if unit:
+        low_x = low_y = 0.0
+        high_x = high_y = max(high_x, high_y)
+    pad = 0.0 if unit else (high_y - low_y or abs(high_y) or 1.0) * 0.08
+    low_y, high_y = low_y - pad, high_y + pad
+
+    def place(x: float, y: float) -> str:
+        across = (x - low_x) / (high_x - low_x or 1.0) * (_WIDTH - _LEFT - 14)
+        up = (y - low_y) / (high_y - low_y or 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+        return f"{_LEFT + across:.1f},{_HEIGHT - _BOTTOM - up:.1f}"
+
+    parts = [f"<text class=title x={_LEFT} y=18>{_safe(title)}</text>"]
+    for share in (0.0, 0.5, 1.0):
+        value = low_y + share * (high_y - low_y)
+        x, y = place(low_x, value).split(",")
+        parts.append(f"<line class=grid x1={x} x2={_WIDTH - 14} y1={y} y2={y} />")
+        parts.append(f"<text x={_LEFT - 6} y={y} text-anchor=end dominant-baseline=middle>{value:.4g}</text>")
+    for value, anchor in ((low_x, "start"), (high_x, "end")):
+        x = place(value, low_y).split(",")[0]
+        parts.append(f"<text x={x} y={_HEIGHT - 10} text-anchor={anchor}>{value:.4g}</text>")
+    for at, ((name, points), color) in enumerate(zip(series.items(), "ab")):
+        parts.append(f'<path class={color} d="M{" L".join(place(*point) for point in points)}" />')
+        if len(points) < 30:
+            dots = (place(*point).split(",") for point in points)
+            parts += [f"<circle class={color} cx={left} cy={top} r=2.5 />" for left, top in dots]
+        x, y = _WIDTH - 14, 18 + 14 * at
+        parts.append(f"<text class={color} stroke=none x={x} y={y} text-anchor=end>{_safe(name)}</text>")
+    label = f'role=img aria-label="{_safe(title)}"'
+    return f'<svg width={_WIDTH} height={_HEIGHT} viewBox="0 0 {_WIDTH} {_HEIGHT}" {label}>{"".join(parts)}</svg>'
+
+
+def _calibration_plot(label: str, bins: Sequence[Mapping[str, float]]) -> str:
+    most = max(max(one["predicted"], one["observed"]) for one in bins) or 1.0
+    observed = [(one["predicted"], one["observed"]) for one in bins]
+    return _plot(f"{label}: observed by predicted", {"model": observed, "right": [(0.0, 0.0), (most, most)]}, unit=True)

@@ -132,6 +132,7 @@ def text(found: Facts, width: int) -> str:
 
 def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """Yields title and rows, the heading first, of what text and page show alike."""
+    rows: list[tuple[str, ...]]
     labels = found.record["labels"]
     for task, groups in found.activity.items():
         rows = [("training events of the user", "test events", "AUC", "baseline")]
@@ -199,7 +200,7 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--dim); fon
 svg { background: var(--card); border-radius: 6px; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
 svg .title { fill: var(--ink); font-size: 13px; } .grid { stroke: var(--line); }
 .a { stroke: var(--a); fill: var(--a); } .b { stroke: var(--b); fill: var(--b); }
-svg path { fill: none; stroke-width: 2; } svg text.a { fill: var(--a); } svg text.b { fill: var(--b); }
+svg path.a, svg path.b { fill: none; stroke-width: 2; } svg text.a, svg text.b { stroke: none; }
 """
 
 
@@ -277,7 +278,7 @@ def _curves(record: Mapping[str, Any]) -> Iterator[str]:
     steps, epochs = record["steps"], record["epochs"]
     if len(steps["step"]) > 1:
         yield _plot("loss by step", {"train": [*zip(steps["step"], steps["loss"])]})
-    pairs = [("loss", "loss", "val_loss")]
+    pairs: list[tuple[str, str | None, str]] = [("loss", "loss", "val_loss")]
     pairs += [(one.title, one.train, one.held_out) for one in screen.epoch_metrics(record)]
     for title, train, held_out in pairs:
         series = {}
@@ -292,15 +293,15 @@ def _curves(record: Mapping[str, Any]) -> Iterator[str]:
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 340, 220, 52, 30, 28
 
 
-def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: bool = False) -> str:
-    """Returns an SVG of at most two lines. `unit` makes both axes end at the largest of all numbers, from 0."""
+def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], square: bool = False) -> str:
+    """Returns an SVG of at most two lines. `square` gives both axes the same range."""
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
-    if unit:
-        low_x = low_y = 0.0
+    if square:
+        low_x = low_y = min(low_x, low_y)
         high_x = high_y = max(high_x, high_y)
-    pad = 0.0 if unit else (high_y - low_y or abs(high_y) or 1.0) * 0.08
+    pad = 0.0 if square else (high_y - low_y or abs(high_y) or 1.0) * 0.08
     low_y, high_y = low_y - pad, high_y + pad
 
     def place(x: float, y: float) -> str:
@@ -322,13 +323,14 @@ def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit:
         if len(points) < 30:
             dots = (place(*point).split(",") for point in points)
             parts += [f"<circle class={color} cx={left} cy={top} r=2.5 />" for left, top in dots]
-        x, y = _WIDTH - 14, 18 + 14 * at
-        parts.append(f"<text class={color} stroke=none x={x} y={y} text-anchor=end>{_safe(name)}</text>")
+        corner = f"x={_WIDTH - 14} y={18 + 14 * at}"
+        parts.append(f"<text class={color} {corner} text-anchor=end>{_safe(name)}</text>")
     label = f'role=img aria-label="{_safe(title)}"'
     return f'<svg width={_WIDTH} height={_HEIGHT} viewBox="0 0 {_WIDTH} {_HEIGHT}" {label}>{"".join(parts)}</svg>'
 
 
 def _calibration_plot(label: str, bins: Sequence[Mapping[str, float]]) -> str:
-    most = max(max(one["predicted"], one["observed"]) for one in bins) or 1.0
     observed = [(one["predicted"], one["observed"]) for one in bins]
-    return _plot(f"{label}: observed by predicted", {"model": observed, "right": [(0.0, 0.0), (most, most)]}, unit=True)
+    ends = (edge(value for point in observed for value in point) for edge in (min, max))
+    right = [(end, end) for end in ends]
+    return _plot(f"{label}: observed by predicted", {"model": observed, "right": right}, square=True)

@@ -92,9 +92,11 @@ def _about_data(data: Mapping[str, Any], width: int) -> Iterator[str]:
     if first is not None and last is not None:
         parts.append(f"{_day(first)} to {_day(last)}")
     yield from _wrapped("data", parts, width)
-    parts = [f"{name} {split['events']:,} events" for name, split in splits.items()]
-    if "test" in splits and splits["test"]["first"] is not None:
-        parts[-1] += f" from {_day(splits['test']['first'])}"
+    since = {name: f" from {_day(split['first'])}" for name, split in splits.items() if split["first"] is not None}
+    parts = [
+        f"{name} {split['events']:,} events" + (since.get(name, "") if name == "test" else "")
+        for name, split in splits.items()
+    ]
     yield from _wrapped("", parts, width)
     of = splits.get("train") or splits.get("test") or {"labels": {}, "missing": {}}
     parts = [f"{name} {_percent(rate)}" for name, rate in of["labels"].items()]
@@ -200,8 +202,7 @@ def rising(record: Record) -> str | None:
     if best >= len(values) - 1:
         return None
     what = "loss rises" if name == "val_loss" else f"{title_of(name[4:], {})} falls"
-    patience = len(values) - 1 - best
-    stops = "" if record["experiment"]["train"]["patience"] else f" --set train.patience={patience} stops there;"
+    stops = "" if record["experiment"]["train"]["patience"] else " --set train.patience=1 stops there;"
     return (
         f"validation {what} since epoch {best + 1}: the model begins to overfit.{stops} the best epoch so far is "
         f"{best + 1}."

@@ -1,8 +1,10 @@
 """Writes the report of a run: one HTML page with curves, test, calibration, activity of users, tables and settings.
 
-fusedrec report runs/clicks_dlrm/2026-11-25_2342
-fusedrec report runs/clicks_dlrm                     the newest run of a name
-fusedrec report runs/clicks_dlrm --text              the same on this terminal
+    fusedrec report runs/clicks_dlrm/2026-11-25_2342
+    fusedrec report runs/clicks_dlrm                     the newest run of a name
+    fusedrec report runs/clicks_dlrm --text              the same on this terminal
+
+The page needs no other file. It reads all tables of the checkpoint once.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from tf_fusedrec.models.grm import GRM
 from tf_fusedrec.models.parts.dense_inputs import Statistics
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
-from tf_fusedrec.schedules import schedule
 
 RANKING_MODELS: dict[str, Callable[..., RankingModel]] = {"grm": GRM, "dlrm": DLRM, "din": DIN, "dcn": DCN}
 
@@ -57,8 +56,6 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
         features=features(experiment.model),
         seed=experiment.seed,
         accumulate_steps=experiment.train.accumulate_steps,
-        # Rows that a schedule has looked up may not move before their update.
-        lookups_per_update=schedule.get(experiment.train.schedule).stages.lookups_per_update,
         topology=config.topology,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         name="embedding",

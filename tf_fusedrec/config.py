@@ -194,8 +194,8 @@ class Limits:
         limit.
       frequency_decay_steps: Number of training steps after which the counts for "lfu" and storage.hot_after are
         halved; 0 for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its
-        turn once in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the
-        last lookups_per_update steps looked it up. Needs Storage(dtype="mixed") or eviction "lfu".
+        turn once in that many steps. If its count is below hot_after by then, it returns to float16, unless its
+        gradients are under way. Needs Storage(dtype="mixed") or eviction "lfu".
     """
 
     max_rows_per_rank: int = 0

@@ -54,6 +54,7 @@ FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
     .Output("handles: int64")
     .Output("inverse: int32")
     .Attr("read_rows: bool = true")
+    .Attr("window: int >= 1 = 1")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(RowsShape(c));
       bool reads_rows;
@@ -63,7 +64,7 @@ FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
       c->set_output(2, c->UnknownShapeOfRank(1));
       return absl::OkStatus();
     })
-    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since.");
+    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, with this one, stay until the next.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
     .Input("message: int64")
@@ -77,9 +78,9 @@ FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
     .Doc("Reads the rows that a coming TableLookup of the same message will need (NestPipe, section IV).");
 
 FUSEDREC_LOOKUP_OP("Fusedrec>TableRead")
-    .Attr("as_training: bool = false")
+    .Attr("window: int >= 0 = 0")
     .SetShapeFn(RowsShape)
-    .Doc("Deferred-hash lookup, inference form, which inserts and touches nothing; or the rows that the next TableLookup would return.");
+    .Doc("Deferred-hash lookup, inference form, which inserts and touches nothing; with a window, the rows that the next TableLookup of this window would return.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TablePrefetch")
     .Input("message: int64")

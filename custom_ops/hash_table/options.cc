@@ -27,6 +27,7 @@ std::string Schema() {
   table_options::Table defaults;
   std::ostringstream out;
   out.imbue(std::locale::classic());
+  out << std::boolalpha;
   const char* const scopes[] = {"table", "group", "sum"};
   for (const auto& field : table_options::FieldsOf(&defaults)) {
     out << (out.tellp() == 0 ? "{" : ", ") << '"' << field.path << "\": {\"scope\": \""
@@ -37,7 +38,7 @@ std::string Schema() {
       out << comma << '"' << place << '"';
       comma = ", ";
     }
-    out << "], \"moves_rows\": " << std::boolalpha << field.moves_rows << ", \"choices\": [";
+    out << "], \"choices\": [";
     comma = "";
     for (const char* choice : field.choices) {
       out << comma << '"' << choice << '"';
@@ -66,7 +67,7 @@ std::string Schema() {
 
 #define FUSEDREC_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The fields of a table's text as a JSON object by path: scope, lacks (places), moves_rows, choices, least and most,
+// The fields of a table's text as a JSON object by path: scope, lacks (places), choices, least and most,
 // default; that of "rule" has the parameters of each rule, "rule.epsilon" and the like in a table's text.
 FUSEDREC_EXPORT const char* fusedrec_table_schema() {
   static const std::string schema = fusedrec::Schema();

@@ -78,7 +78,6 @@ struct Field {
   int lacks = 0;                         // the places where it must have its default
   int64_t least = 0, most = kMostCount;  // of an integer
   Names choices{};                       // of an int
-  bool moves_rows = false;               // rows may leave or move because of it
 
   Value value() const {
     if (auto* const* choice = std::get_if<int*>(&member)) return std::string(choices[**choice]);
@@ -98,22 +97,21 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"unknown", &t->unknown, Scope::kGroup, 0, 0, 0, {"initial", "zeros"}},
       {"storage.dtype", &t->dtype, Scope::kGroup, 0, 0, 0, {"float32", "bfloat16", "float16", "mixed"}},
       {"storage.stochastic_rounding", &t->stochastic_rounding},
-      {"storage.hot_after", &t->hot_after, Scope::kGroup, kInHostRows | kAveraged, 0, kMostCount, {}, true},
+      {"storage.hot_after", &t->hot_after, Scope::kGroup, kInHostRows | kAveraged},
       {"limits.max_rows_per_rank", &limits->max_rows, Scope::kTable},
-      {"limits.eviction", &t->eviction, Scope::kTable, 0, 0, 0, {"none", "lru", "lfu"}, true},
+      {"limits.eviction", &t->eviction, Scope::kTable, 0, 0, 0, {"none", "lru", "lfu"}},
       {"limits.exact_eviction", &limits->exact_eviction, Scope::kTable},
-      {"limits.ttl", &limits->ttl, Scope::kTable, 0, 0, kMostCount, {}, true},
-      {"limits.ttl_minutes", &t->ttl_minutes, Scope::kTable, kOnDevice | kInHostRows | kAveraged, 0, kMostMinutes, {}, true},
+      {"limits.ttl", &limits->ttl, Scope::kTable},
+      {"limits.ttl_minutes", &t->ttl_minutes, Scope::kTable, kOnDevice | kInHostRows | kAveraged, 0, kMostMinutes},
       {"limits.admission_count", &limits->admission_count, Scope::kTable, kInHostRows | kAveraged, 1},
       {"limits.max_candidates_per_rank", &limits->max_candidates, Scope::kTable},
       {"limits.frequency_decay_steps", &limits->frequency_decay_steps, Scope::kTable, kAveraged},
-      {"tier.memory_budget_per_rank", &t->memory_budget, Scope::kSum, kOnDevice, 0, kMostCount, {}, true},
+      {"tier.memory_budget_per_rank", &t->memory_budget, Scope::kSum, kOnDevice},
       {"tier.folder", &t->folder, Scope::kGroup, kOnDevice},
       {"tier.host_rows", &t->host_rows},
       {"tier.hot_rows_per_rank", &t->hot_rows, Scope::kSum, kOnDevice, 0, kMostPositions},
       {"record_tombstones", &t->record_tombstones},
       {"rule", &t->rule},
-      {"lookups_per_update", &t->window, Scope::kGroup, kInHostRows, 1},
       {"averaged", &t->averaged, Scope::kGroup, kInHostRows},
   };
 }

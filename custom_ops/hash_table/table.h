@@ -69,15 +69,15 @@ class Table {
   }
 
   // The training step. `ahead`, which may be null, has the mark of a look-ahead in version, moves and fingerprint, and on
-  // a CPU its handles; there, `rows` begin as its rows.
+  // a CPU its handles; there, `rows` begin as its rows. window: lookups, with this one, whose gradients are to come.
   //   inverse [V], handles [V]  out: *num_rows of the handles are written
-  virtual absl::Status Lookup(const TableCall& call, const Message& message, const Ahead* ahead, const RowsOut& rows,
-                              int32_t* inverse, int64_t* handles, int64_t* num_rows) = 0;
+  virtual absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                              const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) = 0;
   // The message is in host memory. On a device, rows and handles are empty.
   virtual absl::Status LookAhead(const TableCall& call, const Message& message, const RowsOut& rows,
                                  absl::Span<int64_t> handles, Ahead* mark) = 0;
-  // peeks: reads the rows that the next Lookup would answer.
-  virtual absl::Status Read(const TableCall& call, const Message& message, const Ahead* ahead, bool peeks,
+  // window: reads the rows that the next Lookup, of this window, would answer; 0: inference.
+  virtual absl::Status Read(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                             const RowsOut& rows) = 0;
   // The message is in host memory.
   virtual absl::Status Prefetch(const TableCall&, const Message&) { return absl::OkStatus(); }

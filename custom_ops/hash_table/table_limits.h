@@ -77,7 +77,6 @@ struct TableOptions {
   Distribution distribution = Distribution::kConstant;
   double a = 0.0, b = 0.0;     // of the distribution
   bool unknown_zeros = false;  // whether inference lookups return zeros for an id without a row
-  int64_t window = 1;          // training lookups whose rows stay where they are
   bool record_tombstones = false;  // whether the table knows the ids that left
   int64_t hot_after = 0;  // > 0: rows begin in 16 bits, and have float32 while they count that many training lookups
   bool averaged = false;           // replicas of this table are averaged: it records the ids that they exchange

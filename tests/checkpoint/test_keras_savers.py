@@ -161,9 +161,7 @@ def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
 @pytest.mark.parametrize("schedule", [None, fr.schedules.SemiAsync()])
 def test_keras_early_stopping_restores_the_tables(schedule):
     """keras-team/keras #12511."""
-    embedding = fr.FusedEmbedding(
-        [fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))], lookups_per_update=2
-    )
+    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))])
     x = keras.Input([], dtype=tf.int64, name="f")
     parts = {"f": x}, keras.layers.Dense(1)(embedding({"f": x})["f"])
     model = fr.schedules.PipelinedModel(*parts, schedule=schedule) if schedule else keras.Model(*parts)

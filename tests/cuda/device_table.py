@@ -81,14 +81,14 @@ class DeviceTable:
     Args:
       kernels: tests.cuda.memory.Kernels.
       rule: Name.
-      more: chunk_rows, parameters of rules, and options of tests.support.table_records.
+      more: chunk_rows, window of lookups, parameters of rules, and options of tests.support.table_records.
     """
 
     def __init__(self, kernels, dim, seeds, storage="float32", distribution="constant", rule="sgd", **more):
         self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
         self.allocations_left = None  # None: no limit but memory
         self.segments = len(seeds)
-        chunk_rows = more.pop("chunk_rows", 64)
+        chunk_rows, self.window = more.pop("chunk_rows", 64), more.pop("window", 1)
         options = {name if name in PATHS else f"rule.{name}": value for name, value in more.items()}
         records = records_of(dim, seeds, storage=storage, distribution=distribution, rule=rule, **options)
         texts = (ctypes.c_char_p * len(records))(*(json.dumps(record).encode() for record in records))
@@ -137,7 +137,7 @@ class DeviceTable:
         inverse, handles = self.memory.empty([num_ids], np.int32), self.memory.empty([num_ids], np.int64)
         distinct = np.zeros(1, np.int64)
         host = distinct.ctypes.data_as(ctypes.c_void_p)
-        self._call("table_lookup", message, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
+        self._call("table_lookup", message, self.window, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
         return rows, inverse, handles, int(distinct[0])
 
     def find(self, entries, splits, to="float32", padding=3):
@@ -146,7 +146,7 @@ class DeviceTable:
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
         found = self.memory.empty([num_ids], np.uint32)
-        self._call("table_find", message, False, STORAGES[to], rows, num_ids + padding, found)
+        self._call("table_find", message, 0, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
 
     def peek(self, entries, splits, to="float32"):
@@ -154,7 +154,7 @@ class DeviceTable:
         device, splits, message = self.message(entries, splits)
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids, self.dim], np.float32 if to == "float32" else np.uint16)
-        self._call("table_find", message, True, STORAGES[to], rows, num_ids, None)
+        self._call("table_find", message, self.window, STORAGES[to], rows, num_ids, None)
         return self.memory.get(rows)
 
     def gradients(self, handles, inverse, grads, num_rows, num_ids, storage="float32", scale=1.0):

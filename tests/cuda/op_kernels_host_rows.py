@@ -197,7 +197,7 @@ def run_refusals():
     lacking, on_device = (
         {path for path in schema if place in schema[path]["lacks"]} for place in ("host_rows", "device")
     )
-    assert lacking - on_device == {"storage.hot_after", "limits.admission_count", "lookups_per_update", "averaged"}
+    assert lacking - on_device == {"storage.hot_after", "limits.admission_count", "averaged"}
     for path in sorted(lacking):
         default = schema[path]["default"]
         value = True if default is False else default + 1

@@ -24,11 +24,11 @@ from tf_fusedrec.optimizers.rules import RULES
 EVERY = 5  # every fifth program of the file: all rules and storages
 
 
-def read_ahead_and_touch(table, message, splits, *ahead, dim):
+def read_ahead_and_touch(table, message, splits, *ahead, window, dim):
     """The lookup of groups that share gradients, whose own rows were read ahead."""
     seen = ops.RowsAhead(*ahead)
-    rows = ops.table_read(table, message, splits, seen, as_training=True, dim=dim, dtype=seen.rows.dtype)
-    return ops.table_lookup(table, message, splits, with_rows=False, dim=dim)._replace(rows=rows)
+    rows = ops.table_read(table, message, splits, seen, window=window, dim=dim, dtype=seen.rows.dtype)
+    return ops.table_lookup(table, message, splits, with_rows=False, window=window, dim=dim)._replace(rows=rows)
 
 
 class Disturbed(tables.Program):

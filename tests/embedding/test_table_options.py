@@ -13,7 +13,6 @@ from tf_fusedrec import optimizers, tf
 from tf_fusedrec.data import lookahead
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables import places
-from tf_fusedrec.tables.native import NativeTable
 
 TABLES, STEPS, DIM, RATE = 12, 60, 3, 0.25
 EXTREME = {-2: INT64_MIN, 0: INT64_MAX}  # each is an id like any other
@@ -143,7 +142,7 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
     counted = fr.TableConfig("counted", DIM, optimizers.SGD(0.1), limits=fr.Limits(admission_count=2))
     tables = [plain, counted][:: 1 - 2 * first]
     host_rows = [dataclasses.replace(table, tier=fr.Tier(host_rows=True)) for table in tables]
-    records = lambda of, **group: [table.record(lookups_per_update=1, **group) for table in of]  # noqa: E731
+    records = lambda of, **group: [table.record(**group) for table in of]  # noqa: E731
     places.check(places.DEVICE, records(tables), accumulate_steps=1)
     with pytest.raises(ValueError, match="admission_count of table 'counted' is 2, and must be 1 on a GPU"):
         places.check(places.HOST_ROWS, records(host_rows), accumulate_steps=1)
@@ -151,11 +150,3 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
         places.check(places.CPU, records(tables, averaged=True), accumulate_steps=1)
     with pytest.raises(ValueError, match="rule 'weight_sync'.*Use Topology.rule='gradient_sync'"):
         places.check(places.HOST_ROWS, records(host_rows[:1], averaged=True), accumulate_steps=1)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_lookups_ahead_know_that_one_table_of_a_group_moves_rows(first):
-    tables = [fr.TableConfig(n, DIM, optimizers.SGD(0.1), limits=fr.Limits(ttl=ttl)) for n, ttl in (("a", 0), ("b", 5))]
-    with pytest.raises(ValueError, match="may evict or move rows"):
-        NativeTable("moving", tables[:: 1 - 2 * first], seed=0).check_deferrable(2)
-    NativeTable("staying", tables[:1], seed=0).check_deferrable(2)

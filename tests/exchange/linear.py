@@ -53,7 +53,7 @@ def train(ids, name, optimizer, topology, **options):
     return embedding
 
 
-def lookups_of(embedding, pieces, shares_rows=True):
+def lookups_of(embedding, pieces, shares_rows=True, lookups_per_update=1):
     """A Step over inputs by feature, each a micro-batch of its own, or of the one batch without `shares_rows`."""
     from tf_fusedrec import tf
     from tf_fusedrec.embedding import Step
@@ -63,7 +63,7 @@ def lookups_of(embedding, pieces, shares_rows=True):
         inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
         features = embedding.internals.flat_features(inputs, None, None)
         lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number if shares_rows else 0)
-    return Step(tuple(lookups))
+    return Step(tuple(lookup._replace(lookups_per_update=lookups_per_update) for lookup in lookups))
 
 
 def records(embedding):

@@ -26,7 +26,7 @@ TABLES = {
 }
 # A table evicts when its shard is full, so the times of evictions depend on the number of shards.
 OF_ONE_SHARD = {"evicting"}
-# By name, the steps whose lookups precede the first update. "parts" sends every part's rows, "window" each row once.
+# By name, the lookups before the update of the first. "parts" sends every part's rows, "window" each row once.
 MODES = {"sync": 1, "ahead": 1, "parts": 1, "window": 1, "window_ahead": 1, "stale": 2}
 
 
@@ -39,8 +39,8 @@ def _gradients(ids, step):
     return (((ids[:, np.newaxis] * 7 + step * 3 + np.arange(DIM)) % 5 - 2) / 8).astype(np.float32)
 
 
-def _step(embedding, pieces, window=False):
-    return linear.lookups_of(embedding, [{"item": ids} for ids in pieces], window)
+def _step(embedding, pieces, window=False, lookups_per_update=1):
+    return linear.lookups_of(embedding, [{"item": ids} for ids in pieces], window, lookups_per_update)
 
 
 def _train(mode, table, topology):
@@ -55,9 +55,7 @@ def _train(mode, table, topology):
         options["limits"] = dataclasses.replace(
             limits, max_rows_per_rank=limits.max_rows_per_rank // (size // topology.groups)
         )
-    embedding = linear.make(
-        f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
-    )
+    embedding = linear.make(f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum")
 
     window = mode.startswith("window")
 
@@ -68,13 +66,13 @@ def _train(mode, table, topology):
         gradients = {i: tf.constant(_gradients(ids, step)) for i, ids in enumerate(pieces(step))}
         state.update(state.send_gradients(gradients), **options)
 
-    found, waiting, coming = [], None, _step(embedding, pieces(0), window).send_ids()
+    found, waiting, coming = [], None, _step(embedding, pieces(0), window, MODES[mode]).send_ids()
     for step in range(STEPS):
         current = coming.look_up()
         found.append(np.concatenate([rows.numpy() for rows in current.return_rows()]))
         if waiting is not None:
             update(waiting, step - 1, staleness=1)
-        coming = _step(embedding, pieces(step + 1), window).send_ids()
+        coming = _step(embedding, pieces(step + 1), window, MODES[mode]).send_ids()
         if mode.endswith("ahead"):
             coming = coming.look_ahead()
         if mode == "stale":

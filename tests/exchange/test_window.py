@@ -44,7 +44,7 @@ def _make(name, dtype, **layer):
         fr.FeatureConfig("wide", "item", output_dtype="float32" if dtype == "bfloat16" else "bfloat16"),
         fr.FeatureConfig("user", "user"),
     ]
-    return fr.FusedEmbedding(features, tables, name=name, gradient_op="sum", lookups_per_update=1, **layer)
+    return fr.FusedEmbedding(features, tables, name=name, gradient_op="sum", **layer)
 
 
 def _gradients(lookup, bad=None):

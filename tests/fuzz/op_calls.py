@@ -73,7 +73,7 @@ def scenario() -> None:
             message,
             splits,
             ops.table_look_ahead(table.handle, message, splits, dim=4),
-            as_training=True,
+            window=1,
             dim=4,
         )
         ops.table_lookup(table.handle, message, splits, with_rows=False, dim=4)

@@ -47,17 +47,17 @@ Call = Callable[..., Any]  # op, positional tensors, static keywords -> arrays
 # Ops with tensors by position.
 
 
-def _look_up(table, message, splits, *, dim, dtype):
-    return ops.table_lookup(table, message, splits, dim=dim, dtype=dtype)
+def _look_up(table, message, splits, *, window, dim, dtype):
+    return ops.table_lookup(table, message, splits, window=window, dim=dim, dtype=dtype)
 
 
-def _peek_and_touch(table, message, splits, *, dim, dtype):
-    rows = ops.table_read(table, message, splits, as_training=True, dim=dim, dtype=dtype)
-    return ops.table_lookup(table, message, splits, with_rows=False, dim=dim)._replace(rows=rows)
+def _peek_and_touch(table, message, splits, *, window, dim, dtype):
+    rows = ops.table_read(table, message, splits, window=window, dim=dim, dtype=dtype)
+    return ops.table_lookup(table, message, splits, with_rows=False, window=window, dim=dim)._replace(rows=rows)
 
 
-def refresh(table, message, splits, *ahead, dim):
-    return ops.table_lookup(table, message, splits, ops.RowsAhead(*ahead), dim=dim)
+def refresh(table, message, splits, *ahead, window, dim):
+    return ops.table_lookup(table, message, splits, ops.RowsAhead(*ahead), window=window, dim=dim)
 
 
 def apply_gradients(table, handles, inverse, grads, rate, step):
@@ -102,6 +102,7 @@ class Program:
         self.dtype = self.pick([tf.float32, tf.float32, tf.float16, tf.bfloat16])
         self.dim = self.pick([1, 5, 5, 21])
         self.options = self._options()
+        self.window = self.options.pop("window")
         self.table = self._new_table()
 
     def pick(self, values):
@@ -193,9 +194,10 @@ class Program:
     def look_up(self, batch, *ahead):
         message, splits, received = batch
         if ahead:
-            rows = self.run_op(self.pick_refresh(), message, splits, *ahead, dim=self.dim)
+            rows = self.run_op(self.pick_refresh(), message, splits, *ahead, window=self.window, dim=self.dim)
         else:
-            rows = self.run_op(self.pick([_look_up, _peek_and_touch]), message, splits, dim=self.dim, dtype=self.dtype)
+            op = self.pick([_look_up, _peek_and_touch])
+            rows = self.run_op(op, message, splits, window=self.window, dim=self.dim, dtype=self.dtype)
         self.add_rows("lookup", rows.rows, received)
         self.add("absent", rows.handles[rows.inverse] < 0, len(rows.handles))
         if self.options["averaged"] and self.trains_all():
@@ -255,8 +257,8 @@ class Program:
 
     def read(self):
         message, splits, received = self.batch()
-        for as_training in (False, True):
-            rows = self.run_op(ops.table_read, message, splits, as_training=as_training, dim=self.dim, dtype=self.dtype)
+        for window in (0, self.window):
+            rows = self.run_op(ops.table_read, message, splits, window=window, dim=self.dim, dtype=self.dtype)
             self.add_rows("read", rows, received)
         self.run_op(ops.table_prefetch, message, splits)
 

@@ -68,7 +68,7 @@ def state(model: Any) -> dict[str, Any]:
 
 def scheduled(schedule: str) -> dict[str, Any]:
     """A functional model in the manner of the quick start, with dense, ragged and masked ids, on uneven samples."""
-    layer = embedding(lookups_per_update=2 if schedule in ("semi_async", "pipelined(6)") else 1)
+    layer = embedding()
     inputs = {name: keras.Input([], dtype="int64", name=name) for name in ("item", "shop")}
     inputs["history"] = keras.Input([None], dtype="int64", ragged=True, name="history")
     rows = layer(inputs)

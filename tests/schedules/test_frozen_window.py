@@ -139,12 +139,6 @@ def test_more_micro_batches_than_a_batch_can_have_are_refused():
         clicks.make_model(clicks.make_embedding(), FrozenWindow(9)).fit(data, verbose=0)
 
 
-@pytest.mark.parametrize("lookups", [0, 2.5])
-def test_bad_lookups_per_update_are_refused(lookups):
-    with pytest.raises(ValueError, match="lookups_per_update must be an int >= 1"):
-        clicks.make_embedding(lookups_per_update=lookups)
-
-
 def test_sums_and_missing_losses_are_refused():
     with pytest.raises(ValueError, match="has the reduction 'sum'"):
         fit(FrozenWindow(2), loss=keras.losses.MeanSquaredError(reduction="sum"))

@@ -4,7 +4,6 @@ There is no GPU here. A place is decided from the configuration before an op of 
 they lie on one, and are made in host memory. tests/cuda runs the cells that work over the emulation.
 """
 
-import itertools
 import types
 
 import pytest
@@ -66,7 +65,7 @@ def config_of(option, folder):
     return {"name": "table", "dim": 4, **fields}
 
 
-def make_layer(fields, lookups=1):
+def make_layer(fields):
     records = {
         name: record(**{path.split(".")[1]: value for path, value in fields.items() if path.startswith(f"{name}.")})
         for name, record in RECORDS.items()
@@ -76,7 +75,7 @@ def make_layer(fields, lookups=1):
     if "external" in records:  # a model trains tables of its own, too
         tables.append(fr.TableConfig("own", 2, optimizers.SGD(0.1)))
     features = [fr.FeatureConfig(table.name, table.name) for table in tables]
-    return fr.FusedEmbedding(features, tables, lookups_per_update=lookups)
+    return fr.FusedEmbedding(features, tables)
 
 
 def refusal(make):
@@ -92,15 +91,11 @@ def refusal(make):
 def test_every_cell_works_or_is_refused_when_it_is_made(placed, place, topology, tmp_path, monkeypatch):
     monkeypatch.setattr(external, "_reader", lambda *_: types.SimpleNamespace(chunks=lambda: ()))
     more, cells = placed(place, topology), 0
-    for option, lookups in itertools.product(
-        OPTIONS, sorted({s.stages.lookups_per_update for s in SCHEDULES.values()})
-    ):
+    for option in OPTIONS:
         fields = {**config_of(option, tmp_path), **more}
-        layer, why_not = refusal(lambda: make_layer(fields, lookups))  # noqa: B023
+        layer, why_not = refusal(lambda: make_layer(fields))  # noqa: B023
         model = None if layer is None else Model(layer)
         for schedule in SCHEDULES.values():
-            if schedule.stages.lookups_per_update != lookups:
-                continue
             cells += 1
             cell = f"{option}, {place.name}, {schedule}, {topology}"
             error = why_not
@@ -116,8 +111,6 @@ def test_every_cell_works_or_is_refused_when_it_is_made(placed, place, topology,
 
 def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_refused(placed):
     fields = {**config_of("dim", ""), **placed(places.HOST_ROWS)}
-    with pytest.raises(ValueError, match=r"got lookups_per_update=2, and must have 1.*Use a schedule whose rows"):
-        make_layer(fields, lookups=2)
     model = Model(make_layer(fields))
     with pytest.raises(ValueError, match=r"have host_rows on a GPU.*Use a schedule whose"):
         model.schedule = SemiAsync()

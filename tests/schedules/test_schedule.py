@@ -7,7 +7,7 @@ import pytest
 
 from tests.schedules import clicks
 from tests.schedules.ahead import RouteAhead
-from tf_fusedrec import Limits, keras
+from tf_fusedrec import Limits, keras, tf
 from tf_fusedrec.schedules import (
     DualBuffer,
     FrozenWindow,
@@ -125,8 +125,20 @@ def test_tables_of_tfra_are_refused(schedule):
         clicks.make_model(embedding, schedule)
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("schedule", STALE)
-def test_tables_that_move_rows_between_lookup_and_update_are_refused(schedule):
-    moving = clicks.make_embedding(table={"limits": Limits(max_rows_per_rank=64, eviction="lru")})
-    with pytest.raises(ValueError, match=r"Use .*FusedEmbedding\(lookups_per_update=2\)"):
-        clicks.make_model(moving, schedule)
+def test_a_table_keeps_the_rows_whose_gradients_are_under_way(schedule):
+    """The second of these schedules has the rows of two steps in use. LFU alone would evict the newer ones."""
+    rows = []
+    for limits in (Limits(), Limits(max_rows_per_rank=12, eviction="lfu")):
+        embedding = clicks.make_embedding(table={"limits": limits})
+        model = clicks.make_model(embedding, features=("user",))
+        for model.schedule, first_ids in (("sync", [0, 0, 0]), (schedule, [6, 12, 6, 12])):
+            ids = np.concatenate([np.arange(first, first + 6) for first in first_ids])
+            data = tf.data.Dataset.from_tensor_slices(({"user": ids}, np.sin(ids))).batch(6)
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(data, verbose=0)
+        rows.append(dict(zip(*embedding.export_table("user"))))
+    everything, kept = rows
+    assert sorted(everything) == [*range(18)] and sorted(kept) == [*range(6, 18)]
+    np.testing.assert_array_equal([*kept.values()], [everything[i] for i in kept])

@@ -19,8 +19,8 @@ _numbers = itertools.count()
 class Table:
     """One HashTable, by default with plain gradient descent. The segments' seeds are 5, -6, 7 and so on."""
 
-    def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=None, **spec):
-        self.dim, self.spec = dim, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
+    def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=None, window=1, **spec):
+        self.dim, self.window, self.spec = dim, window, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
         self.seeds = [(-1) ** s * (5 + s) for s in range(segments)]
         made = {"rule": rule} if hyperparameters is None else rule_record(rule, hyperparameters)
         self.handle = ops.hash_table(
@@ -36,7 +36,7 @@ class Table:
 
     def lookup(self, batch, dtype=tf.float32):
         message, splits, _ = pack(batch)
-        return ops.table_lookup(self.handle, message, splits, dim=self.dim, dtype=dtype)
+        return ops.table_lookup(self.handle, message, splits, window=self.window, dim=self.dim, dtype=dtype)
 
     def find(self, batch, dtype=tf.float32):
         """Returns [V, D] as a NumPy array without the padding."""

@@ -4,7 +4,7 @@ PATHS = {
     "distribution": "initializer", "a": "initializer.a", "b": "initializer.b", "unknown": "unknown",
     "storage": "storage.dtype", "stochastic_rounding": "storage.stochastic_rounding", "hot_after": "storage.hot_after",
     "memory_budget": "tier.memory_budget_per_rank", "tier_folder": "tier.folder", "host_rows": "tier.host_rows",
-    "hot_rows": "tier.hot_rows_per_rank", "record_tombstones": "record_tombstones", "window": "lookups_per_update",
+    "hot_rows": "tier.hot_rows_per_rank", "record_tombstones": "record_tombstones",
     "averaged": "averaged", "names": "name", "max_rows": "limits.max_rows_per_rank",
     "max_candidates": "limits.max_candidates_per_rank",
     **{name: f"limits.{name}" for name in ("eviction", "ttl", "admission_count", "frequency_decay_steps")},

@@ -38,7 +38,6 @@ class LayerOptions:
     gradient_op: str = "average"
     backend: str = "native"
     accumulate_steps: int = 1
-    lookups_per_update: int = 1
     topology: Topology = Topology()
     wire_dtype: str | None = None
     key_encoding: str = "bits"
@@ -54,14 +53,11 @@ class LayerOptions:
             raise ValueError(
                 f"topology must be a Topology or None, got {self.topology!r}. Use fr.Topology(groups=...)."
             )
-        counts = ("accumulate_steps", "lookups_per_update")
-        for name in counts:
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be an int >= 1, got {getattr(self, name)!r}.")
+        if not isinstance(self.accumulate_steps, int) or self.accumulate_steps < 1:
+            raise ValueError(f"accumulate_steps must be an int >= 1, got {self.accumulate_steps!r}.")
         if self.backend != "native":
-            for name in counts:
-                if getattr(self, name) > 1:
-                    raise ValueError(f"{name} {getattr(self, name)} needs backend='native'.")
+            if self.accumulate_steps > 1:
+                raise ValueError(f"accumulate_steps {self.accumulate_steps} needs backend='native'.")
             if self.topology.groups > 1:
                 raise ValueError(f"{self.topology} needs backend='native', and it has {self.backend!r}.")
 
@@ -160,7 +156,6 @@ class TableGroup:
                 seed=options.seed,
                 accumulate_steps=options.accumulate_steps,
                 average=options.gradient_op == "average",
-                lookups_per_update=options.lookups_per_update,
                 averaged=layout.averages,
                 moment_scale=layout.topology.scale_of_moments,
             )
@@ -204,7 +199,9 @@ class TableGroup:
             self.table.prefetch(trained)
         return self.table.look_ahead(request)
 
-    def look_up(self, routes: Sequence[Route], ahead: ops.RowsAhead | None, *, training: bool) -> list[ops.TableRows]:
+    def look_up(
+        self, routes: Sequence[Route], ahead: ops.RowsAhead | None, *, training: bool, lookups_per_update: int
+    ) -> list[ops.TableRows]:
         """One lookup of the table for all routes of a step.
 
         A training lookup is one tick of the table's clock. It counts each id once, ages each row by one, and decides
@@ -216,11 +213,12 @@ class TableGroup:
         if not training:
             answer = ops.TableRows(self.table.read(request), None, None)
         elif routes[0].shared is None:
-            answer = self.table.lookup(request, ahead)
+            answer = self.table.lookup(request, ahead, lookups_per_update=lookups_per_update)
         else:  # two ops, because rows of this group leave before the ids of all groups have arrived
-            rows = self.table.read(request, ahead, as_training=True)
+            rows = self.table.read(request, ahead, lookups_per_update=lookups_per_update)
             trained = routing.join_sources([route.trained for route in routes])
-            answer = self.table.lookup(trained, with_rows=False)._replace(rows=rows)
+            looked_up = self.table.lookup(trained, with_rows=False, lookups_per_update=lookups_per_update)
+            answer = looked_up._replace(rows=rows)
         return routing.split_answer(answer, routes, len(self.config.tables))
 
     def update(

@@ -86,7 +86,7 @@ class _DefaultHooks(CallHooks):
     ) -> tuple[Step, Sequence[tf.Tensor]]:
         lookups = layer.internals.lookups_of(features, training=training)
         if training:
-            layer.internals.steps[tf.compat.v1.get_default_graph()].check(lookups)
+            lookups = layer.internals.steps[tf.compat.v1.get_default_graph()].of_next_call(lookups)
         step = Step(tuple(lookups)).send_ids().look_up()
         return step, step.return_rows()
 
@@ -260,9 +260,6 @@ class FusedEmbedding(keras.layers.Layer):
       accumulate_steps: Number of steps that make one update, as one large batch would (MTGRBoost, section
         5.2). The update takes their mean with gradient_op "average", else their sum. Dense weights of a PipelinedModel
         wait as long. A checkpoint has no waiting gradients: save after a multiple. "native" only.
-      lookups_per_update: Number of steps with lookups before the update of the first: 2 under
-        schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
-        It has no effect on tables without eviction, ttl, hot_after and memory_budget_per_rank.
       topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
         are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
@@ -314,7 +311,6 @@ class FusedEmbedding(keras.layers.Layer):
         gradient_op: str = "average",
         backend: str = "native",
         accumulate_steps: int = 1,
-        lookups_per_update: int = 1,
         topology: Topology | None = None,
         wire_dtype: str | None = None,
         key_encoding: str = "bits",
@@ -332,7 +328,6 @@ class FusedEmbedding(keras.layers.Layer):
             gradient_op=gradient_op,
             backend=backend,
             accumulate_steps=accumulate_steps,
-            lookups_per_update=lookups_per_update,
             topology=Topology() if topology is None else topology,
             wire_dtype=wire_dtype,
             key_encoding=key_encoding,

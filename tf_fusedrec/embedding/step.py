@@ -50,6 +50,7 @@ class Lookup(NamedTuple):
     training: bool  # True if ids without a row get one; never for frozen and external tables
     call: int  # number of the layer's call in its graph
     micro_batch: int = 0
+    lookups_per_update: int = 1  # training lookups of its tables, with this one, before the update of the first
 
     @property
     def name(self) -> str:
@@ -154,8 +155,9 @@ class Step(NamedTuple):
         for number, (group, positions) in enumerate(self.by_group()):
             updates_seen.update(dict.fromkeys(positions, group.updates.read_value()))
             ahead = self.rows_ahead[number] if self.rows_ahead else None
-            routes, training = [self.routes[i] for i in positions], self.lookups[positions[0]].training
-            answers.update(zip(positions, group.look_up(routes, ahead, training=training)))
+            routes, first = [self.routes[i] for i in positions], self.lookups[positions[0]]
+            parts = group.look_up(routes, ahead, training=first.training, lookups_per_update=first.lookups_per_update)
+            answers.update(zip(positions, parts))
         count = range(len(self.lookups))
         return self._replace(
             rows_ahead=(), answers=tuple(answers[i] for i in count), updates_seen=tuple(updates_seen[i] for i in count)
@@ -225,7 +227,7 @@ class Step(NamedTuple):
         Args:
           received: The result of send_gradients.
           staleness: Updates that a schedule makes between look_up and here, at most. Rows must stay where they are
-            until then: FusedEmbedding(lookups_per_update) above it.
+            until then: Lookup.lookups_per_update above it.
 
         Raises:
           InvalidArgumentError: at run time, the tables were updated more often since look_up: one step made two
@@ -349,11 +351,16 @@ class TrainingCalls:
 
         self._joined = join(anchor)
 
-    def check(self, lookups: Sequence[Lookup]) -> None:
-        """Raises ValueError unless the tables of these lookups can be looked up by one more call."""
-        for prefix, group in {lookup.group.prefix: lookup.group for lookup in lookups if lookup.training}.items():
-            if self.count[prefix]:
-                group.table.check_calls(self.count[prefix] + 1)
+    def of_next_call(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        """The lookups of one more call, behind those of the calls so far.
+
+        Raises ValueError if a table cannot be looked up again before its update.
+        """
+        counted = [lookup._replace(lookups_per_update=self.count[lookup.group.prefix] + 1) for lookup in lookups]
+        for lookup in counted:
+            if lookup.training:
+                lookup.group.table.check_calls(lookup.lookups_per_update)
+        return counted
 
     def takes_calls(self) -> bool:
         """Returns whether a call made now and this step get their gradients from the same tape."""

@@ -89,8 +89,8 @@ def table_schema() -> dict[str, dict[str, Any]]:
     """The options of a table by path, from custom_ops/hash_table/options.h.
 
     Each has a scope ("table", "group": equal in a group, "sum": the group has the sum), a default, for texts choices,
-    for integers the least and most, and the places that lack it: "device", "host_rows", "averaged". Rows may leave or
-    move because of one with moves_rows. "rule" has the parameters of each rule; their paths begin with "rule.".
+    for integers the least and most, and the places that lack it: "device", "host_rows", "averaged". "rule" has the
+    parameters of each rule; their paths begin with "rule.".
     """
     return json.loads(_functions.fusedrec_table_schema())
 
@@ -114,6 +114,7 @@ def table_lookup(
     ahead: RowsAhead | None = None,
     *,
     with_rows: bool = True,
+    window: int = 1,
     dim: int,
     dtype: tf.DType = tf.float32,
 ) -> TableRows:
@@ -128,6 +129,7 @@ def table_lookup(
       received_splits: <int32>[R], entries of each block, header included.
       ahead: table_look_ahead of this message. Only rows that are new or changed since then are searched and copied.
       with_rows: False reads no rows: TableRows.rows is <dtype>[0, D]. It excludes `ahead`.
+      window: Number of lookups, with this one, whose gradients are to come. Their rows neither leave nor move.
       dim: D of the table.
       dtype: float32, float16 or bfloat16, dtype of the returned rows; with `ahead`, they have the dtype of its rows.
 
@@ -139,7 +141,7 @@ def table_lookup(
     """
     return TableRows(
         *library.fusedrec_table_lookup(
-            table=table, message=message, received_splits=received_splits, dim=dim, read_rows=with_rows,
+            table=table, message=message, received_splits=received_splits, dim=dim, read_rows=with_rows, window=window,
             **_ahead(ahead if with_rows else None, dtype),
         )
     )  # fmt: skip
@@ -151,21 +153,21 @@ def table_read(
     received_splits: tf.Tensor,
     ahead: RowsAhead | None = None,
     *,
-    as_training: bool = False,
+    window: int = 0,
     dim: int,
     dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
     """Reads rows <dtype>[P, D] in the order received, P >= V, zeros after row V. Changes nothing in the table.
 
     Args and errors as for table_lookup.
-      as_training: False: the option `unknown` gives the row of an id without one. True: the rows are those that the
-        next table_lookup of this message would return; an id without a row, or with an expired one, has its initial
-        row.
-      ahead: With as_training only.
+      window: 0: the option `unknown` gives the row of an id without one. Above: the rows are those that the next
+        table_lookup of this message and window would return; an id without a row, or with an expired one, has its
+        initial row.
+      ahead: With a window only.
     """
     return library.fusedrec_table_read(
-        table=table, message=message, received_splits=received_splits, dim=dim, as_training=as_training,
-        **_ahead(ahead if as_training else None, dtype),
+        table=table, message=message, received_splits=received_splits, dim=dim, window=window,
+        **_ahead(ahead if window else None, dtype),
     )  # fmt: skip
 
 

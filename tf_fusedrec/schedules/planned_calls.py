@@ -138,7 +138,8 @@ def plan_step(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, lookup
         with working_on(model, MicroBatch(number, WHOLE.share), steps_ahead):
             for embedding, features in _features_ahead(model, x):
                 lookups += embedding.internals.lookups_of(features, training=True, micro_batch=number)
-    return Step(tuple(lookup for lookup in lookups if lookup.training))
+    trained = [lookup._replace(lookups_per_update=lookups_per_update) for lookup in lookups if lookup.training]
+    return Step(tuple(trained))
 
 
 def _features_ahead(model: Any, x: Any) -> list[tuple[FusedEmbedding, dict[str, FlatFeature]]]:

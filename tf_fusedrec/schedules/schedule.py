@@ -330,7 +330,7 @@ class SemiAsync(Schedule):
 
     Raises:
       ValueError: in fit, a model without FusedEmbedding, with backend "tfra", or with unknown lookups (see
-        PipelinedModel.embedding_inputs); tables with rows that move, without lookups_per_update=2.
+        PipelinedModel.embedding_inputs), or with host_rows on a GPU.
     """
 
     @property
@@ -368,8 +368,7 @@ class Pipelined(Schedule):
     every batch but the first lack the table update of the batch before, as under SemiAsync. Dense weights are always
     the newest.
 
-    SemiAsync describes the gradients that wait between steps, and the refused tables. Tables need lookups_per_update=2
-    from depth 4 on.
+    SemiAsync describes the gradients that wait between steps, and the refused tables, from depth 4 on.
 
     Args:
       depth: Number of batches in flight, 1 to 6.

@@ -63,7 +63,7 @@ class Stages(NamedTuple):
 
     @property
     def lookups_per_update(self) -> int:
-        """Steps that look up before the first of them updates: FusedEmbedding(lookups_per_update)."""
+        """Steps that look up before the first of them updates. Tables keep the rows of these steps where they are."""
         return 1 + self.staleness
 
 

@@ -36,7 +36,6 @@ class NativeTable(Table):
       seed: Seed of the initial rows.
       accumulate_steps: Number of steps that make one update (MTGRBoost, section 5.2).
       average: True if an update takes the mean over those steps; else their sum.
-      lookups_per_update: Number of steps with lookups before the update of the first.
       averaged: True if replicas of this table train apart and are averaged from time to time.
       moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
@@ -59,15 +58,13 @@ class NativeTable(Table):
         seed: int,
         accumulate_steps: int = 1,
         average: bool = True,
-        lookups_per_update: int = 1,
         averaged: bool = False,
         moment_scale: float = 1.0,
     ):
         spec = tables[0]
         self.place = places.place_of(spec)
         seeds = [table_seed(seed, table.name) for table in tables]
-        group_options = {"lookups_per_update": lookups_per_update, "averaged": averaged}
-        records = [table.record(seed=s, **group_options) for s, table in zip(seeds, tables)]
+        records = [table.record(seed=s, averaged=averaged) for s, table in zip(seeds, tables)]
         places.check(self.place, records, accumulate_steps=accumulate_steps)
         self.names = [table.name for table in tables]
         self.left_out = {}
@@ -81,10 +78,6 @@ class NativeTable(Table):
         self._storage = spec.storage.dtype or spec.dtype
         self._initializer = spec.initializer
         self._with_admission = {table.name for table in tables if table.limits.admission_count > 1}
-        # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        schema = ops.table_schema()
-        self._moving = sorted({path for table in tables for path in table.options if schema[path]["moves_rows"]})
-        self._lookups_per_update = lookups_per_update
         self._accumulate_steps, self._average = accumulate_steps, average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
         self._seeds = seeds
@@ -94,13 +87,25 @@ class NativeTable(Table):
         )
         weakref.finalize(self, ops.table_destroy, self._handle)
 
-    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> ops.TableRows:
+    def lookup(
+        self,
+        request: Message,
+        ahead: ops.RowsAhead | None = None,
+        *,
+        with_rows: bool = True,
+        lookups_per_update: int = 1,
+    ) -> ops.TableRows:
         if with_rows and ahead is None and self.ids_on_host:
             ahead = self.look_ahead(request)  # takes ids where they are; a lookup without it would copy them back
-        return ops.table_lookup(self._handle, *request, ahead, dim=self._dim, dtype=self._dtype, with_rows=with_rows)
+        return ops.table_lookup(
+            self._handle, *request, ahead, with_rows=with_rows, window=lookups_per_update, dim=self._dim,
+            dtype=self._dtype,
+        )  # fmt: skip
 
-    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
-        return ops.table_read(self._handle, *request, ahead, as_training=as_training, dim=self._dim, dtype=self._dtype)
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, lookups_per_update: int = 0) -> tf.Tensor:
+        return ops.table_read(
+            self._handle, *request, ahead, window=lookups_per_update, dim=self._dim, dtype=self._dtype
+        )
 
     def look_ahead(self, request: Message) -> ops.RowsAhead:
         if self.place is places.DEVICE:  # it reads nothing ahead, and its ids are on the device
@@ -124,11 +129,6 @@ class NativeTable(Table):
             raise ValueError(
                 f"tables {self.names} have host_rows on a GPU, which holds the rows of one lookup. {cause} Use "
                 f"{remedy}, or make the layer under tf.device('/CPU:0')."
-            )
-        if self._moving and lookups > self._lookups_per_update:
-            raise ValueError(
-                f"tables {self.names} may evict or move rows ({', '.join(self._moving)}). {cause} Use {remedy}, or "
-                f"FusedEmbedding(lookups_per_update={lookups})."
             )
 
     def update(

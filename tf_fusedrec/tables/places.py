@@ -65,13 +65,6 @@ def check(place: Place, records: Sequence[Mapping[str, Any]], *, accumulate_step
             f"{names} got accumulate_steps={accumulate_steps}, and must have 1, because the device holds the rows of "
             f"one lookup. Use FrozenWindow or Nested, which sum inside a step; or {_TO_HOST}."
         )
-    lookups = records[0]["lookups_per_update"]
-    if place.lookups_per_update is not None and lookups > place.lookups_per_update:
-        raise ValueError(
-            f"{names} got lookups_per_update={lookups}, and must have {place.lookups_per_update}, because the device "
-            "holds the rows of one lookup. Use a schedule whose rows are fresh, such as DualBuffer(); or "
-            f"{_TO_HOST}."
-        )
     if place is HOST_ROWS and records[0].get("averaged"):
         raise ValueError(
             f"{names} cannot be averaged (rule 'weight_sync'). Use Topology(rule='gradient_sync'); or {_TO_HOST}."

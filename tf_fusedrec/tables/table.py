@@ -62,26 +62,35 @@ class Table(abc.ABC):
         return functools.partial(ops.rank_partition, owner=self.owner, id_bits=self.id_bits, segment_names=self.names)
 
     @abc.abstractmethod
-    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> Any:
+    def lookup(
+        self,
+        request: Message,
+        ahead: ops.RowsAhead | None = None,
+        *,
+        with_rows: bool = True,
+        lookups_per_update: int = 1,
+    ) -> Any:
         """The training lookup: finds or inserts rows. One tick of the table's clock.
 
         Args:
           request: The received ids.
           ahead: The result of `look_ahead` for `request`: only rows that changed since are read. None: all are.
           with_rows: False for an answer without rows.
+          lookups_per_update: Number of lookups, with this one, before the update of the first. Their rows neither leave
+            nor move.
 
         Returns:
           A NamedTuple with the fields of ops.TableRows, which may wait for a later training step.
         """
 
     @abc.abstractmethod
-    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, lookups_per_update: int = 0) -> tf.Tensor:
         """The rows <dtype>[P, D] of received ids, padding after the V-th. Changes nothing.
 
         Args:
           request, ahead: As in `lookup`.
-          as_training: True for the rows that `lookup` would answer. Else TableConfig.unknown names the row of an id
-            without one.
+          lookups_per_update: Above 0: the rows are those that such a `lookup` would answer. 0: TableConfig.unknown
+            names the row of an id without one.
         """
 
     @abc.abstractmethod

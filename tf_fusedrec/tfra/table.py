@@ -121,12 +121,19 @@ class TfraTable(Table):
             "'tfra'."
         )
 
-    def lookup(self, request: Message, ahead: ops.RowsAhead | None = None, *, with_rows: bool = True) -> TfraRows:
+    def lookup(
+        self,
+        request: Message,
+        ahead: ops.RowsAhead | None = None,
+        *,
+        with_rows: bool = True,
+        lookups_per_update: int = 1,
+    ) -> TfraRows:
         """Finds rows and inserts none. The update inserts them, as in TFRA."""
         return self._look_up(request, initial=True)
 
-    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, as_training: bool = False) -> tf.Tensor:
-        return self._look_up(request, initial=as_training or self._unknown == "initial").rows
+    def read(self, request: Message, ahead: ops.RowsAhead | None = None, *, lookups_per_update: int = 0) -> tf.Tensor:
+        return self._look_up(request, initial=lookups_per_update > 0 or self._unknown == "initial").rows
 
     def _look_up(self, request: Message, *, initial: bool) -> TfraRows:
         received = ops.unpack_message(*request, num_segments=len(self.names))

@@ -74,9 +74,10 @@ class HashTable {
   //   handles             out: handle of each number
   //   clock               out, if wanted: number of this lookup
   //   ahead               in, may be null: the look-ahead that wrote `rows`; only rows that changed since are written
+  //   window              lookups, with this one, whose gradients are to come; see PinnedRows
   absl::Status Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                       absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock = nullptr,
-                      const Ahead* ahead = nullptr);
+                      const Ahead* ahead = nullptr, int64_t window = 1);
 
   // Reads the rows that a coming Lookup of this message will need; changes nothing.
   //   rows     [>= V, D]  out: row of each received id that has one
@@ -93,8 +94,8 @@ class HashTable {
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
 
   // Rows as the next Lookup of this message would answer them; changes nothing. Arguments as for Lookup.
-  void Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-            const Ahead* ahead = nullptr) const;
+  void Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Ahead* ahead,
+            int64_t window) const;
 
   // See FileTier.
   void Prefetch(const Message& message) const { tier_.Prefetch(message); }

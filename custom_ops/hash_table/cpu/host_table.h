@@ -20,13 +20,13 @@ class HostTable : public Table {
 
   const TableSpec& spec() const override { return table_->spec(); }
 
-  absl::Status Lookup(const TableCall& call, const Message& message, const Ahead* ahead, const RowsOut& rows,
-                      int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
+  absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                      const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
     if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
     std::vector<int64_t> distinct;
     uint32_t clock;
     const absl::Span<int32_t> numbers(inverse, message.num_ids);
-    FUSEDREC_TRY(table_->Lookup(message, call.parallel_for, rows, numbers, &distinct, &clock, ahead));
+    FUSEDREC_TRY(table_->Lookup(message, call.parallel_for, rows, numbers, &distinct, &clock, ahead, window));
     // The clock above the row number tells an update whether the rows are still where they were.
     std::transform(distinct.begin(), distinct.end(), handles,
                    [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
@@ -41,11 +41,11 @@ class HostTable : public Table {
     return absl::OkStatus();
   }
 
-  absl::Status Read(const TableCall& call, const Message& message, const Ahead* ahead, bool peeks,
+  absl::Status Read(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                     const RowsOut& rows) override {
     if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
-    if (peeks) {
-      table_->Peek(message, call.parallel_for, rows, ahead);
+    if (window > 0) {
+      table_->Peek(message, call.parallel_for, rows, ahead, window);
     } else {
       table_->Find(message, call.parallel_for, rows);
     }

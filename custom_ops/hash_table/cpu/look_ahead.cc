@@ -104,10 +104,11 @@ void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_fo
   Read(message, parallel_for, rows, {handles, false, nullptr, nullptr});
 }
 
-void HashTable::Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                     const Ahead* ahead) const {
+void HashTable::Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Ahead* ahead,
+                     int64_t window) const {
   Pins coming = rows_.pins().Current();
   ++coming.now;
+  coming.window = window;
   Read(message, parallel_for, rows, {{}, false, ahead, &coming});
 }
 

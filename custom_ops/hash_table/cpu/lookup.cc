@@ -257,7 +257,7 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
     if (handle == kAbsent) FUSEDREC_TRY(MakeRow(visit, item, &handle));
     Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
   }
-  if (spec_.hot_after > 0 && !visit->moving.empty()) rows_->pins().NoteMove(pins_.now);
+  if (spec_.hot_after > 0 && !visit->moving.empty()) rows_->pins().NoteMove(pins_);
   for (const ReceivedId& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
@@ -370,8 +370,8 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
 
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                                absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock,
-                               const Ahead* ahead) {
-  RunningLookups::Lookup running(&rows_.pins().lookups());
+                               const Ahead* ahead, int64_t window) {
+  RunningLookups::Lookup running(&rows_.pins().lookups(), window);
   if (clock != nullptr) *clock = running.clock();
   absl::Status done = running.clock() > kMostClock ? ClockEnds() : absl::OkStatus();
   if (done.ok()) {

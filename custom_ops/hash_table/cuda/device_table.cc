@@ -43,11 +43,11 @@ class DeviceTable : public Table {
 
   const TableSpec& spec() const override { return spec_; }
 
-  absl::Status Lookup(const TableCall& call, const Message& message, const Ahead*, const RowsOut& rows, int32_t* inverse,
-                      int64_t* handles, int64_t* num_rows) override {
+  absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead*, const RowsOut& rows,
+                      int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
     const FusedrecMessage view = ViewOf(message);
-    return StatusOf(fusedrec_table_lookup(table_, &view, static_cast<int64_t>(rows.storage), rows.data, rows.size, inverse,
-                                          handles, num_rows, call.stream),
+    return StatusOf(fusedrec_table_lookup(table_, &view, window, static_cast<int64_t>(rows.storage), rows.data, rows.size,
+                                          inverse, handles, num_rows, call.stream),
                     "the rows of a batch");
   }
 
@@ -55,9 +55,10 @@ class DeviceTable : public Table {
     return absl::OkStatus();
   }
 
-  absl::Status Read(const TableCall& call, const Message& message, const Ahead*, bool peeks, const RowsOut& rows) override {
+  absl::Status Read(const TableCall& call, const Message& message, int64_t window, const Ahead*,
+                    const RowsOut& rows) override {
     const FusedrecMessage view = ViewOf(message);
-    return StatusOf(fusedrec_table_find(table_, &view, peeks, static_cast<int64_t>(rows.storage), rows.data, rows.size,
+    return StatusOf(fusedrec_table_find(table_, &view, window, static_cast<int64_t>(rows.storage), rows.data, rows.size,
                                         nullptr, call.stream),
                     "a lookup");
   }
@@ -268,8 +269,8 @@ absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* ne
     case kDeviceTableFull: {
       const Limits& limits = spec.limits[full_segment];
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows_per_rank of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while the ",
-          "rows of the last ", spec.window, " lookups may not leave",
+          "max_rows_per_rank of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while ",
+          "rows of the latest lookups, whose gradients are to come, may not leave",
           limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
           ". The table is what it was. Remedy: a larger max_rows_per_rank, an eviction policy, or smaller batches."));
     }

@@ -89,11 +89,12 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_TRY(LastError());
   may_leave.most = &search->found;
   int64_t gone;
-  return TakeRowsOut(may_leave, pins.clock, true, removed, &gone, stream);
+  return TakeRowsOut(may_leave, pins.clock - pins.window, true, removed, &gone, stream);
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
-  const HasExpired has_expired{PinsAt(clock, kNoAttempt), limits_view_.data()};
+  const Pins pins = PinsAt(clock, kNoAttempt);
+  const HasExpired has_expired{pins, limits_view_.data()};
   int64_t gone = 0;
   RemovedRows removed(&allocator_);
   if (options_.record_tombstones || options_.averaged) {  // which list the rows that leave
@@ -102,7 +103,7 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
     FUSEDREC_TRY(Count(has_expired, select, &gone, stream));
   }
   FUSEDREC_TRY(AllocateRemovedRows(gone, rows_.next, &removed));
-  return TakeRowsOut(has_expired, clock, true, removed, &gone, stream);
+  return TakeRowsOut(has_expired, clock - pins.window, true, removed, &gone, stream);
 }
 
 int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
@@ -132,7 +133,7 @@ int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int
   ++table->version_;
   FUSEDREC_FOR_EACH(MarkKernel, num_ids, stream, table->View(), static_cast<uint32_t>(segment), ids, num_ids,
                     table->PinsAt(table->clock_, kNoAttempt), false);
-  return table->TakeRowsOut(IsMarked{}, int64_t{table->clock_} + table->options_.window, false, removed, gone, stream);
+  return table->TakeRowsOut(IsMarked{}, table->clock_, false, removed, gone, stream);
 }
 
 int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {

@@ -102,17 +102,18 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row, or -1 where admission refuses the id
 //   num_rows  host, out
+//   window    lookups, with this one, whose gradients are to come: rows of no other may leave, until the next lookup
 // rows may be null, with out_rows 0.
 // kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
 // for rows whose time to live is over at this lookup, which have left.
-FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
-                                            void* rows, int64_t out_rows, int32_t* inverse, int64_t* handles,
-                                            int64_t* num_rows, void* stream);
+FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t window,
+                                            int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
+                                            int64_t* handles, int64_t* num_rows, void* stream);
 
 // Inference form: inserts and touches nothing; an id without a row has its initial value. Waits for the headers.
-// peeks: the rows that the next fusedrec_table_lookup of this message would answer.
+// window: the rows that the next fusedrec_table_lookup of this message and window would answer; 0: inference.
 // rows may be null; found [V], device, out, may be null: row of each id, 0xffffffff without.
-FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, bool peeks,
+FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t window,
                                           int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
 
 // Gradients of a lookup, or of one part of it.

@@ -86,8 +86,13 @@ class HostRowsTable : public HostTable {
     return done;
   }
 
-  absl::Status Lookup(const TableCall& call, const Message& message, const Ahead* ahead, const RowsOut& rows,
-                      int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
+  absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                      const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
+    if (window != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("window must be 1 on a GPU with host_rows, whose device holds the rows of one lookup, got ", window,
+                       ". Update before the next lookup, or use a table in host memory: tf.device('/CPU:0')."));
+    }
     FUSEDREC_TRY(DropLeft(call));
     if (ahead == nullptr || ahead->version == 0 || ahead->version != seen_.look_ahead) {
       NextBatch seen;
@@ -131,8 +136,8 @@ class HostRowsTable : public HostTable {
     fusedrec_table_set_clock(active, clock, version);
     FusedrecMessage compared = ViewOf(message);
     compared.fingerprint = seen.fingerprint;
-    const int answer = fusedrec_table_lookup(active, &compared, static_cast<int64_t>(rows.storage), rows.data, rows.size,
-                                             inverse, handles, num_rows, call.stream);
+    const int answer = fusedrec_table_lookup(active, &compared, window, static_cast<int64_t>(rows.storage), rows.data,
+                                             rows.size, inverse, handles, num_rows, call.stream);
     // The host cannot compare ids on the device without a wait, so it learns of them from the device's lookup.
     if (answer == kDeviceAbsent) {
       return OtherMessage("No row has another value, but the ids of the look-ahead count as looked up.");
@@ -143,14 +148,14 @@ class HostRowsTable : public HostTable {
   }
 
   // A look-ahead is of no use here: no row is on the device because of it.
-  absl::Status Read(const TableCall& call, const Message& message, const Ahead*, bool peeks,
+  absl::Status Read(const TableCall& call, const Message& message, int64_t window, const Ahead*,
                     const RowsOut& rows) override {
     NextBatch seen;
     FUSEDREC_TRY(Receive(call, message, &seen));
     FUSEDREC_TRY(TakeBack(call));
     const int64_t bytes = rows.size * spec().dim * BytesOf(rows.storage);
     std::vector<char> found(bytes);  // zeros after the rows
-    FUSEDREC_TRY(HostTable::Read(call, seen.message(), nullptr, peeks, {{found.data(), rows.storage}, rows.size}));
+    FUSEDREC_TRY(HostTable::Read(call, seen.message(), window, nullptr, {{found.data(), rows.storage}, rows.size}));
     return StatusOf(fusedrec_copy_to_device(rows.data, found.data(), bytes, call.stream));
   }
 

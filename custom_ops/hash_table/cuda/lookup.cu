@@ -103,14 +103,15 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   return LastError();
 }
 
-int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
-                          int64_t out_rows, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t window, int64_t storage,
+                          void* rows, int64_t out_rows, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
   Received received(&table->allocator_);
   FUSEDREC_TRY(table->Receive(*message, &received, stream));
   const int64_t num_ids = received.view.num_ids;
   if ((rows != nullptr && out_rows < num_ids) || storage < 0 || storage > 2) return kCudaInvalidValue;
   if (table->clock_ >= kMostClock) return kDeviceClockEnds;
+  table->window_ = window;
   const uint32_t clock = table->clock_ + 1, version = table->version_ + 1;
   if (table->ExpiresAt(clock)) {
     Counts counts;  // a message that does not fit changes nothing
@@ -139,8 +140,8 @@ void FusedrecDeviceTable::GatherInitial(const MessageView& view, const InitialVa
                 static_cast<Storage>(storage), rows);
 }
 
-int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, bool peeks, int64_t storage, void* rows,
-                        int64_t out_rows, uint32_t* found, void* stream) {
+int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t window, int64_t storage,
+                        void* rows, int64_t out_rows, uint32_t* found, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
   Received received(&table->allocator_);
   FUSEDREC_TRY(table->Receive(*message, &received, stream));
@@ -148,8 +149,10 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
   if (storage < 0 || storage > 2 || (rows != nullptr && out_rows < view.num_ids)) return kCudaInvalidValue;
   if (found == nullptr) FUSEDREC_TRY(received.Take({{&found, view.num_ids}}));
   const uint32_t clock = table->clock_ + 1;
-  const bool expires = peeks && table->ExpiresAt(clock);
-  const HasExpired has_expired{table->PinsAt(clock, kNoAttempt), expires ? table->limits_view_.data() : nullptr};
+  const bool expires = window > 0 && table->ExpiresAt(clock);
+  Pins pins = table->PinsAt(clock, kNoAttempt);
+  pins.window = window;
+  const HasExpired has_expired{pins, expires ? table->limits_view_.data() : nullptr};
   FUSEDREC_FOR_EACH(FindKernel, view.num_ids, stream, table->View(), view, received.counts, has_expired, found);
   Counts counts;
   FUSEDREC_TRY(CopyToHost(&counts, received.counts, 1, stream));
@@ -157,7 +160,7 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
   if (rows == nullptr) return LastError();
   FUSEDREC_TRY(table->Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
   InitialValues unknown = table->Initial();
-  if (table->options_.unknown_zeros && !peeks) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
+  if (table->options_.unknown_zeros && window == 0) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
   table->GatherInitial(view, unknown, found, nullptr, nullptr, storage, rows, stream);
   return LastError();
 }

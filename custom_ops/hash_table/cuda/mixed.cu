@@ -67,14 +67,14 @@ int FusedrecDeviceTable::MoveRows(const Received& received, const AdmitScratch& 
     FUSEDREC_TRY(CopyToHost(&moved, &ranks[1], 1, stream));
     cold_.Take(static_cast<int64_t>(moved));
     hot_.free += static_cast<int64_t>(moved);
-    if (moved > 0) moved_at_ = std::max<int64_t>(moved_at_, clock);
+    if (moved > 0) stale_until_ = std::max(stale_until_, clock - window_);
   }
   if (moves.promoted > 0) {
     const Move up{true, cold_.free, hot_.Fresh(), &ranks[0], version};
     LaunchMove(View(), received.view.num_ids, Misplaced{choice, true}, up, stream);
     hot_.Take(moves.promoted);
     cold_.free += moves.promoted;
-    moved_at_ = std::max<int64_t>(moved_at_, clock);
+    stale_until_ = std::max(stale_until_, clock - window_);
   }
   return LastError();
 }

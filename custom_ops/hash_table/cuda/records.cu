@@ -58,6 +58,6 @@ int FusedrecDeviceTable::WriteRecords(const int64_t* splits, const int64_t* ids,
   FUSEDREC_TRY(CopyToHost(&latest, last, 1, stream));
   // A lookup's clock must be ahead of the clocks in all rows.
   clock_ = std::max(clock_, latest);
-  moved_at_ = int64_t{clock_} + options_.window;  // gradients of earlier lookups are of the values before
+  stale_until_ = clock_;  // gradients of earlier lookups are of the values before
   return kCudaSuccess;
 }

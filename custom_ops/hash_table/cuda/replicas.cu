@@ -256,7 +256,7 @@ int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge,
   int64_t gone;
   removed.replicas_know = true;
   if (num_left > 0) {
-    FUSEDREC_TRY(table->TakeRowsOut(IsMarked{}, table->clock_, false, removed, &gone, stream));
+    FUSEDREC_TRY(table->TakeRowsOut(IsMarked{}, pins.clock - pins.window, false, removed, &gone, stream));
   }
   removed.replicas_know = false;
   if (count > 0) {

@@ -35,7 +35,7 @@ int FusedrecDeviceTable::Count(const Wanted& wanted, const SelectScratch& at, in
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed,
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t stale_until, bool evicted, const RemovedRows& removed,
                                      int64_t* gone, void* stream) {
   LeftRow* const left = removed.left;
   const auto take_out = [&](unsigned long long* gone_of) {
@@ -45,7 +45,7 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
   std::vector<int64_t> counts;
   FUSEDREC_TRY(Select(wanted, take_out, removed, &counts, stream));
   *gone = counts[0];
-  if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
+  if (*gone > 0) stale_until_ = std::max(stale_until_, stale_until);
   rows_.free += *gone;
   hot_.free += counts[1 + segments()];
   cold_.free += counts[2 + segments()];

@@ -189,7 +189,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
 
 int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  table->moved_at_ = int64_t{table->clock_} + table->options_.window;
+  table->stale_until_ = table->clock_;
   table->segments_ = std::vector<FusedrecDeviceTable::Segment>(table->segments());
   table->waiting_ = FusedrecDeviceTable::Waiting();
   for (auto* const chunks : {&table->rows_, &table->hot_, &table->cold_}) *chunks = FusedrecDeviceTable::Chunks();
@@ -199,7 +199,7 @@ int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) {
 int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   FUSEDREC_TRY(DropSums(stream));
-  moved_at_ = int64_t{clock_} + options_.window;
+  stale_until_ = clock_;
   rows_.free = rows_.next = 0;
   for (Segment& segment : segments_) {
     segment.size = segment.removed = 0;
@@ -253,7 +253,7 @@ void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t
   std::lock_guard<std::mutex> lock(table->mutex_);
   table->clock_ = static_cast<uint32_t>(clock);
   table->version_ = static_cast<uint32_t>(version);
-  table->moved_at_ = clock + table->options_.window;  // handles of before are of another clock
+  table->stale_until_ = clock;  // handles of before are of another clock
 }
 
 int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table) {

@@ -228,7 +228,7 @@ struct FusedrecDeviceTable {
   template <typename Wanted>
   int Count(const Wanted& wanted, const SelectScratch& at, int64_t* count, void* stream) const;
   template <typename Wanted>
-  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed, int64_t* gone,
+  int TakeRowsOut(const Wanted& wanted, int64_t stale_until, bool evicted, const RemovedRows& removed, int64_t* gone,
                   void* stream);
   int CountThatMayLeave(int64_t segment, const Pins& pins, const SelectScratch& select, int64_t* count,
                         void* stream) const;
@@ -269,7 +269,7 @@ struct FusedrecDeviceTable {
   int AllocateSums(int64_t kept, int64_t more, Waiting* grown) const;
   int GrowSums(Waiting grown, const int64_t* handles, int64_t more, void* stream);
   int DropSums(void* stream);
-  Pins PinsAt(uint32_t clock, uint32_t attempt) const { return {clock, attempt, options_.window, waiting_.since}; }
+  Pins PinsAt(uint32_t clock, uint32_t attempt) const { return {clock, attempt, window_, waiting_.since}; }
 
   TableView View() const;
   InitialValues Initial() const;
@@ -300,7 +300,8 @@ struct FusedrecDeviceTable {
   Array<SegmentLines> views_;  // [segments], then the candidates'
   uint32_t clock_ = 0, version_ = 0;
   int64_t full_segment_ = 0;  // the segment that kDeviceTableFull is about
-  int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
+  int64_t window_ = 1;        // of the latest lookup
+  int64_t stale_until_ = -1;  // clock of the latest lookup with rows that may have left or moved
   bool refuses_new_rows_ = false;
   Waiting waiting_;
   // Lookups and updates begun: tells the touches of a failed lookup from the touches of the next. An update touches its

@@ -71,7 +71,7 @@ class Update {
     FUSEDREC_TRY(memory_.Take({{&begin_, in_.num_rows + 1}, {&count_, 1}}));
     FUSEDREC_TRY(sort_.Take(in_.num_ids, &memory_));
     FUSEDREC_TRY(table_->CheckHandles(in_, sum_of_row, ++table_->attempt_, &facts_, stream_));
-    return int64_t{facts_.oldest} + table_->options_.window <= table_->moved_at_ ? kDeviceStale : kCudaSuccess;
+    return int64_t{facts_.oldest} <= table_->stale_until_ ? kDeviceStale : kCudaSuccess;
   }
   // launch(begin, columns, count) uses the gradients, unless every handle is of another part of the lookup, and counts the
   // rows that it leaves out.

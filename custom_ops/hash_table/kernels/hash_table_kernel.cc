@@ -82,7 +82,7 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
   explicit RowsOp(OpKernelConstruction* ctx) : TableKernel<kOn, Table::Access::kAsTheyAre>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     if (ctx->HasAttr("read_rows")) OP_REQUIRES_OK(ctx, ctx->GetAttr("read_rows", &reads_rows_));
-    if (ctx->HasAttr("as_training")) OP_REQUIRES_OK(ctx, ctx->GetAttr("as_training", &as_training_));
+    if (ctx->HasAttr("window")) OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &window_));
     if (!ctx->HasAttr("N")) return;
     tensorflow::DataTypeVector types;
     int64_t count;
@@ -141,7 +141,8 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     return absl::OkStatus();
   }
 
-  bool reads_rows_ = true, as_training_ = false;  // of TableLookup, and of TableRead
+  bool reads_rows_ = true;  // of TableLookup
+  int64_t window_ = 0;      // of TableLookup and TableRead
 
  private:
   int64_t dim_;
@@ -171,7 +172,7 @@ class TableLookupOp : public RowsOp<kOn, T> {
     int64_t num_rows;
     TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({message.num_ids}), &handles));
-    TF_RETURN_IF_ERROR(table->Lookup(call, message, given, rows, Out<int32_t>(inverse).data(),
+    TF_RETURN_IF_ERROR(table->Lookup(call, message, this->window_, given, rows, Out<int32_t>(inverse).data(),
                                      Out<int64_t>(&handles).data(), &num_rows));
     ctx->set_output(1, handles.Slice(0, num_rows));
     return absl::OkStatus();
@@ -216,7 +217,7 @@ class TableReadOp : public RowsOp<kOn, T> {
     const Ahead* given;
     TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
     TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
-    return table->Read(call, message, given, this->as_training_, rows);
+    return table->Read(call, message, this->window_, given, rows);
   }
 };
 

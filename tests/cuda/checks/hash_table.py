@@ -246,7 +246,7 @@ def check_what_does_not_fit_is_refused(kernels):
         for call in (table.lookup, table.find):
             assert answer_of(call, entries, splits) == INVALID, entries
     entries, splits, message = table.message([0], [2**30, 2**30])  # refused before an entry is read
-    assert kernels.answer("table_find", table.handle, message, False, 0, None, 0, None) == INVALID
+    assert kernels.answer("table_find", table.handle, message, 0, 0, None, 0, None) == INVALID
     assert table.size()[0].tolist() == [0, 0, 0]
     most, count = 2**30, np.zeros(1, np.int64)
     step = Step(1.0, 1)

@@ -103,11 +103,11 @@ def test_a_look_ahead_of_another_message(table, other):
     message, splits, _ = pack([[[1, 2], [4]]])
     ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
     before = table.statistics()
-    for op in (ops.table_lookup, functools.partial(ops.table_read, as_training=True)):
+    for op in (ops.table_lookup, functools.partial(ops.table_read, window=1)):
         with pytest.raises(Invalid, match="message must be that of the look-ahead, .* got other ids or another order"):
             op(table.handle, *pack(other)[:2], ahead, dim=4)
     assert table.statistics() == before
-    rows = ops.table_read(table.handle, message, splits, ahead, as_training=True, dim=4)[:3]
+    rows = ops.table_read(table.handle, message, splits, ahead, window=1, dim=4)[:3]
     np.testing.assert_array_equal(rows, table.find([[[1, 2], [4]]]))
 
 
@@ -121,9 +121,9 @@ def test_reads_as_training(table):
         ((tf.constant([5, 0, 7], tf.int64), splits), "rank 0"),
     ):
         with pytest.raises(Invalid, match=words):
-            ops.table_read(table.handle, *arguments, as_training=True, dim=4)
+            ops.table_read(table.handle, *arguments, window=1, dim=4)
     with pytest.raises(Invalid, match="dim must be that of the table, 4, got 3"):
-        ops.table_read(table.handle, message, splits, as_training=True, dim=3)
+        ops.table_read(table.handle, message, splits, window=1, dim=3)
     with pytest.raises(Invalid, match="rank 0"):
         ops.table_lookup(table.handle, tf.constant([5, 0, 7], tf.int64), splits, with_rows=False, dim=4)
     assert table.statistics() == [[0] * 6] * 2
@@ -295,8 +295,8 @@ SPECS = {
     "a_text": ({"tier_folder": True}, "tier.folder of table '' must be a text, got True"),
     "a_number": ({"a": "x"}, "initializer.a of table '' must be a finite number, got 'x'"),
     "tables_of_two_groups": (
-        {"segments": 2, "window": [1, 2], "names": ["a", "b"]},
-        "lookups_per_update of table 'b' must be that of the other tables of its group, 1, got 2",
+        {"segments": 2, "averaged": [False, True], "names": ["a", "b"]},
+        "averaged of table 'b' must be that of the other tables of its group, False, got True",
     ),
     "a_sum_of_budgets": (
         {"segments": 2, "memory_budget": [2**48, 1], "tier_folder": "."},

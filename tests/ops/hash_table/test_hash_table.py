@@ -190,7 +190,7 @@ def test_shape_functions():
     assert inferred(lookup, resource, message, splits) == [[None, 8], [None], [None]]
     find = lambda table, m, s: ops.table_read(table, m, s, dim=8, dtype=tf.float16)  # noqa: E731
     assert inferred(find, resource, message, splits) == [[None, 8]]
-    peek = lambda table, m, s: ops.table_read(table, m, s, as_training=True, dim=3)  # noqa: E731
+    peek = lambda table, m, s: ops.table_read(table, m, s, window=1, dim=3)  # noqa: E731
     assert inferred(peek, resource, message, splits) == [[None, 3]]
     touch = lambda table, m, s: ops.table_lookup(table, m, s, with_rows=False, dim=8)  # noqa: E731
     assert inferred(touch, resource, message, splits) == [[0, 8], [None], [None]]

@@ -13,7 +13,7 @@ from tf_fusedrec.ops._library import _functions
 # Options that are no fields of the three records.
 OWN = {
     "name", "dim", "seed", "initializer", "initializer.a", "initializer.b", "unknown", "record_tombstones",
-    "lookups_per_update", "averaged", "rule",
+    "averaged", "rule",
 }  # fmt: skip
 RECORDS = {name: record for name, record in config.RECORDS.items() if name != "external"}
 
@@ -23,7 +23,7 @@ def test_records_and_schema_have_the_same_options_and_defaults():
     fields = {f"{name}.{f.name}": f for name, record in RECORDS.items() for f in dataclasses.fields(record)}
     assert {*schema} == {*fields, *OWN}
     record = fr.TableConfig("t", 1, fr.optimizers.SGD(0.1)).record(seed=0)
-    assert {*record} == {*schema} - {"lookups_per_update", "averaged", "rule"}
+    assert {*record} == {*schema} - {"averaged", "rule"}
     assert {path: schema[path]["default"] for path in fields} == {path: record[path] for path in fields}
 
 

@@ -39,7 +39,7 @@ class History:
         self.options = options
         names = {name: value for name, value in options.items() if name not in ("unknown", "tier_folder")}
         self.table, self.oracle = self._new_table(), TableOracle(2, initial, **names)
-        self.window, self.adagrad = options.get("window", 1), options.get("rule") == "adagrad"
+        self.adagrad = options.get("rule") == "adagrad"
         self.waiting, self.coming = [], None
 
     def _new_table(self):
@@ -58,8 +58,8 @@ class History:
         message, splits, _ = pack(batch[:1] if apart else batch)
         self.coming = batch, apart, ops.table_look_ahead(self.table.handle, message, splits, dim=DIM)
 
-    def train(self, batch, number, *, apart=False, uses_ahead=False, in_parts=False):
-        """Looks up a batch, or the one of the last look-ahead, and updates `window` - 1 lookups later.
+    def train(self, batch, number, *, depth=1, apart=False, uses_ahead=False, in_parts=False):
+        """Looks up a batch, or the one of the last look-ahead, and updates so that fewer than `depth` updates wait.
 
         apart: Reads the rows of the first source before the lookup, which then reads none.
         in_parts: Sums the gradients in two halves before the update.
@@ -68,6 +68,7 @@ class History:
         if uses_ahead and self.coming:
             (batch, apart, ahead), self.coming = self.coming, None
         message, splits, received = pack(batch)
+        window = self.table.window = self.oracle.window = len(self.waiting) + 1
         try:
             want = self.oracle.lookup(received)
         except Exhausted:
@@ -76,10 +77,10 @@ class History:
             return
         if apart:
             part, part_splits, of_part = pack(batch[:1])
-            rows = ops.table_read(self.table.handle, part, part_splits, ahead, as_training=True, dim=DIM)
+            rows = ops.table_read(self.table.handle, part, part_splits, ahead, window=window, dim=DIM)
             want = want[: len(of_part)]
         found = ops.table_lookup(
-            self.table.handle, message, splits, None if apart else ahead, with_rows=not apart, dim=DIM
+            self.table.handle, message, splits, None if apart else ahead, with_rows=not apart, window=window, dim=DIM
         )
         self._check_rows(rows if apart else found.rows, want)
         handles = found.handles.numpy()[found.inverse.numpy()]
@@ -88,7 +89,7 @@ class History:
         places = {(handle, key if handle == -1 else 0) for key, handle in zip(received, handles)}
         assert len(places) == len(set(received))
         self.waiting.append((found, received, handles != -1, number, in_parts))
-        if len(self.waiting) == self.window:
+        while len(self.waiting) >= depth:
             self._update(*self.waiting.pop(0))
 
     def _update(self, found, received, has_row, number, in_parts):
@@ -145,7 +146,7 @@ class History:
     def move_to_a_new_table(self):
         """Moves rows, candidates and the clock, like a checkpoint. Statistics and tombstones begin anew."""
         self.settle()
-        self.coming = None
+        self.coming, self.oracle.window = None, 1
         old, self.table = self.table, self._new_table()
         for segment in range(2):
             keys, handles = ops.table_keys(old.handle, segment)
@@ -195,7 +196,9 @@ class History:
 ids = st.lists(st.sampled_from(IDS), max_size=6)
 batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=3)
 segments = st.sampled_from([0, 1])
-forms = st.fixed_dictionaries({name: st.booleans() for name in ("apart", "uses_ahead", "in_parts")})
+forms = st.fixed_dictionaries(
+    {"depth": st.sampled_from([1, 1, 2, 3]), **{name: st.booleans() for name in ("apart", "uses_ahead", "in_parts")}}
+)
 train = st.tuples(st.just("train"), batches, st.integers(-8, 8), forms)
 operations = st.one_of(
     train, train,  # twice as often as the others
@@ -224,7 +227,6 @@ policies = st.fixed_dictionaries(
         "frequency_decay_steps": by_segment([0, 0, 1, 2, 5]),
         "hot_after": st.sampled_from([0, 0, 2, 3]),
         "record_tombstones": st.booleans(),
-        "window": st.sampled_from([1, 1, 2]),
         "rule": st.sampled_from(["sgd", "adagrad"]),
         "unknown": st.sampled_from(["initial", "zeros"]),
     }
@@ -269,7 +271,7 @@ def long_options(random, folder):
         "max_rows": [int(rows) for rows, _ in chosen], "eviction": [policy for _, policy in chosen],
         "ttl": pick([0, 0, 5, 32]), "admission_count": pick([1, 1, 2]), "max_candidates": pick([0, 40]),
         "frequency_decay_steps": pick([0, 1, 3, 7, 16, 100]), "record_tombstones": bool(random.random() < 0.5),
-        "window": int(random.integers(1, 3)), "rule": str(random.choice(["sgd", "adagrad"])), **storage,
+        "rule": str(random.choice(["sgd", "adagrad"])), **storage,
     }  # fmt: skip
 
 
@@ -285,7 +287,8 @@ def long_history(seed, folder, steps=60):
     met = collections.Counter()
     for step in range(1, steps + 1):
         apart, uses_ahead, in_parts = random.random(3) < 0.4
-        history.train(batch(step), int(random.integers(-8, 9)), apart=apart, uses_ahead=uses_ahead, in_parts=in_parts)
+        forms = {"depth": int(random.integers(1, 4)), "apart": apart, "uses_ahead": uses_ahead, "in_parts": in_parts}
+        history.train(batch(step), int(random.integers(-8, 9)), **forms)
         history.find(batch(step))
         if random.random() < 0.3:
             history.look_ahead(batch(step + 1), random.random() < 0.5)

@@ -57,7 +57,7 @@ absl::StatusOr<int64_t> TakeLowest(ShardedRows* rows, int64_t first, int64_t las
       std::nth_element(victims.begin(), victims.begin() + (count - gone), victims.end());
       victims.resize(count - gone);
     }
-    rows->pins().NoteMove(pins.now);
+    rows->pins().NoteMove(pins);
     for (const Victim& victim : victims) {
       Shard* shard = &rows->shards()[victim.shard];
       std::lock_guard<std::mutex> lock(shard->mutex);
@@ -128,7 +128,7 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
   if (gone >= excess) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "max_rows_per_rank of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
-      " rows more while the rows of the last ", rows_->spec().window,
+      " rows more while the rows of the last ", rows_->pins().Current().window,
       " lookups, and rows whose gradients wait, may not leave",
       limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
       ". The table is what it was. Remedy: a larger max_rows_per_rank, an eviction policy, or smaller batches."));
@@ -203,7 +203,7 @@ int64_t Evictor::EvictExpiredIn(Shard* shard, int64_t segment, const Pins& pins,
     if (is_over(header)) expired.push_back(id);
   });
   const int64_t scanned = shard->keys[segment].size();
-  if (!expired.empty()) rows_->pins().NoteMove(pins.now);
+  if (!expired.empty()) rows_->pins().NoteMove(pins);
   for (const int64_t id : expired) rows_->RemoveKey(shard, segment, id);
   shard->statistics[segment].evictions += expired.size();
   return scanned;
@@ -257,7 +257,7 @@ absl::Status Demoter::DemoteIn(Shard* shard, int64_t segment, uint32_t clock, co
     const int64_t count = limits.CountAt(header.count, header.last, clock);
     if (count >= rows_->spec().hot_after || pins.Hold(header)) continue;
     const uint32_t last = header.last;
-    rows_->pins().NoteMove(pins.now);
+    rows_->pins().NoteMove(pins);
     FUSEDREC_TRY(rows_->MoveRow(shard, segment, id, 1, &handle));
     // The rounding has changed the row, which a delta checkpoint must know.
     rows_->Header(handle)->updated = rows_->version();
@@ -277,7 +277,7 @@ int64_t FileTier::ExcessWith(int64_t new_rows) const {
 absl::Status FileTier::Full(int64_t lacking) const {
   return absl::ResourceExhaustedError(absl::StrCat(
       "memory_budget_per_rank holds ", memory_rows(), " rows, but a batch needs ", lacking, " more while the rows of the ",
-      "last ", rows_->spec().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
+      "last ", rows_->pins().Current().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
       "memory_budget_per_rank, or smaller batches."));
 }
 

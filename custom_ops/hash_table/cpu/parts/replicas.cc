@@ -125,7 +125,7 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
       std::lock_guard<std::mutex> shard_lock(shard->mutex);
       const uint32_t handle = shard->keys[segment].Find(left[i], TableHash(left[i]));
       if (handle == kAbsent || pins.Hold(*rows_->Header(handle))) continue;
-      rows_->pins().NoteMove(pins.now);
+      rows_->pins().NoteMove(pins);
       rows_->RemoveKey(shard, segment, left[i]);
       shard->unsynced[segment].pop_back();  // no replica needs the change
     }

@@ -1,7 +1,8 @@
 // Tells which rows may be in use, so that they neither leave nor move, and which handles are no longer valid.
 //
 // The header of a row has the clock of its last lookup (`last`). A row is pinned if this clock belongs to a lookup that
-// runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait.
+// runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait. Each lookup says how
+// many lookups, with itself, have gradients to come: its window, in force until the next lookup.
 #pragma once
 
 #include <algorithm>
@@ -49,14 +50,16 @@ class RunningLookups {
  public:
   struct Now {
     uint32_t clock;                 // of the last lookup
+    int64_t window;                 // of the last lookup
     std::vector<uint32_t> running;  // clocks of the lookups that run
   };
 
   // A lookup that runs from its construction to its destruction. It has a clock and a scratch of its own.
   class Lookup {
    public:
-    explicit Lookup(RunningLookups* all) : all_(all) {
+    Lookup(RunningLookups* all, int64_t window) : all_(all) {
       std::lock_guard<std::mutex> lock(all_->mutex_);
+      all_->window_ = window;
       clock_ = all_->clock_.fetch_add(1) + 1;
       begun_ = ++all_->begun_;
       all_->running_.push_back(clock_);
@@ -103,7 +106,7 @@ class RunningLookups {
   uint32_t clock() const { return clock_.load(); }
   Now now() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return {clock_.load(), running_};
+    return {clock_.load(), window_, running_};
   }
   void SetClock(uint32_t clock) { clock_.store(clock); }
   // Sets the clock unless it is ahead.
@@ -118,6 +121,7 @@ class RunningLookups {
   std::atomic<uint32_t> clock_{0};
   mutable std::mutex mutex_;  // guards the members below
   std::vector<uint32_t> running_;
+  int64_t window_ = 1;
   int64_t begun_ = 0;  // lookups
   std::array<std::pair<uint32_t, uint64_t>, kRemembered> handles_{};  // clock and sum of the latest lookups
   std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
@@ -137,26 +141,20 @@ struct Pins {
 
 class PinnedRows {
  public:
-  explicit PinnedRows(int64_t window) : window_(window) {}
-
   RunningLookups& lookups() { return lookups_; }
   const RunningLookups& lookups() const { return lookups_; }
   uint32_t clock() const { return lookups_.clock(); }
   Pins Current() const {
     RunningLookups::Now now = lookups_.now();
-    return {now.clock, waiting_since(), window_, std::move(now.running)};
+    return {now.clock, waiting_since(), now.window, std::move(now.running)};
   }
 
-  // Notes that rows leave or move which no pin of this clock holds.
-  void NoteMove(int64_t clock) {
-    int64_t seen = moved_at_.load();
-    while (seen < clock && !moved_at_.compare_exchange_weak(seen, clock)) {
-    }
-  }
+  // Notes that rows leave or move which these pins do not hold.
+  void NoteMove(const Pins& pins) { NoteMoveUntil(pins.now - pins.window); }
   // Notes that any row may leave or move.
-  void NoteMoveOfAny() { NoteMove(clock() + window_); }
+  void NoteMoveOfAny() { NoteMoveUntil(clock()); }
   // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
-  bool IsStale(uint32_t clock) const { return clock + window_ <= moved_at_.load(std::memory_order_acquire); }
+  bool IsStale(uint32_t clock) const { return clock <= stale_until_.load(std::memory_order_acquire); }
 
   // Clock of the first lookup whose gradients wait; 0: none do.
   uint32_t waiting_since() const { return waiting_since_.load(std::memory_order_acquire); }
@@ -170,13 +168,18 @@ class PinnedRows {
   // Sets the clock. Handles from before count lookups of another clock, so they become invalid.
   void SetClock(uint32_t clock) {
     lookups_.SetClock(clock);
-    moved_at_.store(int64_t{clock} + window_);
+    stale_until_.store(clock);
   }
 
  private:
-  const int64_t window_;
+  void NoteMoveUntil(int64_t clock) {
+    int64_t seen = stale_until_.load();
+    while (seen < clock && !stale_until_.compare_exchange_weak(seen, clock)) {
+    }
+  }
+
   RunningLookups lookups_;
-  std::atomic<int64_t> moved_at_{-1};  // clock of the last lookup that made rows leave or move
+  std::atomic<int64_t> stale_until_{-1};  // clock of the latest lookup with rows that may have left or moved
   std::atomic<uint32_t> waiting_since_{0};
 };
 

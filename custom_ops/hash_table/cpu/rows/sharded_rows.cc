@@ -20,8 +20,7 @@ ShardedRows::ShardedRows(TableSpec spec)
     : spec_(std::move(spec)),
       has_max_rows_(AnyOf(spec_, [](const Limits& limits) { return limits.max_rows > 0; })),
       has_admission_(AnyOf(spec_, [](const Limits& limits) { return limits.admission_count > 1; })),
-      shards_(new Shard[kShards]),
-      pins_(spec_.window) {
+      shards_(new Shard[kShards]) {
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
     const double stagger = static_cast<double>(s) / kShards;

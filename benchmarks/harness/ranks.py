@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -11,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import harness
-from tf_fusedrec.exchange import collectives, horovod
+from tf_fusedrec.exchange import collectives
 
 CHECKED = 12  # steps whose losses are compared
 LOSS_TOLERANCE = 1e-5  # float32 sums in another order differ by 1e-7, and a dozen training steps amplify that
-AS_LAUNCHED = "tfra_as_launched"  # TFRA in a job that calls hvd.init alone
 
 
 class Turns(NamedTuple):
@@ -37,25 +35,20 @@ def turns(
     """Times the variants in turns. Each repeat starts with another variant, and all begin a turn together.
 
     Args:
-      variants: Functions of the inputs. AS_LAUNCHED runs without the policy of fr.init, which keeps Gloo from taking
-        cores from computing threads.
+      variants: Functions of the inputs.
       warmup, repeats: Numbers of repeats that are not measured, and that are.
       inputs: Returns the arguments of all variants in a repeat, which is negative during the warm-up.
     """
-    names, threads = list(variants), horovod.threads_without_preemption()
+    names = list(variants)
     seconds = np.zeros([2, len(names), repeats])
     inputs = functools.lru_cache(maxsize=1)(inputs)  # all variants of a repeat share them
     for repeat, name in harness.in_turns(names, repeats, warmup):
         arguments = inputs(repeat)
-        as_launched = horovod.with_preemption(threads) if name == AS_LAUNCHED else contextlib.nullcontext()
-        with as_launched:
-            collectives.barrier()
-            begin = time.perf_counter(), time.process_time()
-            variants[name](*arguments)
-            if repeat >= 0:
-                taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
-                seconds[:, names.index(name), repeat] = taken
-            collectives.barrier()  # lets the other ranks' turns end under the same policy
+        collectives.barrier()
+        begin = time.perf_counter(), time.process_time()
+        variants[name](*arguments)
+        if repeat >= 0:
+            seconds[:, names.index(name), repeat] = time.perf_counter() - begin[0], time.process_time() - begin[1]
     by_rank = collectives.all_gather(seconds[np.newaxis])
     wall, cpu = by_rank[:, 0].max(axis=0), by_rank[:, 1].mean(axis=0)
     return Turns(dict(zip(names, wall)), dict(zip(names, cpu)))
@@ -81,13 +74,12 @@ def compare_steps(
 ) -> dict[str, Any]:
     """Compares the losses of training steps, then times the steps in turns on new batches.
 
-    `steps` are tf.functions by name, "tfra" and "ours" among them; TFRA takes turns as AS_LAUNCHED, too. `batch` has
-    the arguments of a step by number. Returns ms_*, cpu_ms_* (medians) and ratio_vs_* (over the time of "ours") by
-    variant; alltoalls_per_step, counted in the graphs; and max_loss_difference over steps, variants and ranks.
+    `steps` are tf.functions by name, "ours" among them. `batch` has the arguments of a step by number. Returns ms_*,
+    cpu_ms_* (medians) and ratio_vs_* (over the time of "ours") by variant; alltoalls_per_step, counted in the graphs;
+    and max_loss_difference over steps, variants and ranks.
     """
     difference = check_losses({name: [float(step(*batch(n))) for n in range(CHECKED)] for name, step in steps.items()})
-    in_turns = {AS_LAUNCHED: steps["tfra"], **steps}
-    times = turns(in_turns, warmup=warmup, repeats=repeats, inputs=lambda n: batch(CHECKED + warmup + n))
+    times = turns(steps, warmup=warmup, repeats=repeats, inputs=lambda n: batch(CHECKED + warmup + n))
     graphs = {name: step.get_concrete_function(*batch(0)).graph.as_graph_def() for name, step in steps.items()}
     cpu = {f"cpu_ms_{name}": 1e3 * float(np.median(seconds)) for name, seconds in times.cpu.items()}
     return {

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.checkpoint import __main__ as checkpoint
 from benchmarks.harness import harness, ranks
 from benchmarks.harness.harness import Batches
-from benchmarks.harness.ranks import AS_LAUNCHED, Turns
+from benchmarks.harness.ranks import Turns
 from benchmarks.table import __main__ as table
 from benchmarks.table import ablation, peers, work
 from benchmarks.train_step import __main__ as train_step
@@ -157,7 +157,7 @@ def test_all_variants_train_alike_and_take_turns(monkeypatch):
     variants = {variant.name: variant(["a", "b"]) for variant in train_step.VARIANTS}
     fields = ranks.compare_steps({name: one.step for name, one in variants.items()}, batch, warmup=1, repeats=2)
     assert [len(variants[name].embedding.trainable_variables) for name in ("tfra", "swapped")] == [2, 1], "not fused"
-    assert fields["max_loss_difference"] <= ranks.LOSS_TOLERANCE and fields[f"ms_{AS_LAUNCHED}"] > 0
+    assert fields["max_loss_difference"] <= ranks.LOSS_TOLERANCE
     assert fields["ratio_vs_tfra"] == fields["ms_tfra"] / fields["ms_ours"]
     with pytest.raises(harness.CheckFailed, match="losses of ours by step against the losses of tfra"):
         ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})

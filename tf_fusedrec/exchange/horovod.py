@@ -1,30 +1,17 @@
-"""The engine Horovod: collectives, process sets, timeline, and the scheduling policy of its threads.
+"""The engine Horovod: collectives, process sets and the timeline.
 
-Gloo's loop thread waits in epoll, and skips an event while another thread has the lock of that connection. The event
-stays, so the loop spins. With fewer cores than threads it often wakes up on the core of the thread with the lock, and
-spins there until its time slice ends: 4 ms, two or three times per step.
-
-On Linux, a thread with the policy SCHED_BATCH waits for a free core when it wakes up, instead of taking one. It gets
-the same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. If
-the program called hvd.init() before, Gloo's loop exists already: it is a thread that waits in epoll.
+tools/horovod.patch changes its queue and Gloo's loop for ranks that share cores: with a Horovod that lacks it, the loop
+spins on a core while another thread has the lock of a connection.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import pathlib
-import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 
-# Numbers of the system calls epoll_wait and epoll_pwait.
-_EPOLL = {"x86_64": {"232", "281"}, "aarch64": {"22"}}
-_THREADS = pathlib.Path("/proc/self/task")
-_LOG = logging.getLogger("tf_fusedrec.exchange.horovod")
 # Horovod's all-to-all moves bytes, but does not accept bfloat16.
 _CARRIED_AS = {tf.bfloat16: tf.int16}
 _FEATURES = ("gloo", "mpi", "nccl", "cuda", "rocm", "ccl", "ddl")
@@ -59,11 +46,10 @@ class Horovod:
         if timeline:
             # horovodrun --timeline-filename has set a different value, which check_timeline refuses.
             os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-        if self._hvd.is_initialized():
-            stop_preemption_of_waiting_threads()
+        # Milliseconds between two looks of its thread. Its default, 1, is a large part of a step with many collectives.
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")
         process_sets = {ranks: self._hvd.ProcessSet(list(ranks)) for ranks in sets}
-        with without_preemption():
-            self._hvd.init(process_sets=list(process_sets.values()) or None)
+        self._hvd.init(process_sets=list(process_sets.values()) or None)
         self._process_sets = process_sets
         self.rank, self.size = self._hvd.rank(), self._hvd.size()
         _hvd = self._hvd
@@ -136,58 +122,3 @@ def stop_timeline() -> None:
     """Ends the record. Horovod completes the file a little later."""
     if _hvd is not None:
         _hvd.stop_timeline()
-
-
-@contextlib.contextmanager
-def without_preemption() -> Iterator[None]:
-    """Threads that this thread starts inside, and their threads, run under SCHED_BATCH.
-
-    No effect unless the process has the default policy. No op of TensorFlow may run inside, because its thread pools
-    would inherit the policy.
-    """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield
-        return
-    try:
-        _set_policy([0], os.SCHED_BATCH)
-    except OSError as error:
-        _LOG.warning("Horovod's threads may spin on the cores that compute: SCHED_BATCH is refused (%s).", error)
-        yield
-        return
-    try:
-        yield
-    finally:
-        _set_policy([0], os.SCHED_OTHER)
-
-
-def threads_without_preemption() -> list[int]:
-    """Numbers of this process's threads under SCHED_BATCH."""
-    threads = [int(path.name) for path in _THREADS.iterdir()]
-    return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
-
-
-def stop_preemption_of_waiting_threads() -> None:
-    """Puts threads that wait in epoll, such as Gloo's loop, under SCHED_BATCH, if they have the default policy."""
-    calls = _EPOLL.get(platform.machine(), set())
-    try:
-        for path in _THREADS.iterdir():
-            thread, call = int(path.name), (path / "syscall").read_text(encoding="utf-8").split()[0]
-            if call in calls and os.sched_getscheduler(thread) == os.SCHED_OTHER:
-                _set_policy([thread], os.SCHED_BATCH)
-    except OSError as error:
-        _LOG.warning("Horovod was initialized before tf_fusedrec, and its threads may spin on cores (%s).", error)
-
-
-@contextlib.contextmanager
-def with_preemption(threads: Sequence[int]) -> Iterator[None]:
-    """Threads have the default policy inside, as when Horovod starts them."""
-    _set_policy(threads, os.SCHED_OTHER)
-    try:
-        yield
-    finally:
-        _set_policy(threads, os.SCHED_BATCH)
-
-
-def _set_policy(threads: Sequence[int], policy: int) -> None:
-    for thread in threads:
-        os.sched_setscheduler(thread, policy, os.sched_param(0))

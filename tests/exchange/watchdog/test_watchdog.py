@@ -206,6 +206,35 @@ def test_a_killed_rank_is_not_taken_for_a_failure_of_another_one(tmp_path):
     assert "rank 0 failed" not in errors[0] and "Traceback" not in errors[0]
 
 
+KILLED_IN_A_MESSAGE = """
+import os, pathlib, signal, sys, threading, time
+import tf_fusedrec as fr
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
+
+def die_after_8_megabytes():
+    sent = lambda: int(pathlib.Path("/proc/self/io").read_text().split()[3])  # bytes written
+    begin = sent()
+    while sent() < begin + 2**23:
+        time.sleep(0.001)
+    pathlib.Path(sys.argv[1]).write_text(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+fr.init()
+if fr.rank() == 1:
+    threading.Thread(target=die_after_8_megabytes, daemon=True).start()
+collectives.all_to_all(tf.zeros([2**25]), tf.constant([2**24 - 1, 1, 2**24]), name="large")
+"""
+
+
+def test_a_rank_killed_inside_a_message_ends_all_ranks_at_once(tmp_path):
+    """Gloo forgot the messages that it was reading and writing, so their waiters waited for the limit of 600 s."""
+    codes, _ = run_program(tmp_path, str(tmp_path / "killed_at"), source=KILLED_IN_A_MESSAGE, number=3)
+    took_s = time.time() - float((tmp_path / "killed_at").read_text(encoding="utf-8"))
+    assert codes[1] == -signal.SIGKILL and 0 not in codes
+    assert took_s < 20  # 2 s on an idle machine, with the ends of the interpreters
+
+
 def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_stood_still_is_named(
     tmp_path, monkeypatch
 ):

@@ -135,8 +135,8 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
     extra = read_manifest(checkpoint)["extra"]
     if not extra or "experiment" not in extra:
         raise ValueError(
-            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Pass a "
-            "checkpoint of tf_fusedrec.models.train, or call tf_fusedrec.export in the program that wrote this one."
+            f"checkpoint {os.fspath(checkpoint)!r} names no experiment, so another program than `fusedrec train` wrote "
+            "it. Use a checkpoint of `fusedrec train`, or tf_fusedrec.export in the program that wrote this one."
         )
     try:
         experiment = from_dict(extra["experiment"])

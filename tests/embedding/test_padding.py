@@ -183,6 +183,9 @@ def test_padding_and_masks_follow_sorted_indices():
     np.testing.assert_allclose(each.flat_values, [rows[3], np.zeros(DIM), np.zeros(DIM), rows[9]], rtol=1e-6)
 
 
+@pytest.mark.skipif(
+    "dev" in keras.__version__, reason="in Keras 3.16.0.dev, the mask of Keras' own Embedding is lost here, too"
+)
 def test_later_layers_of_keras_honour_the_mask():
     emb = fr.FusedEmbedding(
         [fr.FeatureConfig("f", "item", padding_id=-1), fr.FeatureConfig("g", "item", "sum", padding_id=-1)],

@@ -197,4 +197,4 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     refused("checkpoint .* holds an experiment that this version does not know: embedding.optimizer", unknown)
     keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
     checkpoint.save(other, keras_model, layers=[make_embedding(from_dict(experiments.RETRIEVAL))])
-    refused("checkpoint .* was not written by tf_fusedrec.models.train: it names no experiment", other)
+    refused("checkpoint .* names no experiment, so another program than .fusedrec train. wrote it", other)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tf_fusedrec import tf
-from tf_fusedrec.data import GrowingFolder, ParquetFolder, StochasticLength, TokenBatches, cluster_samples
+from tf_fusedrec.data import ParquetFolder, StochasticLength, TokenBatches, cluster_samples
 from tf_fusedrec.data.growing import Partition, check_same_files
 from tf_fusedrec.data.plan import Cost
 from tf_fusedrec.models.build import columns, extra_tokens, ids_by_table, length_columns
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
+from tf_fusedrec.models.prepare import growing_folder, prepare_partition
 from tf_fusedrec.schedules import schedule
 
 
@@ -72,27 +73,30 @@ def _epochs(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, An
 
 def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
     data = experiment.data
+    root = data.input if data.follows_table else folder
     after = None
     if saved is not None:
         number, name = saved["partition"]
-        after = Partition(number, name, f"{folder}/{name}")
-        if saved["epoch"] == 0:  # The checkpoint lies inside the partition.
-            yield from _partition(experiment, after, saved)
-    growing = GrowingFolder(
-        folder,
-        marker=data.marker or None,
-        poll_s=data.poll_s,
-        timeout_s=data.timeout_s or None,
-        max_partitions=data.max_partitions or None,
-        after=after,
-    )
+        after = Partition(number, name, f"{root}/{name}")
+    growing = growing_folder(data, root, after)
+
+    def rows_of(partition: Partition) -> pathlib.Path:
+        """The rows of a partition. The first one of a table has been prepared with the parts that are held out."""
+        if not data.follows_table:
+            return pathlib.Path(partition.path)
+        return prepare_partition(experiment, growing, partition) / "train" if partition.number else folder
+
+    if after is not None and saved is not None and saved["epoch"] == 0:  # The checkpoint lies inside the partition.
+        yield from _partition(experiment, after, rows_of(after), saved)
     for partition in growing:
-        yield from _partition(experiment, partition, None)
+        yield from _partition(experiment, partition, rows_of(partition), None)
 
 
-def _partition(experiment: Experiment, partition: Partition, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
+def _partition(
+    experiment: Experiment, partition: Partition, rows: pathlib.Path, saved: Mapping[str, Any] | None
+) -> Iterator[FitCall]:
     """Yields the fit of a partition unless it has no rows. TokenBatches call it epoch 0, Keras epoch `number`."""
-    folder = _folder(experiment, pathlib.Path(partition.path))
+    folder = _folder(experiment, rows)
     check_same_files(folder)
     batches = _batches(experiment, folder, 1, saved)
     number, steps = partition.number, batches.steps_per_epoch

@@ -13,6 +13,8 @@ import os
 import pathlib
 
 import tf_fusedrec as fr
+from tf_fusedrec.data import GrowingFolder
+from tf_fusedrec.data.growing import Partition
 from tf_fusedrec.models import data_cache
 from tf_fusedrec.models.data_sets.events import Window
 from tf_fusedrec.models.data_sets.interactions import convert_sequences
@@ -22,7 +24,7 @@ from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_mo
 from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 from tf_fusedrec.models.data_sets.table import convert_table
 from tf_fusedrec.models.experiment import Experiment
-from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED
+from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 
 
@@ -37,6 +39,8 @@ def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Pat
       ValueError: data.input is not set, does not exist, or does not fit the experiment's task.
       RuntimeError: Rank 0 could not prepare the data; raised on the other ranks with its message.
     """
+    if experiment.data.follows_table:
+        experiment = _of_first_partition(experiment)
     folder, error = None, None
     if fr.rank() == 0:
         try:
@@ -108,6 +112,35 @@ def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.
         )  # fmt: skip
     else:
         convert_kuairand(source, folder, split=data.split)
+
+
+def growing_folder(data: DataConfig, path: str | os.PathLike, after: Partition | None = None) -> GrowingFolder:
+    """The growing folder of data.follow."""
+    return GrowingFolder(
+        path,
+        marker=data.marker or None,
+        poll_s=data.poll_s,
+        timeout_s=data.timeout_s or None,
+        max_partitions=data.max_partitions or None,
+        after=after,
+    )
+
+
+def _of_first_partition(experiment: Experiment) -> Experiment:
+    """Returns the experiment with the first partition as its data. Waits for it. Collective."""
+    data = experiment.data
+    first = next(iter(growing_folder(data, data.input)), None)
+    if first is None:
+        raise ValueError(f"data.input {data.input!r} has ended without a partition (a folder with {data.marker}).")
+    return dataclasses.replace(experiment, data=dataclasses.replace(data, input=first.path, follow=False))
+
+
+def prepare_partition(experiment: Experiment, growing: GrowingFolder, partition: Partition) -> pathlib.Path:
+    """Returns the folder of a later partition of a table. All of its events are train. Collective."""
+    data = dataclasses.replace(
+        experiment.data, input=partition.path, earlier=tuple(growing.before(partition)), held_out="none", follow=False
+    )
+    return prepare_data(dataclasses.replace(experiment, data=data), data.cache)
 
 
 def with_new_data(experiment: Experiment, source: str, *, held_out: str) -> Experiment:

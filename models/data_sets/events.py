@@ -24,7 +24,7 @@ import numpy as np
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
-HELD_OUT = ("both", "test", "validation", "all")
+HELD_OUT = ("both", "test", "validation", "all", "none")
 SPLIT = (
     "By time: the first {train:g} of the events in time are train, the next {validation:g} are validation, the rest "
     "are test. Events of one time are not divided. {use} Rows have windows of {window} exposures of a user, and as "
@@ -34,6 +34,7 @@ SPLIT = (
 _USE = {
     "both": "The folders train, validation and test hold these parts.",
     "test": "The folder train holds train and validation, the folder test holds test.",
+    "none": "The folder train holds all of them, and test is empty.",
     "all": "The folder test holds all of them, and train those of earlier days.",
     "validation": "The folder train holds train, the folder test holds validation; test is left out.",
 }
@@ -89,7 +90,8 @@ def write_events(
       source: Description of the source for dataset.json.
       held_out: Held-out parts, one of HELD_OUT. "both" writes folders for validation and test. "test" trains on the
         validation part, too. "validation" puts it into the folder test and leaves the test part out, so that settings
-        can be chosen without it. "all" puts all events into the folder test, to evaluate a trained model.
+        can be chosen without it. "all" puts all events into the folder test, to evaluate a trained model, and
+        "none" into the folder train.
       window: Sizes of rows and parts.
       catalogue: <int64>[I], all items without duplicates; None: the items of the events.
       strings, codes, id_kinds: See write_dataset.
@@ -103,7 +105,7 @@ def write_events(
     shown = np.ones(len(events.time), bool) if events.shown is None else events.shown
     parts = _parts(events.time, shown, held_out, sizes)
     for name, part in parts.items():
-        if not part.any() and (held_out, name) != ("all", "train"):
+        if not part.any() and (held_out, name) not in (("all", "train"), ("none", "test")):
             raise ValueError(
                 f"{path}: got no event for {name}, of {len(part)} events with {len(np.unique(events.time))} distinct "
                 "times. Want events at four times or more. Check the column of the time, or set held_out to 'test'."
@@ -115,8 +117,8 @@ def write_events(
         for name, part in parts.items()
         if part.any()
     }
-    if "train" not in rows:
-        rows["train"] = rows["test"].slice(0, 0)
+    for name in parts.keys() - rows.keys():
+        rows[name] = next(iter(rows.values())).slice(0, 0)
     return write_dataset(
         output,
         task="ranking",
@@ -141,6 +143,8 @@ def _parts(time: np.ndarray, shown: np.ndarray, held_out: str, sizes: Window) ->
     """Masks <bool>[N] of the events of each part by name. All are part of `shown` <bool>[N]."""
     if held_out == "all":
         return {"train": ~shown, "test": shown}
+    if held_out == "none":
+        return {"train": shown, "test": np.zeros(len(time), bool)}
     ordered = np.sort(time[shown])
 
     def since(share: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,10 +42,10 @@ class DataConfig:
     bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # table: see data.table_map.ColumnMap
-    held_out: str = "both"  # movielens_ranking, table: one of data.events.HELD_OUT; "validation" leaves test out
+    held_out: str = "both"  # movielens_ranking, table: one of data.events.HELD_OUT
     window: int = 32  # movielens_ranking, table: exposures of a row
     cache: str = "runs/.data"  # folder of converted data, on a file system that all ranks see
-    follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
+    follow: bool = False  # train/, or the input of a table, grows by partitions, see tf_fusedrec.data.GrowingFolder
     marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
     poll_s: float = 30.0
     timeout_s: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
@@ -65,6 +66,8 @@ class DataConfig:
             _ = self.column_map
         elif self.columns:
             raise ValueError(f"data.columns is for the source 'table', but data.source is {self.source!r}. Remove it.")
+        if self.follow and self.source == "table" and not self.marker:
+            raise ValueError("data.marker is empty, but partitions of a table need one, such as _SUCCESS. Set it.")
         if self.earlier and self.source != "table":
             raise ValueError(f"data.earlier is for the source 'table', but data.source is {self.source!r}. Remove it.")
         given = list(self.sizes())
@@ -74,6 +77,11 @@ class DataConfig:
             )
         for name in given:
             check_at_least(f"data.{name}", getattr(self, name), 1)
+
+    @property
+    def follows_table(self) -> bool:
+        """Whether raw partitions of a table are converted as they come."""
+        return self.follow and self.source == "table" and not (pathlib.Path(self.input) / "dataset.json").is_file()
 
     @property
     def column_map(self) -> ColumnMap:

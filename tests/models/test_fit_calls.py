@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -130,3 +131,38 @@ def _ids_and_splits(column):
 
 def _list(column):
     return column.to_list() if isinstance(column, tf.RaggedTensor) else column.numpy().tolist()
+
+
+def test_partitions_of_a_table_are_converted_as_they_come(tmp_path):
+    """The first one, of CSV, is divided into parts. The second one, of Parquet, follows the history of the first."""
+    raw, random = tmp_path / "raw", np.random.default_rng(0)
+    names = ["user", "item", "time", "clicked"]
+    days = []
+    for day in range(2):
+        users, clicked = random.integers(0, 4, 40), random.integers(0, 2, 40)
+        days.append([users, random.integers(0, 9, 40), np.arange(40) + 1000 * (day + 1), clicked])
+        (raw / f"day={day}").mkdir(parents=True)
+        (raw / f"day={day}/_SUCCESS").touch()
+    lines = ["user,item,time,clicked", *(",".join(map(str, row)) for row in zip(*days[0]))]
+    (raw / "day=0/log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pq.write_table(pa.table(dict(zip(names, days[1]))), raw / "day=1/log.parquet")
+    columns = {"user": "user", "item": "item", "time": "time", "labels": {"click": "clicked"}, "order": "any"}
+    data = {"source": "table", "columns": columns, "input": str(raw), "cache": str(tmp_path / "cache")}
+    model = {"kind": "dlrm", "conversion_label": "exposed_click", "dim": 4, "max_history": 200}
+    fields = {
+        "name": "days", "task": "ranking", "model": model, "train": {"epochs": 1, "target_tokens_per_rank": 512},
+        "data": {**data, "follow": True, "max_partitions": 2, "held_out": "test"},
+    }  # fmt: skip
+    experiment = from_dict(fields)
+    folder = prepare_data(experiment, tmp_path / "cache")
+    calls = list(fit_calls(experiment, folder, None))
+    rows = [list(call.dataset) for call in calls]
+    exposed = [sum(int(batch["exposed_item"].values.shape[0]) for batch in batches) for batches in rows]
+    assert exposed == [36, 40]
+    # The first event of a user on the second day follows all of the first day's.
+    history = np.concatenate([batch["history_item"].row_lengths() for batch in rows[1]])
+    users = np.concatenate([batch["user_id"] for batch in rows[1]])
+    for user in range(4):
+        assert history[users == user].min() == (days[0][0] == user).sum()
+    again = list(fit_calls(experiment, folder, json.loads(json.dumps(calls[1].position(1, 0)))))
+    assert [(call.epoch, call.steps, call.step) for call in again] == [(1, calls[1].steps, 0)]

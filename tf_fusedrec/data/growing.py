@@ -96,6 +96,12 @@ class GrowingFolder:
             self._last = Partition(self._number(), name, f"{self._path}/{name}")
             yield self._last
 
+    def before(self, partition: Partition) -> list[str]:
+        """Paths of the complete partitions before one, in the order of their names. Not collective."""
+        folder = filesystems.resolve(self._path, self._filesystem)
+        names = sorted(filesystems.folders_with(folder, self._marker), key=_order)
+        return [f"{self._path}/{name}" for name in names if _order(name) < _order(partition.name)]
+
     def _number(self) -> int:
         return 0 if self._last is None else self._last.number + 1
 

@@ -185,7 +185,9 @@ def test_lists_without_a_target_and_scores_that_are_nan():
 def test_predictions_that_are_no_lists_are_refused(name):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse", metrics=[IN_COMPILE[name]()])
-    with pytest.raises(ValueError, match=rf"metric '{name}' got predictions \((None|4), 1\).*Use .*(update_state|GAUC)\("):
+    with pytest.raises(
+        ValueError, match=rf"metric '{name}' got predictions \((None|4), 1\).*Use .*(update_state|GAUC)\("
+    ):
         model.fit(SCORES, TARGETS.astype(np.float32), verbose=0)
 
 

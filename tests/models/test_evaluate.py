@@ -1,19 +1,20 @@
 """Evaluation equals results by hand on a small data set; the command refuses wrong arguments."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from tests.models import experiments
 from tf_fusedrec import checkpoint, keras, tf
+from tf_fusedrec.cli.main import main as program
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 from tf_fusedrec.models import baselines
-from tf_fusedrec.models import evaluate as command
 from tf_fusedrec.models.baselines import PRIOR_EXPOSURES
 from tf_fusedrec.models.build import make_embedding, make_model
 from tf_fusedrec.models.data_sets.layouts import write_dataset
-from tf_fusedrec.models.evaluate import entropy_of_target, evaluate, evaluator
+from tf_fusedrec.models.evaluate import entropy_of_target, evaluate, evaluator, table
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.export import saved_experiment
 from tf_fusedrec.models.prepare import prepare_data
@@ -154,41 +155,39 @@ def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys
     results = evaluate(from_dict(experiments.RETRIEVAL), model, data).results
     saved(tmp_path / "run" / "checkpoint", model, groups=2)  # Replicas trained it, but one process has no replicas.
     for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):
-        command.main([str(tmp_path / run), "--json", str(tmp_path / "out.json"), *further])
-        written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-        assert written["test"] == pytest.approx(results, rel=1e-6)  # Rows, weights and processes are the same.
-    printed = capsys.readouterr().out
-    assert printed.count(f"{'hr@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}") == 3
+        assert program(["evaluate", str(tmp_path / run), "--json", *further]) == 0
+        test = json.loads(capsys.readouterr().out)["test"]
+        assert test == pytest.approx(results, rel=1e-6)  # Rows, weights and processes are the same.
+    assert program(["evaluate", str(tmp_path / "run")]) == 0
+    line = f"{'hr@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}"
+    assert line in capsys.readouterr().out.splitlines()
     assert saved_experiment(tmp_path / "run" / "checkpoint").embedding.groups == 1
 
 
 def test_metrics_without_a_value_have_their_line():
     # Without a user of both classes there is no GAUC.
-    assert command.table({"users": 3.0, "gauc": float("nan"), "baseline_gauc": 0.5}).splitlines()[1:] == [
+    assert table({"users": 3.0, "gauc": float("nan"), "baseline_gauc": 0.5}).splitlines()[1:] == [
         f"{'users':<14}{'3':>10}{'':>10}", f"{'gauc':<14}{'nan':>10}{'0.5000':>10}",
     ]  # fmt: skip
 
 
 def test_columns_stand_below_each_other_whatever_the_names():
-    lines = command.table({"profile_enter_calibration": 0.5, "auc": 0.25, "baseline_auc": 0.5}).splitlines()
+    lines = table({"profile_enter_calibration": 0.5, "auc": 0.25, "baseline_auc": 0.5}).splitlines()
     assert {line.index(value) + len(value) for line, value in zip(lines, ("test", "0.5000", "0.2500"))} == {37}
     assert lines[2].endswith("    0.5000") and len(lines[0]) == len(lines[2])
 
 
-def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
+def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path, capsys):
     run = tmp_path / "run"
 
     def refused(message, *arguments):
-        with pytest.raises(SystemExit, match=f"^error: {message}"):
-            command.main([str(argument) for argument in arguments or [run]])
+        assert program(["evaluate", *map(str, arguments or [run])]) == 1
+        assert re.match(f"error: {message}", capsys.readouterr().err)
 
-    refused("RUN must be an output folder of tf_fusedrec.models.train, got .*, which is no folder")
     run.mkdir()
     refused("folder must hold a checkpoint, but .*run/manifest.json is missing")
     data = prepare_data(from_dict(experiments.RETRIEVAL), run / "data")
     saved(run / "checkpoint", untrained())
-    refused("--json must be a file in an existing folder, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")
-    refused("data.input .* is '/nowhere', which does not exist", run, "--data", "/nowhere")
     facts = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
     (data / "dataset.json").write_text(json.dumps({**facts, "task": "ranking"}), encoding="utf-8")
     refused("/.* holds ranking data, but the experiment's task is 'retrieval'", run, "--data", data)

@@ -189,7 +189,7 @@ def differing(records: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, list[
       Values by setting ("train.epochs") in the order of the runs, None where a run has no such setting; "data", the
       fingerprint; "code", the commit with its changed files; "versions.NAME"; "ranks".
     """
-    flat = []
+    runs = []
     for record in records.values():
         code = record["code"]
         changed = f" + {code['changed_files']} changed files" if code.get("changed_files") else ""
@@ -199,17 +199,18 @@ def differing(records: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, list[
             "ranks": record["ranks"],
             "versions": record["versions"],
         }
-        flat.append(dict([*_flat(record["experiment"]), *_flat(facts)]))
-    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in _PLACES]
-    values = {name: [one.get(name) for one in flat] for name in names}
+        runs.append(dict([*flat(record["experiment"]), *flat(facts)]))
+    names = [name for name in dict.fromkeys(name for one in runs for name in one) if name not in _PLACES]
+    values = {name: [one.get(name) for one in runs] for name in names}
     unequal = {name: row for name, row in values.items() if any(value != row[0] for value in row)}
     return unequal, len(values) - len(unequal)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested settings with names such as "train.epochs"."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

@@ -6,6 +6,7 @@ checkpoint. `html` and `text` show them. A part whose files are gone is left out
 
 from __future__ import annotations
 
+import base64
 import html as markup
 import json
 import math
@@ -35,6 +36,8 @@ class Facts(NamedTuple):
     calibration: dict[str, list[dict[str, float]]]  # by task: `predicted`, `observed` with `low` and `high`, `events`
     activity: dict[str, list[dict[str, Any]]]  # by task: `users` in words, `events`, `auc`, `baseline`
     tables: dict[str, dict[str, Any]]  # TableSummary of each table of the checkpoint
+    steps: list[dict[str, float]]  # StepTimes of the recorded steps (train.timeline_steps)
+    picture: str  # PNG of a recorded step in base 64, or ""
 
 
 def facts(folder: pathlib.Path) -> Facts:
@@ -49,7 +52,12 @@ def facts(folder: pathlib.Path) -> Facts:
             calibration[task] = [*_calibration(label, logit)]
             if seen is not None:
                 activity[task] = [*_by_activity(samples, task, *seen)]
-    return Facts(record, calibration, activity, _tables(folder / "checkpoint"))
+    steps, picture = folder / "timeline/steps.json", folder / "timeline/step.png"
+    return Facts(
+        record, calibration, activity, _tables(folder / "checkpoint"),
+        json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else [],
+        base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
+    )  # fmt: skip
 
 
 def _calibration(label: np.ndarray, logit: np.ndarray) -> Iterator[dict[str, float]]:
@@ -172,6 +180,13 @@ def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
                 for row_id, lookups, age, norm in table[word]:
                     rows.append((name, word, f"{row_id}", _count(lookups), _count(age), f"{norm:.3f}"))
         yield "hot and cold rows", rows
+    if found.steps:
+        rows = [tuple(name.replace("_ms", "").replace("number", "milliseconds of step") for name in found.steps[0])]
+        rows += [
+            tuple(f"{value:g}" if name == "number" else f"{value:.2f}" for name, value in step.items())
+            for step in found.steps
+        ]
+        yield "recorded steps", rows
 
 
 def _four(value: float | None) -> str:
@@ -196,7 +211,7 @@ th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid var(
 th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 500; }
 .scroll { overflow-x: auto; } .row { display: flex; flex-wrap: wrap; gap: 1rem; } .dim { color: var(--dim); }
 .yes { color: var(--good); } .worse { color: var(--bad); }
-.hint { border-left: 3px solid var(--b); padding-left: .8rem; }
+img { max-width: 100%; } .hint { border-left: 3px solid var(--b); padding-left: .8rem; }
 svg { background: var(--card); border-radius: 6px; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
 svg .title { fill: var(--ink); font-size: 13px; } .grid { stroke: var(--line); }
 .a { stroke: var(--a); fill: var(--a); } .b { stroke: var(--b); fill: var(--b); }
@@ -222,6 +237,8 @@ def html(found: Facts) -> str:
         parts += ["<h2>Calibration</h2><div class=row>", *plots, "</div>"]
     for title, rows in _as_tables(found):
         parts += [f"<h2>{_safe(title[:1].upper() + title[1:])}</h2>", _table(rows[0], rows[1:])]
+    if found.picture:
+        parts.append(f'<img alt="a recorded step" src="data:image/png;base64,{found.picture}">')
     parts += ["<h2>Data</h2>", _data(record["data"])]
     code = {name: record[name] for name in ("command", "code", "versions", "ranks", "hosts")}
     parts += ["<h2>Settings</h2>", f"<pre>{_safe(_yaml(record['experiment']))}</pre>"]

@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tensorboard.plugins.hparams import api as hparams
+
 import tf_fusedrec as fr
-from tf_fusedrec import callbacks, keras
+from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.models import screen
+from tf_fusedrec.models.compare import flat
 from tf_fusedrec.models.evaluate import Evaluation
 from tf_fusedrec.models.run_folder import RunRecord
 
@@ -94,8 +97,8 @@ class Progress(keras.callbacks.Callback):
         values = {name: float(value) for name, value in (logs or {}).items()}
         wanted = fields["epochs_wanted"] or epoch + 1
         entry = {
-            "epoch": epoch + 1,
             **{name: None if math.isnan(value) else value for name, value in values.items()},
+            "epoch": epoch + 1,
             "seconds": self._seconds[-1],
             "left": (wanted - epoch - 1) * sum(self._seconds) / len(self._seconds),
             "saved": True,
@@ -151,20 +154,29 @@ def line_width(terminal: int) -> int:
 
 
 class Board(keras.callbacks.TensorBoard):
-    """Keras' TensorBoard without counts, which are equal in all epochs. The curves of a step are every 50th.
+    """Keras' TensorBoard with the settings as HPARAMS, and without counts, which are equal in all epochs.
 
     Args:
-      folder: Folder of the files.
+      folder: Folder of the files. Curves by step have a point for every 50th step.
+      settings: Settings of the run, nested.
     """
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, settings: Mapping[str, Any]):
         super().__init__(str(folder), write_graph=False, update_freq=50)
+        writer = tf.summary.create_file_writer(str(folder))
+        with writer.as_default(step=0):
+            hparams.hparams({name: _plain(value) for name, value in flat(settings)}, trial_id=folder.parent.name)
+        writer.close()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_batch_end(batch, _curves(logs))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, _curves(logs))
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _curves(logs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def header(record: Record, width: int) -> str:
 def _about_run(record: Record, width: int) -> Iterator[str]:
     code, experiment = record["code"], record["experiment"]
     parts = [f"{record['folder']} ({'resumed' if record['resumed'] else 'new'})"]
-    parts.append(" + ".join([record["config"], *record["overrides"]]))
+    settings = " + ".join(filter(None, [record["config"], *record["overrides"]]))
+    parts += [settings] if settings else []
     parts.append(f"seed {experiment['seed']}")
     if code:
         changed = f" + {code['changed_files']} changed files" if code["changed_files"] else ""

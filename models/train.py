@@ -35,6 +35,7 @@ import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
+from tf_fusedrec.config import Normal, TruncatedNormal
 from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.models import screen
@@ -72,6 +73,8 @@ from tf_fusedrec.models.run_callbacks import (
 from tf_fusedrec.models.run_folder import RUNS, RunRecord, circumstances, claim, new_folder, run_of
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
+_MOST_ROWS = 100_000  # of a rank, by which a table is judged
+_TRUNCATED = 0.774  # variance of a normal distribution that is cut at two standard deviations, over the whole one's
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
 
@@ -153,6 +156,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
     )
     if _is_chief():
         print(screen.header(record.fields, line_width(terminal_width())), flush=True)
+        if not resume:
+            shutil.rmtree(output / "tensorboard", ignore_errors=True)  # curves of an earlier run
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("events", "samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
@@ -176,7 +181,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
     if train.timeline_steps and _is_chief():
         others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():
-        others.append(Board(output / "tensorboard"))
+        others.append(Board(output / "tensorboard", record.fields["experiment"]))
     if train.tracker and _is_chief():
         others.append(tracker(train.tracker, record))
     if train.patience:
@@ -216,6 +221,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
         _say(f"best epoch: {kept['epoch'] + 1}, {keep_best}: {kept['value']:.4f}")
     results, samples = evaluate(folder)
     facts = _model_facts(experiment, model)
+    for name, share in _moved(experiment, model).items():
+        facts["tables"][name]["moved"] = share
     if _is_chief():
         np.savez(output / "samples.npz", **samples)  # tf_fusedrec.models.compare reads it.
         _write_test(output / "tensorboard" / "test", results)
@@ -253,6 +260,24 @@ def _model_facts(experiment: Experiment, model: RankingModel | HSTURetrieval) ->
             for name, count in zip(here, rows)
         },
     }
+
+
+def _moved(experiment: Experiment, model: RankingModel | HSTURetrieval) -> dict[str, float]:
+    """Returns how far the mean square of a table's numbers is from that of new rows, by table. Collective.
+
+    Tables with rows of other initial values than a normal distribution are left out.
+    """
+    found = {}
+    for table in experiment.tables:
+        kind = table.initializer
+        scale = {Normal: 1.0, TruncatedNormal: _TRUNCATED}.get(type(kind))
+        if scale is None or not kind.stddev or table.external is not None:
+            continue
+        rows = model.embedding.export_table(table.name)[1][:_MOST_ROWS].astype(np.float64)
+        squares, count = fr.collectives.all_gather(np.array([[np.sum(rows**2), rows.size]])).sum(axis=0)
+        if count:
+            found[table.name] = abs(float(squares / count / (scale * kind.stddev**2)) - 1.0)
+    return found
 
 
 def _rule(optimizer: Any) -> str:

@@ -4,10 +4,12 @@ One job at a time writes an output folder.
 """
 
 import dataclasses
+import threading
 
 import pytest
 
-from tf_fusedrec.models import train
+from tf_fusedrec.models import data_cache, data_profile, train
+from tf_fusedrec.models.data_profile import profile_of
 from tf_fusedrec.models.data_sets.layouts import read_info
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.experiment.data_config import DataConfig
@@ -127,3 +129,38 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="--output '.*/file/run' cannot be written: .*Pass another --output"):
         claim(tmp_path / "file/run")
+
+
+def test_the_profile_has_events_times_label_rates_and_gaps_of_every_split(tmp_path, monkeypatch):
+    lines = [f"{user},{item},{1000 + at},{at % 2},{at or ''}" for user in (1, 2) for item, at in enumerate(range(10))]
+    (tmp_path / "a.csv").write_text("u,i,t,y,price\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    columns = {"user": "u", "item": "i", "time": "t", "labels": {"click": "y"}, "numbers": ["price"]}
+    data = {"source": "table", "input": str(tmp_path / "a.csv"), "columns": columns}
+    model = {"conversion_label": "exposed_click", "exposed_dense": ["price"]}
+    experiment = from_dict({"name": "x", "task": "ranking", "data": data, "model": model})
+    folder = prepare_data(experiment, tmp_path / "data")
+    profile = profile_of(experiment, folder)
+    assert (profile["users"], profile["items"]) == (2, 10)
+    common = {"users": 2, "missing": {}}
+    assert profile["splits"] == {
+        "train": {
+            "rows": 2, "users": 2, "events": 16, "first": 1000, "last": 1007, "labels": {"click": 0.5},
+            "missing": {"price": 0.125},
+        },
+        "validation": {**common, "rows": 2, "events": 2, "first": 1008, "last": 1008, "labels": {"click": 0.0}},
+        "test": {**common, "rows": 2, "events": 2, "first": 1009, "last": 1009, "labels": {"click": 1.0}},
+    }  # fmt: skip
+    monkeypatch.setattr(data_profile, "_split", None)  # the next run reads profile.json
+    assert profile_of(experiment, folder) == profile
+
+
+def test_one_job_at_a_time_converts_data_that_another_one_then_uses(tmp_path, capsys):
+    folder = tmp_path / "cache" / "table-1"
+    folder.parent.mkdir()
+    with data_cache.locked(folder):
+        waiting = threading.Thread(target=lambda: data_cache.locked(folder).__enter__(), daemon=True)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive() and "waiting for another job that converts table-1" in capsys.readouterr().out
+    waiting.join(10)
+    assert not waiting.is_alive()

@@ -112,6 +112,19 @@ def test_the_page_needs_no_other_file_and_shows_what_the_text_shows(run, capsys)
     assert json.loads(capsys.readouterr().out)["record"]["state"] == "done"
 
 
+def test_recorded_steps_are_in_the_page_with_their_picture(run, capsys):
+    folder = run[0]
+    (folder / "timeline").mkdir()
+    step = {"number": 5, "step_ms": 12.5, "compute_ms": 8.0, "exchange_ms": 6.0, "exposed_ms": 4.0, "free_ms": 0.5}
+    (folder / "timeline/steps.json").write_text(json.dumps([step]), encoding="utf-8")
+    (folder / "timeline/step.png").write_bytes(b"PNG")
+    assert main(["report", str(folder)]) == 0 and main(["report", str(folder), "--text"]) == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert 'src="data:image/png;base64,UE5H"' in page and "<td>4.00</td>" in page
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["5", "12.50", "8.00", "6.00", "4.00", "0.50"] in lines
+
+
 def test_parts_whose_files_are_gone_are_left_out(run, tmp_path, capsys):
     folder = run[0]
     (tmp_path / "data").rename(tmp_path / "moved")

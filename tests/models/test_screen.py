@@ -1,4 +1,11 @@
-"""The screen of a run, as text of 80 and 100 columns. The figures are of no real run."""
+"""The screen of a run: text of 80 and 100 columns, in a terminal and in a pipe. The figures are of no real run."""
+
+import contextlib
+import os
+import pty
+import re
+import sys
+import types
 
 import pytest
 
@@ -175,3 +182,44 @@ def test_retrieval_shows_its_cutoffs_and_a_run_without_a_split_no_column_of_it()
     fields = {**RECORD, "labels": {"ctr": "click", "ctcvr": "click"}, "validates": ""}
     words = " ".join(screen.epochs_heading(fields, 100).split())
     assert words == "epoch loss click AUC events/s time left"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_has_a_live_bar_and_a_pipe_a_line_for_each_epoch(tmp_path, monkeypatch, is_terminal):
+    from tf_fusedrec.models import run_callbacks
+    from tf_fusedrec.models.run_folder import RunRecord
+
+    source, target = pty.openpty() if is_terminal else os.pipe()
+    with open(target, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(run_callbacks, "_REDRAW_S", 0.0)
+        monkeypatch.setattr(run_callbacks, "terminal_width", lambda: 60 if sys.stdout.isatty() else 0)
+        record = RunRecord(tmp_path)
+        record.update(**RECORD)
+        progress = run_callbacks.Progress(record, lambda: types.SimpleNamespace(best={"epoch": 1}))
+        model = types.SimpleNamespace(step=0)
+        progress.set_model(model)
+        progress.set_params({"steps": 3})
+        progress.on_train_begin()
+        for number in range(2):
+            progress.on_epoch_begin(number)
+            losses = [0.9 - number, 0.8 - number, 0.4 - number]
+            for batch in range(3):
+                model.step += 1
+                mean = sum(losses[: batch + 1]) / (batch + 1)
+                progress.on_train_batch_end(batch, {"loss": mean, "events": 100.0 * (batch + 1)})
+            progress.on_epoch_end(number, {**EPOCHS[number], "loss": mean})
+        monkeypatch.undo()
+    shown = b""
+    with open(source, "rb", buffering=0) as file, contextlib.suppress(OSError):  # the end of a terminal
+        while block := file.read(4096):
+            shown += block
+    shown = shown.decode().replace("\r\n", "\n")
+    lines = [re.sub(r".*\r\x1b\[K", "", line).split() for line in shown.strip().split("\n")]
+    assert [line[:2] for line in lines] == [["epoch", "loss"], ["1/3", "0.7000"], ["2/3", "-0.3000"]]
+    assert lines[1][-1] == "saved" and lines[2][-2:] == ["saved", "*"]
+    bars = re.findall(r"\r( +\d/3 [^\r]*)\x1b\[K", shown)
+    assert len(bars) == (6 if is_terminal else 0) and all(len(bar) < 60 for bar in bars)
+    assert is_terminal or not set("\r\b\x1b") & set(shown)
+    assert record.fields["steps"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert record.fields["steps"]["loss"] == pytest.approx([0.9, 0.8, 0.4, -0.1, -0.2, -0.6])

@@ -57,7 +57,7 @@ runtime: ## Like setup, with no more than training on NP processes needs: no too
 	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env --train="$$NP"
 
 train: runtime ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
-	@$(BIN)/python -m tools.launch_training --np="$$NP" --data="$$DATA" --config="$$CONFIG"
+	@$(BIN)/python -m tf_fusedrec.cli.main train --ranks="$$NP" $${DATA:+--data="$$DATA"} -- $${CONFIG:+"$$CONFIG"}
 
 lint: setup ## Checks the style (ruff) and the types (mypy).
 	@$(LINT)

@@ -68,37 +68,28 @@ def _lock(file: IO[str], output: pathlib.Path) -> str | None:
 
 
 def new_folder(name: str, root: pathlib.Path = RUNS) -> pathlib.Path:
-    """Makes and returns root/NAME/<minute of rank 0's clock>, to which root/NAME/latest links. Collective.
+    """Makes and returns root/NAME/<minute>, to which root/NAME/latest links.
 
     Raises:
-      ValueError: Rank 0 cannot write there; raised on all ranks.
+      ValueError: This process cannot write there.
     """
-    outcome = "", ""
-    if fr.rank() == 0:
-        try:
-            outcome = str(_made(root / name)), ""
-        except OSError as error:
-            outcome = "", f"{str(root / name)!r} cannot be written: {error}. Pass another --output."
-    folder, message = fr.collectives.all_gather_object(outcome)[0]
-    if message:
-        raise ValueError(message)
-    return pathlib.Path(folder)
-
-
-def _made(parent: pathlib.Path) -> pathlib.Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    minute, number = datetime.datetime.now().strftime("%Y-%m-%d_%H%M"), 1
+    parent, number = root / name, 1
+    minute = datetime.datetime.now().strftime("%Y-%m-%d_%H%M")
     folder = parent / minute
-    while True:
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-            folder = parent / f"{minute}_{number}"
-    link = parent / f".{folder.name}.link"
-    link.symlink_to(folder.name)
-    link.replace(parent / LATEST)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+                folder = parent / f"{minute}_{number}"
+        link = parent / f".{folder.name}.link"
+        link.symlink_to(folder.name)
+        link.replace(parent / LATEST)
+    except OSError as error:
+        raise ValueError(f"{str(parent)!r} cannot be written: {error}. Pass another --output.") from error
     return folder
 
 

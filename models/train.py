@@ -1,16 +1,9 @@
-"""The main job: prepares data, trains with Keras fit, evaluates, exports, and prints the results.
+"""The main job: prepares data, trains with Keras fit, evaluates, exports, and prints the results: `fusedrec train`.
 
-    horovodrun -np 2 python -m tf_fusedrec.models.train --config configs/grm_tiny.yaml
-    python -m tf_fusedrec.models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
-
-Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
---output DIR (default runs/<name>/<minute>) · --resume (continues from the checkpoint in the output folder, by default
-the newest of the name). With data.follow, the folder of training data may grow while the job reads it, partition by
-partition (fit_calls.py). The output folder gets run.json (run_folder.py), checkpoint/ saved_model/ tensorboard/
-samples.npz (for models.compare), and timeline/ with train.timeline_steps. Results are written before the export. An
-export replaces that of an earlier run once it is whole and checked.
-
-Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume.
+With data.follow, the folder of training data may grow while the job reads it, partition by partition (fit_calls.py).
+The output folder gets run.json (run_folder.py), checkpoint/ saved_model/ tensorboard/ samples.npz (for models.compare),
+and timeline/ with train.timeline_steps. Results are written before the export. An export replaces that of an earlier
+run once it is whole and checked.
 """
 
 from __future__ import annotations
@@ -18,10 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
 import pathlib
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +19,7 @@ from logging import getLogger
 from typing import Any
 
 import numpy as np
-from absl import app, flags, logging
+from absl import logging
 
 import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, tf
@@ -53,7 +43,7 @@ from tf_fusedrec.models.data_profile import profile_of
 from tf_fusedrec.models.data_sets.layouts import read_info, read_items
 from tf_fusedrec.models.data_sets.table import REQUEST
 from tf_fusedrec.models.evaluate import evaluator
-from tf_fusedrec.models.experiment import Experiment, load
+from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.models.export import export, saved_experiment
 from tf_fusedrec.models.fit_calls import fit_calls
@@ -70,7 +60,7 @@ from tf_fusedrec.models.run_callbacks import (
     terminal_width,
     tracker,
 )
-from tf_fusedrec.models.run_folder import RUNS, RunRecord, circumstances, claim, new_folder, run_of
+from tf_fusedrec.models.run_folder import RunRecord, circumstances, claim
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 _MOST_ROWS = 100_000  # of a rank, by which a table is judged
@@ -101,16 +91,16 @@ def started(
     return record
 
 
-def run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
+def run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str = "") -> int:
     """Trains, evaluates and exports into record.folder. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     try:
-        return _run(experiment, record, resume)
+        return _run(experiment, record, resume, go_on)
     except BaseException as error:
         record.update(state="failed", error=f"{type(error).__name__}: {error}")
         raise
 
 
-def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
+def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str) -> int:
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.rank())
     output, folder, train = record.folder, pathlib.Path(record.fields["data"]["folder"]), experiment.train
@@ -211,7 +201,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool) -> int:
             break
     if interrupt.signal_name is not None:
         record.update(state="interrupted")
-        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {_resuming_command()}")
+        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {go_on}")
         fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
     rates = throughput.rates
@@ -369,59 +359,34 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _resuming_command() -> str:
-    """Returns the command of this job with --resume, for a shell in this folder."""
-    flags_given = [word for word in sys.argv[1:] if word.strip("-") != "resume"]
-    size = fr.size()
-    gloo = ["--gloo"] if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ else []
-    launcher = [_program("horovodrun"), "-np", str(size), *gloo] if size > 1 else []
-    return shlex.join([*launcher, _program(sys.executable), "-m", "tf_fusedrec.models.train", *flags_given, "--resume"])
+def main(
+    experiment: Experiment, output: pathlib.Path, config: str, overrides: Sequence[str], resume: bool, go_on: str
+) -> int:
+    """Does the job. Collective.
 
+    Args:
+      experiment: All settings.
+      output: Folder that gets what the job writes.
+      config: File of the experiment.
+      overrides: Replacements of its fields.
+      resume: Whether to go on from the checkpoint in the output folder.
+      go_on: Command line that goes on with this job, shown after an interruption.
 
-def _program(name: str) -> str:
-    """Returns the path of a program beside this interpreter, which need not be in the PATH of a shell."""
-    path = pathlib.Path(sys.executable).parent / name
-    return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
-
-
-def _output(given: str | None, name: str, resume: bool) -> pathlib.Path:
-    """Returns the output folder: the given one, a new one, or the newest one to resume. Collective."""
-    if given:
-        return pathlib.Path(given)
-    return run_of(RUNS / name) if resume else new_folder(name)
-
-
-def _define_flags() -> None:
-    flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
-    flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
-    flags.DEFINE_multi_string("set", [], "Replacement section.field=value with a YAML value. Repeatable.")
-    flags.DEFINE_string("output", None, "Output folder; default runs/<name of the experiment>.")
-    flags.DEFINE_bool("resume", False, "Whether to continue from the checkpoint in the output folder.")
-
-
-def main(argv: Sequence[str]) -> int:
-    given = flags.FLAGS
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
+    Returns:
+      0; 1 for an error that the user can correct, which is written to stderr; 130 after SIGINT or SIGTERM, with a
+      checkpoint.
+    """
     logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
     getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
     getLogger("tf_fusedrec.data").setLevel("INFO")
     try:
-        overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
-        experiment = load(given.config, overrides)
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
-        output = _output(given.output, experiment.name, given.resume)
         claimed = claim(output)
-        experiment = with_history(experiment, output / "checkpoint") if given.resume else experiment
-        record = started(experiment, output, given.config, overrides, given.resume)
+        experiment = with_history(experiment, output / "checkpoint") if resume else experiment
+        record = started(experiment, output, config, overrides, resume)
     except (ValueError, RuntimeError) as error:  # RuntimeError: what rank 0 met, on the other ranks
         # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     with claimed or contextlib.nullcontext():
-        return run(experiment, record, given.resume)
-
-
-if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+        return run(experiment, record, resume, go_on)

@@ -1,9 +1,10 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
 
-An import changes the process only by the statements of this list. The last three run with `import tf_fusedrec.tfra` or
+`import tf_fusedrec` checks the environment. The first use of a public name loads TensorFlow and the whole package. That
+changes the process only by the statements of this list. The last three run with `import tf_fusedrec.tfra` or
 FusedEmbedding(backend="tfra").
 
-  __init__.py             sync_batch_normalization.reduce_by        A layer gets the all-reduce.
+  _public.py              sync_batch_normalization.reduce_by        A layer gets the all-reduce.
   _tf_compat/__init__.py  _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
   _tf_compat/legacy.py    keras.src.backend.*                       tf_keras before 2.19 draws seeds on Python 3.12.
   _tf_compat/legacy.py    keras.layers.SpectralNormalization.*      AutoGraph converts its branch.
@@ -30,37 +31,17 @@ FusedEmbedding(backend="tfra").
   tfra/tfra_library.py    tf.get_logger().setLevel                  TFRA's import prints no notices.
 """
 
-from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: checks versions, then imports TensorFlow)
-import importlib
-from typing import Any
+# ruff: noqa: F405  The public names are those of _public.py.
 
-from tf_fusedrec import checkpoint, collectives, layers, optimizers, schedules
-from tf_fusedrec.config import (
-    Constant,
-    External,
-    FeatureConfig,
-    Limits,
-    Normal,
-    Storage,
-    TableConfig,
-    Tier,
-    TruncatedNormal,
-    Uniform,
-    Zeros,
-)
-from tf_fusedrec.data.fingerprint import hash_strings
-from tf_fusedrec.embedding import Embedding, FusedEmbedding
-from tf_fusedrec.exchange.collectives import all_reduce_sum, rank, size
-from tf_fusedrec.exchange.topology import Topology, init
-from tf_fusedrec.layers import sync_batch_normalization
-from tf_fusedrec.saved_model.applying import apply_delta
-from tf_fusedrec.saved_model.export import export
-from tf_fusedrec.saved_model.signatures import Signature
-from tf_fusedrec.schedules.planning import Cluster, plan
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tf_fusedrec import _environment  # noqa: F401  (first: it checks the versions)
+
+if TYPE_CHECKING:
+    from tf_fusedrec._public import *  # noqa: F403
 
 __version__ = "0.1.0"
-
-sync_batch_normalization.reduce_by(all_reduce_sum)  # layers know no collectives
 
 __all__ = [
     "Cluster",
@@ -105,6 +86,15 @@ _ON_DEMAND = ("callbacks", "losses", "metrics", "tfra")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DEMAND:
-        return importlib.import_module(f"tf_fusedrec.{name}")
+    if name in __all__ or name in _ON_DEMAND:
+        public = vars(importlib.import_module("tf_fusedrec._public"))
+        globals().update({each: public[each] for each in __all__ if each in public})
+        if name in _ON_DEMAND:
+            return importlib.import_module(f"tf_fusedrec.{name}")
+        if name in globals():  # else a module of _public imports a part of this package
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ON_DEMAND})

@@ -1,4 +1,4 @@
-"""The programs of `make`: the environment's set-up, the launch of the main job, the wheel, other TensorFlow releases.
+"""The programs of `make`: the environment's set-up, the wheel, other TensorFlow releases.
 
-They need the standard library only, except docs/ and launch_training.py. setup.py needs object_cache.py.
+They need the standard library only, except docs/. setup.py needs object_cache.py.
 """

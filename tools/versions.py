@@ -52,7 +52,7 @@ TESTS = {
     ],
 }
 PIP_INSTALL = ("-m", "pip", "install", "--no-input")
-GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
+GRM_TINY = ["configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 
 
 def check_versions(tensorflow: str, python: str, keras: str) -> None:
@@ -155,7 +155,7 @@ def find_python(version: str) -> str:
 
 
 def compare_answers(runs: Sequence[str]) -> None:
-    """Checks that folders of tf_fusedrec.models.train, made elsewhere, give here the answers that they gave there.
+    """Checks that folders of `fusedrec train`, made elsewhere, give here the answers that they gave there.
 
     The checkpoint must score the test split as the run did (samples.npz), and the SavedModel must answer as the model.
     """
@@ -184,7 +184,7 @@ def exchange_files(environment: Environment) -> list[str]:
     """Trains grm_tiny, and compares answers with all environments that have trained it. Returns their names."""
     trained = environment.folder / "grm_tiny"
     if not (trained / "samples.npz").exists():
-        environment.run("grm_tiny", "-m", "tf_fusedrec.models.train", *GRM_TINY, "--output", str(trained))
+        environment.run("grm_tiny", "-m", "tf_fusedrec.cli.main", "train", *GRM_TINY, "--output", str(trained))
     others = [path.parent for path in environment.folder.parent.glob("*/grm_tiny/samples.npz")]
     program = "import sys; from tools import versions; versions.compare_answers(sys.argv[1:])"
     environment.run("answers", "-c", program, *map(str, others))

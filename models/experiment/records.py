@@ -281,14 +281,14 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
     if not isinstance(fields, dict):
         got = "an empty file" if fields is None else type(fields).__name__
         raise ValueError(f"{os.fspath(path)} must hold sections, got {got}. configs/ has examples.")
-    for override in overrides:
-        override_field(fields, override)
-    return from_dict(fields)
+    return from_dict(fields, overrides)
 
 
-def from_dict(fields: Mapping[str, Any]) -> Experiment:
+def from_dict(fields: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
     """Builds the experiment from nested dicts. Raises ValueError like `load`."""
     fields = dict(fields)
+    for override in overrides:
+        override_field(fields, override)
     task = fields.get("task")
     check_choice("task", task, TASKS)
     sections = {

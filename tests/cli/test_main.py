@@ -3,6 +3,8 @@
 import importlib
 import json
 import pathlib
+import subprocess
+import sys
 import types
 
 import pytest
@@ -19,6 +21,13 @@ def test_the_overview_names_the_commands(capsys):
     shown = capsys.readouterr().out
     assert "  Start    new       " in shown and "           train     " in shown
     assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_an_overview_and_a_refusal_come_before_tensorflow_and_pyarrow_are_loaded():
+    heavy = "sorted({'tensorflow', 'keras', 'tf_keras', 'pyarrow'} & set(sys.modules))"
+    program = f"import sys; from tf_fusedrec.cli.main import main; main([]); main(['run', 'nothing']); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.endswith("\n[]\n") and done.stderr.startswith("error: PROGRAM: no such program")
 
 
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names if name in MODULES])

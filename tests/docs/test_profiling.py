@@ -46,9 +46,9 @@ def ran(beginning, folder, pid=0):
 def test_the_processes_of_the_ranks_are_found():
     (command,) = [line for line in SHOWN if line.startswith("pgrep")]
     pattern = re.search("'(.*)'", command)[1]
-    rank = "/usr/bin/python3 -m tf_fusedrec.models.train --config configs/grm_tiny.yaml"
-    assert re.search(pattern, rank) and re.search(pattern, "python3.11 -m tf_fusedrec.models.train")
-    for other in (f"/bin/sh -c env HOROVOD_RANK=0 {rank}", f"/usr/bin/python /usr/bin/horovodrun -np 2 {rank}"):
+    rank = "/usr/bin/python3 -m tf_fusedrec.cli.main train grm_tiny"
+    assert re.search(pattern, rank) and re.search(pattern, "python3.11 -m tf_fusedrec.cli.main train")
+    for other in (f"/bin/sh -c env HOROVOD_RANK=0 {rank}", "/usr/bin/python /usr/bin/fusedrec train -n 2"):
         assert not re.search(pattern, other)
 
 

@@ -34,6 +34,7 @@ def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value
     )  # fmt: skip
     assert not (tmp_path / "broken").exists()
     if target == "train":
-        assert [line.partition("=")[2] for line in done.stdout.splitlines()[2:]] == [f"{value}>"] * 3
+        words = [f"<--ranks={value}>", f"<--data={value}>", "<-->", f"<{value}>"]
+        assert done.stdout.splitlines()[2:] == ["<train>", *words]
     else:
         assert f"<benchmarks.{value.split()[0]}>" in done.stdout

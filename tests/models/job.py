@@ -1,4 +1,4 @@
-"""Runs a small tf_fusedrec.models.train job from its command line and reads its output."""
+"""Runs a small job of `fusedrec train` and reads its output."""
 
 import contextlib
 import os
@@ -13,30 +13,20 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def command(ranks: int, module: str, *arguments: str) -> list[str]:
-    launcher = [str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo"]
-    return (launcher if ranks > 1 else []) + [sys.executable, "-m", module, *arguments]
-
-
 def training(folder: pathlib.Path, fields: dict) -> list[str]:
-    """Returns the arguments of tf_fusedrec.models.train for an experiment with the output folder `folder`/run."""
+    """Returns the arguments of `fusedrec train` for an experiment with the output folder `folder`/run."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    return ["--config", str(config), "--output", str(folder / "run"), "--set", f"data.cache={folder / 'data'}"]
-
-
-def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str):
-    """Yields the running job of tf_fusedrec.models.train."""
-    return running(ranks, "tf_fusedrec.models.train", *training(folder, fields), *arguments)
+    return [str(config), "--output", str(folder / "run"), "--set", f"data.cache={folder / 'data'}"]
 
 
 @contextlib.contextmanager
-def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Popen]:
-    """Yields the running module with its output in one pipe, and kills its remaining processes at the end."""
+def running(ranks: int, *arguments: str) -> Iterator[subprocess.Popen]:
+    """Yields the running `fusedrec train` with its output in one pipe, and kills its remaining processes at the end."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(
-        command(ranks, module, *arguments), cwd=ROOT, env=environment, encoding="utf-8", errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-m", "tf_fusedrec.cli.main", "train", *arguments, "-n", str(ranks)], cwd=ROOT,
+        env=environment, encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         yield job
@@ -50,13 +40,8 @@ def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
-    """Returns exit code and output of a job of tf_fusedrec.models.train."""
-    return launched(ranks, "tf_fusedrec.models.train", *training(folder, fields), *arguments)
-
-
-def launched(ranks: int, module: str, *arguments: str) -> tuple[int, str]:
-    """Returns exit code and output of a module. A limit of 600 s ends a hanging job."""
-    with running(ranks, module, *arguments) as job:
+    """Returns exit code and output of `fusedrec train`. A limit of 600 s ends a hanging job."""
+    with running(ranks, *training(folder, fields), *arguments) as job:
         output = job.communicate(timeout=600)[0]
         return job.returncode, output
 

@@ -1,13 +1,13 @@
-"""The table of docs/input.md, with columns of its own names, goes through the job of `make train`."""
+"""The table of docs/input.md, with columns of its own names, goes through the job of `fusedrec train`."""
 
 import os
 import subprocess
+import sys
 
 import pytest
 
 from tests.docs.commands import ROOT, programs
 from tf_fusedrec.models.run_folder import read_record, run_of
-from tools.launch_training import training_command
 
 PAGE = ROOT / "docs/input.md"
 (SHOP,) = (program for program in programs(PAGE) if "SHOP =" in program.code)
@@ -18,7 +18,7 @@ LIMIT_S = 300
 def test_the_shop_of_the_docs_trains_with_its_own_column_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(SHOP.code, PAGE.name, "exec"), {})
-    command = training_command(1, "shop", "shop.yaml")  # of `make train DATA=shop CONFIG=shop.yaml NP=1`
+    command = [sys.executable, "-m", "tf_fusedrec.cli.main", "train", "shop.yaml", "--data", "shop"]
     done = subprocess.run(
         command, capture_output=True, encoding="utf-8", timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

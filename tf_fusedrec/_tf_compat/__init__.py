@@ -8,97 +8,15 @@ keras_3.py and legacy.py, by the same names, so that other modules are written o
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
-import os
-import pathlib
-import re
-import runpy
-import sys
+import importlib
 from collections.abc import Callable
 from typing import Any
 
-if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
-    raise ImportError(
-        f"tf_fusedrec needs Python 3.10 to 3.14, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
-        "Remedy: make an environment with a newer Python, and install the wheel for it there."
-    )
+from tf_fusedrec._environment import KERAS_IS_LEGACY, KERAS_PACKAGE, OPS_REMEDY, check_versions
 
-_SWITCH = "TF_USE_LEGACY_KERAS"
-KERAS_IS_LEGACY = os.environ.get(_SWITCH) in ("1", "true", "True")  # as TensorFlow decides
-_backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-if not KERAS_IS_LEGACY and _backend != "tensorflow":
-    raise ImportError(
-        f"tf_fusedrec needs Keras 3 with its TensorFlow backend, but the environment has KERAS_BACKEND={_backend}. "
-        "Remedy: unset KERAS_BACKEND or set it to tensorflow, before anything imports keras."
-    )
+import tensorflow as tf  # isort: skip
 
-OPS_REMEDY = (
-    "Remedy: install the wheel for this TensorFlow, or in the clone, with this TensorFlow installed: "
-    "pip install -e . --no-build-isolation."
-)
-_NEEDED = "tf_fusedrec needs legacy Keras (tf_keras) with the number of TensorFlow"
-# Number of TensorFlow without a tf_keras of its number -> the one that passed the tests beside it. That one requires
-# another TensorFlow.
-_TESTED_TF_KERAS = {"2.22": "2.21"}
-_OLDEST_KERAS_3 = (3, 9)  # the first with keras.Input(ragged=True)
-
-
-def check_versions(tensorflow: str | None, keras_version: str | None) -> None:
-    """Checks that the ops here and the chosen Keras suit this TensorFlow.
-
-    Args:
-      tensorflow, keras_version: Their versions; None where unknown.
-
-    Raises:
-      ImportError: They do not.
-    """
-    numbers = keras_version.split(".")[:2] if keras_version else []
-    number = ".".join(tensorflow.split(".")[:2]) if tensorflow else ""
-    tested = _TESTED_TF_KERAS.get(number, number)
-    if KERAS_IS_LEGACY and number and numbers and ".".join(numbers) not in (number, tested):
-        raise ImportError(
-            f"{_NEEDED}, but tf_keras {keras_version} is installed beside TensorFlow {tensorflow}. "
-            f"Remedy: pip install --no-deps 'tf-keras=={tested}.*'."
-        )
-    if not KERAS_IS_LEGACY and numbers and tuple(map(int, numbers)) < _OLDEST_KERAS_3:
-        raise ImportError(
-            f"tf_fusedrec needs Keras {'.'.join(map(str, _OLDEST_KERAS_3))} or newer, but keras {keras_version} is "
-            f"installed. Remedy: pip install --upgrade keras, or set {_SWITCH}=1 in the environment for tf_keras."
-        )
-    record = pathlib.Path(__file__).parents[1] / "ops" / "_build_info.py"  # setup.py writes it with the ops
-    built = runpy.run_path(str(record)).get("TENSORFLOW_VERSION") if record.exists() else None
-    if tensorflow and built and built != tensorflow:
-        raise ImportError(
-            f"The custom ops were built for TensorFlow {built}, but TensorFlow {tensorflow} is installed; "
-            f"custom ops are bound to the exact version. {OPS_REMEDY}"
-        )
-
-
-def _installed(name: str) -> str | None:
-    """The version of an installed release; None where its name is another one, such as tensorflow-cpu."""
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return version if re.fullmatch(r"[\d.]+", version) else None
-
-
-# TensorFlow takes seconds to load, so a mismatch is looked for in the records of pip first.
-_PACKAGE = "tf_keras" if KERAS_IS_LEGACY else "keras"
-check_versions(_installed("tensorflow"), _installed(_PACKAGE.replace("_", "-")))
-try:
-    if importlib.util.find_spec(_PACKAGE) is None:
-        raise ModuleNotFoundError(f"No module named {_PACKAGE!r}", name=_PACKAGE)
-    import tensorflow as tf
-
-    keras: Any = importlib.import_module(_PACKAGE)
-except ModuleNotFoundError as error:
-    if not (error.name or "").startswith(_PACKAGE):
-        raise
-    remedy = "tf-keras==2.16.*' for 2.16" if KERAS_IS_LEGACY else "keras>=3.9'"
-    needed = _NEEDED if KERAS_IS_LEGACY else "tf_fusedrec needs Keras 3"
-    raise ImportError(f"{needed}, but none is installed. Remedy: pip install '{remedy}.") from error
+keras: Any = importlib.import_module(KERAS_PACKAGE)
 check_versions(tf.version.VERSION, keras.__version__)
 
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402

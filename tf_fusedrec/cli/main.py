@@ -12,6 +12,8 @@ import argparse
 import difflib
 import importlib
 import os
+import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -75,15 +77,29 @@ def main(words: Sequence[str] | None = None) -> int:
     # TensorFlow's C++ log would fill the screen with notices. Errors come as Python exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = importlib.import_module(f"tf_fusedrec.cli.{name}")
-    parser = argparse.ArgumentParser(prog="fusedrec", add_help=False)
-    command.add_parser(parser.add_subparsers(parser_class=Parser))
+    subparsers = argparse.ArgumentParser(prog="fusedrec").add_subparsers(parser_class=Parser)
+    command.add_parser(subparsers)
+    parser = subparsers.choices[name]
+    # `run` passes all words after the program on. Other commands take arguments and options in any order.
+    parse = parser.parse_args if name == "run" else parser.parse_intermixed_args
     try:
-        return command.run(parser.parse_args(words))
+        return command.run(parse(words[1:], argparse.Namespace(words=words)))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         return STOPPED
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """Returns words of a command line that begins with "fusedrec", for a shell in this folder."""
+    if shutil.which("fusedrec"):
+        return list(words)
+    program = pathlib.Path(sys.executable).with_name("fusedrec")
+    if not program.exists():
+        return [sys.executable, "-m", "tf_fusedrec.cli.main", *words[1:]]
+    here = pathlib.Path.cwd()
+    return [str(program.relative_to(here) if program.is_relative_to(here) else program), *words[1:]]
 
 
 def overview() -> str:

@@ -1,0 +1,341 @@
+"""Starts the ranks of a job, shows the output of rank 0, and says last why a job failed.
+
+Horovod's rendezvous server joins the ranks. Every rank has a log with all its output. Ranks of another host run below
+ssh, whose input carries signals: a shell there passes them on, and ends its rank when the launcher is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import pty
+import queue
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from tf_fusedrec.cli.main import DONE, RANK_FAILED, REFUSED, STOPPED
+
+TO_END_S = 15.0  # time in which ranks end by themselves after the failure of another one
+OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
+REFUSAL = "error: "  # begins the line of a rank that refuses the user's settings or data
+# The line of a rank about the first failed one (tf_fusedrec/exchange/job_end.py).
+CAUSE = re.compile(r"^tf_fusedrec: rank (\d+) failed first: (.+)$", re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last):\n"
+FRAME = re.compile(r'^  File "(.+)", line \d+, in .+\n(?:    .*\n)?', re.MULTILINE)
+ERROR = re.compile(r"^[^ \n].*(?:\n(?!tf_fusedrec: ).+){0,9}", re.MULTILINE)  # of a traceback, below its frames
+LIBRARY = re.compile(r"site-packages|/lib/python3|^<|" + re.escape(str(pathlib.Path(__file__).parents[1])))
+# The shell becomes the rank. A part of it reads numbers of signals, and ends the rank when its input ends.
+ON_HOST = (
+    "exec 3<&0; (while read number <&3; do kill -$number $$; done; kill -KILL $$) >/dev/null 2>&1 & "
+    'exec "$@" 3<&- </dev/null'
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares how many ranks there are, and where."""
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="processes (default: 1, or all slots of the hosts)"
+    )
+    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts, which ssh reaches")
+    parser.add_argument("--hostfile", metavar="FILE", help='hosts, one "NAME slots=N" a line')
+    parser.add_argument("--network-interface", default="", metavar="CARD", help="network card that connects the hosts")
+
+
+def options(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options of add_options as words of a command line."""
+    given = {"-n": arguments.ranks, "-H": arguments.hosts, "--hostfile": arguments.hostfile}
+    given["--network-interface"] = arguments.network_interface
+    return [str(word) for name, value in given.items() if value for word in (name, value)]
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process: this one, or horovodrun."""
+    return "FUSEDREC_RANK" in os.environ or "HOROVOD_RANK" in os.environ
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a job failed."""
+
+    rank: int
+    host: str
+    pid: int | None  # None on another host
+    seconds: float  # from the start of the job
+    place: str  # the frame of the user's own code; "" if there is none
+    cause: str
+
+    def __str__(self) -> str:
+        process = f", pid {self.pid}" if self.pid else ""
+        lines = [*self.place.splitlines(), *self.cause.splitlines()]
+        head = f"rank {self.rank} failed first (host {self.host}{process}, after {self.seconds:.0f} s):"
+        return "\n".join([head, *(f"    {line}" for line in lines)])
+
+
+class Rank:
+    """A process of a job.
+
+    Args:
+      number: Its rank.
+      host: Name of another host; "" for this one.
+      command, env: The process.
+      log: File that gets the output.
+      shown: Streams that get standard output and errors, too; None for a rank that shows nothing.
+    """
+
+    def __init__(
+        self, number: int, host: str, command: Sequence[str], env: Mapping[str, str], log: pathlib.Path,
+        shown: tuple[TextIO, TextIO] | None,
+    ):  # fmt: skip
+        self.number, self.host, self.log = number, host, log
+        self.file = log.open("wb")
+        self.readers: list[threading.Thread] = []
+        output: Any = self.file
+        if shown:
+            # Programs draw progress for a terminal only, so rank 0 has one where the launcher has one.
+            source, output = pty.openpty() if shown[0].isatty() else os.pipe()
+            if shown[0].isatty():
+                tty.setraw(output)
+                size = fcntl.ioctl(shown[0].fileno(), termios.TIOCGWINSZ, bytes(8))
+                fcntl.ioctl(output, termios.TIOCSWINSZ, size)
+        self.process = subprocess.Popen(
+            over_ssh(host, command, env) if host else command, env=None if host else env, start_new_session=True,
+            stdin=subprocess.PIPE if host else subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.PIPE if shown else subprocess.STDOUT,
+        )  # fmt: skip
+        if shown:
+            os.close(output)
+            assert self.process.stderr is not None
+            streams = [(source, shown[0]), (self.process.stderr.fileno(), shown[1])]
+            self.readers = [threading.Thread(target=self._copy, args=each, daemon=True) for each in streams]
+            for reader in self.readers:
+                reader.start()
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit code, as a shell would have it."""
+        code = self.process.wait()
+        if self.process.stdin:
+            self.process.stdin.close()
+        for reader in self.readers:
+            reader.join()
+        self.file.close()
+        return OF_A_SIGNAL - code if code < 0 else code
+
+    def report_end(self, events: queue.SimpleQueue[Rank | None]) -> None:
+        """Puts this rank into a queue when it has ended."""
+        self.wait()
+        events.put(self)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the rank's process."""
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError):
+            if self.process.stdin is None:
+                self.process.send_signal(number)
+            else:
+                self.process.stdin.write(b"%d\n" % number)
+                self.process.stdin.flush()
+
+    def _copy(self, source: int, target: TextIO) -> None:
+        """Copies a stream to the screen, and its lines, without what a progress bar draws again, to the log."""
+        line = b""
+        while True:
+            try:
+                block = os.read(source, 65536)
+            except OSError:  # a terminal that no process has open
+                block = b""
+            with contextlib.suppress(BrokenPipeError):
+                target.buffer.write(block)
+                target.flush()
+            *lines, line = (line + block).split(b"\n")
+            if line and not block:
+                lines = [line]
+            for each in lines:
+                self.file.write(each.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+            self.file.flush()
+            if not block:
+                return
+
+
+def over_ssh(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Returns the command that runs `command` in this folder on another host."""
+    from horovod.runner.common.util.env import is_exportable
+    from horovod.runner.util.remote import get_remote_command
+
+    variables = [f"{name}={value}" for name, value in env.items() if is_exportable(name)]
+    there = shlex.join(["env", *variables, "sh", "-c", ON_HOST, "sh", *command])
+    return ["sh", "-c", get_remote_command(shlex.quote(f"cd {shlex.quote(os.getcwd())} && {there}"), host)]
+
+
+@contextlib.contextmanager
+def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, str]]]]:
+    """Yields the host ("" for this one) and the own variables of each rank, while the rendezvous server runs.
+
+    Raises:
+      ValueError: The options of the launcher do not fit, or several ranks are asked for without Horovod.
+    """
+    number = 1 if arguments.ranks is None else arguments.ranks
+    if number < 1:
+        raise ValueError(f"-n must be at least 1, got {number}.")
+    if number == 1 and not arguments.hosts and not arguments.hostfile:
+        yield [("", {})]
+        return
+    try:
+        from horovod.runner import gloo_run
+        from horovod.runner.common.util import hosts
+        from horovod.runner.http.http_server import RendezvousServer
+        from horovod.runner.util import network
+    except ImportError as error:
+        raise ValueError(f"-n {number} needs Horovod ({error}). Use -n 1, or install it: docs/install.md.") from error
+    given = arguments.hosts
+    if arguments.hostfile:
+        if not os.path.isfile(arguments.hostfile):
+            raise ValueError(f"--hostfile: no such file {arguments.hostfile!r}.")
+        given = hosts.parse_host_files(arguments.hostfile)
+    names, slots = hosts.parse_hosts_and_slots(given or f"localhost:{number}")
+    number = arguments.ranks or sum(slots.values())
+    remote = network.filter_local_addresses(names)
+    if remote and not arguments.network_interface:
+        raise ValueError(f"hosts {', '.join(remote)} need --network-interface, the card of the network, such as eth0.")
+    cards = [arguments.network_interface] if arguments.network_interface else sorted(network.get_local_intfs())
+    assigned = hosts.get_host_assignments(hosts.parse_hosts(",".join(f"{n}:{slots[n]}" for n in names)), number, number)
+    server = RendezvousServer(0)
+    port = server.start()
+    try:
+        server.init(assigned)
+        shared = gloo_run.create_run_env_vars(network.get_driver_ip(cards), cards, port)
+        yield [
+            (
+                slot.hostname if slot.hostname in remote else "",
+                {name: str(value) for name, value in {**shared, **gloo_run.create_slot_env_vars(slot)}.items()},
+            )
+            for slot in assigned
+        ]
+    finally:
+        server.stop()
+
+
+def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.Path) -> tuple[int, Failure | None]:
+    """Runs a command on all ranks until they end. Returns the exit code, and why the job failed.
+
+    Ctrl-C and SIGTERM reach the ranks once, so that they can save; the second one ends them at once.
+
+    Args:
+      arguments: Those of add_options, and json: whether standard output is for the caller, and errors for the ranks'.
+      command: Program and arguments.
+      logs: Folder that gets rank-N.log of each rank.
+
+    Raises:
+      ValueError: As places.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    shown = (sys.stderr if arguments.json else sys.stdout, sys.stderr)
+    events: queue.SimpleQueue[Rank | None] = queue.SimpleQueue()  # a rank that has ended; None: a signal
+    began = time.monotonic()
+    ranks: list[Rank] = []
+    codes: dict[Rank, int] = {}
+    signals, failed, deadline = 0, None, None
+    with places(arguments) as all_places, _signals(lambda: events.put(None)):
+        here = sum(not host for host, _ in all_places)
+        # With a thread per core in every rank, TensorFlow's choice, ranks wake each other for tiny ops.
+        threads = str(max(1, len(os.sched_getaffinity(0)) // max(1, here)))
+        common = {"TF_NUM_INTRAOP_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
+        try:
+            for number, (host, own) in enumerate(all_places):
+                env = {**common, **own, "FUSEDREC_RANK": str(number)}
+                log = logs / f"rank-{number}.log"
+                ranks.append(Rank(number, host, command, env, log, None if number else shown))
+                threading.Thread(target=ranks[-1].report_end, args=[events], daemon=True).start()
+            while len(codes) < len(ranks):
+                try:
+                    event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    _send(ranks, signal.SIGKILL)
+                    deadline = None
+                    continue
+                if event is None:
+                    signals += 1
+                    if signals == 1:
+                        print("\nstopping after this step; once more to end at once ...", file=sys.stderr, flush=True)
+                    _send(ranks, signal.SIGINT if signals == 1 else signal.SIGKILL)
+                    continue
+                codes[event] = event.wait()
+                if codes[event] and failed is None:
+                    now = time.monotonic()
+                    failed, seconds, deadline = event, now - began, now + TO_END_S
+        finally:
+            _send(ranks, signal.SIGKILL)
+    if signals or (failed and codes[failed] == STOPPED):  # a rank may have got the signal itself
+        return STOPPED, None
+    if failed is None:
+        return DONE, None
+    failure = why(ranks, failed, codes, seconds)
+    if failure.cause.startswith(REFUSAL) and codes[failed] == REFUSED:
+        if failure.rank:  # rank 0 has shown its own line
+            print(failure.cause, file=sys.stderr)
+        return REFUSED, failure
+    healthy = [str(each.number) for each in ranks if each.number != failure.rank]
+    others = f"{'rank' if len(healthy) == 1 else 'ranks'} {', '.join(healthy)} {'was' if len(healthy) == 1 else 'were'}"
+    stopped = f"{others} healthy and stopped. " if healthy else ""
+    print(f"\n{failure}\n{stopped}Full output of every rank: {logs}/rank-*.log", file=sys.stderr)
+    return RANK_FAILED, failure
+
+
+def why(ranks: Sequence[Rank], first: Rank, codes: Mapping[Rank, int], seconds: float) -> Failure:
+    """Returns the reason of a failure: what the ranks say of it, else the end of the rank that ended first."""
+    logs = [rank.log.read_text(encoding="utf-8", errors="replace") for rank in ranks]
+    named = next((match for log in logs if (match := CAUSE.search(log))), None)
+    rank = ranks[int(named[1])] if named else first
+    text, code = logs[rank.number], codes[rank]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("tf_fusedrec: rank ")]
+    place, error = "", ""
+    if TRACEBACK in text:
+        trace = text.rpartition(TRACEBACK)[2]
+        frames = list(FRAME.finditer(trace))
+        own = [frame for frame in frames if not LIBRARY.search(frame[1])] or frames
+        place = "\n".join(line[2:] for line in own[-1][0].splitlines()) if own else ""
+        found = ERROR.search(trace, frames[-1].end() if frames else 0)
+        error = found[0].rstrip() if found else ""
+    if code > OF_A_SIGNAL:
+        cause = killed_by(code - OF_A_SIGNAL)
+    else:
+        printed = lines[-1] if lines else f"it printed nothing, and ended with exit code {code}"
+        cause = error or (named[2] if named else printed)
+    pid = None if rank.host else rank.process.pid
+    return Failure(rank.number, rank.host or socket.gethostname(), pid, seconds, place, cause)
+
+
+def killed_by(number: int) -> str:
+    """Returns words for the signal that ended a process."""
+    names = {each.value: each.name for each in signal.Signals}
+    reason = ", as Linux does when memory runs out" if number == signal.SIGKILL else ""
+    return f"it was ended by {names.get(number, f'signal {number}')}{reason} (exit code {OF_A_SIGNAL + number})"
+
+
+def _send(ranks: Sequence[Rank], number: signal.Signals) -> None:
+    for rank in ranks:
+        rank.send(number)
+
+
+@contextlib.contextmanager
+def _signals(note: Callable[[], None]) -> Iterator[None]:
+    """Calls `note` for each SIGINT and SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: note()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)

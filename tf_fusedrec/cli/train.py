@@ -1,0 +1,127 @@
+"""Prepares data, trains, evaluates and exports.
+
+    fusedrec train clicks.yaml -n 2
+    fusedrec train hstu_ml1m_tiny --data path/to/ml-1m --set train.epochs=3 --output runs/mine
+    fusedrec train --data path/to/ml-1m
+    fusedrec train --resume runs/mine -n 2 --set train.epochs=6
+    fusedrec train grm_4g -n 16 -H host1:8,host2:8 --network-interface eth0
+
+CONFIG is a YAML file, or the name of one in tf_fusedrec/configs. Without it, the files of --data choose one, and
+synthetic data are the default. Ctrl-C saves and shows the command that goes on. The output folder gets the checkpoint,
+saved_model, run.json, tensorboard, and the logs of the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+from tf_fusedrec.cli import launch
+from tf_fusedrec.cli.main import DONE, command_line
+
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+DEFAULT_CONFIG = "grm_tiny"
+# Files that identify a data set, and the experiment for it.
+CONFIG_FOR_FILES = {
+    ("ratings.dat", "ratings.csv", "ratings.csv.gz", "u.data"): "hstu_ml1m_tiny",
+    ("log.csv", "log.csv.gz"): "grm_kuairand",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("train", description=__doc__)
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, or the name of a shipped one")
+    parser.add_argument("--data", metavar="PATH", help="raw or converted data set; replaces data.input")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="replaces a setting; repeatable"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, metavar="DIR", help="folder to write (default: a new one in runs/NAME)"
+    )
+    parser.add_argument("--resume", type=pathlib.Path, metavar="RUN", help="go on with a run, in its folder")
+    launch.add_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tf_fusedrec.models.run_folder import new_folder, read_record, run_of
+
+    experiment, overrides = read_experiment(arguments), overrides_of(arguments)
+    output = run_of(arguments.resume) if arguments.resume else arguments.output
+    if launch.is_rank():
+        from tf_fusedrec.models import train
+
+        if output is None:
+            raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
+        go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
+        resume = arguments.resume is not None
+        return train.main(experiment, output, arguments.config or "", overrides, resume, go_on)
+    words = arguments.words
+    if output is None:
+        output = new_folder(experiment.name)
+        words = [*words, f"--output={output}"]
+    code, failure = launch.launch(arguments, [sys.executable, "-m", "tf_fusedrec.cli.main", *words], output / "logs")
+    if arguments.json:
+        results = read_record(output)["results"] if code == DONE else {}
+        print(
+            json.dumps(
+                {"code": code, "run": str(output), "results": results, "failure": failure and vars(failure)}, indent=1
+            )
+        )
+    return code
+
+
+def overrides_of(arguments: argparse.Namespace) -> list[str]:
+    """Returns the replaced settings, data.input among them."""
+    return [*arguments.set, *([f"data.input={json.dumps(arguments.data)}"] if arguments.data else [])]
+
+
+def read_experiment(arguments: argparse.Namespace) -> Any:
+    """Returns the experiment that the arguments describe.
+
+    Raises:
+      ValueError: A path does not exist, the data are of an unknown kind and no configuration is named, or a setting is
+        wrong.
+    """
+    from tf_fusedrec.files.saves import read_manifest
+    from tf_fusedrec.models.experiment import from_dict, load
+    from tf_fusedrec.models.run_folder import run_of
+
+    if arguments.data and not pathlib.Path(arguments.data).exists():
+        raise ValueError(f"--data: no such file or folder {arguments.data!r}.")
+    overrides = overrides_of(arguments)
+    if arguments.resume is None:
+        return load(config_file(arguments.config, arguments.data), overrides)
+    if arguments.output:
+        raise ValueError("--output is given beside --resume, which goes on in the folder of the run. Use one of them.")
+    saved = read_manifest(run_of(arguments.resume) / "checkpoint")["extra"]
+    if arguments.config:
+        return load(config_file(arguments.config, arguments.data), overrides)
+    return from_dict(saved["experiment"], overrides)
+
+
+def config_file(name: str | None, data: str | None) -> pathlib.Path:
+    """Returns the file of a configuration, the data set's if `name` is None, and a synthetic one without data."""
+    if name is None and data:
+        chosen = [
+            config
+            for files, config in CONFIG_FOR_FILES.items()
+            if any((pathlib.Path(data) / f).is_file() for f in files)
+        ]
+        if not chosen:
+            known = "; ".join(" or ".join(files) for files in CONFIG_FOR_FILES)
+            raise ValueError(f"--data {data} has none of the files that identify a data set ({known}). Name CONFIG.")
+        name = chosen[0]
+    name = name or DEFAULT_CONFIG
+    if pathlib.Path(name).is_file():
+        return pathlib.Path(name)
+    shipped = {str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")}
+    if name in shipped:
+        return shipped[name]
+    close = difflib.get_close_matches(name.removesuffix(".yaml"), shipped, 1)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"CONFIG: no such file {name!r}.{meant} Shipped configurations: {', '.join(sorted(shipped))}.")

@@ -380,6 +380,7 @@ def main(
     getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
     getLogger("tf_fusedrec.data").setLevel("INFO")
     try:
+        _ = experiment.tables  # checks their options
         fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
         claimed = claim(output)
         experiment = with_history(experiment, output / "checkpoint") if resume else experiment

@@ -31,6 +31,7 @@ from tf_fusedrec.layers import sync_batch_normalization
 from tf_fusedrec.saved_model.applying import apply_delta as apply_delta
 from tf_fusedrec.saved_model.export import export as export
 from tf_fusedrec.saved_model.signatures import Signature as Signature
+from tf_fusedrec.schedules import model  # noqa: F401  It changes Keras.
 from tf_fusedrec.schedules.planning import Cluster as Cluster
 from tf_fusedrec.schedules.planning import plan as plan
 

@@ -1,4 +1,7 @@
-"""Configs of tables, features and initial rows: frozen records that check their fields on construction."""
+"""Configs of tables, features and initial rows: frozen records that check their fields on construction.
+
+Functions here import TensorFlow where they need it, so that settings can be read before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, keras_api
-from tf_fusedrec.ops.table import check_tables
 from tf_fusedrec.optimizers.rules import Rule, from_dict
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
-KERAS_OPTIMIZERS = keras_api.OPTIMIZERS
+# Names that options of layers and losses take.
+TIME_ENCODINGS = ("none", "buckets", "power", "exponential", "stretched")
+SAMPLINGS = ("uniform", "frequency", "in_batch")  # distributions of negatives
+SHARINGS = ("negatives", "logits")  # forms of the expansion of negatives
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _MOST_BYTES = 200  # Linux allows 255, and a writer appends up to 55.
 
@@ -108,6 +112,10 @@ def _uniform(low: float, high: float) -> Initializer:
 
 def initializer_record(initializer: Any) -> Initializer | None:
     """The record of an initializer, or of Keras' object, class, config or name. None if it has none by element."""
+    if isinstance(initializer, Initializer):
+        return initializer
+    from tf_fusedrec._tf_compat import keras
+
     kinds = keras.initializers
     if initializer in ("constant", "Constant"):  # Keras 3 cannot make it from its name
         return Constant()
@@ -116,8 +124,6 @@ def initializer_record(initializer: Any) -> Initializer | None:
             initializer = kinds.get(initializer)
         except (ValueError, TypeError):  # no initializer of Keras
             return None
-    if isinstance(initializer, Initializer):
-        return initializer
     numbers_of = initializer.get_config() if isinstance(initializer, kinds.Initializer) else {}
     records = {
         kinds.Zeros: lambda: Zeros(),
@@ -317,6 +323,8 @@ class TableConfig:
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
                 "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
             )
+        from tf_fusedrec.ops.table import check_tables
+
         refusal = check_tables([self.record()])
         if refusal:
             raise ValueError(f"TableConfig.{refusal}")
@@ -350,6 +358,8 @@ class TableConfig:
                 self._refuse(path, "one of " * (len(names) > 1) + ", ".join(names), value)
 
     def _keras_optimizer(self, name: str) -> Any:
+        from tf_fusedrec._tf_compat import keras
+
         try:
             return keras.optimizers.get(name)
         except ValueError:
@@ -389,10 +399,12 @@ class TableConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable dict of all fields. TF1 optimizers, which have no config, stay as they are."""
+        from tf_fusedrec._tf_compat import keras_api
+
         optimizer = self.optimizer
         if isinstance(optimizer, Rule):
             optimizer = optimizer.to_dict()
-        elif isinstance(optimizer, KERAS_OPTIMIZERS):
+        elif isinstance(optimizer, keras_api.OPTIMIZERS):
             optimizer = keras_api.optimizer_to_dict(optimizer)
         values = {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
@@ -405,6 +417,8 @@ class TableConfig:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
         """Rebuilds the config from the result of to_dict."""
+        from tf_fusedrec._tf_compat import keras_api
+
         fields = dict(fields)
         if isinstance(fields["optimizer"], Mapping) and "legacy" not in fields["optimizer"]:
             fields["optimizer"] = from_dict(fields["optimizer"])

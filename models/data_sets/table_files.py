@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from tf_fusedrec.data.columns import BadInput
-from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT
+from tf_fusedrec.data.columns import FLOAT_TEXT, INT64_TEXT, BadInput
 from tf_fusedrec.data.rows import Ragged, splits_of
 from tf_fusedrec.models.data_sets.text_log import ids_of, integers_of
 

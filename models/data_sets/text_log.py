@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from tf_fusedrec.data.fingerprint import FLOAT_TEXT, INT64_TEXT, fingerprint_arrow
+from tf_fusedrec.data.columns import FLOAT_TEXT, INT64_TEXT
 from tf_fusedrec.data.rows import Ragged, splits_of
 
 # Kinds of fields, in the words of messages.
@@ -108,6 +108,8 @@ def ids_of(
 
     integers=False makes fingerprints of all strings, as for hash_strings. Two texts with the same id are refused.
     """
+    from tf_fusedrec.data.fingerprint import fingerprint_arrow  # loads TensorFlow
+
     if integers and (numbers := integers_of(column)) is not None:
         return numbers, {}
     column = column.cast(pa.string())

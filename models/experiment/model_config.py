@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_fusedrec.config import ROW_DTYPES
-from tf_fusedrec.layers.relative_bias import TIME_ENCODINGS
-from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS
+from tf_fusedrec.config import ROW_DTYPES, SAMPLINGS, SHARINGS, TIME_ENCODINGS
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 
@@ -126,13 +124,13 @@ class RetrievalConfig:
     encoder: str = "hstu"  # one of ENCODERS
     ffn_multiple: int = 1  # hidden columns of FuXi's and SASRec's feed-forward network, in multiples of dim
     position_bias: bool = True  # HSTU: whether to have a bias by distance in the sequence
-    time_encoding: str = "buckets"  # one of layers.bias_weights.TIME_ENCODINGS
+    time_encoding: str = "buckets"  # one of config.TIME_ENCODINGS
     time_buckets: int = 128  # buckets of the time encoding "buckets"; 0: no time bias
     num_negatives: int = 128
-    sampling: str = "uniform"  # distribution of negatives, one of negatives.SAMPLINGS
+    sampling: str = "uniform"  # distribution of negatives, one of config.SAMPLINGS
     log_q: bool = False  # subtracts log sampling probabilities from the logits; not for "uniform"
     expansion: int = 1  # k: a position also uses other positions' negatives, k * num_negatives in all
-    sharing: str = "negatives"  # form of the expansion, one of negatives.SHARINGS
+    sharing: str = "negatives"  # form of the expansion, one of config.SHARINGS
     negatives_dtype: str = "float32"  # dtype of the negatives' rows in the all-to-all and in the loss
     share_negatives: bool = False  # one pool for all positions of a batch instead of one per position
     whole_catalogue: bool = False  # every step looks up all items: faster for few items, with the same loss

@@ -19,8 +19,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tf_fusedrec as fr
-from tf_fusedrec import config
+import tf_fusedrec.config as config
+from tf_fusedrec.config import TableConfig
 from tf_fusedrec.models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec.optimizers.rules import RULES, Rule
 
@@ -47,10 +47,18 @@ class Defaults(typing.NamedTuple):
     fields: Mapping[str, Any]  # embedding.all_tables
 
 
-def make_tables(
+def make_tables(names: Iterable[str], defaults: Defaults, tables: Mapping[str, Mapping[str, Any]]) -> list[TableConfig]:
+    """Returns the record of each table. Loads TensorFlow. Arguments and errors are those of `fields_of_tables`."""
+    return [
+        _record(f"embedding.tables.{name}", TableConfig, {"name": name, **fields})
+        for name, fields in fields_of_tables(names, defaults, tables).items()
+    ]
+
+
+def fields_of_tables(
     names: Iterable[str], defaults: Defaults, tables: Mapping[str, Mapping[str, Any]]
-) -> list[fr.TableConfig]:
-    """Returns the record of each table.
+) -> dict[str, dict[str, Any]]:
+    """Returns the fields of each table's record, by name of the table.
 
     Args:
       names: Names of the tables.
@@ -71,7 +79,7 @@ def make_tables(
                 f"embedding.all_tables.{field} is not taken: for all tables, set embedding.{instead}; for one table, "
                 f"embedding.tables.<name>.{field}."
             )
-    return [_make_table(name, defaults, tables.get(name, {})) for name in names]
+    return {name: _fields(name, defaults, tables.get(name, {})) for name in names}
 
 
 def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[str, Any]) -> Rule:
@@ -80,20 +88,24 @@ def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[st
     return _make(where, name, kind, {"learning_rate": learning_rate}, arguments)
 
 
-def _make_table(name: str, defaults: Defaults, own: Any) -> fr.TableConfig:
+def _fields(name: str, defaults: Defaults, own: Any) -> dict[str, Any]:
     where = f"embedding.tables.{name}"
-    mine = _checked(where, own, fr.TableConfig)
+    mine = _checked(where, own, TableConfig)
     fields: dict[str, Any] = {"dim": defaults.dim}
     if "external" not in mine:
-        fields.update(_checked("embedding.all_tables", defaults.fields, fr.TableConfig))
+        fields.update(_checked("embedding.all_tables", defaults.fields, TableConfig))
         fields["optimizer"] = _rule_of(f"{where}.optimizer", defaults, mine.pop("optimizer", {}))
         fields["initializer"] = _initializer_of(f"{where}.initializer", defaults, mine.pop("initializer", {}))
+    for section, record in config.RECORDS.items():
+        values = {**fields.get(section, {}), **mine.get(section, {})}
+        if values:
+            mine[section] = _record(where, record, values)
+    return {**fields, **mine}
+
+
+def _record(where: str, record: Any, values: Mapping[str, Any]) -> Any:
     try:
-        for section, record in config.RECORDS.items():
-            values = {**fields.get(section, {}), **mine.get(section, {})}
-            if values:
-                mine[section] = record(**values)
-        return fr.TableConfig(**{"name": name, **fields, **mine})
+        return record(**values)
     except (TypeError, ValueError) as error:  # an external table needs a folder
         raise ValueError(f"{where}: {error}") from error
 

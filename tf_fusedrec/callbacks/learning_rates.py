@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, tf
 from tf_fusedrec.callbacks.stopping import mean_over_ranks
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.optimizers.rules import Schedule
+from tf_fusedrec.optimizers.rules import is_schedule
 
 
 class TableLearningRate(keras.callbacks.Callback):
@@ -95,7 +95,7 @@ def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.V
         optimizer = group.table.optimizer
         rate = getattr(optimizer, "learning_rate", None)
         # Keras optimizers expose the current value of a schedule as a variable, too.
-        if not isinstance(rate, tf.Variable) or isinstance(getattr(optimizer, "_learning_rate", None), Schedule):
+        if not isinstance(rate, tf.Variable) or is_schedule(getattr(optimizer, "_learning_rate", None)):
             raise ValueError(
                 f"the learning rate of tables {group.table.names} cannot be set: it follows a schedule, or the "
                 "optimizer has no learning rate. Use a number as the learning rate in TableConfig.optimizer."

@@ -20,20 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, keras_api, tf
+from tf_fusedrec.data.columns import FLOAT_TEXT, INT64_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Texts that are integers: int64 as str() writes it. pandas writes such an integer with .0 if its column lacks a value.
-_UP_TO_INT64 = (  # numbers of 19 digits
-    "[1-8][0-9]{18}|9[0-1][0-9]{17}|92[0-1][0-9]{16}|922[0-2][0-9]{15}|9223[0-2][0-9]{14}|"
-    "92233[0-6][0-9]{13}|922337[0-1][0-9]{12}|92233720[0-2][0-9]{10}|922337203[0-5][0-9]{9}|"
-    "9223372036[0-7][0-9]{8}|92233720368[0-4][0-9]{7}|922337203685[0-3][0-9]{6}|"
-    "9223372036854[0-6][0-9]{5}|92233720368547[0-6][0-9]{4}|922337203685477[0-4][0-9]{3}|"
-    "9223372036854775[0-7][0-9]{2}|922337203685477580[0-6]|9223372036854775807"
-)
-INT64_TEXT = f"^(0|-?([1-9][0-9]{{0,17}}|{_UP_TO_INT64})|-9223372036854775808)$"
-FLOAT_TEXT = r"^(0|-?[1-9][0-9]*)\.0$"
 
 
 def hash_strings(strings: Any, integers: bool = False) -> Any:

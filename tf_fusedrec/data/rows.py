@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tf_fusedrec.data.columns import BadInput, Column
-from tf_fusedrec.data.fingerprint import fingerprint_arrow
 
 _LONG_ROW = 64  # values per row, above which a copy per row is faster than an index per value
 
@@ -228,7 +227,7 @@ def rows_from_arrow(
             values[column.name] = _to_numpy(batch.column(column.name), column)
         else:
             text = partitions[column.name]
-            value = fingerprint_arrow(pa.array([text])) if column.dtype == "string" else np.array([int(text)])
+            value = _fingerprints(pa.array([text])) if column.dtype == "string" else np.array([int(text)])
             values[column.name] = np.repeat(value, batch.num_rows)
         if skips_rows:
             values[column.name] = _spread(values[column.name], good)
@@ -302,8 +301,14 @@ def _to_numpy(array: pa.Array, column: Column) -> Values:
     return ragged if column.keep_last is None else ragged.keep_last(column.keep_last)
 
 
+def _fingerprints(array: pa.Array) -> np.ndarray:
+    from tf_fusedrec.data.fingerprint import fingerprint_arrow  # loads TensorFlow
+
+    return fingerprint_arrow(array)
+
+
 def _flat(array: pa.Array, column: Column) -> np.ndarray:
-    return fingerprint_arrow(array) if column.dtype == "string" else array.to_numpy(zero_copy_only=True)
+    return _fingerprints(array) if column.dtype == "string" else array.to_numpy(zero_copy_only=True)
 
 
 def _spread(column: Values, good: np.ndarray) -> Values:

@@ -7,6 +7,8 @@
 An all-to-all among R / C ranks sends fewer and longer messages, and waits for fewer ranks. It costs C times the memory
 for tables, and the traffic along the columns. schedules/planning/ compares them.
 
+Functions here import TensorFlow where they need it, so that settings can be read before it is loaded.
+
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """
 
@@ -14,9 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
-
-from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.horovod import check_timeline
 
 RULES = ("gradient_sync", "weight_sync")
 
@@ -130,6 +129,8 @@ class RankLayout:
     """
 
     def __init__(self, topology: Topology):
+        from tf_fusedrec.exchange import collectives
+
         rank, (groups, shards) = collectives.rank(), topology.sets(collectives.size())
         self.topology, self.world = topology, collectives.world()
         self.group = collectives.among(next(ranks for ranks in groups if rank in ranks))
@@ -169,6 +170,9 @@ def init(
       >>> fr.rank(), fr.size()
       (0, 1)
     """
+    from tf_fusedrec.exchange import collectives
+    from tf_fusedrec.exchange.horovod import check_timeline
+
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
     collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)

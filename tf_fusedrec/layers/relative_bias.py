@@ -14,6 +14,7 @@ import functools
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.config import TIME_ENCODINGS
 from tf_fusedrec.layers.base import ConfiguredLayer, check_choice, check_positive
 from tf_fusedrec.ops import BucketTable, RelativeBias, SequenceTimes, TimeFunction, sequence_times
 
@@ -26,7 +27,6 @@ _FUNCTIONS = {
     # alpha exp(-softplus(c) (d + 1)^beta), FuXi-gamma. Its parameters are unpublished; ours give scales of hours.
     "stretched": {"alpha": (-0.2, 0.2), "c": (-3.0, -2.0), "beta": (0.25, 0.35)},
 }
-TIME_ENCODINGS = ("none", "buckets", *_FUNCTIONS)
 
 
 class BiasWeights(ConfiguredLayer):

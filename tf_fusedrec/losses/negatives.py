@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import SAMPLINGS
 
 NORM_FLOOR = 1e-6  # Smallest divisor of the L2 normalisation, as in the public HSTU experiments.
 _BLOCK_ROWS = 512  # A block of products with thousands of rows takes a few MB, about one core's cache.
@@ -145,10 +146,6 @@ def _by_segment(
 
     _, results = tf.while_loop(lambda number, _: number < segments, step, [0, results], parallel_iterations=1)
     return results.concat()
-
-
-SAMPLINGS = ("uniform", "frequency", "in_batch")
-SHARINGS = ("negatives", "logits")
 
 
 class Sampler:

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, keras_api, tf
-from tf_fusedrec.optimizers.rules import RULES, SGD, Adagrad, Adam, AdamW, Ftrl, LearningRate, RMSprop, Rule, Schedule
+from tf_fusedrec.optimizers.rules import (
+    RULES,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    LearningRate,
+    RMSprop,
+    Rule,
+    is_schedule,
+)
 
 
 def resolve(optimizer: Any) -> Rule:
@@ -42,7 +53,7 @@ def from_keras(optimizer: Any) -> Rule:
     _check_options(optimizer, config)
     # The schedule object is taken over its config, because a user's schedule need not be registered with Keras.
     rate = optimizer._learning_rate if isinstance(optimizer, new.Optimizer) else optimizer._hyper["learning_rate"]
-    return counterparts[keras_class](rate if isinstance(rate, Schedule) else float(config["learning_rate"]), config)
+    return counterparts[keras_class](rate if is_schedule(rate) else float(config["learning_rate"]), config)
 
 
 def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
@@ -71,7 +82,7 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
         del used["weight_decay"]  # Keras' Adam and AdamW both apply it like the record AdamW.
     numbers = getattr(optimizer, "_hyper", None) or {"learning_rate": optimizer._learning_rate}
     for name, value in numbers.items():
-        if callable(value) and not isinstance(value, (Schedule, tf.Variable)):
+        if callable(value) and not (is_schedule(value) or isinstance(value, tf.Variable)):
             used[name], remedies[name] = value, "a number" + " or a schedule" * (name == "learning_rate")
     for name, value in used.items():
         if value:

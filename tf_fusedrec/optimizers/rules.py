@@ -11,9 +11,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Union
-
-from tf_fusedrec._tf_compat import keras
+from typing import Any, ClassVar
 
 __all__ = [
     "SGD",
@@ -26,8 +24,7 @@ __all__ = [
     "RowWiseAdam",
 ]
 
-Schedule = keras.optimizers.schedules.LearningRateSchedule
-LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
+LearningRate = Any  # a number, or a keras.optimizers.schedules.LearningRateSchedule
 VARIANTS = ("torchrec", "2d_sp", "hsp")
 _FRACTION = (">= 0 and < 1", lambda value: 0 <= value < 1)
 # Ranges of arguments. All other numbers must be >= 0.
@@ -42,6 +39,15 @@ _DIVISOR = ("> 0 (with 0, the step of a new row with a zero gradient would be 0 
 
 
 RULES: dict[str, type[Rule]] = {}  # by name of the class
+
+
+def is_schedule(learning_rate: LearningRate) -> bool:
+    """Whether a learning rate is a schedule of Keras. A number needs no Keras, which takes seconds to load."""
+    if isinstance(learning_rate, numbers.Real):
+        return False
+    from tf_fusedrec._tf_compat import keras
+
+    return isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Rule:
     scalar_slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.learning_rate, Schedule):
+        if not is_schedule(self.learning_rate):
             expected = ">= 0, or a LearningRateSchedule of keras.optimizers.schedules"
             self._require("learning_rate", expected, lambda value: value >= 0)
         for field in dataclasses.fields(self):
@@ -136,8 +142,12 @@ class Rule:
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able dict. `from_dict` is the inverse."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values = {name: v if isinstance(v, (bool, str, Schedule)) else float(v) for name, v in values.items()}
-        if isinstance(self.learning_rate, Schedule):
+        rate = values.pop("learning_rate")
+        values = {name: v if isinstance(v, (bool, str)) else float(v) for name, v in values.items()}
+        values = {"learning_rate": rate if is_schedule(rate) else float(rate), **values}
+        if is_schedule(rate):
+            from tf_fusedrec._tf_compat import keras
+
             values["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
         return {"class_name": type(self).__name__, **values}
 
@@ -413,5 +423,7 @@ def from_dict(fields: Mapping[str, Any]) -> Rule:
     if name not in RULES:
         raise ValueError(f"class_name must be one of {sorted(RULES)}, got {name!r}.")
     if isinstance(fields["learning_rate"], Mapping):
+        from tf_fusedrec._tf_compat import keras
+
         fields["learning_rate"] = keras.optimizers.schedules.deserialize(fields["learning_rate"])
     return RULES[name](**fields)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.optimizers.rules import Rule, Schedule
+from tf_fusedrec.optimizers.rules import Rule, is_schedule
 
 
 class Trainer:
@@ -32,14 +32,14 @@ class Trainer:
 
     def __init__(self, rule: Rule, name: str):
         rate = rule.learning_rate
-        if not isinstance(rate, Schedule):
+        if not is_schedule(rate):
             rate = tf.Variable(rate, dtype=tf.float32, trainable=False, name=f"{name}/learning_rate")
         iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/iterations")
         self.__dict__.update(rule=rule, iterations=iterations, _name=name, _rate=rate, _rate_scale=rule.rate_scale)
 
     @property
     def learning_rate(self) -> tf.Variable | tf.Tensor:
-        return self._scheduled_rate(self.iterations.read_value()) if isinstance(self._rate, Schedule) else self._rate
+        return self._scheduled_rate(self.iterations.read_value()) if is_schedule(self._rate) else self._rate
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets the learning rate. All other attributes are refused, because traced functions would ignore them."""
@@ -48,12 +48,12 @@ class Trainer:
                 f"{name} of the optimizer of {self._name!r} cannot be set, got {value!r}: the tables were made with "
                 f"{self.rule}, of which only learning_rate may change. Pass another record as TableConfig.optimizer."
             )
-        if isinstance(self._rate, Schedule):
+        if is_schedule(self._rate):
             raise ValueError(
                 f"learning_rate of {self._name!r} follows {type(self._rate).__name__}, got {value!r}. Use a number as "
                 "the learning rate in TableConfig.optimizer; a number can be assigned later."
             )
-        if isinstance(value, Schedule):
+        if is_schedule(value):
             raise ValueError(
                 f"learning_rate of {self._name!r} must be a number, got {type(value).__name__}. Use the schedule as "
                 "the learning rate in TableConfig.optimizer, or learning_rates.TableLearningRate."
@@ -66,7 +66,7 @@ class Trainer:
     def current(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the next update's learning rate <float32>[] for the op and its number <int64>[], counted from 1."""
         done = self.iterations.read_value()
-        rate = self._scheduled_rate(done) if isinstance(self._rate, Schedule) else self._rate.read_value()
+        rate = self._scheduled_rate(done) if is_schedule(self._rate) else self._rate.read_value()
         return rate * self._rate_scale, done + 1
 
     def count(self) -> None:
@@ -76,7 +76,7 @@ class Trainer:
     @property
     def rates(self) -> list[float] | None:
         """[record's learning rate, current learning rate] for checkpoints, or None for a schedule."""
-        if isinstance(self._rate, Schedule):
+        if is_schedule(self._rate):
             return None
         return [float(self.rule.learning_rate), float(self._rate.numpy())]
 

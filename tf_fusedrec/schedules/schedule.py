@@ -1,19 +1,50 @@
-"""Schedules: records that say which batch each stage of a training step works on while batch t computes."""
+"""Schedules: records that say which batch each stage of a training step works on while batch t computes.
+
+Functions here import TensorFlow where they need it, so that settings can be read before it is loaded.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding import embeddings_of
-from tf_fusedrec.schedules import micro_batches, staged_step
-from tf_fusedrec.schedules.staged_step import Stages
-from tf_fusedrec.schedules.uneven_batches import keras_train_step
+if TYPE_CHECKING:
+    from tf_fusedrec._tf_compat import tf
 
 LARGEST_LEAD = 4  # NestPipe's five stages work on five batches
+
+
+class Stages(NamedTuple):
+    """Distances in batches from batch t, which computes, to the batch of each stage; 0 as under Sync."""
+
+    micro_batches: int = 0  # M parts of batch t compute one after another on frozen tables; 0: Keras' step of the batch
+    read: int = 0  # t + read is read from the data set
+    send_ids: int = 0  # ids of t + send_ids go to their owners
+    look_ahead: int = 0  # 1: rows of t + 1 are read at the owner, and refreshed in their own step
+    return_rows: int = 0  # 1: rows of t + 1 are looked up and returned; they lack one update
+    update: int = 0  # 1: gradients of t - 1 are sent and make their update
+
+    @property
+    def pieces(self) -> int:
+        """Parts of a batch that compute one after another."""
+        return max(1, self.micro_batches)
+
+    @property
+    def lead(self) -> int:
+        """Batches that are read before the first one computes."""
+        return max(1, self.read)
+
+    @property
+    def staleness(self) -> int:
+        """Updates that the rows of a batch lack."""
+        return self.return_rows
+
+    @property
+    def lookups_per_update(self) -> int:
+        """Steps that look up before the first of them updates. Tables keep the rows of these steps where they are."""
+        return 1 + self.staleness
 
 
 class Schedule:
@@ -43,6 +74,8 @@ class Schedule:
         Raises:
           ValueError: the tables cannot be trained under it.
         """
+        from tf_fusedrec.embedding import embeddings_of
+
         if self.stages.send_ids or self.stages.micro_batches:
             for embedding in embeddings_of(model):
                 embedding.internals.check_deferrable(self.stages.lookups_per_update)
@@ -60,6 +93,9 @@ class Schedule:
         Raises:
           ValueError: the model cannot be trained under this schedule.
         """
+        from tf_fusedrec.schedules import micro_batches
+        from tf_fusedrec.schedules.uneven_batches import keras_train_step
+
         if self.stages.micro_batches:
             return micro_batches.train_step(model, data, self.stages.micro_batches)
         return keras_train_step(model, data)
@@ -74,6 +110,8 @@ class Schedule:
         Returns:
           The state for the first `step`: any structure of tensors and constants.
         """
+        from tf_fusedrec.schedules import staged_step
+
         return staged_step.start(self.stages, model, batches)
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
@@ -89,6 +127,8 @@ class Schedule:
         Returns:
           The logs, and the state for the next step, made of the same tensors every time.
         """
+        from tf_fusedrec.schedules import staged_step
+
         return staged_step.step(self.stages, model, batches, state)
 
     def drain(self, model: Any, state: Any) -> Any:
@@ -96,6 +136,8 @@ class Schedule:
 
         Called before evaluation, saves and checkpoints, and at the end of fit.
         """
+        from tf_fusedrec.schedules import staged_step
+
         return staged_step.drain(state)
 
     def get_config(self) -> dict[str, Any]:

@@ -34,37 +34,7 @@ from tf_fusedrec.data.batches import cut
 from tf_fusedrec.embedding import Step, tables_in
 from tf_fusedrec.embedding.features import placing_ids
 from tf_fusedrec.schedules.planned_calls import plan_step, required_embeddings, running
-
-
-class Stages(NamedTuple):
-    """Distances in batches from batch t, which computes, to the batch of each stage; 0 as under Sync."""
-
-    micro_batches: int = 0  # M parts of batch t compute one after another on frozen tables; 0: Keras' step of the batch
-    read: int = 0  # t + read is read from the data set
-    send_ids: int = 0  # ids of t + send_ids go to their owners
-    look_ahead: int = 0  # 1: rows of t + 1 are read at the owner, and refreshed in their own step
-    return_rows: int = 0  # 1: rows of t + 1 are looked up and returned; they lack one update
-    update: int = 0  # 1: gradients of t - 1 are sent and make their update
-
-    @property
-    def pieces(self) -> int:
-        """Parts of a batch that compute one after another."""
-        return max(1, self.micro_batches)
-
-    @property
-    def lead(self) -> int:
-        """Batches that are read before the first one computes."""
-        return max(1, self.read)
-
-    @property
-    def staleness(self) -> int:
-        """Updates that the rows of a batch lack."""
-        return self.return_rows
-
-    @property
-    def lookups_per_update(self) -> int:
-        """Steps that look up before the first of them updates. Tables keep the rows of these steps where they are."""
-        return 1 + self.staleness
+from tf_fusedrec.schedules.schedule import Stages
 
 
 class Ready(NamedTuple):

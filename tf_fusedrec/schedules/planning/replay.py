@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tf_fusedrec.data.batches import piece_bounds
-from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.staged_step import Stages
+from tf_fusedrec.schedules.schedule import Schedule, Stages
 
 COMPUTE, HOST, TABLE, NETWORK = "compute", "host", "table", "network"
 

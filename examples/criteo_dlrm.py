@@ -1,7 +1,7 @@
 """Trains DLRM on a click log in the format of Criteo, on one rank or on several.
 
     python examples/criteo_dlrm.py --data train.txt
-    horovodrun -np 2 --gloo python examples/criteo_dlrm.py --data train.txt
+    fusedrec run -n 2 examples/criteo_dlrm.py --data train.txt
 
 A line of the log has 40 fields between tabs: the label (0 or 1), 13 integers I1..I13 and 26 strings C1..C26. A missing
 integer or string is empty. Logs are in the order of time, so the last lines are the validation part. Any number of

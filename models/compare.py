@@ -33,7 +33,7 @@ def read_samples(run: pathlib.Path) -> dict[str, np.ndarray]:
     """
     path = run / SAMPLES
     if not path.is_file():
-        raise ValueError(f"{run} has no {SAMPLES}. Pass the output folder of a finished tf_fusedrec.models.train.")
+        raise ValueError(f"{run} has no {SAMPLES}. Pass the output folder of a finished `fusedrec train`.")
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     order = np.lexsort([arrays[name] for name in reversed(_KEYS) if name in arrays])

@@ -242,18 +242,16 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
     """Evaluates a run's checkpoint on its test split or on other data. Collective.
 
     Args:
-      run: Output folder of tf_fusedrec.models.train, or its checkpoint folder.
+      run: Output folder of `fusedrec train`, or its checkpoint folder.
       data: Raw or converted data set to use instead of the run's, or None for the run's. All events of raw tables are
         scored, and events of the run's own data are history.
 
     Raises:
-      ValueError: `run` is no folder or has no checkpoint of models.train, or the data are missing or of another kind.
+      ValueError: `run` is no folder or has no checkpoint of a run, or the data are missing or of another kind.
       RuntimeError: Rank 0 could not prepare the data; raised on the other ranks.
     """
     if not run.is_dir():
-        raise ValueError(
-            f"RUN must be an output folder of tf_fusedrec.models.train, got {str(run)!r}, which is no folder."
-        )
+        raise ValueError(f"RUN must be an output folder of `fusedrec train`, got {str(run)!r}, which is no folder.")
     checkpoint = run / "checkpoint" if (run / "checkpoint").is_dir() else run
     experiment = saved_experiment(checkpoint)
     if data is not None:

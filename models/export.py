@@ -1,7 +1,4 @@
-"""Exports a trained model as a SavedModel and defines its signatures.
-
-    python -m tf_fusedrec.models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model
-        [--ops ours] [--state_bytes 1000000000] [--base runs/grm_tiny/saved_model]
+"""Exports a trained model as a SavedModel and defines its signatures: `fusedrec export`.
 
 Unknown ids get the same rows as in evaluation (TableConfig.unknown). Signatures take flat tensors. A ragged feature is
 a tensor of values; the features of a role share their row_splits <int64>[B+1]:
@@ -42,11 +39,10 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from absl import app, flags
 
 import tf_fusedrec as fr
 from tf_fusedrec import tf
@@ -127,7 +123,7 @@ def signatures_of(
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
-    """Returns the experiment of a models.train checkpoint, without replicas of the tables, which only training needs.
+    """Returns the experiment of a checkpoint of a run, without replicas of the tables, which only training needs.
 
     Raises:
       ValueError: The folder has no checkpoint, another program wrote it, or this version does not know the experiment.
@@ -149,12 +145,12 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
 
 
 def trained_model(checkpoint: str | os.PathLike) -> Model:
-    """Returns the model of a tf_fusedrec.models.train checkpoint, with its rows. Collective.
+    """Returns the model of a `fusedrec train` checkpoint, with its rows. Collective.
 
     A run with train.keep_best gives its best epoch, any other run its last save.
 
     Raises:
-      ValueError: The folder has no checkpoint of models.train, or the checkpoint lacks weights of the model.
+      ValueError: The folder has no checkpoint of `fusedrec train`, or the checkpoint lacks weights of the model.
     """
     experiment = saved_experiment(checkpoint)
     extra = read_manifest(checkpoint)["extra"]
@@ -174,7 +170,7 @@ def _check_all_restored(model: Model, prefix: str) -> None:
     except ValueError as error:
         raise ValueError(
             f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error} "
-            "Pass a checkpoint that tf_fusedrec.models.train of this version wrote."
+            "Pass a checkpoint that `fusedrec train` of this version wrote."
         ) from error
 
 
@@ -288,34 +284,3 @@ def summary(path: str | os.PathLike) -> str:
     base = json.loads((path / "delta.json").read_text(encoding="utf-8"))["identity"].get("version")
     version = applying.identity(path / "model")["version"]
     return f"{rows:,} changed rows, {removed:,} removed, {size:,} bytes, version {base} -> {version}"
-
-
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
-    try:
-        states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
-        index = IndexOptions(share=flags.FLAGS.index_share) if flags.FLAGS.index_share else None
-        model = trained_model(flags.FLAGS.checkpoint)
-        export(
-            model, flags.FLAGS.output, flags.FLAGS.ops, states,
-            index=index, rows=flags.FLAGS.rows, base=flags.FLAGS.base,
-            experiment=saved_experiment(flags.FLAGS.checkpoint),
-        )  # fmt: skip
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
-    print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}: {summary(flags.FLAGS.output)}")
-
-
-if __name__ == "__main__":
-    flags.DEFINE_string(
-        "checkpoint", None, "Folder of a checkpoint that tf_fusedrec.models.train wrote.", required=True
-    )
-    flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
-    flags.DEFINE_string("base", None, "Export that a delta starts from; --output becomes the delta.")
-    flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
-    flags.DEFINE_enum("rows", None, ["bfloat16", "int8"], "dtype of the rows on the server; by default their own.")
-    flags.DEFINE_float("index_share", 0.0, "Share of all products of a search by the index; 0 for no index.", 0.0, 1.0)
-    flags.DEFINE_integer("state_bytes", 0, "Memory of the server's cache of user states; 0 for no cache.", 0)
-    flags.DEFINE_integer("state_ttl", 0, "Seconds without use after which a user state leaves; 0 for never.", 0)
-    app.run(main)

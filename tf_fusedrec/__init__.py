@@ -1,8 +1,8 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
 
-`import tf_fusedrec` checks the environment. The first use of a public name loads TensorFlow and the whole package. That
-changes the process only by the statements of this list. The last three run with `import tf_fusedrec.tfra` or
-FusedEmbedding(backend="tfra").
+`import tf_fusedrec` checks the environment. The package is loaded at the first use of a public name, and at once where
+TensorFlow is loaded. That changes the process only by the statements of this list. The last three run with
+`import tf_fusedrec.tfra` or FusedEmbedding(backend="tfra").
 
   _public.py              sync_batch_normalization.reduce_by        A layer gets the all-reduce.
   _tf_compat/__init__.py  _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.
@@ -34,6 +34,7 @@ FusedEmbedding(backend="tfra").
 # ruff: noqa: F405  The public names are those of _public.py.
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tf_fusedrec import _environment  # noqa: F401  (first: it checks the versions)
@@ -81,20 +82,30 @@ __all__ = [
     "tf",
 ]
 
-# Rooms that not every program needs. tfra is not in __all__, because it needs TFRA.
-_ON_DEMAND = ("callbacks", "losses", "metrics", "tfra")
+# Modules of this package, which load what they need. tfra is not in __all__, because it needs TFRA.
+_ROOMS = (
+    "callbacks", "checkpoint", "collectives", "data", "layers", "losses", "metrics", "optimizers", "saved_model",
+    "schedules", "tfra",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__ or name in _ON_DEMAND:
-        public = vars(importlib.import_module("tf_fusedrec._public"))
-        globals().update({each: public[each] for each in __all__ if each in public})
-        if name in _ON_DEMAND:
-            return importlib.import_module(f"tf_fusedrec.{name}")
-        if name in globals():  # else a module of _public imports a part of this package
-            return globals()[name]
+    if name in _ROOMS:
+        return importlib.import_module(f"tf_fusedrec.{name}")
+    if name in __all__:
+        _load()
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ON_DEMAND})
+    return sorted({*globals(), *__all__, *_ROOMS})
+
+
+def _load() -> None:
+    public = vars(importlib.import_module("tf_fusedrec._public"))
+    globals().update({name: public[name] for name in __all__ if name in public})
+
+
+if "tensorflow" in sys.modules:  # a program may load a saved model next, without a name of this package
+    _load()

@@ -1,4 +1,4 @@
-"""Synthetic data with planted structure, in both layouts. `make train` uses them if no data set is given.
+"""Synthetic data with planted structure, in both layouts. `fusedrec train` uses them if no data set is given.
 
 Items belong to clusters, and only the users who meet an item reveal its cluster. Popularity is therefore useless, and a
 model that learns item embeddings and reads the sequence is far better. All data are a pure function of the arguments.

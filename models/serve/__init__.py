@@ -1,6 +1,4 @@
-"""A server for exports of this project, with the REST interface of TensorFlow Serving.
-
-    python -m tf_fusedrec.models.serve --export runs/grm_tiny/saved_model --deltas runs/grm_tiny/deltas
+"""A server for exports of this project, with the REST interface of TensorFlow Serving: `fusedrec serve`.
 
 loaded.py loads an export and calls its signatures. tensors.py turns JSON into tensors and back. batching.py joins
 requests that arrive together into one call. rest.py answers HTTP. deltas.py applies the deltas of a folder. warmup.py

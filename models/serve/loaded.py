@@ -175,7 +175,7 @@ def _ops_of(path: pathlib.Path) -> str:
     if missing:
         raise ValueError(
             f"export {os.fspath(path)!r} has no {missing[0]}. Remedy: pass a folder that tf_fusedrec.export or "
-            "tf_fusedrec.models.export wrote."
+            "`fusedrec export` wrote."
         )
     try:
         return json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))["ops"]

@@ -1,6 +1,7 @@
 """Every program of the pages prints the output below it. Modules, flags, targets and files of commands exist."""
 
 import contextlib
+import importlib
 import io
 import re
 import runpy
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
+from tf_fusedrec.cli.main import parse
 from tf_fusedrec.models.experiment import load
 from tf_fusedrec.models.export import _RankingServer
 from tf_fusedrec.models.serve import tensors
@@ -90,6 +92,12 @@ def test_modules_and_their_flags_exist(page):
         if "harness.parser(" in text:
             known |= {"--quick", "--json"}
         assert set(flags) <= known, f"{module} has {sorted(known)}"
+
+
+@pytest.mark.parametrize("command", [command for command in SHOWN if command.startswith("fusedrec ")])
+def test_the_program_takes_the_arguments_of_a_command(command):
+    words = shlex.split(command)[1:]
+    parse(importlib.import_module(f"tf_fusedrec.cli.{words[0]}"), words)  # else it exits with 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

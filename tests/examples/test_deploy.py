@@ -118,16 +118,16 @@ def test_the_slurm_script_names_every_host_with_its_ranks(tmp_path):
     env = with_programs(
         tmp_path,
         scontrol='[ "$*" = "show hostnames host[1-2]" ] && printf "host1\\nhost2\\n"',
-        horovodrun='echo "$TF_NUM_INTRAOP_THREADS $*"',
+        fusedrec='echo "$TF_NUM_INTRAOP_THREADS $*"',
     )
-    (line,) = printed([str(SLURM), "python", "train.py"], {**env, **of_slurm(nodes=2, tasks=8)})
-    assert line == "1 -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py"
+    (line,) = printed([str(SLURM), "run", "train.py"], {**env, **of_slurm(nodes=2, tasks=8)})
+    assert line == "1 run -n 16 -H host1:8,host2:8 --network-interface eth0 train.py"
 
 
 @pytest.mark.nightly
 def test_the_slurm_script_starts_ranks(tmp_path):
     env = {**with_programs(tmp_path, scontrol="echo localhost"), **of_slurm(nodes=1, tasks=2), "NETWORK": "lo"}
-    assert ranks(printed([str(SLURM), *PROBE], env)) == ["0 2", "1 2"]
+    assert ranks(printed([str(SLURM), "run", *PROBE], env)) == ["0 2"]
 
 
 def unknown_keys(value: object, path: str) -> list[str]:
@@ -157,12 +157,10 @@ def test_the_kubernetes_job_starts_its_ranks(tmp_path):
     (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
     command = launcher["command"]
     count = JOB["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
-    assert command[command.index("-np") + 1] == str(count)
-    program = command[command.index("python") :]
-    assert program[:3] == ["python", "-m", "tf_fusedrec.models.train"] and (ROOT / program[4]).exists()
+    assert command[:3] == ["fusedrec", "train", "grm_tiny"] and command[command.index("-n") + 1] == str(count)
     (tmp_path / "hostfile").write_text(f"localhost slots={count}\n", encoding="utf-8")
     here = {"/etc/mpi/hostfile": str(tmp_path / "hostfile"), "eth0": "lo"}
-    started = [here.get(word, word) for word in command[: command.index("python")]]
+    started = ["fusedrec", "run", *(here.get(word, word) for word in command[3 : command.index("--output")])]
     assert len(set(here) & set(command)) == len(here)
     env = with_programs(tmp_path)
-    assert ranks(printed([*started, *PROBE], env)) == [f"{rank} {count}" for rank in range(count)]
+    assert ranks(printed([*started, *PROBE], env)) == [f"0 {count}"]  # rank 0 alone is shown

@@ -19,7 +19,7 @@ from tf_fusedrec.models.build import columns, make_embedding, make_model, no_row
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.export import export
 from tf_fusedrec.models.kept_states import KeptStates, StateOptions
-from tf_fusedrec.models.serve import __main__ as program
+from tf_fusedrec.models.serve import program
 from tf_fusedrec.models.serve.loaded import Export
 from tf_fusedrec.models.user_state import GRMStates, RetrievalStates
 from tf_fusedrec.saved_model import state_cache

@@ -77,18 +77,24 @@ def main(words: Sequence[str] | None = None) -> int:
     # TensorFlow's C++ log would fill the screen with notices. Errors come as Python exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = importlib.import_module(f"tf_fusedrec.cli.{name}")
-    subparsers = argparse.ArgumentParser(prog="fusedrec").add_subparsers(parser_class=Parser)
-    command.add_parser(subparsers)
-    parser = subparsers.choices[name]
-    # `run` passes all words after the program on. Other commands take arguments and options in any order.
-    parse = parser.parse_args if name == "run" else parser.parse_intermixed_args
+    arguments = parse(command, words)
     try:
-        return command.run(parse(words[1:], argparse.Namespace(words=words)))
+        return command.run(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         return STOPPED
+
+
+def parse(command: Any, words: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments of a command's module, and all words as `words`."""
+    subparsers = argparse.ArgumentParser(prog="fusedrec").add_subparsers(parser_class=Parser)
+    command.add_parser(subparsers)
+    parser = subparsers.choices[words[0]]
+    # `run` passes all words after the program on. Other commands take arguments and options in any order.
+    read = parser.parse_args if words[0] == "run" else parser.parse_intermixed_args
+    return read(words[1:], argparse.Namespace(words=words))
 
 
 def command_line(words: Sequence[str]) -> list[str]:

@@ -3,10 +3,10 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
-import runpy
 import shutil
 import signal
 import socket
@@ -24,8 +24,8 @@ from tests.support.only_tensorflow import make_environment
 from tests.support.prediction_log import message_class
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
-from tf_fusedrec.models.serve import __main__ as program
-from tf_fusedrec.models.serve import rest, warmup
+from tf_fusedrec.cli.main import main
+from tf_fusedrec.models.serve import program, rest, warmup
 from tf_fusedrec.models.serve.deltas import Deltas
 from tf_fusedrec.models.serve.loaded import Export, RequestError
 from tf_fusedrec.models.serve.rest import Server
@@ -362,66 +362,60 @@ def test_a_request_that_does_not_end_is_an_error(exported, monkeypatch):
     server.threads.shutdown()
 
 
-def main(monkeypatch, *arguments):
-    """Returns the error with which `python -m tf_fusedrec.models.serve` refuses to begin."""
-    monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
-    monkeypatch.delitem(sys.modules, "tf_fusedrec.models.serve.__main__", raising=False)  # as at the start of a program
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("tf_fusedrec.models.serve", run_name="__main__", alter_sys=False)
-    return str(ended.value)
-
-
 @pytest.mark.parametrize("ops", ["ours", "stock"])
 def test_exports_of_earlier_versions_are_loaded(ops):
     assert Export(ROOT / f"tests/golden/0.1.0/export-{ops}").ops == ops
 
 
 def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monkeypatch, capsys):
+    def refusal(*arguments):
+        assert main(["serve", *map(str, arguments)]) == 1
+        return capsys.readouterr().err
+
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        said = main(monkeypatch, "--export", stock.folder / "1", "--port", port)
+        said = refusal(stock.folder / "1", "--port", port)
         assert f"port {port} of 127.0.0.1 cannot be used" in said and "Remedy" in said
-    here = ("--port", 0, "--export")
-    assert "has no saved_model.pb" in main(monkeypatch, *here, tmp_path)
+    here = ("--port", 0)
+    assert "has no saved_model.pb" in refusal(*here, tmp_path)
     flags = {
-        "batch_requests": [0],
-        "batch_wait_ms": ["nan", "inf"],
-        "model_name": ["a/b"],
+        "batch-requests": [0],
+        "batch-wait-ms": ["nan", "inf"],
+        "model-name": ["a/b"],
         "port": [70000],
         "host": [""],
     }
     for flag, value in ((flag, value) for flag, values in flags.items() for value in values):
-        assert main(monkeypatch, *here, stock.folder / "1", f"--{flag}", value) == "2"
-        assert f"--{flag}" in capsys.readouterr().err.splitlines()[-1]
-    assert "is a delta" in main(monkeypatch, *here, stock.folder / "ready" / "1-to-2")
-    said = main(monkeypatch, *here, stock.folder / "1", "--deltas", tmp_path / "none")
+        assert f"--{flag}" in refusal(*here, stock.folder / "1", f"--{flag}", value)
+    assert "is a delta" in refusal(*here, stock.folder / "ready" / "1-to-2")
+    said = refusal(*here, stock.folder / "1", "--deltas", tmp_path / "none")
     assert "none' is no folder" in said
-    assert main(monkeypatch, *here, stock.folder / "1", "--tier_folder", tmp_path) == "2"
-    assert "--tier_folder and --tier_bytes go together" in capsys.readouterr().err
-    said = main(monkeypatch, *here, stock.folder / "1", "--tier_folder", tmp_path, "--tier_bytes", 10**6)
+    said = refusal(*here, stock.folder / "1", "--tier-folder", tmp_path)
+    assert "--tier-folder and --tier-bytes go together" in said
+    said = refusal(*here, stock.folder / "1", "--tier-folder", tmp_path, "--tier-bytes", 10**6)
     assert "1' keeps no user states. Remedy: export with --ops ours" in said
     shutil.copytree(stock.folder / "1", tmp_path / "damaged")
     (tmp_path / "damaged/saved_model.pb").write_bytes(b"\xff")
-    assert "cannot be loaded" in main(monkeypatch, *here, tmp_path / "damaged")
+    assert "cannot be loaded" in refusal(*here, tmp_path / "damaged")
     for at, key in enumerate(("dense_weights/1", "served_tables/_tables/0/2")):
         shutil.copytree(stock.folder / "1", tmp_path / f"nan{at}")
         tensors = applying.read_bundle(tmp_path / f"nan{at}")
         tensors[f"{key}/.ATTRIBUTES/VARIABLE_VALUE"].flat[0] = np.nan
         applying.write_bundle(tmp_path / f"nan{at}", tensors)
-        said = main(monkeypatch, *here, tmp_path / f"nan{at}")
+        said = refusal(*here, tmp_path / f"nan{at}")
         assert f"nan{at}' has numbers in" in said and "not finite. Remedy" in said
     description = tmp_path / "damaged/assets.extra/tables.json"
     described = json.loads(description.read_text(encoding="utf-8"))
     description.write_text(json.dumps({**described, "ops": "ours"}), encoding="utf-8")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "tf_fusedrec", None)
-        assert "has ops 'ours', which need tf_fusedrec" in main(monkeypatch, *here, tmp_path / "damaged")
+        assert "has ops 'ours', which need tf_fusedrec" in refusal(*here, tmp_path / "damaged")
     description.write_text("{", encoding="utf-8")
-    assert "tables.json' is damaged" in main(monkeypatch, *here, tmp_path / "damaged")
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert "the extra tf_fusedrec[serve]" in main(monkeypatch, *here, stock.folder / "1")
+    assert "tables.json' is damaged" in refusal(*here, tmp_path / "damaged")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "the extra tf_fusedrec[serve]" in refusal(*here, stock.folder / "1")
 
 
 def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
@@ -429,15 +423,18 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
     python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    shutil.copytree(ROOT / "models", tmp_path / "tf_fusedrec/models", ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ("models", "cli"):
+        shutil.copytree(
+            ROOT / "tf_fusedrec" / room, tmp_path / "tf_fusedrec" / room, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copytree(stock.folder / "1", tmp_path / "1")
     warm = message_class()()
     for name, value in request(0).items():
         warm.predict_log.request.inputs[name].CopyFrom(tf.make_tensor_proto(np.array(value, np.int64)))
     with tf.io.TFRecordWriter(str(tmp_path / "1" / warmup.FILE)) as writer:
         writer.write(warm.SerializeToString())
-    command = [python, "-m", "tf_fusedrec.models.serve", "--export", tmp_path / "1", "--deltas", stock.folder / "ready"]
-    command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
+    command = [python, "-m", "tf_fusedrec.cli.main", "serve", tmp_path / "1", "--deltas", stock.folder / "ready"]
+    command += ["--port", "0", "--model-name", "clicks", "--batch-wait-ms", "1500"]
     errors = (tmp_path / "stderr").open("w", encoding="utf-8")
     running = subprocess.Popen(
         list(map(str, command)), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"

@@ -333,10 +333,10 @@ def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathl
     saved = read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
-        if saved["experiment"][section] != now[section]:
+        if changed := list(changes(saved["experiment"][section], now[section], section)):
             raise ValueError(
-                f"--resume: {checkpoint} was trained with another {section!r}: {saved['experiment'][section]}, "
-                f"now {now[section]}. Use the same section, or another --output."
+                f"--resume: {checkpoint} was trained with other settings: {', '.join(changed)}. Use the saved values, "
+                "or another --output."
             )
     kinds = read_info(folder).id_kinds
     if saved.get("id_kinds", {}) != kinds:
@@ -348,6 +348,15 @@ def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathl
         _say(f"goes on with {now['data']['input']}, epochs 1 to {experiment.train.epochs}; {read_info(folder).source}")
         return None
     return saved["input"]
+
+
+def changes(before: Any, now: Any, path: str) -> Iterator[str]:
+    """Yields the fields that differ, such as "model.dim 16 -> 8"."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted({*before, *now}):
+            yield from changes(before.get(name), now.get(name), f"{path}.{name}")
+    elif before != now:
+        yield f"{path} {before} -> {now}"
 
 
 def _is_chief() -> bool:

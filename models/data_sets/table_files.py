@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import datetime
+import difflib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -361,8 +362,10 @@ def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
 def _check_columns(path: pathlib.Path, names: Sequence[str], columns: Sequence[str]) -> None:
     missing = [name for name in columns if name not in names]
     if missing:
+        close = [near[0] for name in missing if (near := difflib.get_close_matches(name, names, 1))]
+        meant = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise ValueError(
-            f"{path}: got the columns {list(names)}, want also {missing}. {_remedy_for_columns(path, names)}"
+            f"{path}: got the columns {list(names)}, want also {missing}.{meant} {_remedy_for_columns(path, names)}"
         )
 
 

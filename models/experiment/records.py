@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from tf_fusedrec.models.experiment.yaml_records import (
     override_field,
     plain,
     read_yaml,
+    with_place,
 )
 from tf_fusedrec.optimizers.rules import Rule
 from tf_fusedrec.schedules import schedule
@@ -280,17 +282,25 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
       ValueError: The file is missing or not YAML, or it has an unknown section or field, or a value of the wrong type
         or out of range.
     """
+    name = os.fspath(path)
     if not os.path.isfile(path):
-        raise ValueError(f"--config must be a YAML file, but there is no file {os.fspath(path)!r}.")
-    with open(path, encoding="utf-8") as file:
-        try:
+        raise ValueError(f"CONFIG must be a YAML file, but there is no file {name!r}.")
+    try:
+        with open(path, encoding="utf-8") as file:
             fields = read_yaml(file)
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)} is not YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} is not YAML: {error}") from error
     if not isinstance(fields, dict):
         got = "an empty file" if fields is None else type(fields).__name__
-        raise ValueError(f"{os.fspath(path)} must hold sections, got {got}. configs/ has examples.")
-    return from_dict(fields, overrides)
+        raise ValueError(f"{name} must hold sections, got {got}. configs/ has examples.")
+    replaced = [override.partition("=")[0] for override in overrides]
+    try:
+        return from_dict(fields, overrides)
+    except ValueError as error:
+        message = str(error)
+        if any(field and field in message for field in replaced):
+            raise
+        raise ValueError(with_place(name, pathlib.Path(path).read_text(encoding="utf-8"), message)) from None
 
 
 def from_dict(fields: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:

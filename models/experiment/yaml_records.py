@@ -5,11 +5,12 @@ module knows no field of records.py.
 """
 
 import dataclasses
+import difflib
 import itertools
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import yaml
@@ -72,6 +73,36 @@ def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Returns a sentence with the nearest known name, or "" if none is near."""
+    close = difflib.get_close_matches(str(name), known, 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+# The field at the begin of a message, and the unknown one in it.
+_FIELD = re.compile(r"(the top level|[\w.]+)(?: has an unknown field '([^']+)')?")
+
+
+def with_place(file: str, text: str, message: str) -> str:
+    """Returns a message about a field with its file and line, and the line itself, if the file has the field."""
+    match = _FIELD.match(message)
+    if match is None:
+        return message
+    names = [*(match[1].split(".") if match[1] != "the top level" else []), *([match[2]] if match[2] else [])]
+    node, mark = yaml.compose(text, Loader=_Loader), None
+    for name in names:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        key, node = next(((key, value) for key, value in pairs if key.value == name), (None, None))
+        if key is None:
+            return message
+        mark = key.start_mark
+    if mark is None:
+        return message
+    number = f"{mark.line + 1:>4} | "
+    pointer = f"{'| ':>{len(number)}}{' ' * mark.column}{'^' * len(names[-1])}"
+    return f"{file}:{mark.line + 1}: {message}\n{number}{text.splitlines()[mark.line]}\n{pointer}"
+
+
 def override_field(fields: dict[str, Any], override: str) -> None:
     """Sets a field from "path=value", a path such as train.epochs or embedding.tables.item.dim; the value is YAML."""
     path, equals, text = override.partition("=")
@@ -104,7 +135,8 @@ def make_record(record: type, values: Any, section: str) -> Any:
     types = typing.get_type_hints(record)
     for name in values:
         if name not in known:
-            raise ValueError(f"{where} has an unknown field {name!r}. Known fields: {sorted(known)}.")
+            meant = did_you_mean(name, known)
+            raise ValueError(f"{where} has an unknown field {name!r}.{meant} Known fields: {sorted(known)}.")
     for name, field in known.items():
         if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{where} lacks the field {name!r}.")
@@ -145,7 +177,7 @@ def plain(value: Any) -> Any:
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.{did_you_mean(value, choices)}")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

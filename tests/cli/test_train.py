@@ -1,5 +1,8 @@
 """`fusedrec train` chooses the experiment for the data, and refuses what cannot work before it starts ranks."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.support.shared import ROOT
@@ -36,7 +39,7 @@ def test_the_data_set_chooses_the_experiment_unless_one_is_given(tmp_path, file,
         (["grm_tinny"], "CONFIG: no such file 'grm_tinny'. Did you mean 'grm_tiny'? Shipped configurations: amazon"),
         (["--resume", "nowhere"], "'nowhere' is no folder. Pass a folder of `fusedrec train`"),
         (["--resume", ".", "--output", "b"], "--output is given beside --resume, which goes on in the folder"),
-        (["--set", "train.epoch=3"], "train has an unknown field 'epoch'. Known fields: "),
+        (["--set", "train.epoch=3"], "train has an unknown field 'epoch'. Did you mean 'epochs'? Known fields: "),
         (["--set", "epochs=3", "-n", "2"], "the top level has an unknown field 'epochs'."),
     ],
 )
@@ -45,3 +48,55 @@ def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, erro
     monkeypatch.setattr(train.launch, "launch", lambda *_: pytest.fail("ranks were started"))
     assert main(["train", *words]) == 1
     assert capsys.readouterr().err.startswith(f"error: {error}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "error"),
+    [
+        (
+            "train: {epoch: 3}",
+            [],
+            "CONFIG:5: train has an unknown field 'epoch'. Did you mean 'epochs'? Known fields: "
+            "...\n   5 | train: {epoch: 3}\n     |         ^^^^^\n",
+        ),
+        (
+            "train:\n  epochs: 0",
+            [],
+            "CONFIG:6: train.epochs must be >= 1, got 0.\n   6 |   epochs: 0\n     |   ^^^^^^\n",
+        ),
+        ("train: {epochs: 3}", ["--set", "train.epochs=0"], "train.epochs must be >= 1, got 0.\n"),
+        (
+            "train: {balance: globl}",
+            [],
+            "CONFIG:5: train.balance must be one of ['rank', 'global'], got 'globl'. Did you",
+        ),
+        ("train: [", [], "CONFIG is not YAML: while parsing"),
+    ],
+)
+def test_a_wrong_setting_has_its_file_and_line(tmp_path, capsys, wrong, words, error):
+    config = tmp_path / "a.yaml"
+    config.write_text(
+        f"name: a\ntask: ranking\ndata: {{source: synthetic-ranking}}\nmodel: {{kind: grm}}\n{wrong}\n",
+        encoding="utf-8",
+    )
+    assert main(["train", str(config), *words]) == 1
+    shown = capsys.readouterr().err.replace(str(config), "CONFIG")
+    begin, _, end = f"error: {error}".partition("...")
+    assert shown.startswith(begin) and shown.endswith(end if end else shown), shown
+
+
+def test_settings_are_checked_before_tensorflow_is_loaded():
+    program = (
+        "import sys; from tf_fusedrec.cli.main import main; main(['train', 'hstu_tiny', '--set', 'train.epoch=3']); "
+        "print(sorted({'tensorflow', 'keras', 'tf_keras', 'horovod'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == "[]\n" and "Did you mean 'epochs'?" in done.stderr
+
+
+def test_a_model_of_other_settings_is_named_by_its_fields():
+    from tf_fusedrec.models.train import changes
+
+    before = {"dim": 16, "crosses": ["a*b"], "more": {"x": 1, "y": 2}}
+    now = {"dim": 8, "crosses": ["a*b"], "more": {"x": 1}}
+    assert list(changes(before, now, "model")) == ["model.dim 16 -> 8", "model.more.y 2 -> None"]

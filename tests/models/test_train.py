@@ -224,9 +224,3 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     assert "joined without a timeline" not in output
     # A rank that waits for the other would wait for ever. The limit includes start and tracing on a loaded machine.
     assert time.monotonic() - begin < 300
-
-
-def test_a_setting_that_does_not_exist_is_one_line(tmp_path):
-    code, output = job.output_of(tmp_path, experiments.RANKING, 1, "--set", "train.epoch=3")
-    assert code == 1
-    assert output.startswith("error: train has an unknown field 'epoch'. Known fields: ") and output.count("\n") == 1

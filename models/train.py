@@ -234,6 +234,17 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str) ->
     return 0
 
 
+def model_and_batch(experiment: Experiment) -> tuple[RankingModel | HSTURetrieval, Any]:
+    """Returns a compiled, untrained model of an experiment, and a batch of its training data. Collective."""
+    folder = prepare_data(experiment, experiment.data.cache)
+    call = next(fit_calls(experiment, folder, None))
+    item_ids, popularity = read_items(folder)
+    statistics = read_statistics(experiment.model, folder)
+    model = make_model(experiment, make_embedding(experiment), item_ids, popularity, statistics)
+    model.compile(optimizer=keras.optimizers.Adam(experiment.train.learning_rate))
+    return model, next(iter(call.dataset))
+
+
 def _model_facts(experiment: Experiment, model: RankingModel | HSTURetrieval) -> dict[str, Any]:
     """Returns sizes of the model and its tables, summed over the ranks. Collective."""
     config, embedding = experiment.model, model.embedding

@@ -35,16 +35,21 @@ CONFIG_FOR_FILES = {
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("train", description=__doc__)
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, or the name of a shipped one")
-    parser.add_argument("--data", metavar="PATH", help="raw or converted data set; replaces data.input")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="replaces a setting; repeatable"
-    )
+    add_experiment(parser)
     parser.add_argument(
         "--output", type=pathlib.Path, metavar="DIR", help="folder to write (default: a new one in runs/NAME)"
     )
     parser.add_argument("--resume", type=pathlib.Path, metavar="RUN", help="go on with a run, in its folder")
     launch.add_options(parser)
+
+
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments that describe an experiment."""
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, or the name of a shipped one")
+    parser.add_argument("--data", metavar="PATH", help="raw or converted data set; replaces data.input")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="replaces a setting; repeatable"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,191 @@
+"""Looks at the columns of a table of events, and writes a commented YAML that proposes their roles.
+
+    fusedrec new clicks.csv
+    fusedrec new day=1.parquet day=2.parquet --output shop.yaml
+
+The proposal reads the first 100,000 rows of the first file. Check the roles, then pass the YAML to `fusedrec train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+ROWS = 100_000
+# Names of columns, by role. A longer name has the word between non-letters or at its end.
+NAMES = {
+    "user": "user|customer|member|visitor|client|uid|session",
+    "item": "item|sku|product|movie|article|video|doc|content|goods|asin",
+    "time": "time|timestamp|date|ts|at|datetime",
+    "outcome": "watched|dwell|duration|seconds|spent|revenue",
+}
+FEW = 1000  # distinct integers up to which a column is an id, not a number
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("new", description=__doc__)
+    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help="CSV or Parquet files, or a folder")
+    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="YAML to write (default: NAME.yaml)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for path in arguments.files:
+        if not path.exists():
+            raise ValueError(f"FILE: no such file or folder {str(path)!r}.")
+    source = arguments.files[0] if len(arguments.files) == 1 else pathlib.Path(os.path.commonpath(arguments.files))
+    name = re.sub(r"\W+", "_", source.name.split(".")[0]) or "events"
+    output = arguments.output or pathlib.Path(f"{name}.yaml")
+    if output.exists():
+        raise ValueError(f"--output {str(output)!r} exists. Remove it, or pass another --output.")
+    first = min(path for file in arguments.files for path in ([file] if file.is_file() else file.iterdir()))
+    columns = profile(read(first))
+    roles = propose(columns)
+    output.write_text(text_of(name, source, columns, roles), encoding="utf-8")
+    if arguments.json:
+        print(json.dumps({"config": str(output), "roles": roles}, indent=1))
+    else:
+        print(f"{output}: {len(columns)} columns of {first}. Check the roles, then: fusedrec train {output}")
+    return 0
+
+
+def read(path: pathlib.Path) -> Any:
+    """Returns the first rows of a file as an Arrow table. Raises ValueError: it is neither CSV nor Parquet."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            return pa.Table.from_batches([next(pq.ParquetFile(path).iter_batches(ROWS))])
+        with pa.csv.open_csv(path, read_options=pa.csv.ReadOptions(block_size=1 << 24)) as reader:
+            return pa.Table.from_batches([reader.read_next_batch()]).slice(0, ROWS)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise ValueError(f"{path}: not readable ({error}). Pass CSV or Parquet files with a row.") from error
+
+
+def profile(table: Any) -> dict[str, dict[str, Any]]:
+    """Returns what decides the role of each column: type, distinct values, share of missing values, an example."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = {}
+    for name in table.column_names:
+        values, kind = table[name], table[name].type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        distinct = [] if is_list else pc.unique(values.drop_null()).to_pylist()
+        columns[name] = {
+            "type": "list" if is_list else "text" if texts else "time" if pa.types.is_temporal(kind)
+            else "number" if pa.types.is_floating(kind) else "integer",
+            "distinct": len(distinct),
+            "missing": values.null_count / max(1, len(values)),
+            "binary": {*map(float, distinct)} == {0.0, 1.0} if not texts and not is_list and len(distinct) == 2
+            and not pa.types.is_temporal(kind) else False,
+            "parted": texts and any("|" in value for value in distinct[:1000]),
+            "example": next((value for value in values.to_pylist()[:1000] if value is not None), None),
+        }  # fmt: skip
+    user = _named("user", columns)
+    for name, column in columns.items():
+        column["of_user"] = user not in (None, name) and column["type"] != "list" and _is_constant(table, user, name)
+    return columns
+
+
+def propose(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Returns the role of each column: user, item, time, label, list, context, feature, number, outcome, or ""."""
+    roles = {}
+    for role in ("user", "item", "time"):
+        name = _named(role, {name: column for name, column in columns.items() if name not in roles})
+        if name is not None:
+            roles[name] = role
+    for name, column in columns.items():
+        if name in roles:
+            continue
+        if column["distinct"] == 1 or (column["type"] == "text" and column["missing"] == 1):
+            roles[name] = ""  # It has the same value everywhere.
+        elif column["binary"]:
+            roles[name] = "label"
+        elif column["type"] == "list" or column["parted"]:
+            roles[name] = "list"
+        elif column["type"] == "time":
+            roles[name] = ""
+        elif column["type"] == "number" or (column["type"] == "integer" and column["distinct"] > FEW):
+            outcome = re.search(rf"(^|[^a-z])({NAMES['outcome']})", name.lower())
+            roles[name] = "outcome" if outcome else "context_number" if column["of_user"] else "number"
+        else:
+            roles[name] = "context" if column["of_user"] else "feature"
+    return {name: roles[name] for name in columns}
+
+
+def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]], roles: dict[str, str]) -> str:
+    """Returns the YAML. A role that no column has is marked, and the YAML is refused until it is filled in."""
+
+    def having(*wanted: str) -> list[str]:
+        return [column for column, role in roles.items() if role in wanted]
+
+    def one(role: str) -> str:
+        return (having(role) or ["???"])[0]
+
+    def block(key: str, role: str) -> list[str]:
+        lines = [f"      {json.dumps(column)}: {json.dumps(column)}{comment(column)}" for column in having(role)]
+        return [f"    {key}:", *lines] if lines else []
+
+    def comment(column: str) -> str:
+        facts = columns[column]
+        missing = f", {100 * facts['missing']:.0f} % missing" if facts["missing"] else ""
+        return f"  # {facts['distinct']:,} values{missing}, such as {str(facts['example'])[:30]!r}"
+
+    def names(*wanted: str) -> str:
+        return f"[{', '.join(map(json.dumps, having(*wanted)))}]"
+
+    labels = having("label")
+    lines = [
+        f"# Written by `fusedrec new`, which looked at the first {ROWS:,} rows. Check the roles of the columns.",
+        f"name: {name}",
+        "task: ranking",
+        "data:",
+        "  source: table",
+        f"  input: {json.dumps(str(source))}",
+        "  columns:",
+        *(f"    {role}: {json.dumps(one(role))}{comment(one(role)) if having(role) else ''}"
+          for role in ("user", "item", "time")),
+        "    order: any  # file: a user's rows are in one file, by time",
+        *(block("labels", "label") or ["    labels: {click: ???}  # no column has the values 0 and 1 alone"]),
+        *block("context", "context"),
+        *block("context_numbers", "context_number"),
+        *block("features", "feature"),
+        *block("lists", "list"),
+        *block("numbers", "number"),
+        *block("outcomes", "outcome"),
+        *(f"# left out: {column}{comment(column)}" for column in having("")),
+        "model:",
+        "  kind: dlrm  # or din, dcn, grm",
+        f"  click_label: exposed_{labels[0] if labels else 'click'}",
+        f"  conversion_label: exposed_{labels[1] if len(labels) > 1 else labels[0] if labels else 'click'}",
+        *([f"  other_labels: [{', '.join(labels[2:])}]"] if labels[2:] else []),
+        f"  contextual: {names('context')}",
+        f"  contextual_dense: {names('context_number')}",
+        f"  item_features: {names('feature')}",
+        f"  item_lists: {names('list')}",
+        f"  history_dense: {names('number', 'outcome')}",
+        f"  exposed_dense: {names('number')}",
+        "  dim: 16",
+        "train: {epochs: 3}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _named(role: str, columns: dict[str, dict[str, Any]]) -> str | None:
+    pattern = re.compile(rf"(^|[^a-z])({NAMES[role]})([^a-z]|$)")
+    kinds = ("time", "integer", "text", "number") if role == "time" else ("integer", "text")
+    fitting = [name for name, column in columns.items() if column["type"] in kinds and pattern.search(name.lower())]
+    return max(fitting, key=lambda name: columns[name]["distinct"], default=None)
+
+
+def _is_constant(table: Any, user: str, name: str) -> bool:
+    """Whether each user has one value of a column."""
+    pairs = table.select([user, name]).group_by([user, name]).aggregate([])
+    return pairs.num_rows == table.select([user]).group_by([user]).aggregate([]).num_rows

@@ -91,16 +91,18 @@ def started(
     return record
 
 
-def run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str = "") -> int:
+def run(
+    experiment: Experiment, record: RunRecord, resume: bool, go_on: str = "", rows_of: pathlib.Path | None = None
+) -> int:
     """Trains, evaluates and exports into record.folder. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     try:
-        return _run(experiment, record, resume, go_on)
+        return _run(experiment, record, resume, go_on, rows_of)
     except BaseException as error:
         record.update(state="failed", error=f"{type(error).__name__}: {error}")
         raise
 
 
-def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str) -> int:
+def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, rows_of: pathlib.Path | None) -> int:
     # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.rank())
     output, folder, train = record.folder, pathlib.Path(record.fields["data"]["folder"]), experiment.train
@@ -127,6 +129,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str) ->
         model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
         model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
+        if rows_of is not None:
+            _say(_take_rows(model, rows_of))
         best: dict[str, Any] | None = None
         if resume:
             best = fr.checkpoint.load(checkpoint, model, model.optimizer).get("best")
@@ -232,6 +236,18 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str) ->
         print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
+
+
+def _take_rows(model: RankingModel | HSTURetrieval, checkpoint: pathlib.Path) -> str:
+    """Gives tables of the model the rows that a checkpoint has under the same names. Returns a line about them."""
+    saved = fr.checkpoint.read_tables(checkpoint)
+    known = [config.name for config in model.embedding.tables if config.name in saved]
+    if not known:
+        raise ValueError(f"--warm-start: {checkpoint} has the tables {sorted(saved)}, and the model has none of them.")
+    for name in known:
+        fr.checkpoint.warm_start(model, name, saved[name].ids, saved[name].rows)
+    taken = ", ".join(f"{len(saved[name].ids):,} of {name}" for name in known)
+    return f"rows of {checkpoint}: {taken}"
 
 
 def model_and_batch(experiment: Experiment) -> tuple[RankingModel | HSTURetrieval, Any]:
@@ -380,8 +396,9 @@ def _say(line: str) -> None:
 
 
 def main(
-    experiment: Experiment, output: pathlib.Path, config: str, overrides: Sequence[str], resume: bool, go_on: str
-) -> int:
+    experiment: Experiment, output: pathlib.Path, config: str, overrides: Sequence[str], resume: bool, go_on: str,
+    rows_of: pathlib.Path | None,
+) -> int:  # fmt: skip
     """Does the job. Collective.
 
     Args:
@@ -391,6 +408,7 @@ def main(
       overrides: Replacements of its fields.
       resume: Whether to go on from the checkpoint in the output folder.
       go_on: Command line that goes on with this job, shown after an interruption.
+      rows_of: Checkpoint whose rows the tables begin with; None: with initial rows.
 
     Returns:
       0; 1 for an error that the user can correct, which is written to stderr; 130 after SIGINT or SIGTERM, with a
@@ -410,4 +428,4 @@ def main(
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     with claimed or contextlib.nullcontext():
-        return run(experiment, record, resume, go_on)
+        return run(experiment, record, resume, go_on, rows_of)

@@ -20,6 +20,7 @@ from tests.models import experiments, job
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
+from tf_fusedrec.checkpoint import read_tables
 from tf_fusedrec.cli.main import main as fusedrec
 from tf_fusedrec.models import evaluate, train
 from tf_fusedrec.models.experiment import from_dict
@@ -224,3 +225,13 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     assert "joined without a timeline" not in output
     # A rank that waits for the other would wait for ever. The limit includes start and tracing on a loaded machine.
     assert time.monotonic() - begin < 300
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_rows_of_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FUSEDREC_RANK", "0")  # this process is the rank
+    words = ["train", *job.training(tmp_path, experiments.RANKING)]
+    assert fusedrec(words) == 0
+    rows = len(read_tables(tmp_path / "run/checkpoint")["item"].ids)
+    assert fusedrec([*words, "--output", str(tmp_path / "other"), "--warm-start", str(tmp_path / "run")]) == 0
+    assert re.search(rf"rows of \S+/run/checkpoint: .*\b{rows:,} of item", capsys.readouterr().out)

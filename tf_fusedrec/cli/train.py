@@ -40,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
         "--output", type=pathlib.Path, metavar="DIR", help="folder to write (default: a new one in runs/NAME)"
     )
     parser.add_argument("--resume", type=pathlib.Path, metavar="RUN", help="go on with a run, in its folder")
+    parser.add_argument("--warm-start", type=pathlib.Path, metavar="RUN", help="begin with the rows of a run's tables")
     launch.add_options(parser)
 
 
@@ -64,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
         go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
         resume = arguments.resume is not None
-        return train.main(experiment, output, arguments.config or "", overrides, resume, go_on)
+        rows_of = run_of(arguments.warm_start) / "checkpoint" if arguments.warm_start else None
+        return train.main(experiment, output, arguments.config or "", overrides, resume, go_on, rows_of)
     words = arguments.words
     if output is None:
         output = new_folder(experiment.name)
@@ -99,6 +101,10 @@ def read_experiment(arguments: argparse.Namespace) -> Any:
     if arguments.data and not pathlib.Path(arguments.data).exists():
         raise ValueError(f"--data: no such file or folder {arguments.data!r}.")
     overrides = overrides_of(arguments)
+    if arguments.warm_start:
+        if arguments.resume:
+            raise ValueError("--warm-start is given beside --resume, which takes all of a run. Use one of them.")
+        read_manifest(run_of(arguments.warm_start) / "checkpoint")
     if arguments.resume is None:
         return load(config_file(arguments.config, arguments.data), overrides)
     if arguments.output:

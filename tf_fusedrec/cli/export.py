@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         trained_model(folder), arguments.output, arguments.ops, states,
         index=index, rows=arguments.rows, base=arguments.base, experiment=saved_experiment(folder),
     )  # fmt: skip
-    kind = "delta" if arguments.base else "saved model"
-    facts = {kind: str(arguments.output), "summary": summary(arguments.output)}
-    print(json.dumps(facts) if arguments.json else f"{kind}: {arguments.output}: {facts['summary']}")
+    form = "delta" if arguments.base else "saved model"
+    facts = {form: str(arguments.output), "summary": summary(arguments.output)}
+    print(json.dumps(facts) if arguments.json else f"{form}: {arguments.output}: {facts['summary']}")
     return 0

@@ -57,9 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace) -> list[str]:
     """Returns the options of add_options as words of a command line."""
-    given = {"-n": arguments.ranks, "-H": arguments.hosts, "--hostfile": arguments.hostfile}
-    given["--network-interface"] = arguments.network_interface
-    return [str(word) for name, value in given.items() if value for word in (name, value)]
+    by_option = {"-n": arguments.ranks, "-H": arguments.hosts, "--hostfile": arguments.hostfile}
+    by_option["--network-interface"] = arguments.network_interface
+    return [str(word) for name, value in by_option.items() if value for word in (name, value)]
 
 
 def is_rank() -> bool:
@@ -199,12 +199,12 @@ def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, 
         from horovod.runner.util import network
     except ImportError as error:
         raise ValueError(f"-n {number} needs Horovod ({error}). Use -n 1, or install it: docs/install.md.") from error
-    given = arguments.hosts
+    host_list = arguments.hosts
     if arguments.hostfile:
         if not os.path.isfile(arguments.hostfile):
             raise ValueError(f"--hostfile: no such file {arguments.hostfile!r}.")
-        given = hosts.parse_host_files(arguments.hostfile)
-    names, slots = hosts.parse_hosts_and_slots(given or f"localhost:{number}")
+        host_list = hosts.parse_host_files(arguments.hostfile)
+    names, slots = hosts.parse_hosts_and_slots(host_list or f"localhost:{number}")
     number = arguments.ranks or sum(slots.values())
     remote = network.filter_local_addresses(names)
     if remote and not arguments.network_interface:
@@ -253,8 +253,8 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
         threads = str(max(1, len(os.sched_getaffinity(0)) // max(1, here)))
         common = {"TF_NUM_INTRAOP_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
         try:
-            for number, (host, own) in enumerate(all_places):
-                env = {**common, **own, "FUSEDREC_RANK": str(number)}
+            for number, (host, variables) in enumerate(all_places):
+                env = {**common, **variables, "FUSEDREC_RANK": str(number)}
                 log = logs / f"rank-{number}.log"
                 ranks.append(Rank(number, host, command, env, log, None if number else shown))
                 threading.Thread(target=ranks[-1].report_end, args=[events], daemon=True).start()
@@ -287,8 +287,8 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
             print(failure.cause, file=sys.stderr)
         return REFUSED, failure
     healthy = [str(each.number) for each in ranks if each.number != failure.rank]
-    others = f"{'rank' if len(healthy) == 1 else 'ranks'} {', '.join(healthy)} {'was' if len(healthy) == 1 else 'were'}"
-    stopped = f"{others} healthy and stopped. " if healthy else ""
+    subject, verb = ("rank", "was") if len(healthy) == 1 else ("ranks", "were")
+    stopped = f"{subject} {', '.join(healthy)} {verb} healthy and stopped. " if healthy else ""
     print(f"\n{failure}\n{stopped}Full output of every rank: {logs}/rank-*.log", file=sys.stderr)
     return RANK_FAILED, failure
 
@@ -304,10 +304,10 @@ def why(ranks: Sequence[Rank], first: Rank, codes: Mapping[Rank, int], seconds: 
     if TRACEBACK in text:
         trace = text.rpartition(TRACEBACK)[2]
         frames = list(FRAME.finditer(trace))
-        own = [frame for frame in frames if not LIBRARY.search(frame[1])] or frames
-        place = "\n".join(line[2:] for line in own[-1][0].splitlines()) if own else ""
-        found = ERROR.search(trace, frames[-1].end() if frames else 0)
-        error = found[0].rstrip() if found else ""
+        of_user = [frame for frame in frames if not LIBRARY.search(frame[1])] or frames
+        place = "\n".join(line[2:] for line in of_user[-1][0].splitlines()) if of_user else ""
+        match = ERROR.search(trace, frames[-1].end() if frames else 0)
+        error = match[0].rstrip() if match else ""
     if code > OF_A_SIGNAL:
         cause = killed_by(code - OF_A_SIGNAL)
     else:

@@ -74,17 +74,17 @@ def profile(table: Any) -> dict[str, dict[str, Any]]:
 
     columns = {}
     for name in table.column_names:
-        values, kind = table[name], table[name].type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        values, dtype = table[name], table[name].type
+        is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+        texts = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
         distinct = [] if is_list else pc.unique(values.drop_null()).to_pylist()
         columns[name] = {
-            "type": "list" if is_list else "text" if texts else "time" if pa.types.is_temporal(kind)
-            else "number" if pa.types.is_floating(kind) else "integer",
+            "type": "list" if is_list else "text" if texts else "time" if pa.types.is_temporal(dtype)
+            else "number" if pa.types.is_floating(dtype) else "integer",
             "distinct": len(distinct),
             "missing": values.null_count / max(1, len(values)),
             "binary": {*map(float, distinct)} == {0.0, 1.0} if not texts and not is_list and len(distinct) == 2
-            and not pa.types.is_temporal(kind) else False,
+            and not pa.types.is_temporal(dtype) else False,
             "parted": texts and any("|" in value for value in distinct[:1000]),
             "example": next((value for value in values.to_pylist()[:1000] if value is not None), None),
         }  # fmt: skip
@@ -123,10 +123,10 @@ def propose(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
 def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]], roles: dict[str, str]) -> str:
     """Returns the YAML. A role that no column has is marked, and the YAML is refused until it is filled in."""
 
-    def having(*wanted: str) -> list[str]:
-        return [column for column, role in roles.items() if role in wanted]
+    def having(*some: str) -> list[str]:
+        return [column for column, role in roles.items() if role in some]
 
-    def one(role: str) -> str:
+    def column_with(role: str) -> str:
         return (having(role) or ["???"])[0]
 
     def block(key: str, role: str) -> list[str]:
@@ -138,8 +138,8 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         missing = f", {100 * facts['missing']:.0f} % missing" if facts["missing"] else ""
         return f"  # {facts['distinct']:,} values{missing}, such as {str(facts['example'])[:30]!r}"
 
-    def names(*wanted: str) -> str:
-        return f"[{', '.join(map(json.dumps, having(*wanted)))}]"
+    def names(*some: str) -> str:
+        return f"[{', '.join(map(json.dumps, having(*some)))}]"
 
     labels = having("label")
     lines = [
@@ -150,7 +150,7 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         "  source: table",
         f"  input: {json.dumps(str(source))}",
         "  columns:",
-        *(f"    {role}: {json.dumps(one(role))}{comment(one(role)) if having(role) else ''}"
+        *(f"    {role}: {json.dumps(column_with(role))}{comment(column_with(role)) if having(role) else ''}"
           for role in ("user", "item", "time")),
         "    order: any  # file: a user's rows are in one file, by time",
         *(block("labels", "label") or ["    labels: {click: ???}  # no column has the values 0 and 1 alone"]),

@@ -58,8 +58,8 @@ def check(arguments: argparse.Namespace) -> None:
     if not os.path.isdir(arguments.export):
         raise ValueError(f"EXPORT: no such folder {arguments.export!r}.")
     if arguments.batch_requests < 1 or not 0 <= arguments.batch_wait_ms < math.inf:
-        given = f"{arguments.batch_requests} and {arguments.batch_wait_ms}"
-        raise ValueError(f"--batch-requests and --batch-wait-ms are {given}, want at least 1 and 0, both finite.")
+        values = f"{arguments.batch_requests} and {arguments.batch_wait_ms}"
+        raise ValueError(f"--batch-requests and --batch-wait-ms are {values}, want at least 1 and 0, both finite.")
     if not 0 <= arguments.port < 1 << 16:
         raise ValueError(f"--port is {arguments.port}, want 0 to 65535.")
     if not arguments.host:
@@ -67,5 +67,5 @@ def check(arguments: argparse.Namespace) -> None:
     if not re.fullmatch("[^/:]+", arguments.model_name):
         raise ValueError(f"--model-name is {arguments.model_name!r}, want a name without '/' and ':'.")
     if (arguments.tier_folder is None) != (arguments.tier_bytes == 0):
-        given = f"{arguments.tier_folder!r} and {arguments.tier_bytes}"
-        raise ValueError(f"--tier-folder and --tier-bytes go together, got {given}. Pass both, or neither.")
+        values = f"{arguments.tier_folder!r} and {arguments.tier_bytes}"
+        raise ValueError(f"--tier-folder and --tier-bytes go together, got {values}. Pass both, or neither.")

@@ -144,7 +144,7 @@ class Rank:
         with contextlib.suppress(ProcessLookupError, BrokenPipeError):
             if self.process.stdin is None:
                 self.process.send_signal(number)
-            else:
+            elif not self.process.stdin.closed:
                 self.process.stdin.write(b"%d\n" % number)
                 self.process.stdin.flush()
 
@@ -272,15 +272,13 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
                     _send(ranks, signal.SIGINT if signals == 1 else signal.SIGKILL)
                     continue
                 codes[event] = event.wait()
-                if codes[event] and failed is None:
+                if codes[event] not in (DONE, STOPPED) and not signals and failed is None:
                     now = time.monotonic()
                     failed, seconds, deadline = event, now - began, now + TO_END_S
         finally:
             _send(ranks, signal.SIGKILL)
-    if signals or (failed and codes[failed] == STOPPED):  # a rank may have got the signal itself
-        return STOPPED, None
-    if failed is None:
-        return DONE, None
+    if failed is None:  # a rank may have got the signal itself
+        return STOPPED if signals or STOPPED in codes.values() else DONE, None
     failure = why(ranks, failed, codes, seconds)
     if failure.cause.startswith(REFUSAL) and codes[failed] == REFUSED:
         if failure.rank:  # rank 0 has shown its own line

@@ -15,6 +15,7 @@ import pathlib
 import pty
 import queue
 import re
+import select
 import shlex
 import signal
 import socket
@@ -102,7 +103,7 @@ class Rank:
     ):  # fmt: skip
         self.number, self.host, self.log = number, host, log
         self.file = log.open("wb")
-        self.readers: list[threading.Thread] = []
+        self.reader: threading.Thread | None = None
         output: Any = self.file
         if shown:
             # Programs draw progress for a terminal only, so rank 0 has one where the launcher has one.
@@ -119,18 +120,17 @@ class Rank:
         if shown:
             os.close(output)
             assert self.process.stderr is not None
-            streams = [(source, shown[0]), (self.process.stderr.fileno(), shown[1])]
-            self.readers = [threading.Thread(target=self._copy, args=each, daemon=True) for each in streams]
-            for reader in self.readers:
-                reader.start()
+            targets = {source: shown[0], self.process.stderr.fileno(): shown[1]}
+            self.reader = threading.Thread(target=self._copy, args=[targets], daemon=True)
+            self.reader.start()
 
     def wait(self) -> int:
         """Waits for the end and returns the exit code, as a shell would have it."""
         code = self.process.wait()
         if self.process.stdin:
             self.process.stdin.close()
-        for reader in self.readers:
-            reader.join()
+        if self.reader:
+            self.reader.join()
         self.file.close()
         return OF_A_SIGNAL - code if code < 0 else code
 
@@ -148,25 +148,25 @@ class Rank:
                 self.process.stdin.write(b"%d\n" % number)
                 self.process.stdin.flush()
 
-    def _copy(self, source: int, target: TextIO) -> None:
-        """Copies a stream to the screen, and its lines, without what a progress bar draws again, to the log."""
-        line = b""
-        while True:
-            try:
-                block = os.read(source, 65536)
-            except OSError:  # a terminal that no process has open
-                block = b""
-            with contextlib.suppress(BrokenPipeError):
-                target.buffer.write(block)
-                target.flush()
-            *lines, line = (line + block).split(b"\n")
-            if line and not block:
-                lines = [line]
-            for each in lines:
-                self.file.write(each.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
-            self.file.flush()
-            if not block:
-                return
+    def _copy(self, targets: dict[int, TextIO]) -> None:
+        """Copies streams to the screen, and their lines, without what a progress bar draws again, to the log."""
+        partial = dict.fromkeys(targets, b"")
+        while targets:
+            for source in select.select([*targets], [], [])[0]:  # output before errors
+                try:
+                    block = os.read(source, 65536)
+                except OSError:  # a terminal that no process has open
+                    block = b""
+                with contextlib.suppress(BrokenPipeError):
+                    targets[source].buffer.write(block)
+                    targets[source].flush()
+                *lines, partial[source] = (partial[source] + block).split(b"\n")
+                if not block:
+                    lines = [partial[source]] if partial[source] else []
+                    del targets[source]
+                for line in lines:
+                    self.file.write(line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+                self.file.flush()
 
 
 def over_ssh(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:

@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tf_fusedrec.models.experiment import load
 
     experiment = load(config_file(arguments.config, arguments.data), overrides_of(arguments))
-    import tf_fusedrec as fr
     from tf_fusedrec.models.train import model_and_batch
+    from tf_fusedrec.schedules import planning
 
     model, batch = model_and_batch(experiment)
     fields = {name: getattr(arguments, name) for name in CLUSTER if getattr(arguments, name) is not None}
-    plan = fr.plan(model, batch, fr.Cluster(**fields), tolerate=arguments.tolerate)
+    plan = planning.plan(model, batch, planning.Cluster(**fields), tolerate=arguments.tolerate)
     print(json.dumps(plan.to_dict(), indent=1) if arguments.json else plan)
     return 0

@@ -1,6 +1,7 @@
-"""`horovodrun -H` over two hosts trains as on one host. The hosts are network namespaces, joined by a cable."""
+"""`fusedrec run -H` over two hosts trains as on one host. The hosts are network namespaces, joined by a cable."""
 
 import pathlib
+import sys
 
 import pytest
 
@@ -41,9 +42,19 @@ def train():
 def test_training_over_two_hosts_equals_training_on_one(tmp_path):
     with network.two_hosts(tmp_path) as (on_first_host, environment):
         hosts = ",".join(f"{host}:1" for host in network.HOSTS)
-        # Without the name, horovodrun may choose lo, on which the hosts do not reach each other.
-        card = ["--network-interfaces", "eth0"]
-        launch = [*on_first_host, "horovodrun", "-np", "2", "-H", hosts, *card, "--gloo", "--disable-cache"]
+        logs = ["--logs", str(tmp_path / "logs")]
+        program = [
+            sys.executable,
+            "-m",
+            "tf_fusedrec.cli.main",
+            "run",
+            "-H",
+            hosts,
+            "--network-interface",
+            "eth0",
+            *logs,
+        ]
+        launch = [*on_first_host, *program]
         two = launch_ranks(launch, environment, train, 2, timeout_s=100)
     one = run_ranks(train, 2)
     assert [result["place"] for result in two] == [(0, 1, 0, 2), (0, 1, 1, 2)]

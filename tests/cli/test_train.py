@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.shared import ROOT
 from tf_fusedrec.cli import train
-from tf_fusedrec.cli.main import main
+from tf_fusedrec.cli.main import main, parse
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,17 @@ def test_a_wrong_setting_has_its_file_and_line(tmp_path, capsys, wrong, words, e
     shown = capsys.readouterr().err.replace(str(config), "CONFIG")
     begin, _, end = f"error: {error}".partition("...")
     assert shown.startswith(begin) and shown.endswith(end if end else shown), shown
+
+
+def test_all_ranks_write_one_new_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = []
+    monkeypatch.setattr(train.launch, "launch", lambda arguments, command, logs: commands.append(command) or (0, None))
+    assert main(["train", "--ranks=2", "--set", "seed=1", "--", "grm_tiny"]) == 0  # as `make train` calls it
+    rank = parse(train, commands[0][3:])
+    (folder,) = (path for path in (tmp_path / "runs/grm_tiny").iterdir() if not path.is_symlink())
+    assert (rank.config, rank.output, rank.set) == ("grm_tiny", folder.relative_to(tmp_path), ["seed=1"])
+    assert capsys.readouterr().out == f"{rank.output}: the ranks start ...\n"
 
 
 def test_settings_are_checked_before_tensorflow_is_loaded():

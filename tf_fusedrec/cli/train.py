@@ -70,15 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.words
     if output is None:
         output = new_folder(experiment.name)
-        words = [*words, f"--output={output}"]
+        words = [words[0], f"--output={output}", *words[1:]]  # a "--" may stand before the configuration
+    if not arguments.json:
+        print(f"{output}: the ranks start ...", flush=True)
     code, failure = launch.launch(arguments, [sys.executable, "-m", "tf_fusedrec.cli.main", *words], output / "logs")
     if arguments.json:
-        results = read_record(output)["results"] if code == DONE else {}
-        print(
-            json.dumps(
-                {"code": code, "run": str(output), "results": results, "failure": failure and vars(failure)}, indent=1
-            )
-        )
+        document = {"code": code, "run": str(output), "failure": failure and vars(failure)}
+        document["results"] = read_record(output)["results"] if code == DONE else {}
+        print(json.dumps(document, indent=1))
     return code
 
 

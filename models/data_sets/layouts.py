@@ -11,17 +11,16 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.rows import Ragged, Rows, Values
+from tf_fusedrec.models.data_sets.strings import CODES, STRINGS, write_strings
 
-STRINGS, CODES = "strings.parquet", "codes.json"
 TASKS = ("ranking", "retrieval")
 # Row groups are small, because ranks divide them among each other and a shuffle reorders them.
 ROWS_PER_GROUP = 256
@@ -87,7 +86,7 @@ def write_dataset(
         _write_shards(partial / name, rows, declared)
         columns[name] = {column.name: column.type_name() for column in declared}
     _write_items(partial / "items.parquet", item_ids, train_items)
-    _write_strings(partial / STRINGS, strings or {})
+    write_strings(partial / STRINGS, strings or {})
     if codes:
         (partial / CODES).write_text(json.dumps(codes) + "\n", encoding="utf-8")
     info = DatasetInfo(task, source, split, users, len(item_ids), columns, dict(id_kinds or {}))
@@ -123,44 +122,6 @@ def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{path} is missing. Make one with write_dataset.")
     table = pq.read_table(path)
     return table["item_id"].to_numpy(), table["count"].to_numpy()
-
-
-def texts_of(root: str | pathlib.Path, name: str, ids: Iterable[int]) -> dict[int, str]:
-    """The text of ids of a name, as far as the data set knows it: by strings.parquet, or by codes.json."""
-    root, wanted = pathlib.Path(root), list(ids)
-    texts: dict[int, str] = {}
-    if (root / CODES).is_file():
-        values = json.loads((root / CODES).read_text(encoding="utf-8")).get(name, [])
-        texts = {code: str(values[code - 1]) for code in wanted if 0 < code <= len(values)}
-    if (root / STRINGS).is_file():
-        same = (pc.field("name") == name) & pc.field("id").isin(pa.array(wanted, pa.int64()))
-        found = pq.read_table(root / STRINGS, columns=["id", "string"], filters=same)
-        texts |= dict(zip(found["id"].to_pylist(), found["string"].to_pylist()))
-    return texts
-
-
-def id_of_text(root: str | pathlib.Path, name: str, text: str) -> int | None:
-    """The id of a text of a name by strings.parquet; None if it is not there."""
-    path = pathlib.Path(root) / STRINGS
-    if not path.is_file():
-        return None
-    same = (pc.field("name") == name) & (pc.field("string") == text)
-    found = pq.read_table(path, columns=["id"], filters=same)["id"].to_pylist()
-    return found[0] if found else None
-
-
-def _write_strings(path: pathlib.Path, strings: Mapping[str, Mapping[int, str]]) -> None:
-    """Writes columns name, id <int64> and string, if there is any string."""
-    parts = [
-        pa.table({
-            "name": pa.array([name] * len(texts), pa.string()).dictionary_encode(),
-            "id": pa.array(list(texts), pa.int64()),
-            "string": pa.array(list(texts.values()), pa.string()),
-        })
-        for name, texts in strings.items() if texts
-    ]  # fmt: skip
-    if parts:
-        pq.write_table(pa.concat_tables(parts).unify_dictionaries(), path, write_page_checksum=True)
 
 
 def _declared(rows: Rows) -> list[Column]:

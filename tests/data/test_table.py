@@ -14,7 +14,8 @@ from tf_fusedrec import tf
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.models.data_sets.events import Window
-from tf_fusedrec.models.data_sets.layouts import id_of_text, read_info, texts_of
+from tf_fusedrec.models.data_sets.layouts import read_info
+from tf_fusedrec.models.data_sets.strings import id_of_text, texts_of
 from tf_fusedrec.models.data_sets.table import column_map, convert_table
 from tf_fusedrec.models.data_sets.table_files import TableFiles
 

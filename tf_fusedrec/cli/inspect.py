@@ -104,14 +104,14 @@ class Texts:
     def of(self, table: str, ids: Sequence[int]) -> dict[int, str]:
         if self._folder is None or not ids:
             return {}
-        from tf_fusedrec.models.data_sets.layouts import texts_of
+        from tf_fusedrec.models.data_sets.strings import texts_of
 
         return texts_of(self._folder, table, ids)
 
     def id_of(self, table: str, text: str) -> int:
         """The id of a text: as the data set has it, an integer, or the fingerprint."""
         if self._folder is not None:
-            from tf_fusedrec.models.data_sets.layouts import id_of_text
+            from tf_fusedrec.models.data_sets.strings import id_of_text
 
             known = id_of_text(self._folder, table, text)
             if known is not None:

@@ -9,9 +9,11 @@ import types
 
 import pytest
 
+from tests.support.ranks import ROOT
 from tf_fusedrec import cli
 from tf_fusedrec.cli import main as program
 from tf_fusedrec.cli.main import COMMANDS, main
+from tf_fusedrec.models.data_sets.strings import STRINGS, write_strings
 
 MODULES = {path.stem for path in pathlib.Path(cli.__file__).parent.glob("*.py")} - {"__init__", "main", "launch"}
 
@@ -29,6 +31,14 @@ def test_an_overview_and_a_refusal_come_before_tensorflow_and_pyarrow_are_loaded
     program = f"import sys; from tf_fusedrec.cli.main import main; main([]); main(['run', 'nothing']); print({heavy})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.endswith("\n[]\n") and done.stderr.startswith("error: PROGRAM: no such program")
+
+
+def test_a_checkpoint_is_shown_without_tensorflow(tmp_path):
+    write_strings(tmp_path / STRINGS, {"item": {0: "red shoe"}})
+    words = ["inspect", str(ROOT / "tests/golden/0.1.0/checkpoint"), "--table", "item", "--data", str(tmp_path)]
+    program = f"import sys; from tf_fusedrec.cli.main import main; main({words}); print('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
+    assert "\nred shoe " in done.stdout and done.stdout.endswith("\nFalse\n")
 
 
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])

@@ -1,7 +1,7 @@
 """Facts of a prepared data set for the screen, the record and the report of a run: events, times, labels, gaps.
 
-They are computed once, from columns that are read file by file, and kept in profile.json beside the data. A data set
-that grows (data.follow) or that cannot be written is read again by the next run.
+They are computed once, from columns that are read file by file, and kept in profile.json beside the data, if that
+folder can be written. A training split that grows (data.follow) is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,13 @@ def profile_of(experiment: Experiment, folder: pathlib.Path) -> dict[str, Any]:
     """Returns the facts of a data set, JSON-serializable. One rank calls it.
 
     Returns:
-      Dict with `source` and `split` in words, numbers of `users` and `items`, `fingerprint`, and `splits`. Each split
-      has `rows`, `users`, `events`, `first` and `last` (seconds since 1970), `labels` (rate by column) and `missing`
-      (share by column, if above 0).
+      Dict with `source` and `rule` of the split in words, numbers of `users` and `items`, `fingerprint`, and `splits`.
+      Each split has `rows`, `users`, `events`, `first` and `last` (seconds since 1970), `labels` (rate by column) and
+      `missing` (share by column, if above 0).
     """
-    info, fingerprint = read_info(folder), fingerprint_of(folder)
+    grows = experiment.data.follow and not experiment.data.follows_table
+    splits = [name for name in SPLITS if (folder / name).is_dir() and not (grows and name == "train")]
+    info, fingerprint = read_info(folder), fingerprint_of(folder, splits)
     asked = [fingerprint, _columns(experiment, "test")]
     kept = folder / PROFILE
     if kept.is_file():
@@ -47,11 +49,9 @@ def profile_of(experiment: Experiment, folder: pathlib.Path) -> dict[str, Any]:
         "users": info.users,
         "items": info.items,
         "fingerprint": fingerprint,
-        "splits": {
-            name: _split(folder / name, **_columns(experiment, name)) for name in SPLITS if (folder / name).is_dir()
-        },
+        "splits": {name: _split(folder / name, **_columns(experiment, name)) for name in splits},
     }
-    if not experiment.data.follow:
+    if not grows:
         with contextlib.suppress(OSError):  # a folder of another user
             partial = folder / f"{PROFILE}.new"
             partial.write_text(json.dumps({**profile, "asked": asked}) + "\n", encoding="utf-8")
@@ -59,10 +59,10 @@ def profile_of(experiment: Experiment, folder: pathlib.Path) -> dict[str, Any]:
     return profile
 
 
-def fingerprint_of(folder: pathlib.Path) -> str:
-    """Returns sixteen hexadecimal digits of the names, sizes and ends of a data set's Parquet files."""
+def fingerprint_of(folder: pathlib.Path, splits: Sequence[str]) -> str:
+    """Returns sixteen hexadecimal digits of the names, sizes and ends of Parquet files of a data set."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.parquet")):
+    for path in sorted(path for name in splits for path in (folder / name).rglob("*.parquet")):
         size = path.stat().st_size
         with path.open("rb") as file:
             file.seek(max(0, size - _FOOTER_BYTES))
@@ -97,7 +97,7 @@ def _split(folder: pathlib.Path, time: str, labels: list[str], values: list[str]
         events += len(times)
         if len(times):
             bounds += [int(times.min()), int(times.max())]
-        for name in sums:
+        for name in sums.keys() & set(table.column_names):  # the job refuses a column that is missing
             sums[name] += float(np.nansum(_flat(table[name])))
         for name, counts in missing.items():
             if name in table.column_names:

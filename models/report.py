@@ -41,8 +41,15 @@ class Facts(NamedTuple):
 
 
 def facts(folder: pathlib.Path) -> Facts:
-    """Reads a run. Raises ValueError: run.json or a file of the checkpoint is damaged."""
+    """Reads a run.
+
+    Raises:
+      ValueError: run.json or a file of the checkpoint is damaged, or the run has ended before its training began.
+    """
     record = read_record(folder)
+    if "model" not in record:
+        reason = record.get("error", record["state"])
+        raise ValueError(f"{folder} ended before its training began ({reason}). Use a run that has trained.")
     calibration, activity = {}, {}
     if record.get("labels") and (folder / compare.SAMPLES).is_file():
         samples = compare.read_samples(folder)

@@ -165,8 +165,14 @@ class RunRecord:
             "started": earlier.get("started", begin),
             "resumed": [*earlier.get("resumed", []), begin] if earlier else [],
             "epochs": earlier.get("epochs", []),
+            "epochs_of_earlier_data": earlier.get("epochs_of_earlier_data", []),
             "steps": earlier.get("steps", {"step": [], "loss": []}),
         }
+
+    def begin_new_data(self) -> None:
+        """Puts the epochs so far aside, because the epochs of new data begin with the first one again."""
+        self.fields["epochs_of_earlier_data"].append(self.fields["epochs"])
+        self.fields["epochs"] = []
 
     def update(self, **fields: Any) -> None:
         """Replaces JSON-serializable fields and, on rank 0, writes the file."""

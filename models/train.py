@@ -85,21 +85,29 @@ def started(
         **circumstances(), name=experiment.name, folder=str(output), config=config, overrides=[*overrides],
         experiment=experiment.to_dict(), state="running",
     )  # fmt: skip
-    folder = prepare_data(experiment, experiment.data.cache)
-    profile = profile_of(experiment, folder) if fr.rank() == 0 else None
-    record.update(data={"folder": str(folder), **fr.collectives.all_gather_object(profile)[0]})
+    with _told(record):
+        folder = prepare_data(experiment, experiment.data.cache)
+        profile = profile_of(experiment, folder) if fr.rank() == 0 else None
+        record.update(data={"folder": str(folder), **fr.collectives.all_gather_object(profile)[0]})
     return record
+
+
+@contextlib.contextmanager
+def _told(record: RunRecord) -> Iterator[None]:
+    """Puts an error of the body into the record."""
+    try:
+        yield
+    except BaseException as error:
+        record.update(state="failed", error=f"{type(error).__name__}: {error}")
+        raise
 
 
 def run(
     experiment: Experiment, record: RunRecord, resume: bool, go_on: str = "", rows_of: pathlib.Path | None = None
 ) -> int:
     """Trains, evaluates and exports into record.folder. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
-    try:
+    with _told(record):
         return _run(experiment, record, resume, go_on, rows_of)
-    except BaseException as error:
-        record.update(state="failed", error=f"{type(error).__name__}: {error}")
-        raise
 
 
 def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, rows_of: pathlib.Path | None) -> int:
@@ -117,6 +125,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
         read = columns(experiment.model, "train")
         check_features(read, features(experiment.model), made=made_features(experiment.model))
         saved = _saved_input(experiment, folder, checkpoint) if resume else None
+        if resume and saved is None:
+            record.begin_new_data()
         calls = fit_calls(experiment, folder, saved)
 
         item_ids, popularity = read_items(folder)

@@ -35,6 +35,9 @@ def root(tmp_path, monkeypatch):
     running = {"started": "2026-11-26T10:00:00+00:00", "state": "running", "metrics": {}}
     recorded(tmp_path / "runs/mine", name="other", data={**DONE["data"], "folder": "runs/.data/table-2"}, **running)
     (tmp_path / "runs/clicks/latest").symlink_to("2026-11-25_2342")
+    early = {"name": "early", "state": "failed", "seconds": 1.0, "started": "2026-11-24", "epochs": []}
+    (tmp_path / "runs/early").mkdir()
+    (tmp_path / "runs/early/run.json").write_text(json.dumps(early), encoding="utf-8")
     return tmp_path / "runs"
 
 
@@ -43,8 +46,9 @@ def test_the_newest_run_comes_first_and_data_tell_their_size(root, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["runs/mine", "killed", "1:15", "3/3"]  # no process holds the lock of the running job
     assert lines[2][:4] == ["runs/clicks/2026-11-25_2342", "done", "1:15", "3/3"]
-    assert lines[2][4:] == ["click", "AUC", "0.6539", "(0.6533)"] and len(lines) == 5
-    assert " ".join(lines[4]) == "converted data: 2 sets, 0.0 MB in runs/.data"
+    assert lines[2][4:] == ["click", "AUC", "0.6539", "(0.6533)"] and len(lines) == 6
+    assert lines[3] == ["runs/early", "failed", "1", "s", "0"]
+    assert " ".join(lines[5]) == "converted data: 2 sets, 0.0 MB in runs/.data"
     assert main(["runs", "clicks", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [*answer["runs"]] == ["runs/clicks/2026-11-25_2342"] and [*answer["data"].values()] == [1000, 1000]
@@ -86,6 +90,9 @@ def test_a_record_is_whole_as_the_run_goes_and_goes_on_when_it_is_resumed(tmp_pa
     found = run_folder.read_record(tmp_path)
     assert found["started"] == began and len(found["resumed"]) == 1 and found["epochs"] == [{"epoch": 1}]
     assert 100 <= found["seconds"] < 110
+    again.begin_new_data()
+    again.update(epochs=[{"epoch": 1, "loss": 0.5}])
+    assert run_folder.read_record(tmp_path)["epochs_of_earlier_data"] == [[{"epoch": 1}]]
     assert run_folder.RunRecord(tmp_path).fields["epochs"] == []  # a new run in an old folder
 
 

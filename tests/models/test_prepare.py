@@ -150,6 +150,10 @@ def test_the_profile_has_events_times_label_rates_and_gaps_of_every_split(tmp_pa
         "validation": {**common, "rows": 2, "events": 2, "first": 1008, "last": 1008, "labels": {"click": 0.0}},
         "test": {**common, "rows": 2, "events": 2, "first": 1009, "last": 1009, "labels": {"click": 1.0}},
     }  # fmt: skip
+    (folder / "train" / "half-written.parquet").write_bytes(b"PAR1")
+    growing = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, input=str(folder), follow=True))
+    assert [*profile_of(growing, folder)["splits"]] == ["validation", "test"]
+    (folder / "train" / "half-written.parquet").unlink()
     monkeypatch.setattr(data_profile, "_split", None)  # the next run reads profile.json
     assert profile_of(experiment, folder) == profile
 

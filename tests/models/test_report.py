@@ -132,5 +132,8 @@ def test_parts_whose_files_are_gone_are_left_out(run, tmp_path, capsys):
     assert found.activity == {} and found.calibration and "activity" not in report.text(found, 80)
     (folder / compare.SAMPLES).unlink()
     assert report.facts(folder).calibration == {} and "<svg" in report.html(report.facts(folder))
+    (folder / "run.json").write_text(json.dumps({"state": "failed", "error": "ValueError: no file"}), encoding="utf-8")
+    assert main(["report", str(folder)]) == 1
+    assert "ended before its training began (ValueError: no file)" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 1
     assert "has no run.json. Pass a folder of `fusedrec train`" in capsys.readouterr().err

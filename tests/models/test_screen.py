@@ -223,3 +223,29 @@ def test_a_terminal_has_a_live_bar_and_a_pipe_a_line_for_each_epoch(tmp_path, mo
     assert is_terminal or not set("\r\b\x1b") & set(shown)
     assert record.fields["steps"]["step"] == [1, 2, 3, 4, 5, 6]
     assert record.fields["steps"]["loss"] == pytest.approx([0.9, 0.8, 0.4, -0.1, -0.2, -0.6])
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_a_tracker_gets_the_settings_and_is_refused_without_its_package(tmp_path, monkeypatch, kind):
+    from tf_fusedrec.models import run_callbacks
+    from tf_fusedrec.models.run_folder import RunRecord
+
+    record = RunRecord(tmp_path / "2026-11-25_2342")
+    record.fields["experiment"] = {"name": "clicks", "train": {"epochs": 3}}
+    monkeypatch.setattr(run_callbacks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f"train.tracker is '{kind}', but its package .* Use `pip install {kind}`"):
+        run_callbacks.tracker(kind, record)
+    monkeypatch.setattr(run_callbacks.importlib.util, "find_spec", lambda name: name)
+    told, callback = {}, object()
+    package = types.ModuleType(kind)
+    package.set_experiment = lambda name: told.update(project=name)
+    package.start_run = lambda run_name: told.update(name=run_name)
+    package.log_dict = lambda fields, file: told.update(config=fields["experiment"])
+    package.init = told.update
+    package.keras = types.ModuleType(f"{kind}.keras")
+    package.keras.MlflowCallback = package.keras.WandbMetricsLogger = lambda: callback
+    modules = {kind: package, "wandb.integration": package, "wandb.integration.keras": package.keras}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert run_callbacks.tracker(kind, record) is callback
+    assert told == {"project": "clicks", "name": "2026-11-25_2342", "config": record.fields["experiment"]}

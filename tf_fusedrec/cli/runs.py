@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     cache = arguments.cache or arguments.root / ".data"
     sizes = data_cache.cached(cache)
     if arguments.clear_data:
-        read = {pathlib.Path(one["data"]["folder"]).resolve() for one in found.values() if one["state"] == "running"}
+        running = [record for record in found.values() if record["state"] == "running" and "data" in record]
+        read = {pathlib.Path(record["data"]["folder"]).resolve() for record in running}
         for folder in [folder for folder in sizes if folder.resolve() not in read]:
             data_cache.clear(folder)
             del sizes[folder]

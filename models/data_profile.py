@@ -101,9 +101,9 @@ def _split(folder: pathlib.Path, time: str, labels: list[str], values: list[str]
             sums[name] += float(np.nansum(_flat(table[name])))
         for name, counts in missing.items():
             if name in table.column_names:
-                found = _flat(table[name])
-                counts[0] += int((np.isnan(found) if found.dtype.kind == "f" else found == -1).sum())
-                counts[1] += len(found)
+                numbers = _flat(table[name])
+                counts[0] += int((np.isnan(numbers) if numbers.dtype.kind == "f" else numbers == -1).sum())
+                counts[1] += len(numbers)
     return {
         "rows": rows,
         "users": len(users) or rows,
@@ -115,10 +115,10 @@ def _split(folder: pathlib.Path, time: str, labels: list[str], values: list[str]
     }
 
 
-def _tables(folder: pathlib.Path, wanted: set[str]) -> Iterator[pa.Table]:
+def _tables(folder: pathlib.Path, columns: set[str]) -> Iterator[pa.Table]:
     for path in sorted(folder.rglob("*.parquet")):
         file = pq.ParquetFile(path)
-        names = [name for name in file.schema_arrow.names if name in wanted]
+        names = [name for name in file.schema_arrow.names if name in columns]
         for number in range(0, file.num_row_groups, 64):
             yield file.read_row_groups([*range(number, min(number + 64, file.num_row_groups))], columns=names)
 

@@ -99,17 +99,17 @@ def _by_activity(
     seen = np.where(users[at] == samples["user"], counts[at], 0) if len(users) else np.zeros(len(samples["user"]))
     group = np.searchsorted(_ACTIVITY, seen, side="right") - 1
     for number, low in enumerate(_ACTIVITY):
-        mine = group == number
-        if not mine.any():
+        members = group == number
+        if not members.any():
             continue
         high = _ACTIVITY[number + 1] - 1 if number + 1 < len(_ACTIVITY) else None
-        label = samples[f"{task}_label"][mine]
+        label = samples[f"{task}_label"][members]
         baseline = samples.get(f"baseline_{task}")
         yield {
             "users": f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}",
-            "events": int(mine.sum()),
-            "auc": _or_none(exact.auc(label, samples[f"{task}_logit"][mine])),
-            "baseline": None if baseline is None else _or_none(exact.auc(label, baseline[mine])),
+            "events": int(members.sum()),
+            "auc": _or_none(exact.auc(label, samples[f"{task}_logit"][members])),
+            "baseline": None if baseline is None else _or_none(exact.auc(label, baseline[members])),
         }
 
 
@@ -121,22 +121,22 @@ def _tables(checkpoint: pathlib.Path) -> dict[str, dict[str, Any]]:
     if not manifest.exists(checkpoint):
         return {}
     described = saves.read_manifest(checkpoint)["tables"]
-    found = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in sorted(described.items())}
+    shown = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in sorted(described.items())}
     return {
         name: {**summary._asdict(), "hottest": [*map(list, summary.hottest)], "coldest": [*map(list, summary.coldest)]}
-        for name, summary in found.items()
+        for name, summary in shown.items()
     }
 
 
-def text(found: Facts, width: int) -> str:
+def text(shown: Facts, width: int) -> str:
     """Returns the report as lines of at most `width` columns; commands may be longer."""
-    record = found.record
+    record = shown.record
     lines = [f"{record['state']}, {screen.duration(record['seconds'])}", screen.header(record, width)]
     if record["epochs"]:
         lines += ["", screen.epochs_heading(record, width)]
         lines += [screen.epoch_line(record, entry, width) for entry in record["epochs"]]
     lines += ["", screen.ending(record, width)]
-    for title, rows in _as_tables(found):
+    for title, rows in _as_tables(shown):
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines += ["", title]
         for row in rows:
@@ -145,21 +145,21 @@ def text(found: Facts, width: int) -> str:
     return "\n".join(lines)
 
 
-def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+def _as_tables(shown: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """Yields title and rows, the heading first, of what text and page show alike."""
     rows: list[tuple[str, ...]]
-    labels = found.record["labels"]
-    for task, groups in found.activity.items():
+    labels = shown.record["labels"]
+    for task, groups in shown.activity.items():
         rows = [("training events of the user", "test events", "AUC", "baseline")]
         rows += [(one["users"], f"{one['events']:,}", _four(one["auc"]), _four(one["baseline"])) for one in groups]
         yield f"{labels[task]} AUC by activity of the user", rows
-    for task, bins in found.calibration.items():
+    for task, bins in shown.calibration.items():
         rows = [("predicted", "observed", "95 % interval", "events")]
         for one in bins:
             interval = f"{one['low']:.4f} to {one['high']:.4f}"
             rows.append((f"{one['predicted']:.4f}", f"{one['observed']:.4f}", interval, f"{one['events']:,}"))
         yield f"{labels[task]}: predicted and observed rates", rows
-    if found.tables:
+    if shown.tables:
         rows = [
             (
                 "table",
@@ -173,7 +173,7 @@ def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
                 "mean |row|",
             )
         ]
-        for name, table in found.tables.items():
+        for name, table in shown.tables.items():
             unseen = table["unseen_share"]
             rows.append(
                 (name, f"{table['rows']:,}", f"{table['dim']}", table["rule"], f"{table['bytes'] / 1e6:.2f}",
@@ -182,16 +182,16 @@ def _as_tables(found: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
             )  # fmt: skip
         yield "tables of the checkpoint", rows
         rows = [("table", "row", "id", "lookups", "steps since", "|row|")]
-        for name, table in found.tables.items():
+        for name, table in shown.tables.items():
             for word in ("hottest", "coldest"):
                 for row_id, lookups, age, norm in table[word]:
                     rows.append((name, word, f"{row_id}", _count(lookups), _count(age), f"{norm:.3f}"))
         yield "hot and cold rows", rows
-    if found.steps:
-        rows = [tuple(name.replace("_ms", "").replace("number", "milliseconds of step") for name in found.steps[0])]
+    if shown.steps:
+        rows = [tuple(name.replace("_ms", "").replace("number", "milliseconds of step") for name in shown.steps[0])]
         rows += [
             tuple(f"{value:g}" if name == "number" else f"{value:.2f}" for name, value in step.items())
-            for step in found.steps
+            for step in shown.steps
         ]
         yield "recorded steps", rows
 
@@ -226,9 +226,9 @@ svg path.a, svg path.b { fill: none; stroke-width: 2; } svg text.a, svg text.b {
 """
 
 
-def html(found: Facts) -> str:
+def html(shown: Facts) -> str:
     """Returns the report as one HTML page."""
-    record = found.record
+    record = shown.record
     said = f"{record['state']} · {screen.duration(record['seconds'])} · started {record['started']}"
     parts = [
         f"<h1>{_safe(record['folder'])}</h1><p class=dim>{_safe(said)}</p>",
@@ -239,13 +239,13 @@ def html(found: Facts) -> str:
         parts += ["<h2>Training</h2><div class=row>", *_curves(record), "</div>"]
     if "metrics" in record:
         parts += ["<h2>Test</h2>", _test(record)]
-    if found.calibration:
-        plots = [_calibration_plot(record["labels"][task], bins) for task, bins in found.calibration.items()]
+    if shown.calibration:
+        plots = [_calibration_plot(record["labels"][task], bins) for task, bins in shown.calibration.items()]
         parts += ["<h2>Calibration</h2><div class=row>", *plots, "</div>"]
-    for title, rows in _as_tables(found):
+    for title, rows in _as_tables(shown):
         parts += [f"<h2>{_safe(title[:1].upper() + title[1:])}</h2>", _table(rows[0], rows[1:])]
-    if found.picture:
-        parts.append(f'<img alt="a recorded step" src="data:image/png;base64,{found.picture}">')
+    if shown.picture:
+        parts.append(f'<img alt="a recorded step" src="data:image/png;base64,{shown.picture}">')
     parts += ["<h2>Data</h2>", _data(record["data"])]
     code = {name: record[name] for name in ("command", "code", "versions", "ranks", "hosts")}
     parts += ["<h2>Settings</h2>", f"<pre>{_safe(_yaml(record['experiment']))}</pre>"]
@@ -346,7 +346,7 @@ def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], squar
         parts.append(f'<path class={color} d="M{" L".join(place(*point) for point in points)}" />')
         if len(points) < 30:
             dots = (place(*point).split(",") for point in points)
-            parts += [f"<circle class={color} cx={left} cy={top} r=2.5 />" for left, top in dots]
+            parts += [f"<circle class={color} cx={across} cy={down} r=2.5 />" for across, down in dots]
         corner = f"x={_WIDTH - 14} y={18 + 14 * at}"
         parts.append(f"<text class={color} {corner} text-anchor=end>{_safe(name)}</text>")
     label = f'role=img aria-label="{_safe(title)}"'

@@ -95,12 +95,12 @@ class Progress(keras.callbacks.Callback):
         fields, best = self._record.fields, self._saving().best
         self._seconds.append(time.perf_counter() - self._begin)
         values = {name: float(value) for name, value in (logs or {}).items()}
-        wanted = fields["epochs_wanted"] or epoch + 1
+        epochs = fields["epochs_wanted"] or epoch + 1
         entry = {
             **{name: None if math.isnan(value) else value for name, value in values.items()},
             "epoch": epoch + 1,
             "seconds": self._seconds[-1],
-            "left": (wanted - epoch - 1) * sum(self._seconds) / len(self._seconds),
+            "left": (epochs - epoch - 1) * sum(self._seconds) / len(self._seconds),
             "saved": True,
             "is_best": best is not None and best["epoch"] == epoch,
         }
@@ -128,11 +128,12 @@ class Progress(keras.callbacks.Callback):
 
     def _draw(self, step: int, seconds: float, logs: Mapping[str, Any]) -> None:
         steps = (self.params or {}).get("steps") or step
-        left = (steps - step) * seconds / step
+        remaining_s = (steps - step) * seconds / step
         if self._seconds:
-            left += ((self._record.fields["epochs_wanted"] or self._epoch + 1) - self._epoch - 1) * self._seconds[-1]
+            epochs = self._record.fields["epochs_wanted"] or self._epoch + 1
+            remaining_s += (epochs - self._epoch - 1) * self._seconds[-1]
         progress = {
-            "epoch": self._epoch + 1, "loss": float(logs["loss"]), "step": step, "steps": steps, "left": left,
+            "epoch": self._epoch + 1, "loss": float(logs["loss"]), "step": step, "steps": steps, "left": remaining_s,
             "events_per_s": fr.size() * float(logs["events"]) / seconds,
         }  # fmt: skip
         width = terminal_width() or 80
@@ -183,15 +184,15 @@ def _curves(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (logs or {}).items() if name not in CONSTANT}
 
 
-def tracker(kind: str, record: RunRecord) -> keras.callbacks.Callback:
+def tracker(package: str, record: RunRecord) -> keras.callbacks.Callback:
     """Returns the Keras callback of MLflow or Weights & Biases for rank 0, with the settings of the run.
 
     Raises:
       ValueError: The package is not installed.
     """
-    check_tracker(kind)
+    check_tracker(package)
     experiment = record.fields["experiment"]
-    if kind == "mlflow":
+    if package == "mlflow":
         import mlflow
 
         mlflow.set_experiment(experiment["name"])
@@ -205,7 +206,7 @@ def tracker(kind: str, record: RunRecord) -> keras.callbacks.Callback:
     return WandbMetricsLogger()
 
 
-def check_tracker(kind: str) -> None:
+def check_tracker(package: str) -> None:
     """Raises ValueError unless the package of train.tracker is installed."""
-    if importlib.util.find_spec(kind) is None:
-        raise ValueError(f"train.tracker is {kind!r}, but its package is not installed. Use `pip install {kind}`.")
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"train.tracker is {package!r}, which is not installed. Use `pip install {package}`.")

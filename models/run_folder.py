@@ -108,8 +108,8 @@ def run_of(path: str | os.PathLike) -> pathlib.Path:
 
 def runs(root: pathlib.Path = RUNS) -> list[pathlib.Path]:
     """Returns the folders of all runs one or two levels below `root`, newest first."""
-    found = [path.parent for level in ("*", "*/*") for path in root.glob(f"{level}/{RECORD}")]
-    return sorted((path for path in found if not path.is_symlink()), key=_started, reverse=True)
+    folders = [path.parent for level in ("*", "*/*") for path in root.glob(f"{level}/{RECORD}")]
+    return sorted((path for path in folders if not path.is_symlink()), key=_started, reverse=True)
 
 
 def _started(folder: pathlib.Path) -> str:

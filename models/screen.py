@@ -202,10 +202,10 @@ def rising(record: Record) -> str | None:
     best = min(range(len(values)), key=lambda at: sign * values[at])
     if best >= len(values) - 1:
         return None
-    what = "loss rises" if name == "val_loss" else f"{title_of(name[4:], {})} falls"
+    trend = "loss rises" if name == "val_loss" else f"{title_of(name[4:], {})} falls"
     stops = "" if record["experiment"]["train"]["patience"] else " --set train.patience=1 stops there;"
     return (
-        f"validation {what} since epoch {best + 1}: the model begins to overfit.{stops} the best epoch so far is "
+        f"validation {trend} since epoch {best + 1}: the model begins to overfit.{stops} the best epoch so far is "
         f"{best + 1}."
     )
 
@@ -241,11 +241,11 @@ def test_table(record: Record, width: int) -> Iterator[str]:
         begin = ""
     yield f"{begin:<{room}}{'value':>9}{'baseline':>10}{'difference':>20}  surely better?"
     for name, row in metrics.items():
-        task, _, kind = name.rpartition("_")
+        task, _, measure = name.rpartition("_")
         if task in labels and task not in shown:
             continue
-        title, note = title_of(name, labels), "" if "baseline" in row else _NOTES.get(kind or name, "")
-        if task == "ctcvr" and kind == "auc":
+        title, note = title_of(name, labels), "" if "baseline" in row else _NOTES.get(measure or name, "")
+        if task == "ctcvr" and measure == "auc":
             note = f"(= {labels['ctr']} and {labels['ctcvr']})"
         title = _cut(title, room - 3)
         title += f" {note}" if len(title) + len(note) < room - 3 else ""
@@ -267,30 +267,30 @@ def verdict(row: Mapping[str, float]) -> str:
 
 def hints(record: Record) -> list[str]:
     """Returns what a user may want to change."""
-    found = []
+    ideas = []
     compared = [row for row in record.get("metrics", {}).values() if "baseline" in row]
     if compared and not any(verdict(row) == "yes" for row in compared):
-        found.append(
+        ideas.append(
             "no metric is surely above the baseline. Ideas: more epochs (train.epochs), a larger train.learning_rate, "
             "more columns, crosses of ids (model.crosses), train.keep_best."
         )
     if (hint := rising(record)) is not None:
-        found.append(hint)
+        ideas.append(hint)
     still = [name for name, table in record["model"]["tables"].items() if table.get("moved", 1.0) < 0.05]
     if still:
-        found.append(
+        ideas.append(
             f"rows of {', '.join(still)} hardly move from their first values. Raise embedding.learning_rate, or train "
             "longer."
         )
-    return found
+    return ideas
 
 
 def duration(seconds: float) -> str:
     """Returns "8 s", "1:12" (minutes) or "2:03 h"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 

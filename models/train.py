@@ -294,17 +294,17 @@ def _moved(experiment: Experiment, model: RankingModel | HSTURetrieval) -> dict[
 
     Tables with rows of other initial values than a normal distribution are left out.
     """
-    found = {}
+    distances = {}
     for table in experiment.tables:
-        kind = table.initializer
-        scale = {Normal: 1.0, TruncatedNormal: _TRUNCATED}.get(type(kind))
-        if scale is None or not kind.stddev or table.external is not None:
+        initializer = table.initializer
+        scale = {Normal: 1.0, TruncatedNormal: _TRUNCATED}.get(type(initializer))
+        if scale is None or not initializer.stddev or table.external is not None:
             continue
         rows = model.embedding.export_table(table.name)[1][:_MOST_ROWS].astype(np.float64)
         squares, count = fr.collectives.all_gather(np.array([[np.sum(rows**2), rows.size]])).sum(axis=0)
         if count:
-            found[table.name] = abs(float(squares / count / (scale * kind.stddev**2)) - 1.0)
-    return found
+            distances[table.name] = abs(float(squares / count / (scale * initializer.stddev**2)) - 1.0)
+    return distances
 
 
 def _rule(optimizer: Any) -> str:
@@ -315,15 +315,15 @@ def _rule(optimizer: Any) -> str:
 def _metrics(results: Mapping[str, float], samples: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
     """Returns each result and, where there is a baseline, the interval of the difference from it."""
     compared = against_baseline(samples)
-    found = {}
+    rows = {}
     for name, value in results.items():
         if name.startswith("baseline_") or name in ("exposures", "users"):
             continue
-        found[name] = {"value": value}
+        rows[name] = {"value": value}
         if name in compared:
             row = compared[name]
-            found[name] |= {"baseline": row["a"], **{part: row[part] for part in ("difference", "low", "high")}}
-    return found
+            rows[name] |= {"baseline": row["a"], **{part: row[part] for part in ("difference", "low", "high")}}
+    return rows
 
 
 @contextlib.contextmanager

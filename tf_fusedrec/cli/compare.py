@@ -43,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     letters = dict(zip(ascii_lowercase, folders))
     records = {letter: read_record(folder) for letter, folder in letters.items() if (folder / RECORD).is_file()}
     unequal, equal = compare.differing(records) if len(records) == len(letters) else ({}, 0)
-    (first, *others), samples = letters, {letter: compare.read_samples(folder) for letter, folder in letters.items()}
+    (first, *later), samples = letters, {letter: compare.read_samples(folder) for letter, folder in letters.items()}
     tables = {
         letter: compare.compare(samples[first], samples[letter], arguments.resamples, arguments.seed, arguments.level)
-        for letter in others
+        for letter in later
     }
     users = len({*samples[first]["user"].tolist()})
     if arguments.json:

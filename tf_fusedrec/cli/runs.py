@@ -29,12 +29,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.root.is_dir():
         raise ValueError(f"--root {str(arguments.root)!r} is no folder. Use `fusedrec train` first, or another --root.")
-    found = {folder: read_record(folder) for folder in runs(arguments.root)}
-    shown = {str(folder): record for folder, record in found.items() if arguments.name in (None, record["name"])}
+    records = {folder: read_record(folder) for folder in runs(arguments.root)}
+    shown = {str(folder): record for folder, record in records.items() if arguments.name in (None, record["name"])}
     cache = arguments.cache or arguments.root / ".data"
     sizes = data_cache.cached(cache)
     if arguments.clear_data:
-        running = [record for record in found.values() if record["state"] == "running" and "data" in record]
+        running = [record for record in records.values() if record["state"] == "running" and "data" in record]
         read = {pathlib.Path(record["data"]["folder"]).resolve() for record in running}
         for folder in [folder for folder in sizes if folder.resolve() not in read]:
             data_cache.clear(folder)
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line(record: dict[str, Any]) -> str:
-    wanted = f"/{record['epochs_wanted']}" if record.get("epochs_wanted") else ""
-    epochs = f"{len(record['epochs'])}{wanted}"
+    total = f"/{record['epochs_wanted']}" if record.get("epochs_wanted") else ""
+    epochs = f"{len(record['epochs'])}{total}"
     line = f"{record['state']:<13}{screen.duration(record['seconds']):>9}{epochs:>9}  "
     compared = {name: row for name, row in record.get("metrics", {}).items() if "baseline" in row}
     for name, row in list(compared.items())[:1]:

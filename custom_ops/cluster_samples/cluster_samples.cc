@@ -30,7 +30,6 @@ constexpr int64_t kMostChained = 64;                        // micro-batches tha
 // In each round every waiting sample chooses its cheapest micro-batch. If too many choose one, those with the largest
 // regret, the cost of their second choice minus the first, get a place. The others choose again. Each round but the last
 // fills a micro-batch, so at most M rounds are needed.
-//
 //   cost    [n * M]  cost of sample i in micro-batch m, at i * M + m
 //   places  [M]      free places, with sum n
 // Returns the micro-batch of each sample, [n].
@@ -61,9 +60,8 @@ std::vector<int32_t> Assign(const std::vector<int64_t>& cost, std::vector<int64_
       }
       choices.push_back({sample, best, second == kClosed ? 0 : second - first});
     }
-    std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-      return a.best != b.best ? a.best < b.best : a.regret > b.regret;
-    });
+    std::stable_sort(choices.begin(), choices.end(),
+        [](const Choice& a, const Choice& b) { return a.best != b.best ? a.best < b.best : a.regret > b.regret; });
     waiting.clear();
     for (const Choice& choice : choices) {
       if (places[choice.best] > 0) {
@@ -87,7 +85,6 @@ class Random {
   uint64_t drawn_ = 0;
 };
 
-// Indices of keys in their ascending order; equal keys keep theirs.
 template <typename Key>
 std::vector<int64_t> Argsort(const std::vector<Key>& keys) {
   std::vector<int64_t> order(keys.size());

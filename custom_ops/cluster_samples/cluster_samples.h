@@ -4,7 +4,6 @@
 // An id is sent once to every micro-batch that holds it. The number of rows sent is the sum over ids of the number of
 // micro-batches with that id. It is the connectivity of a hypergraph whose vertices are samples and whose nets are ids.
 // The paper gives the goal, but no algorithm. This algorithm keeps every micro-batch's number of samples:
-//
 //   - Samples are sorted by tokens. A block of neighbours gives up its places, and its samples are assigned to the same
 //     places anew. Counts never change, and tokens change only by the differences between neighbours.
 //   - A sample prefers the micro-batch with its ids. Only an id that leaves a micro-batch entirely saves rows, and

@@ -1,20 +1,14 @@
 #include "cluster_samples/cluster_samples.h"
 
-#include <string>
-#include <vector>
-
 #include "common/kernel_util.h"
 #include "common/shapes.h"
 
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>ClusterSamples")
-    .Input("ids: num_features * int64")
-    .Input("row_splits: num_features * int64")
-    .Input("sizes: int64")
+    .Input("ids: num_features * int64").Input("row_splits: num_features * int64").Input("sizes: int64")
     .Output("order: int64")
-    .Attr("num_features: int >= 1")
-    .Attr("tables: list(int)")
+    .Attr("num_features: int >= 1").Attr("tables: list(int)")
     .SetShapeFn(Shapes("num_features*[n] num_features*[b+1] [m] -> [b]"))
     .Doc("Orders the samples of a batch so that its micro-batches share few ids (NestPipe, section V.C).");
 
@@ -26,8 +20,7 @@ class ClusterSamplesOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_features", &features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
     OP_REQUIRES(ctx, static_cast<int64_t>(tables_.size()) == features,
-                absl::InvalidArgumentError(absl::StrCat("tables must have one entry for each of the ", features,
-                                                        " features, got ", tables_.size(), ".")));
+        Invalid("tables must have one entry for each of the ", features, " features, got ", tables_.size(), "."));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -50,9 +43,8 @@ class ClusterSamplesOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireIn("the number of samples", samples, 0, kMostPositions, "smaller batches."));
     for (int f = 0; f < ids.size(); ++f) {
       OP_REQUIRES(ctx, row_splits[f].NumElements() == samples + 1,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "features of one batch must have the same number of samples, got ", samples, " in feature 0 and ",
-                      row_splits[f].NumElements() - 1, " in feature ", f, ". Cut all features by the same samples.")));
+          Invalid("features of one batch must have the same number of samples, got ", samples, " in feature 0 and ",
+              row_splits[f].NumElements() - 1, " in feature ", f, ". Cut all features by the same samples."));
     }
     OP_REQUIRES_OK(ctx, RequireRank("sizes", sizes, 1));
     OP_REQUIRES_OK(ctx, RequireSizes(In<int64_t>(sizes), samples));
@@ -64,17 +56,16 @@ class ClusterSamplesOp : public OpKernel {
 
  private:
   static absl::Status RequireSizes(absl::Span<const int64_t> sizes, int64_t samples) {
-    TF_RETURN_IF_ERROR(RequireIn("the number of sizes", sizes.size(), 1, kMostMicroBatches, "fewer micro-batches."));
+    FUSEDREC_TRY(RequireIn("the number of sizes", sizes.size(), 1, kMostMicroBatches, "fewer micro-batches."));
     int64_t left = samples;
     for (size_t m = 0; m < sizes.size(); ++m) {
-      TF_RETURN_IF_ERROR(RequireIn(absl::StrCat("sizes[", m, "]").c_str(), sizes[m], 0, left,
+      FUSEDREC_TRY(RequireIn(absl::StrCat("sizes[", m, "]").c_str(), sizes[m], 0, left,
                                    "sizes of micro-batches that sum to the samples of the batch."));
       left -= sizes[m];
     }
     if (left == 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("sizes must sum to the ", samples, " samples of the batch, got ",
-                                                   samples - left, " in ", sizes.size(),
-                                                   " micro-batches. Take the differences of piece_bounds."));
+    return Invalid("sizes must sum to the ", samples, " samples of the batch, got ", samples - left, " in ",
+        sizes.size(), " micro-batches. Take the differences of piece_bounds.");
   }
 
   std::vector<int64_t> tables_;

@@ -1,5 +1,3 @@
-#include <string>
-
 #include "collective_marks/collective_marks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -14,9 +12,7 @@ using tensorflow::OpKernelContext;
 REGISTER_OP("Fusedrec>MarkCollective")
     .Input("value: T")
     .Output("same: T")
-    .Attr("T: type")
-    .Attr("collective: string")
-    .Attr("ended: bool")
+    .Attr("T: type").Attr("collective: string").Attr("ended: bool")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc("Passes a tensor through and marks that a collective begins, or has ended, for the watchdog of this process.");
 

@@ -10,7 +10,6 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

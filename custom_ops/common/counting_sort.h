@@ -8,7 +8,6 @@ namespace fusedrec {
 
 // Calls place(n, to) for each item n in [0, items), in this order. The items of key k have the places begin[k] up to
 // begin[k + 1], in the order of n.
-//
 //   key_of(n)  in [0, keys)
 //   begin      [keys + 2]  out
 template <typename Place, typename KeyOf, typename Begin>

@@ -4,16 +4,11 @@
 // no size waits for the device. Arrays of the size of a batch stay on the device.
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "common/cuda_api.h"
 #include "common/kernel_util.h"
 #include "common/limits.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #ifdef FUSEDREC_CUDA
 #include "xla/stream_executor/stream.h"
 #endif

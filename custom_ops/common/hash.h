@@ -9,8 +9,6 @@
 // Were they taken from the same bits, a rank that owns one range of the hash would fill one range of its slots.
 #pragma once
 
-#include <cstdint>
-
 #include "common/host_device.h"
 
 namespace fusedrec {

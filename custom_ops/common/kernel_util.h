@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "common/limits.h"
 #include "common/parallel.h"
 #include "common/tf_compat.h"
+#include "common/try.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace fusedrec {
@@ -47,8 +47,8 @@ absl::Span<T> Out(Tensor* t) {
 
 inline absl::Status RequireRank(const char* name, const Tensor& t, int rank) {
   if (t.dims() == rank) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " must have rank ", rank, ", got shape ",
-                                                 t.shape().DebugString(), ". Reshape it before the call."));
+  return Invalid(
+      name, " must have rank ", rank, ", got shape ", t.shape().DebugString(), ". Reshape it before the call.");
 }
 
 template <typename T>
@@ -58,11 +58,19 @@ absl::Status ScalarInput(OpKernelContext* ctx, int index, const char* name, T* v
   return ranked;
 }
 
+inline absl::Status ReadVectors(OpKernelContext* ctx, const char* name, OpInputList* list) {
+  FUSEDREC_TRY(ctx->input_list(name, list));
+  for (int i = 0; i < list->size(); ++i) {
+    FUSEDREC_TRY(RequireRank(absl::StrCat(name, "[", i, "]").c_str(), (*list)[i], 1));
+  }
+  return absl::OkStatus();
+}
+
 // Copies `values` into a new output, of this shape or a vector.
 template <typename T>
 absl::Status Give(OpKernelContext* ctx, int index, const std::vector<T>& values, const TensorShape& shape) {
   Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &out));
+  FUSEDREC_TRY(ctx->allocate_output(index, shape, &out));
   std::copy(values.begin(), values.end(), Out<T>(out).begin());
   return absl::OkStatus();
 }
@@ -75,16 +83,15 @@ absl::Status Give(OpKernelContext* ctx, int index, const std::vector<T>& values)
 inline absl::Status RequireSplits(const char* name, absl::Span<const int64_t> splits, int64_t total) {
   const std::string remedy = ". Build it from the lengths of the segments with a cumulative sum that starts at 0.";
   if (splits.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " must have at least one entry, got none", remedy));
+    return Invalid(name, " must have at least one entry, got none", remedy);
   }
   if (splits.front() != 0 || splits.back() != total) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " must run from 0 to ", total, ", got first ",
-                                                   splits.front(), ", last ", splits.back(), remedy));
+    return Invalid(
+        name, " must run from 0 to ", total, ", got first ", splits.front(), ", last ", splits.back(), remedy);
   }
   for (size_t s = 1; s < splits.size(); ++s) {
     if (splits[s] < splits[s - 1]) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " must not decrease, got ", splits[s - 1], " then ",
-                                                     splits[s], " at entry ", s, remedy));
+      return Invalid(name, " must not decrease, got ", splits[s - 1], " then ", splits[s], " at entry ", s, remedy);
     }
   }
   return absl::OkStatus();
@@ -101,11 +108,9 @@ inline absl::Status RequireSplits(const char* name, absl::Span<const int64_t> sp
 #define FUSEDREC_GPU_KERNEL(builder, ...) static_assert(true, "the library has no GPU form")
 #endif
 
-// Kernel<On>.
 #define FUSEDREC_KERNEL_ON_BOTH(op, Kernel, host)                      \
   FUSEDREC_CPU_KERNEL(Name("Fusedrec>" op), Kernel<On::kCpu>); \
   FUSEDREC_GPU_KERNEL(Name("Fusedrec>" op).Device(tensorflow::DEVICE_GPU) host, Kernel<On::kGpu>)
-// Kernel<On, T> for each type of rows.
 #define FUSEDREC_KERNEL_OF_ROWS(op, Kernel, host)         \
   FUSEDREC_KERNEL_OF_TYPE(op, Kernel, float, host);       \
   FUSEDREC_KERNEL_OF_TYPE(op, Kernel, Eigen::half, host); \

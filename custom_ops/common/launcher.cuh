@@ -60,43 +60,28 @@ class ScratchMemory {
   std::vector<void*> blocks_;
 };
 
-// Bytes of neighbouring arrays, from `first` up to `end`.
 inline int64_t BytesBetween(const void* first, const void* end) {
   return static_cast<const char*>(end) - static_cast<const char*>(first);
 }
 
-// Returns whether `splits` run from 0 to `total` without decreasing.
-inline bool SplitsAreSound(const int64_t* splits, int64_t segments, int64_t total) {
-  if (segments < 0 || splits[0] != 0 || splits[segments] != total) return false;
-  for (int64_t s = 0; s < segments; ++s) {
-    if (splits[s] > splits[s + 1]) return false;
-  }
-  return true;
+template <typename T>
+int Copy(T* to, const T* from, int64_t count, cudaMemcpyKind how, void* stream) {
+  if (count == 0) return kCudaSuccess;
+  return static_cast<int>(cudaMemcpyAsync(to, from, count * sizeof(T), how, static_cast<cudaStream_t>(stream)));
 }
-
 template <typename T>
 int CopyToDevice(T* device, const T* host, int64_t count, void* stream) {
-  if (count == 0) return kCudaSuccess;
-  return static_cast<int>(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice,
-                                          static_cast<cudaStream_t>(stream)));
+  return Copy(device, host, count, cudaMemcpyHostToDevice, stream);
 }
-
 template <typename T>
 int CopyOnDevice(T* to, const T* from, int64_t count, void* stream) {
-  if (count == 0) return kCudaSuccess;
-  return static_cast<int>(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDeviceToDevice,
-                                          static_cast<cudaStream_t>(stream)));
+  return Copy(to, from, count, cudaMemcpyDeviceToDevice, stream);
 }
-
 // Waits for the copy, and so for everything before it on the stream.
 template <typename T>
 int CopyToHost(T* host, const T* device, int64_t count, void* stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (count > 0) {
-    const int error = static_cast<int>(cudaMemcpyAsync(host, device, count * sizeof(T), cudaMemcpyDeviceToHost, on));
-    if (error != kCudaSuccess) return error;
-  }
-  return static_cast<int>(cudaStreamSynchronize(on));
+  FUSEDREC_TRY(Copy(host, device, count, cudaMemcpyDeviceToHost, stream));
+  return static_cast<int>(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 inline int Fill(void* device, int byte, int64_t bytes, void* stream) {

@@ -1,7 +1,5 @@
-// The Status for sizes that are too large.
+// Refusals.
 #pragma once
-
-#include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -9,17 +7,21 @@
 
 namespace fusedrec {
 
+// An InvalidArgument of these words and numbers.
+template <typename... Words>
+absl::Status Invalid(const Words&... words) {
+  return absl::InvalidArgumentError(absl::StrCat(words...));
+}
+
 inline absl::Status RequireIn(const char* name, int64_t got, int64_t least, int64_t most, const char* remedy) {
   if (least <= got && got <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must lie in [", least, ", ", most, "], got ", got, ". Remedy: ", remedy));
+  return Invalid(name, " must lie in [", least, ", ", most, "], got ", got, ". Remedy: ", remedy);
 }
 
 // The limit of positions in 32 bits.
 inline absl::Status RequireSize(const char* name, int64_t size) {
   if (size <= kMostPositions) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be at most ", kMostPositions, ", got ", size, ". Use smaller batches."));
+  return Invalid(name, " must be at most ", kMostPositions, ", got ", size, ". Use smaller batches.");
 }
 
 }  // namespace fusedrec

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
+#include "common/limits.h"
 
 namespace fusedrec {
 
@@ -22,8 +22,8 @@ inline absl::StatusOr<int> OpenScratchFile(const std::string& folder, const std:
   name.push_back('\0');
   const int file = mkstemp(name.data());
   if (file < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("tier_folder '", folder, "' must be a folder that can be written, ",
-                                                   "got: ", std::strerror(errno), "."));
+    return Invalid(
+        "tier_folder '", folder, "' must be a folder that can be written, ", "got: ", std::strerror(errno), ".");
   }
   unlink(name.data());
   return file;

@@ -1,5 +1,4 @@
 // Shape functions from a line of text, in the notation of docstrings.
-//
 //     .SetShapeFn(Shapes("[p,d] [n] -> [n,d]"))
 //
 // Inputs, `->`, outputs; one operand for each argument.
@@ -8,8 +7,8 @@
 //   =num_rows       a scalar input whose value, if the graph has it, is the dimension num_rows
 //   *               any shape
 // A dimension of several inputs has the first size that is known. The kernel refuses others, because its messages name
-// them. An output has a number, or names a dimension of the inputs or an attribute; else its size is unknown. `n+1` is one more than n;
-// `n unless pad` is unknown where the attribute `pad` is true.
+// them. An output has a number, or names a dimension of the inputs or an attribute; else its size is unknown. `n+1` is one
+// more than n; `n unless pad` is unknown where the attribute `pad` is true.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +18,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/limits.h"
+#include "common/try.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -52,17 +51,17 @@ class Shapes {
     int place = 0;
     for (const Operand& operand : inputs_) {
       int64_t count;
-      TF_RETURN_IF_ERROR(CountOf(operand, c, &count));
-      for (int64_t i = 0; i < count; ++i, ++place) TF_RETURN_IF_ERROR(ReadInput(operand, c, place, &sizes));
+      FUSEDREC_TRY(CountOf(operand, c, &count));
+      for (int64_t i = 0; i < count; ++i, ++place) FUSEDREC_TRY(ReadInput(operand, c, place, &sizes));
     }
     place = 0;
     for (const Operand& operand : outputs_) {
       int64_t count;
-      TF_RETURN_IF_ERROR(CountOf(operand, c, &count));
+      FUSEDREC_TRY(CountOf(operand, c, &count));
       for (int64_t i = 0; i < count; ++i, ++place) {
         std::vector<Size> dims(operand.dims.size());
         const int64_t entry = operand.list.empty() ? -1 : i;
-        for (size_t d = 0; d < dims.size(); ++d) TF_RETURN_IF_ERROR(SizeOf(operand.dims[d], c, entry, sizes, &dims[d]));
+        for (size_t d = 0; d < dims.size(); ++d) FUSEDREC_TRY(SizeOf(operand.dims[d], c, entry, sizes, &dims[d]));
         c->set_output(place, operand.is_any ? c->UnknownShape() : c->MakeShape(dims));
       }
     }
@@ -112,11 +111,11 @@ class Shapes {
   static absl::Status ReadInput(const Operand& operand, Context* c, int place, Sizes* sizes) {
     if (operand.is_any) return absl::OkStatus();
     tensorflow::shape_inference::ShapeHandle shape;
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(place), operand.dims.size(), &shape));
+    FUSEDREC_TRY(c->WithRank(c->input(place), operand.dims.size(), &shape));
     if (!operand.value.empty()) {
       const tensorflow::Tensor* known = c->input_tensor(place);
       if (known != nullptr) {
-        TF_RETURN_IF_ERROR(RequireIn(operand.value.c_str(), known->scalar<int64_t>()(), 0, kMostPositions,
+        FUSEDREC_TRY(RequireIn(operand.value.c_str(), known->scalar<int64_t>()(), 0, kMostPositions,
                                      "the number of rows that were read from."));
       }
       return c->MakeDimForScalarInput(place, &(*sizes)[operand.value].emplace_back());
@@ -138,7 +137,7 @@ class Shapes {
   static absl::Status SizeOf(const Dim& dim, Context* c, int64_t entry, const Sizes& sizes, Size* size) {
     *size = c->UnknownDim();
     bool unknown = false;
-    if (!dim.unless.empty()) TF_RETURN_IF_ERROR(c->GetAttr(dim.unless, &unknown));
+    if (!dim.unless.empty()) FUSEDREC_TRY(c->GetAttr(dim.unless, &unknown));
     if (unknown) return absl::OkStatus();
     int64_t number;
     if (const auto named = sizes.find(dim.name); named != sizes.end()) {
@@ -149,7 +148,7 @@ class Shapes {
     } else if (std::isdigit(static_cast<unsigned char>(dim.name[0])) != 0) {
       *size = c->MakeDim(std::atoll(dim.name.c_str()));
     } else if (c->GetAttr(dim.name, &number).ok()) {
-      TF_RETURN_IF_ERROR(RequireIn(dim.name.c_str(), number, 0, kMostCount, "a size that memory has."));
+      FUSEDREC_TRY(RequireIn(dim.name.c_str(), number, 0, kMostCount, "a size that memory has."));
       *size = c->MakeDim(number);
     }
     return dim.more == 0 ? absl::OkStatus() : c->Add(*size, dim.more, size);

@@ -3,7 +3,6 @@
 // CUB in this source alone, because it takes seconds to compile.
 #ifdef FUSEDREC_EMULATION
 #include <algorithm>
-#include <cstdlib>
 #else
 #include <cub/device/device_radix_sort.cuh>
 #endif

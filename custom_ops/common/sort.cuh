@@ -6,7 +6,6 @@
 
 namespace fusedrec {
 
-// On the device.
 struct Sorted {
   const uint32_t* keys;
   const int32_t* positions;  // of each key before the sort

@@ -16,8 +16,8 @@ bool IsOk(const Answer& answer) {
 
 }  // namespace fusedrec
 
-#define FUSEDREC_TRY(call)                                        \
+#define FUSEDREC_TRY(...)                                         \
   do {                                                            \
-    const auto fusedrec_answer = (call);                          \
+    const auto fusedrec_answer = (__VA_ARGS__);                   \
     if (!fusedrec::IsOk(fusedrec_answer)) return fusedrec_answer; \
   } while (false)

@@ -5,14 +5,12 @@
 
 namespace fusedrec::fuse_ids {
 
-// row_splits of a ragged feature, among those of all.
 struct RowsPiece {
   int64_t begin;
   const int64_t* row_splits;
   int64_t num_splits, num_ids, feature;
 };
 
-// Bags of a feature, among those of all.
 struct BagsPiece {
   int64_t begin;
   const int64_t* row_splits;  // null: bags of bag_size ids
@@ -36,8 +34,7 @@ FUSEDREC_KERNEL FuseIdsCheckKernel(const RowsPiece* __restrict__ pieces, int64_t
 
 // Ends and scales of all bags. It follows row_splits, so it writes nothing where some are wrong.
 FUSEDREC_KERNEL FuseIdsBagsKernel(const BagsPiece* __restrict__ pieces, int64_t count, int64_t num_bags,
-                                  const unsigned* __restrict__ wrong, int64_t* __restrict__ bag_splits,
-                                  float* __restrict__ bag_scale) {
+    const unsigned* __restrict__ wrong, int64_t* __restrict__ bag_splits, float* __restrict__ bag_scale) {
   if (*wrong != kNoFeature) return;
   for (int64_t g = GlobalThread(); g < num_bags; g += GridThreads()) {
     const BagsPiece& piece = PieceOf(pieces, count, g);
@@ -56,29 +53,17 @@ FUSEDREC_KERNEL FuseIdsBagsKernel(const BagsPiece* __restrict__ pieces, int64_t 
 using namespace fusedrec;            // NOLINT
 using namespace fusedrec::fuse_ids;  // NOLINT
 
-static bool IsSound(const FusedrecFeature& feature) {
-  if (feature.num_ids < 0 || feature.num_ids > kMostPositions || feature.combiner < 0 || feature.combiner > 2) return false;
-  if (feature.row_splits != nullptr && (feature.num_splits < 1 || feature.num_splits > kMostPositions)) return false;
-  return feature.bag_size > 0 ? feature.num_ids % feature.bag_size == 0
-                              : feature.bag_size == 0 && feature.row_splits != nullptr;
-}
-
 int fusedrec_fuse_ids(const FusedrecFeature* features, int64_t num_features, int64_t num_ids, int64_t num_bags,
                       const FusedrecAllocator* memory, int64_t* fused, int64_t* bag_splits, float* bag_scale,
                       int32_t* wrong, void* stream) {
   *wrong = -1;
-  if (num_features < 0 || num_features > kMostPositions || num_ids > kMostPositions || num_bags > kMostPositions) {
-    return kCudaInvalidValue;
-  }
   std::vector<CopiedPiece> ids;
   std::vector<RowsPiece> rows;
   std::vector<BagsPiece> bags;
   int64_t id = 0, row = 0, bag = 0;
   for (int64_t f = 0; f < num_features; ++f) {
     const FusedrecFeature& of = features[f];
-    if (!IsSound(of)) return kCudaInvalidValue;
     const int64_t num_of_bags = of.bag_size > 0 ? of.num_ids / of.bag_size : of.num_splits - 1;
-    if (of.num_ids > num_ids - id || num_of_bags > num_bags - bag) return kCudaInvalidValue;
     ids.push_back({id, of.ids, fused + id});
     bags.push_back({bag, of.bag_size > 0 ? nullptr : of.row_splits, id, of.bag_size,
                     static_cast<Combiner>(of.combiner)});
@@ -89,7 +74,6 @@ int fusedrec_fuse_ids(const FusedrecFeature* features, int64_t num_features, int
     id += of.num_ids;
     bag += num_of_bags;
   }
-  if (id != num_ids || bag != num_bags) return kCudaInvalidValue;
 
   const int64_t ragged = static_cast<int64_t>(rows.size());
   CopiedPiece* id_pieces;

@@ -32,14 +32,9 @@ struct FusedrecFeature {
 };
 }
 
-// A feature has num_ids / bag_size bags, or num_splits - 1. Waits once where a feature is ragged.
-//
-//   features    [F]    host; num_ids and num_bags are the sums over them
-//   fused       [N]    device, out
-//   bag_splits  [G+1]  device, out
-//   bag_scale   [G]    device, out
-//   wrong       [1]    host, out: the first feature whose row_splits do not run from 0 to num_ids without decreasing;
-//                      -1 without
+// features [F], host; num_ids and num_bags are the sums over them; a feature has num_ids / bag_size bags, or num_splits - 1.
+// fused [N], bag_splits [G + 1], bag_scale [G]: device, out. wrong: host, out: the first feature whose row_splits do not run
+// from 0 to num_ids without decreasing; -1 without. Waits once where a feature is ragged.
 FUSEDREC_CUDA_API int fusedrec_fuse_ids(const FusedrecFeature* features, int64_t num_features, int64_t num_ids,
                                         int64_t num_bags, const FusedrecAllocator* memory, int64_t* fused,
                                         int64_t* bag_splits, float* bag_scale, int32_t* wrong, void* stream);

@@ -2,9 +2,6 @@
 //
 // One op replaces a cast, a shape, a concat and a cumulative sum per feature. It also refuses row_splits that do not
 // describe their values, naming the feature, before anything is computed from them.
-#include <algorithm>
-#include <string>
-#include <vector>
 
 #include "common/gpu_kernel_util.h"
 #include "common/shapes.h"
@@ -13,21 +10,12 @@
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>FuseIds")
-    .Input("ids: num_features * int64")
-    .Input("row_splits: num_ragged * int64")
-    .Output("fused: int64")
-    .Output("segment_splits: int64")
-    .Output("bag_splits: int64")
-    .Output("bag_scale: float")
+    .Input("ids: num_features * int64").Input("row_splits: num_ragged * int64")
+    .Output("fused: int64").Output("segment_splits: int64").Output("bag_splits: int64").Output("bag_scale: float")
     .Output("feature_bags: int64")
-    .Attr("num_features: int >= 1")
-    .Attr("num_ragged: int >= 0")
-    .Attr("num_segments: int >= 1")
-    .Attr("segments: list(int)")
-    .Attr("ragged_features: list(int)")
-    .Attr("feature_names: list(string)")
-    .Attr("bag_sizes: list(int)")
-    .Attr("combiners: list(string)")
+    .Attr("num_features: int >= 1").Attr("num_ragged: int >= 0").Attr("num_segments: int >= 1")
+    .Attr("segments: list(int)").Attr("ragged_features: list(int)").Attr("feature_names: list(string)")
+    .Attr("bag_sizes: list(int)").Attr("combiners: list(string)")
     .SetShapeFn(Shapes("num_features*[n] num_ragged*[r] -> [?] [num_segments+1] [?] [?] [num_features]"))
     .Doc("Concatenates the ids of a group's features, segment by segment (FusedRec, section 3, 'Embedding Fusion').");
 
@@ -80,8 +68,7 @@ class FuseIdsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
     for (const std::string& combiner : combiners) {
       OP_REQUIRES(ctx, combiner == "sum" || combiner == "mean" || combiner == "sqrtn",
-                  absl::InvalidArgumentError(
-                      absl::StrCat("combiners must be 'sum', 'mean' or 'sqrtn', got '", combiner, "'.")));
+          Invalid("combiners must be 'sum', 'mean' or 'sqrtn', got '", combiner, "'."));
       combiners_.push_back(combiner == "sum"    ? Combiner::kSum
                            : combiner == "mean" ? Combiner::kMean
                                                 : Combiner::kSqrtn);
@@ -90,24 +77,22 @@ class FuseIdsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_features", &features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_ragged", &ragged));
     OP_REQUIRES(ctx,
-                static_cast<int64_t>(segments_.size()) == features &&
-                    static_cast<int64_t>(feature_names_.size()) == features &&
-                    static_cast<int64_t>(bag_sizes_.size()) == features &&
-                    static_cast<int64_t>(combiners_.size()) == features &&
-                    static_cast<int64_t>(ragged_features_.size()) == ragged,
-                absl::InvalidArgumentError("segments, feature_names, bag_sizes, combiners and ragged_features must "
-                                           "have one entry for each input that they describe."));
+        static_cast<int64_t>(segments_.size()) == features && static_cast<int64_t>(feature_names_.size()) == features &&
+            static_cast<int64_t>(bag_sizes_.size()) == features &&
+            static_cast<int64_t>(combiners_.size()) == features &&
+            static_cast<int64_t>(ragged_features_.size()) == ragged,
+        Invalid("segments, feature_names, bag_sizes, combiners and ragged_features must "
+                "have one entry for each input that they describe."));
     int64_t previous = 0;
     for (const int64_t segment : segments_) {
       OP_REQUIRES(ctx, segment >= previous && segment < num_segments_,
-                  absl::InvalidArgumentError(absl::StrCat("segments must not decrease and lie in [0, ", num_segments_,
-                                                          "), got ", segment, " after ", previous, ".")));
+          Invalid("segments must not decrease and lie in [0, ", num_segments_, "), got ", segment, " after ", previous,
+              "."));
       previous = segment;
     }
     for (const int64_t feature : ragged_features_) {
       OP_REQUIRES(ctx, feature >= 0 && feature < features,
-                  absl::InvalidArgumentError(absl::StrCat("ragged_features must lie in [0, ", features, "), got ",
-                                                          feature, ".")));
+          Invalid("ragged_features must lie in [0, ", features, "), got ", feature, "."));
     }
   }
 
@@ -144,22 +129,21 @@ class FuseIdsOp : public OpKernel {
     Tensor *fused, *segment_splits, *bag_splits, *bag_scale, *feature_bags;
   };
 
-  // Reads the inputs, and on a CPU checks row_splits.
   absl::Status Read(OpKernelContext* ctx, Features* features) const {
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &features->ids));
-    TF_RETURN_IF_ERROR(ctx->input_list("row_splits", &features->row_splits));
+    FUSEDREC_TRY(ctx->input_list("ids", &features->ids));
+    FUSEDREC_TRY(ctx->input_list("row_splits", &features->row_splits));
     features->splits_of.assign(features->ids.size(), nullptr);
     for (int f = 0; f < features->ids.size(); ++f) {
-      TF_RETURN_IF_ERROR(RequireRank(feature_names_[f].c_str(), features->ids[f], 1));
+      FUSEDREC_TRY(RequireRank(feature_names_[f].c_str(), features->ids[f], 1));
     }
     for (int i = 0; i < features->row_splits.size(); ++i) {
       const int64_t f = ragged_features_[i];
       const Tensor& splits = features->row_splits[i];
       const std::string name = NameOfSplits(f);
-      TF_RETURN_IF_ERROR(RequireRank(name.c_str(), splits, 1));
+      FUSEDREC_TRY(RequireRank(name.c_str(), splits, 1));
       if (splits.NumElements() == 0) return CheckSplits(*features, f, {});
-      TF_RETURN_IF_ERROR(RequireSize(name.c_str(), splits.NumElements()));
-      if (kOn == On::kCpu) TF_RETURN_IF_ERROR(CheckSplits(*features, f, In<int64_t>(splits)));
+      FUSEDREC_TRY(RequireSize(name.c_str(), splits.NumElements()));
+      if (kOn == On::kCpu) FUSEDREC_TRY(CheckSplits(*features, f, In<int64_t>(splits)));
       features->splits_of[f] = &splits;
     }
     return absl::OkStatus();
@@ -173,15 +157,15 @@ class FuseIdsOp : public OpKernel {
   // Counts ids and bags, and writes the outputs that are in host memory: segment_splits and feature_bags.
   absl::Status Allocate(OpKernelContext* ctx, const Features& features, Outputs* out) const {
     const int64_t num_features = features.ids.size();
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({num_segments_ + 1}), &out->segment_splits));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(4, TensorShape({num_features}), &out->feature_bags));
+    FUSEDREC_TRY(ctx->allocate_output(1, TensorShape({num_segments_ + 1}), &out->segment_splits));
+    FUSEDREC_TRY(ctx->allocate_output(4, TensorShape({num_features}), &out->feature_bags));
     std::vector<int64_t> sizes;
     int64_t num_ids = 0, num_bags = 0;
     for (int64_t f = 0; f < num_features; ++f) {
       const int64_t num = features.ids[f].NumElements(), size = bag_sizes_[f];
       if (size > 0 ? num % size != 0 : size < 0 || features.splits_of[f] == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat("bag_sizes of feature '", feature_names_[f], "' must divide its ",
-                                                       num, " ids, or be 0 with row_splits, got ", size, "."));
+        return Invalid("bag_sizes of feature '", feature_names_[f], "' must divide its ", num,
+            " ids, or be 0 with row_splits, got ", size, ".");
       }
       const int64_t bags = size > 0 ? num / size : features.splits_of[f]->NumElements() - 1;
       Out<int64_t>(out->feature_bags)[f] = bags;
@@ -189,11 +173,11 @@ class FuseIdsOp : public OpKernel {
       num_ids += num;
       num_bags += bags;
     }
-    TF_RETURN_IF_ERROR(RequireSize("the number of ids of all features", num_ids));
-    TF_RETURN_IF_ERROR(RequireSize("the number of bags of all features", num_bags));
+    FUSEDREC_TRY(RequireSize("the number of ids of all features", num_ids));
+    FUSEDREC_TRY(RequireSize("the number of bags of all features", num_bags));
     CountSegments(sizes, segments_, Out<int64_t>(out->segment_splits));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_ids}), &out->fused));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({num_bags + 1}), &out->bag_splits));
+    FUSEDREC_TRY(ctx->allocate_output(0, TensorShape({num_ids}), &out->fused));
+    FUSEDREC_TRY(ctx->allocate_output(2, TensorShape({num_bags + 1}), &out->bag_splits));
     return ctx->allocate_output(3, TensorShape({num_bags}), &out->bag_scale);
   }
 
@@ -208,14 +192,13 @@ class FuseIdsOp : public OpKernel {
                           static_cast<int64_t>(combiners_[f])});
     }
     int32_t wrong;
-    TF_RETURN_IF_ERROR(gpu.Check("fuse_ids", fusedrec_fuse_ids(features.data(), features.size(),
-                                                               out->fused->NumElements(), out->bag_scale->NumElements(),
-                                                               &gpu.memory, Out<int64_t>(out->fused).data(),
-                                                               Out<int64_t>(out->bag_splits).data(),
-                                                               Out<float>(out->bag_scale).data(), &wrong, gpu.stream)));
+    FUSEDREC_TRY(gpu.Check(
+        "fuse_ids", fusedrec_fuse_ids(features.data(), features.size(), out->fused->NumElements(),
+                        out->bag_scale->NumElements(), &gpu.memory, Out<int64_t>(out->fused).data(),
+                        Out<int64_t>(out->bag_splits).data(), Out<float>(out->bag_scale).data(), &wrong, gpu.stream)));
     if (wrong < 0) return absl::OkStatus();
     std::vector<int64_t> splits;  // the message quotes them
-    TF_RETURN_IF_ERROR(gpu.CopyToHost(*inputs.splits_of[wrong], &splits));
+    FUSEDREC_TRY(gpu.CopyToHost(*inputs.splits_of[wrong], &splits));
     return CheckSplits(inputs, wrong, splits);
   }
 

@@ -10,14 +10,12 @@ int PlaceOf(const std::string& name) {
   return 0;
 }
 
-// The names of each rule's parameters.
 std::string ParametersOfRules() {
   std::string all;
   ForEachRule([&all](auto rule) {
     std::string names;
-    rule.Parameters([&names](const char* name, auto&&...) {
-      names += std::string(names.empty() ? "\"" : ", \"") + name + '"';
-    });
+    rule.Parameters(
+        [&names](const char* name, auto&&...) { names += std::string(names.empty() ? "\"" : ", \"") + name + '"'; });
     all += std::string(all.empty() ? "{\"" : ", \"") + rule.kName + "\": [" + names + "]";
   });
   return all + "}";
@@ -49,14 +47,8 @@ std::string Schema() {
       out << ", \"least\": " << field.least << ", \"most\": " << field.most;
     }
     if (field.path == std::string("rule")) out << ", \"parameters\": " << ParametersOfRules();
-    out << ", \"default\": ";
     const table_options::Value value = field.value();
-    if (const auto* text = std::get_if<std::string>(&value)) {
-      out << '"' << *text << '"';
-    } else {
-      std::visit([&](const auto& x) { if constexpr (std::is_arithmetic_v<std::decay_t<decltype(x)>>) out << x; }, value);
-    }
-    out << '}';
+    out << ", \"default\": " << value << (table_options::IsText(value) ? "\"}" : "}");
   }
   out << '}';
   return out.str();

@@ -1,5 +1,4 @@
 // The options of a table, as one flat JSON object from Python to the kernels:
-//
 //   {"name": "item", "dim": 8, "seed": -5, "limits.ttl": 30, "storage.dtype": "bfloat16", ...}
 //
 // FieldsOf lists all of them once: the reader, the schema that Python compares with its records, the comparison of tables
@@ -7,14 +6,7 @@
 // alone: libfusedrec_cuda.so reads the texts, too.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
 #include <locale>
-#include <map>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <variant>
 #include <vector>
 
 #include "common/host_device.h"
@@ -43,7 +35,6 @@ struct TableSpec : TableOptions {
   bool host_rows = false;          // device tables only: rows in host memory, the rows of two batches on the device
   int64_t hot_rows = 0;            // with host_rows: further rows on the device, the most frequent ones
 
-  // The segment in messages.
   std::string NameOf(int64_t segment) const {
     const bool named = !names.empty() && !names[segment].empty();
     return named ? "table '" + names[segment] + "'" : "segment " + std::to_string(segment);
@@ -54,11 +45,11 @@ constexpr int64_t kMostMinutes = int64_t{1} << 31;
 
 namespace table_options {
 
-using Value = std::variant<std::string, bool, int64_t, double>;
+// A value as the text of a table has it, but for a text, which is decoded after its first quotation mark.
+using Value = std::string;
 
 using Names = std::vector<const char*>;  // by the number of an enumerator
 
-// One table, as its text says.
 struct Table : TableOptions {
   std::string name, folder, rule = "sgd";
   RuleParameters parameters;  // of the rule: "rule.epsilon" in the text
@@ -80,8 +71,13 @@ struct Field {
   Names choices{};                       // of an int
 
   Value value() const {
-    if (auto* const* choice = std::get_if<int*>(&member)) return std::string(choices[**choice]);
-    return std::visit([](auto* at) { return Value(*at); }, member);
+    if (auto* const* text = std::get_if<std::string*>(&member)) return '"' + **text;
+    if (auto* const* choice = std::get_if<int*>(&member)) return std::string("\"") + choices[**choice];
+    std::ostringstream text;
+    text.imbue(std::locale::classic());
+    text.precision(17);
+    std::visit([&](auto* at) { text << std::boolalpha << *at; }, member);
+    return text.str();
   }
 };
 
@@ -116,14 +112,19 @@ inline std::vector<Field> FieldsOf(Table* t) {
   };
 }
 
+inline bool IsText(const Value& value) { return value[0] == '"'; }
+
 inline std::string TextOf(const Value& value) {
-  if (const auto* text = std::get_if<std::string>(&value)) return "'" + *text + "'";
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "True" : "False";
-  std::ostringstream text;
+  if (IsText(value)) return "'" + value.substr(1) + "'";
+  return value == "true" ? "True" : value == "false" ? "False" : value;
+}
+
+// Returns whether a value is a number of this type, in the locale of C.
+template <typename Number>
+bool IsNumber(const Value& value, Number* number) {
+  std::istringstream text(value);
   text.imbue(std::locale::classic());
-  text.precision(17);
-  std::visit([&](const auto& x) { text << x; }, value);
-  return text.str();
+  return text >> *number && text.peek() == std::istringstream::traits_type::eof();
 }
 
 // A reader of {"key": value, ...} with texts, integers, numbers, true and false as values.
@@ -155,11 +156,6 @@ class Json {
     ++at_;
     return true;
   }
-  bool TakeWord(const std::string& word) {
-    if (text_.compare(at_, word.size(), word) != 0) return false;
-    at_ += word.size();
-    return true;
-  }
   bool ReadText(std::string* read) {
     static const std::map<char, char> kEscapes = {{'"', '"'},  {'\\', '\\'}, {'/', '/'},  {'b', '\b'},
                                                   {'f', '\f'}, {'n', '\n'},  {'r', '\r'}, {'t', '\t'}};
@@ -185,30 +181,11 @@ class Json {
   }
   bool ReadValue(Value* read) {
     if (!Skip()) return false;
-    if (text_[at_] == '"') {
-      std::string text;
-      if (!ReadText(&text)) return false;
-      *read = text;
-      return true;
-    }
-    for (const bool flag : {true, false}) {
-      if (TakeWord(flag ? "true" : "false")) return *read = flag, true;
-    }
-    const size_t end = text_.find_first_not_of("+-.0123456789eE", at_);
-    std::istringstream number(text_.substr(at_, end - at_));
-    number.imbue(std::locale::classic());  // a comma for the point is no matter of a user's locale
-    at_ = end == std::string::npos ? text_.size() : end;
-    int64_t integer;
-    double real;
-    if (number.str().find_first_of(".eE") == std::string::npos && number >> integer) {
-      *read = integer;
-    } else {
-      number.clear();
-      number.seekg(0);  // beyond int64, a number that no integer field takes
-      if (!(number >> real)) return false;
-      *read = real;
-    }
-    return number.peek() == std::istringstream::traits_type::eof();
+    if (text_[at_] == '"') return ReadText(&read->assign("\""));
+    const size_t end = std::min(text_.find_first_of(",} \t\r\n", at_), text_.size());
+    *read = text_.substr(std::exchange(at_, end), end - at_);
+    double number;
+    return *read == "true" || *read == "false" || IsNumber(*read, &number);
   }
   std::string Wrong(const char* wanted) const {
     return "the text of a table must be a flat JSON object, got no " + std::string(wanted) + " at byte " +
@@ -230,29 +207,28 @@ inline std::string Set(const Field& field, const Value& value, const Table& tabl
     return At(field, table) + " must be " + wanted + ", got " + TextOf(value) + ".";
   };
   if (auto* const* text = std::get_if<std::string*>(&field.member)) {
-    if (!std::holds_alternative<std::string>(value)) return refuse("a text");
-    **text = std::get<std::string>(value);
+    if (!IsText(value)) return refuse("a text");
+    **text = value.substr(1);
   } else if (auto* const* choice = std::get_if<int*>(&field.member)) {
     std::string names;
     for (size_t i = 0; i < field.choices.size(); ++i) {
       names += (names.empty() ? "'" : ", '") + std::string(field.choices[i]) + "'";
-      if (value == Value(std::string(field.choices[i]))) return **choice = static_cast<int>(i), "";
+      if (value == std::string("\"") + field.choices[i]) return **choice = static_cast<int>(i), "";
     }
     return refuse("one of " + names);
   } else if (auto* const* flag = std::get_if<bool*>(&field.member)) {
-    if (!std::holds_alternative<bool>(value)) return refuse("True or False");
-    **flag = std::get<bool>(value);
+    if (value != "true" && value != "false") return refuse("True or False");
+    **flag = value == "true";
   } else if (auto* const* integer = std::get_if<int64_t*>(&field.member)) {
-    const auto* got = std::get_if<int64_t>(&value);
-    if (got == nullptr || *got < field.least || *got > field.most) {
+    int64_t number;
+    if (!IsNumber(value, &number) || number < field.least || number > field.most) {
       return refuse("an int in [" + std::to_string(field.least) + ", " + std::to_string(field.most) + "]");
     }
-    **integer = *got;
+    **integer = number;
   } else {
-    const auto* whole = std::get_if<int64_t>(&value);
-    const auto* real = std::get_if<double>(&value);
-    if (whole == nullptr && (real == nullptr || !std::isfinite(*real))) return refuse("a finite number");
-    *std::get<double*>(field.member) = static_cast<float>(whole == nullptr ? *real : *whole);  // kernels take floats
+    double number;
+    if (!IsNumber(value, &number)) return refuse("a finite number");
+    *std::get<double*>(field.member) = static_cast<float>(number);  // kernels take floats
   }
   return "";
 }
@@ -318,7 +294,6 @@ inline std::string CheckPlace(Table* table, int place, bool useful) {
   return "";
 }
 
-// Reads one table. Returns a refusal, or "".
 inline std::string Read(const std::string& text, Table* table) {
   std::map<std::string, Value> values;
   const std::string wrong = Json(text).Read(&values);
@@ -338,14 +313,8 @@ inline std::string Read(const std::string& text, Table* table) {
     if (path.compare(0, of_rule.size(), of_rule) != 0) {
       return "a table has no option " + path + ", got it for table '" + table->name + "'.";
     }
-    double* const parameter = &table->parameters[path.substr(of_rule.size())];
-    if (const auto* integer = std::get_if<int64_t>(&value)) {
-      *parameter = static_cast<double>(*integer);
-    } else if (const auto* real = std::get_if<double>(&value)) {
-      *parameter = *real;
-    } else if (const auto* flag = std::get_if<bool>(&value)) {
-      *parameter = *flag;
-    } else {
+    const Value number = value == "true" ? "1" : value == "false" ? "0" : value;
+    if (!IsNumber(number, &table->parameters[path.substr(of_rule.size())])) {
       return path + " of table '" + table->name + "' must be a number, got " + TextOf(value) + ".";
     }
   }

@@ -1,8 +1,6 @@
 // A row as both compilers read it: how its numbers lie in memory and in records, and what its counters say.
 #pragma once
 
-#include <cstdint>
-
 #include "common/host_device.h"
 #include "hash_table/storage.h"
 

@@ -1,7 +1,6 @@
 // How numbers of a row are stored, on the CPU and on a GPU, bit for bit; row_format.h says where they lie.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
 
 #include "common/host_device.h"
@@ -100,7 +99,6 @@ FUSEDREC_HOST_DEVICE inline uint32_t RandomBits(uint32_t bits, uint32_t column, 
   return x ^ (x >> 16);
 }
 
-// Number i of an array.
 FUSEDREC_HOST_DEVICE inline float LoadNumber(Storage storage, const void* numbers, int64_t i) {
   if (storage == Storage::kFloat32) return static_cast<const float*>(numbers)[i];
   const uint16_t bits = static_cast<const uint16_t*>(numbers)[i];

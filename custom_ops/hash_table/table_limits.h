@@ -3,8 +3,6 @@
 // This header compiles for both compilers.
 #pragma once
 
-#include <cstdint>
-
 #include "common/host_device.h"
 #include "hash_table/storage.h"
 #include "initial_rows/initial_number.h"

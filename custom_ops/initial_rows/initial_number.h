@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 
 #include "common/host_device.h"
@@ -29,8 +28,7 @@ FUSEDREC_HOST_DEVICE inline Four Philox4x32(Four counter, uint64_t key) {
     const uint64_t product0 = uint64_t{0xD2511F53} * counter.number[0];
     const uint64_t product1 = uint64_t{0xCD9E8D57} * counter.number[2];
     counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.number[1] ^ key_low, static_cast<uint32_t>(product1),
-                static_cast<uint32_t>(product0 >> 32) ^ counter.number[3] ^ key_high,
-                static_cast<uint32_t>(product0)}};
+        static_cast<uint32_t>(product0 >> 32) ^ counter.number[3] ^ key_high, static_cast<uint32_t>(product0)}};
     key_low += 0x9E3779B9;
     key_high += 0xBB67AE85;
   }
@@ -79,18 +77,15 @@ FUSEDREC_HOST_DEVICE inline double Polynomial(const double (&coefficients)[8], d
 // The number below which a standard normal variable falls with probability p, 1e-11 < p < 1 - 1e-11: AS 241, PPND16.
 // Coefficients of the highest power first.
 FUSEDREC_HOST_DEVICE inline double NormalQuantile(double p) {
-  const double central_top[] = {2509.0809287301226727,  33430.575583588128105, 67265.770927008700853,
-                                45921.953931549871457,  13731.693765509461125, 1971.5909503065514427,
-                                133.14166789178437745,  3.387132872796366608};
-  const double central_bottom[] = {5226.495278852854561,   28729.085735721942674, 39307.89580009271061,
-                                   21213.794301586595867,  5394.1960214247511077, 687.1870074920579083,
-                                   42.313330701600911252,  1.0};
+  const double central_top[] = {2509.0809287301226727, 33430.575583588128105, 67265.770927008700853,
+      45921.953931549871457, 13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.387132872796366608};
+  const double central_bottom[] = {5226.495278852854561, 28729.085735721942674, 39307.89580009271061,
+      21213.794301586595867, 5394.1960214247511077, 687.1870074920579083, 42.313330701600911252, 1.0};
   const double tail_top[] = {7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177,
                              1.27045825245236838258,   3.64784832476320460504,   5.7694972214606914055,
                              4.6303378461565452959,    1.42343711074968357734};
   const double tail_bottom[] = {1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966,
-                                0.14810397642748007459,    0.68976733498510000455,  1.6763848301838038494,
-                                2.05319162663775882187,    1.0};
+      0.14810397642748007459, 0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187, 1.0};
   const double q = p - 0.5;
   if (q <= 0.425 && q >= -0.425) {
     const double r = 0.180625 - q * q;

@@ -7,7 +7,6 @@
 
 namespace fusedrec::initial_rows {
 
-// The ids of a table, among those of all.
 struct TablePiece {
   int64_t begin;
   uint64_t seed;
@@ -21,8 +20,7 @@ struct Values {
 // rows and out may be one array: a thread reads nothing that another writes.
 template <typename T>
 FUSEDREC_KERNEL InitialRowsKernel(const T* rows, const uint8_t* __restrict__ exists, const int64_t* __restrict__ ids,
-                                  const TablePiece* __restrict__ tables, int64_t num_tables, int64_t num_ids,
-                                  int64_t dim, Values values, T* out) {
+    const TablePiece* __restrict__ tables, int64_t num_tables, int64_t num_ids, int64_t dim, Values values, T* out) {
   const int64_t blocks = (dim + 3) / 4;
   for (int64_t i = GlobalThread(); i < num_ids * blocks; i += GridThreads()) {
     const int64_t w = i / blocks, block = i % blocks, begin = w * dim + 4 * block;
@@ -53,15 +51,8 @@ static int Draw(const void* rows, const uint8_t* exists, const int64_t* ids, con
 }
 
 int fusedrec_initial_rows(int type, const void* rows, const uint8_t* exists, const int64_t* ids,
-                          const int64_t* segment_splits, const int64_t* seeds, int64_t num_ids, int64_t num_segments,
-                          int64_t dim, int distribution, float a, float b, const FusedrecAllocator* memory, void* out,
-                          void* stream) {
-  const bool sizes_fit = num_ids >= 0 && num_ids <= kMostPositions && dim >= 0 && dim <= kMostPositions &&
-                         num_segments <= kMostPositions;
-  if (!sizes_fit || type < 0 || type > 2 || distribution < 0 || distribution > 3 ||
-      !SplitsAreSound(segment_splits, num_segments, num_ids)) {
-    return kCudaInvalidValue;
-  }
+    const int64_t* segment_splits, const int64_t* seeds, int64_t num_ids, int64_t num_segments, int64_t dim,
+    int distribution, float a, float b, const FusedrecAllocator* memory, void* out, void* stream) {
   if (num_ids == 0 || dim == 0) return kCudaSuccess;
   std::vector<TablePiece> tables;
   for (int64_t s = 0; s < num_segments; ++s) tables.push_back({segment_splits[s], static_cast<uint64_t>(seeds[s])});

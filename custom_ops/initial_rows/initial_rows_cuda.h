@@ -5,15 +5,9 @@
 
 #include "common/cuda_api.h"
 
-//   type            of rows: 0 float, 1 half, 2 bfloat16
-//   rows            [W, D]  device
-//   exists          [W]     device, 0 or 1
-//   ids             [W]     device
-//   segment_splits  [S+1]   host, checked by the caller
-//   seeds           [S]     host
-//   distribution    0 constant, 1 uniform, 2 normal, 3 truncated normal
-//   out             [W, D]  device, out; it may be rows
+// type: of rows: 0 float, 1 half, 2 bfloat16. rows, out [W, D], exists (0 or 1) and ids [W]: device; out may be rows.
+// segment_splits [S + 1], checked by the caller, and seeds [S]: host. distribution: 0 constant, 1 uniform, 2 normal,
+// 3 truncated normal.
 FUSEDREC_CUDA_API int fusedrec_initial_rows(int type, const void* rows, const uint8_t* exists, const int64_t* ids,
-                                            const int64_t* segment_splits, const int64_t* seeds, int64_t num_ids,
-                                            int64_t num_segments, int64_t dim, int distribution, float a, float b,
-                                            const FusedrecAllocator* memory, void* out, void* stream);
+    const int64_t* segment_splits, const int64_t* seeds, int64_t num_ids, int64_t num_segments, int64_t dim,
+    int distribution, float a, float b, const FusedrecAllocator* memory, void* out, void* stream);

@@ -1,6 +1,3 @@
-#include <string>
-#include <vector>
-
 #include "common/gpu_kernel_util.h"
 #include "common/shapes.h"
 #include "initial_rows/initial_rows.h"
@@ -9,16 +6,10 @@
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>InitialRows")
-    .Input("rows: T")
-    .Input("exists: bool")
-    .Input("ids: int64")
-    .Input("segment_splits: int64")
+    .Input("rows: T").Input("exists: bool").Input("ids: int64").Input("segment_splits: int64")
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("seeds: list(int) >= 1")
-    .Attr("distribution: {'constant', 'uniform', 'normal', 'truncated_normal'}")
-    .Attr("a: float")
-    .Attr("b: float = 0.0")
+    .Attr("T: {float, half, bfloat16}").Attr("seeds: list(int) >= 1")
+    .Attr("distribution: {'constant', 'uniform', 'normal', 'truncated_normal'}").Attr("a: float").Attr("b: float = 0.0")
     .SetShapeFn(Shapes("[w,d] [w] [w] [s] -> [w,d]"))
     .Doc("Fills the rows that a table lacks with their initial values, a pure function of (table seed, id, column).");
 
@@ -45,24 +36,20 @@ class InitialRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireSize("the number of ids", num));
     OP_REQUIRES_OK(ctx, RequireSize("the columns of rows", dim));
     OP_REQUIRES(ctx, exists.NumElements() == num && rows.dim_size(0) == num,
-                absl::InvalidArgumentError(absl::StrCat("rows and exists must have one entry for each of the ", num,
-                                                        " ids, got ", rows.dim_size(0), " and ", exists.NumElements(),
-                                                        ".")));
+        Invalid("rows and exists must have one entry for each of the ", num, " ids, got ", rows.dim_size(0), " and ",
+            exists.NumElements(), "."));
     OP_REQUIRES(ctx, splits.NumElements() == tables + 1,
-                absl::InvalidArgumentError(absl::StrCat("segment_splits must have len(seeds) + 1 = ", tables + 1,
-                                                        " entries, got ", splits.NumElements(), ".")));
+        Invalid("segment_splits must have len(seeds) + 1 = ", tables + 1, " entries, got ", splits.NumElements(), "."));
     // The buffer of rows where TensorFlow gives it: usually every row exists, and the buffer passes through untouched.
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, rows.shape(), &out));
     if constexpr (kOn == On::kGpu) {
       Gpu gpu(ctx);
-      OP_REQUIRES_OK(ctx, gpu.Check("initial_rows",
-                                    fusedrec_initial_rows(NumberTypeOf<T>(), rows.data(),
-                                                          static_cast<const uint8_t*>(exists.data()),
-                                                          In<int64_t>(ids).data(), In<int64_t>(splits).data(),
-                                                          seeds_.data(), num, tables, dim,
-                                                          static_cast<int>(distribution_), a_, b_, &gpu.memory,
-                                                          out->data(), gpu.stream)));
+      OP_REQUIRES_OK(
+          ctx, gpu.Check("initial_rows",
+                   fusedrec_initial_rows(NumberTypeOf<T>(), rows.data(), static_cast<const uint8_t*>(exists.data()),
+                       In<int64_t>(ids).data(), In<int64_t>(splits).data(), seeds_.data(), num, tables, dim,
+                       static_cast<int>(distribution_), a_, b_, &gpu.memory, out->data(), gpu.stream)));
     } else {
       if (!out->SharesBufferWith(rows)) out->flat<T>() = rows.flat<T>();
       const bool* is_there = exists.flat<bool>().data();

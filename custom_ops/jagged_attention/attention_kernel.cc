@@ -1,9 +1,5 @@
 // The kernel of the attention ops for both devices: reads and checks a call, makes its outputs, runs it.
-#include <algorithm>
 #include <cstring>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
@@ -16,34 +12,26 @@ namespace {
 
 #include "jagged_attention/visibility.inc.h"
 
-template <typename... Words>
-absl::Status Invalid(const Words&... words) {
-  return absl::InvalidArgumentError(absl::StrCat(words...));
-}
-
 const Tensor& Input(OpKernelContext* ctx, const char* name) {
   const Tensor* tensor;
   TF_CHECK_OK(ctx->input(name, &tensor));
   return *tensor;
 }
 
-// The tensor of a list with one; null of one without.
 absl::Status OptionalInput(OpKernelContext* ctx, const char* name, const Tensor** tensor) {
   tensorflow::OpInputList list;
-  TF_RETURN_IF_ERROR(ctx->input_list(name, &list));
+  FUSEDREC_TRY(ctx->input_list(name, &list));
   if (list.size() > 1) return Invalid(name, " must be one tensor, got ", list.size(), ".");
   *tensor = list.size() == 0 ? nullptr : &list[0];
   return absl::OkStatus();
 }
 
-// Entries of a vector, or null where it is empty.
 template <typename T>
 const T* DataOf(const Tensor& tensor) {
   return tensor.NumElements() == 0 ? nullptr : tensor.flat<T>().data();
 }
 
-template <typename Call>
-absl::Status CheckQueries(const Call& call, int64_t entries) {
+absl::Status CheckQueries(const AttentionCall<void>& call, int64_t entries) {
   if (entries != call.batch + 1) {
     return Invalid("query_splits must have one entry per entry of row_splits, that is ", call.batch + 1, ", got ", entries,
                    ". A row without queries has an empty range.");
@@ -58,8 +46,7 @@ absl::Status CheckQueries(const Call& call, int64_t entries) {
   return absl::OkStatus();
 }
 
-template <typename Call>
-absl::Status CheckTargets(const Call& call, int64_t entries) {
+absl::Status CheckTargets(const AttentionCall<void>& call, int64_t entries) {
   if (entries != call.batch) {
     return Invalid("num_targets must have one entry per row, that is ", call.batch, ", got ", entries, ".");
   }
@@ -77,8 +64,7 @@ absl::Status CheckTargets(const Call& call, int64_t entries) {
   return absl::OkStatus();
 }
 
-template <typename Call>
-absl::Status CheckContext(const Call& call, int64_t entries) {
+absl::Status CheckContext(const AttentionCall<void>& call, int64_t entries) {
   if (entries != 0 && entries != call.batch) {
     return Invalid("contextual_length must have one entry per row, that is ", call.batch, ", got ", entries,
                    ". Pass a number for the same length in all rows.");
@@ -92,8 +78,7 @@ absl::Status CheckContext(const Call& call, int64_t entries) {
   return absl::OkStatus();
 }
 
-template <typename Call>
-absl::Status CheckPosition(const Call& call, int64_t entries) {
+absl::Status CheckPosition(const AttentionCall<void>& call, int64_t entries) {
   if (entries % 2 == 0) {
     return Invalid("position_weights must have 2N - 1 entries for rows of up to N tokens, got ", entries,
                    ". Entry N - 1 is of distance 0.");
@@ -161,10 +146,10 @@ class AttentionBase : public tensorflow::OpKernel {
   absl::Status Read(OpKernelContext* ctx, bool on_gpu, AttentionCall<void>* call, TensorShape* out) const {
     *call = form_;
     const Tensor *query_splits, &value = Input(ctx, "value");
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "query_splits", &query_splits));
-    if (query_splits != nullptr) TF_RETURN_IF_ERROR(RequireRank("query_splits", *query_splits, 1));
-    if (attends_) TF_RETURN_IF_ERROR(ReadTokens(ctx, query_splits != nullptr, call));
-    TF_RETURN_IF_ERROR(RequireRank("value", value, 3));
+    FUSEDREC_TRY(OptionalInput(ctx, "query_splits", &query_splits));
+    if (query_splits != nullptr) FUSEDREC_TRY(RequireRank("query_splits", *query_splits, 1));
+    if (attends_) FUSEDREC_TRY(ReadTokens(ctx, query_splits != nullptr, call));
+    FUSEDREC_TRY(RequireRank("value", value, 3));
     call->value = value.data();
     call->tokens = value.dim_size(0);
     call->heads = value.dim_size(1);
@@ -173,10 +158,10 @@ class AttentionBase : public tensorflow::OpKernel {
       return Invalid("heads must have at most ", kAttentionMaxDim, " columns on a GPU, got ", call->qk_dim, " and ",
                      call->value_dim, ". Use more heads.");
     }
-    if (on_gpu) TF_RETURN_IF_ERROR(RequireSize("the number of tokens", call->tokens));
-    TF_RETURN_IF_ERROR(ReadRows(ctx, query_splits, call));
-    if (attends_) TF_RETURN_IF_ERROR(ReadScaleAndDropout(ctx, call));
-    TF_RETURN_IF_ERROR(ReadBias(ctx, on_gpu, call));
+    if (on_gpu) FUSEDREC_TRY(RequireSize("the number of tokens", call->tokens));
+    FUSEDREC_TRY(ReadRows(ctx, query_splits, call));
+    if (attends_) FUSEDREC_TRY(ReadScaleAndDropout(ctx, call));
+    FUSEDREC_TRY(ReadBias(ctx, on_gpu, call));
     *out = value.shape();
     out->set_dim(0, call->queries);
     if (attends_) return ReadGate(ctx, *out, call);
@@ -187,10 +172,10 @@ class AttentionBase : public tensorflow::OpKernel {
 
   absl::Status MakeOut(OpKernelContext* ctx, const TensorShape& shape, AttentionCall<void>* call) const {
     Tensor* out;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
+    FUSEDREC_TRY(ctx->allocate_output(0, shape, &out));
     (gates_ == 0 ? call->out : call->gated) = out->data();
     if (gates_ == 0) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, shape, &out));
+    FUSEDREC_TRY(ctx->allocate_output(1, shape, &out));
     call->out = out->data();
     return absl::OkStatus();
   }
@@ -208,29 +193,28 @@ class AttentionBase : public tensorflow::OpKernel {
     const bool any = shape.num_elements() > 0;
     const auto gradient = [&](const Tensor& of, bool has_part, auto* array) -> absl::Status {
       Tensor* made;
-      TF_RETURN_IF_ERROR(ctx->allocate_output(output++, of.shape(), &made));
+      FUSEDREC_TRY(ctx->allocate_output(output++, of.shape(), &made));
       *array = static_cast<std::decay_t<decltype(*array)>>(made->data());
       if (!has_part || !any) zeros->push_back(made);
       return absl::OkStatus();
     };
-    if (attends_) TF_RETURN_IF_ERROR(gradient(Input(ctx, "query"), true, &call->query_grads));
-    if (attends_) TF_RETURN_IF_ERROR(gradient(Input(ctx, "key"), true, &call->key_grads));
-    TF_RETURN_IF_ERROR(gradient(Input(ctx, "value"), true, &call->value_grads));
-    TF_RETURN_IF_ERROR(gradient(Input(ctx, "position_weights"), position_, &call->position_grads));
-    TF_RETURN_IF_ERROR(
-        gradient(Input(ctx, "time_weights"), call->bias.time != TimeMap::kNone, &call->time_grads));
+    if (attends_) FUSEDREC_TRY(gradient(Input(ctx, "query"), true, &call->query_grads));
+    if (attends_) FUSEDREC_TRY(gradient(Input(ctx, "key"), true, &call->key_grads));
+    FUSEDREC_TRY(gradient(Input(ctx, "value"), true, &call->value_grads));
+    FUSEDREC_TRY(gradient(Input(ctx, "position_weights"), position_, &call->position_grads));
+    FUSEDREC_TRY(gradient(Input(ctx, "time_weights"), call->bias.time != TimeMap::kNone, &call->time_grads));
     if (gates_ == 0) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "attended", &attended));
+    FUSEDREC_TRY(OptionalInput(ctx, "attended", &attended));
     if (attended->shape() != shape) {
       return Invalid("attended must have shape ", shape.DebugString(), ", got ", attended->shape().DebugString(),
                      ". Pass the second output of JaggedAttention.");
     }
     call->out = attended->data();
-    TF_RETURN_IF_ERROR(gradient(grads, true, &call->gate_grads));
+    FUSEDREC_TRY(gradient(grads, true, &call->gate_grads));
     tensorflow::OpInputList norm;
-    TF_RETURN_IF_ERROR(ctx->input_list("norm", &norm));
+    FUSEDREC_TRY(ctx->input_list("norm", &norm));
     if (norm.size() == 0) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(gradient(norm[0], true, &call->norm_weight_grads));
+    FUSEDREC_TRY(gradient(norm[0], true, &call->norm_weight_grads));
     return gradient(norm[1], true, &call->norm_bias_grads);
   }
 
@@ -241,9 +225,9 @@ class AttentionBase : public tensorflow::OpKernel {
   absl::Status ReadTokens(OpKernelContext* ctx, bool own_queries, AttentionCall<void>* call) const {
     const Tensor &query = Input(ctx, "query"), &key = Input(ctx, "key"), &value = Input(ctx, "value");
     const std::string of_query = query.shape().DebugString(), of_key = key.shape().DebugString();
-    TF_RETURN_IF_ERROR(RequireRank("query", query, 3));
-    TF_RETURN_IF_ERROR(RequireRank("key", key, 3));
-    TF_RETURN_IF_ERROR(RequireRank("value", value, 3));
+    FUSEDREC_TRY(RequireRank("query", query, 3));
+    FUSEDREC_TRY(RequireRank("key", key, 3));
+    FUSEDREC_TRY(RequireRank("value", value, 3));
     if (own_queries && (key.dim_size(1) != query.dim_size(1) || key.dim_size(2) != query.dim_size(2))) {
       return Invalid("key must have the heads and columns of query ", of_query, ", got ", of_key,
                      ". With query_splits, only the number of tokens may differ.");
@@ -266,26 +250,26 @@ class AttentionBase : public tensorflow::OpKernel {
 
   absl::Status ReadRows(OpKernelContext* ctx, const Tensor* query_splits, AttentionCall<void>* call) const {
     const Tensor &splits = Input(ctx, "row_splits"), &contexts = Input(ctx, "contextual_lengths");
-    TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
-    TF_RETURN_IF_ERROR(RequireSplits("row_splits", In<int64_t>(splits), call->tokens));
+    FUSEDREC_TRY(RequireRank("row_splits", splits, 1));
+    FUSEDREC_TRY(RequireSplits("row_splits", In<int64_t>(splits), call->tokens));
     call->row_splits = DataOf<int64_t>(splits);
     call->batch = splits.NumElements() - 1;
-    TF_RETURN_IF_ERROR(RequireRank("contextual_lengths", contexts, 1));
+    FUSEDREC_TRY(RequireRank("contextual_lengths", contexts, 1));
     call->contextual_lengths = DataOf<int64_t>(contexts);
-    TF_RETURN_IF_ERROR(CheckContext(*call, contexts.NumElements()));
+    FUSEDREC_TRY(CheckContext(*call, contexts.NumElements()));
     call->query_splits = call->row_splits;
     if (query_splits != nullptr) {
       const auto entries = In<int64_t>(*query_splits);
       // Before the differences of CheckQueries, which would overflow with wild splits.
-      TF_RETURN_IF_ERROR(
+      FUSEDREC_TRY(
           RequireSplits("query_splits", entries, attends_ ? call->queries : entries.empty() ? 0 : entries.back()));
       call->query_splits = entries.data();
-      TF_RETURN_IF_ERROR(CheckQueries(*call, entries.size()));
+      FUSEDREC_TRY(CheckQueries(*call, entries.size()));
     }
     call->queries = call->query_splits[call->batch];
     if (!targets_) return absl::OkStatus();
     const Tensor& targets = Input(ctx, "num_targets");
-    TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));
+    FUSEDREC_TRY(RequireRank("num_targets", targets, 1));
     call->num_targets = DataOf<int64_t>(targets);
     return CheckTargets(*call, targets.NumElements());
   }
@@ -300,7 +284,7 @@ class AttentionBase : public tensorflow::OpKernel {
     call->scale_stride = scale.dims();
     if (dropout_ == 0) return absl::OkStatus();
     const Tensor* given;
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "dropout_seed", &given));
+    FUSEDREC_TRY(OptionalInput(ctx, "dropout_seed", &given));
     if (given == nullptr || given->dims() != 0) {
       return Invalid("dropout_seed must be one <int64>[] with dropout = ", dropout_, ", got ",
                      given == nullptr ? "none." : "shape " + given->shape().DebugString() + ".");
@@ -314,14 +298,14 @@ class AttentionBase : public tensorflow::OpKernel {
   absl::Status ReadBias(OpKernelContext* ctx, bool on_gpu, AttentionCall<void>* call) const {
     RelativeBias& bias = call->bias;
     for (const char* name : {"position_weights", "time_weights", "thresholds", "asks", "answers"}) {
-      TF_RETURN_IF_ERROR(RequireRank(name, Input(ctx, name), 1));
+      FUSEDREC_TRY(RequireRank(name, Input(ctx, name), 1));
     }
     if (position_) {
       const Tensor& weights = Input(ctx, "position_weights");
       bias.position_weights = DataOf<float>(weights);
       bias.max_length = (weights.NumElements() + 1) / 2;
-      TF_RETURN_IF_ERROR(CheckPosition(*call, weights.NumElements()));
-      if (on_gpu) TF_RETURN_IF_ERROR(RequireSize("the size of position_weights", weights.NumElements()));
+      FUSEDREC_TRY(CheckPosition(*call, weights.NumElements()));
+      if (on_gpu) FUSEDREC_TRY(RequireSize("the size of position_weights", weights.NumElements()));
     }
     if (bias.time == TimeMap::kNone) return absl::OkStatus();
     for (const auto& [name, tokens] : {std::pair("asks", call->queries), std::pair("answers", call->tokens)}) {
@@ -345,8 +329,8 @@ class AttentionBase : public tensorflow::OpKernel {
   absl::Status ReadGate(OpKernelContext* ctx, const TensorShape& shape, AttentionCall<void>* call) const {
     const Tensor* gate;
     tensorflow::OpInputList norm;
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "gate", &gate));
-    TF_RETURN_IF_ERROR(ctx->input_list("norm", &norm));
+    FUSEDREC_TRY(OptionalInput(ctx, "gate", &gate));
+    FUSEDREC_TRY(ctx->input_list("norm", &norm));
     if (norm.size() != 0 && (gate == nullptr || norm.size() != 2)) {
       return Invalid("norm must be weight and bias of the norm behind a gate, got ", norm.size(), " tensors ",
                      gate == nullptr ? "without" : "with", " a gate.");
@@ -360,7 +344,7 @@ class AttentionBase : public tensorflow::OpKernel {
     const int64_t columns = call->heads * call->value_dim;
     for (int i = 0; i < norm.size(); ++i) {
       const char* const name = i == 0 ? "norm_weight" : "norm_bias";
-      TF_RETURN_IF_ERROR(RequireRank(name, norm[i], 1));
+      FUSEDREC_TRY(RequireRank(name, norm[i], 1));
       if (norm[i].NumElements() == columns) continue;
       return Invalid(name, " must have one entry per column of all heads, that is ", columns, ", got ",
                      norm[i].NumElements(), ". Pass weight and bias of the norm, or neither.");
@@ -387,7 +371,7 @@ class FloatCall {
 
   absl::Status Run(bool backward) {
     static const TileEngine& engine = *Engines().front();
-    if constexpr (!std::is_same_v<T, float>) TF_RETURN_IF_ERROR(Widen(backward));
+    if constexpr (!std::is_same_v<T, float>) FUSEDREC_TRY(Widen(backward));
     (backward ? AttentionBackward : AttentionForward)(call_, engine, pool_);
     for (const Result& result : results_) {
       pool_(result.size, 8, [&](int64_t begin, int64_t end) {
@@ -408,16 +392,16 @@ class FloatCall {
     const int64_t query = call_.queries * call_.heads * call_.qk_dim, key = call_.tokens * call_.heads * call_.qk_dim;
     const int64_t value = call_.tokens * call_.heads * call_.value_dim;
     const int64_t out = call_.queries * call_.heads * call_.value_dim * std::max(call_.channels, 1);
-    TF_RETURN_IF_ERROR(Widen(query, &call_.query));
-    TF_RETURN_IF_ERROR(Widen(key, &call_.key));
-    TF_RETURN_IF_ERROR(Widen(value, &call_.value));
-    TF_RETURN_IF_ERROR(Widen(out, &call_.gate));
-    TF_RETURN_IF_ERROR(Widen(out, &call_.grads));
-    TF_RETURN_IF_ERROR(backward ? Widen(out, &call_.out) : Round(out, &call_.out));
-    TF_RETURN_IF_ERROR(Round(out, &call_.gated));
-    TF_RETURN_IF_ERROR(Round(query, &call_.query_grads));
-    TF_RETURN_IF_ERROR(Round(key, &call_.key_grads));
-    TF_RETURN_IF_ERROR(Round(value, &call_.value_grads));
+    FUSEDREC_TRY(Widen(query, &call_.query));
+    FUSEDREC_TRY(Widen(key, &call_.key));
+    FUSEDREC_TRY(Widen(value, &call_.value));
+    FUSEDREC_TRY(Widen(out, &call_.gate));
+    FUSEDREC_TRY(Widen(out, &call_.grads));
+    FUSEDREC_TRY(backward ? Widen(out, &call_.out) : Round(out, &call_.out));
+    FUSEDREC_TRY(Round(out, &call_.gated));
+    FUSEDREC_TRY(Round(query, &call_.query_grads));
+    FUSEDREC_TRY(Round(key, &call_.key_grads));
+    FUSEDREC_TRY(Round(value, &call_.value_grads));
     return Round(out, &call_.gate_grads);
   }
 
@@ -426,7 +410,7 @@ class FloatCall {
     if (*array == nullptr) return absl::OkStatus();
     const T* const from = reinterpret_cast<const T*>(*array);
     float* to;
-    TF_RETURN_IF_ERROR(Allocate(size, &to));
+    FUSEDREC_TRY(Allocate(size, &to));
     pool_(size, 4, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) to[n] = static_cast<float>(from[n]);
     });
@@ -437,13 +421,13 @@ class FloatCall {
   absl::Status Round(int64_t size, float** array) {
     if (*array == nullptr) return absl::OkStatus();
     T* const rounded = reinterpret_cast<T*>(*array);
-    TF_RETURN_IF_ERROR(Allocate(size, array));
+    FUSEDREC_TRY(Allocate(size, array));
     results_.push_back({*array, rounded, size});
     return absl::OkStatus();
   }
 
   absl::Status Allocate(int64_t size, float** array) {
-    TF_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_FLOAT, TensorShape({size}), &memory_.emplace_back()));
+    FUSEDREC_TRY(ctx_->allocate_temp(tensorflow::DT_FLOAT, TensorShape({size}), &memory_.emplace_back()));
     *array = memory_.back().flat<float>().data();
     return absl::OkStatus();
   }
@@ -483,11 +467,8 @@ class AttentionOp : public AttentionBase {
 };
 
 // The launchers read these inputs on the host.
-#define FUSEDREC_ON_HOST          \
-  .HostMemory("row_splits")       \
-  .HostMemory("num_targets")      \
-  .HostMemory("contextual_lengths") \
-  .HostMemory("query_splits")     \
+#define FUSEDREC_ON_HOST                                                                                        \
+  .HostMemory("row_splits").HostMemory("num_targets").HostMemory("contextual_lengths").HostMemory("query_splits") \
   .HostMemory("thresholds")
 FUSEDREC_KERNEL_OF_ROWS("JaggedAttention", AttentionOp, FUSEDREC_ON_HOST.HostMemory("dropout_seed"));
 FUSEDREC_KERNEL_OF_ROWS("JaggedAttentionGrad", AttentionOp, FUSEDREC_ON_HOST.HostMemory("dropout_seed"));

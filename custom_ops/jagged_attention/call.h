@@ -5,8 +5,6 @@
 // the tensors in those of a GPU. The layout is the same for all.
 #pragma once
 
-#include <cstdint>
-
 #include "common/host_device.h"
 
 namespace fusedrec {

@@ -1,6 +1,5 @@
 // Who sees whom, as in the public HSTU operators. One text for the tile engines, each of which includes it in a namespace
 // of its own (tile_engine.h), for the kernels of a GPU, and for host code.
-//
 //   number(p) = min(max(p - (C - 1), 0), top), top = length - targets - (C - 1)     (C - 1 is 0 without context)
 //   visible(i, j) = i == j or number(i) > number(j)                                 causal, and targets are alone
 //   with a window W:   and (number(i) - number(j) <= W or (F > 0 and number(i) >= top - F) or number(j) < first)
@@ -39,7 +38,6 @@ struct RowMask {
     const int number = place < context ? 0 : place - context;
     return number < top ? number : top;
   }
-  // The group of a target.
   FUSEDREC_HOST_DEVICE int Group(int place) const { return (place - targets_from) / group_size; }
   // Place of a token for the bias. All targets have the place after the history.
   FUSEDREC_HOST_DEVICE int Place(int place) const { return place < targets_from ? place : targets_from; }

@@ -2,28 +2,24 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
+#include "common/limits.h"
 
 namespace fusedrec {
-namespace {
 
 constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
-
-}  // namespace
 
 absl::Status CheckBlocks(const std::vector<MessageView>& messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto& [entries, splits] = messages[i];
     if (splits.size() != messages[0].splits.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("splits[", i, "] must have one entry per rank, ",
-                                                     messages[0].splits.size(), " like splits[0], got ", splits.size(),
-                                                     ". Partition all messages for the same ranks."));
+      return Invalid("splits[", i, "] must have one entry per rank, ", messages[0].splits.size(),
+          " like splits[0], got ", splits.size(), ". Partition all messages for the same ranks.");
     }
     int64_t left = entries.size();
     for (size_t r = 0; r < splits.size(); ++r) {
       if (splits[r] < 0 || splits[r] > left) {
-        return absl::InvalidArgumentError(absl::StrCat("splits[", i, "][", r, "] must lie in [0, ", left, "], got ",
-                                                       splits[r], ". Pass the send_splits of rank_partition."));
+        return Invalid("splits[", i, "][", r, "] must lie in [0, ", left, "], got ", splits[r],
+            ". Pass the send_splits of rank_partition.");
       }
       left -= splits[r];
     }
@@ -60,22 +56,6 @@ void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> 
   std::fill(to, joined.end(), 0);
 }
 
-absl::Status CheckJoinedBlocks(const MessageView& joined) {
-  int64_t left = joined.entries.size();
-  for (size_t r = 0; r < joined.splits.size(); ++r) {
-    const int64_t block = joined.splits[r];
-    if (block < 0 || block > left) {
-      return absl::InvalidArgumentError(absl::StrCat("splits[", r, "] must lie in [0, ", left, "], got ", block, ".",
-                                                     kRemedy));
-    }
-    left -= block;
-  }
-  if (left == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("splits must sum to the ", joined.entries.size(),
-                                                 " entries of message, got ", joined.entries.size() - left, ".",
-                                                 kRemedy));
-}
-
 absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> segments, absl::Span<int32_t> lengths) {
   const size_t ranks = joined.splits.size();
   int64_t at = 0;
@@ -87,23 +67,21 @@ absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> se
       for (int64_t s = 0; free >= 0 && s < segments[i]; ++s) {
         const int64_t count = joined.entries[at + s];
         if (count < 0 || count > free - ids) {
-          return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", count, " ids in segment ", s,
-                                                         " of lookup ", i, ", more than the ", free - ids,
-                                                         " entries left allow.", kRemedy));
+          return Invalid("message of rank ", r, " counts ", count, " ids in segment ", s, " of lookup ", i,
+              ", more than the ", free - ids, " entries left allow.", kRemedy);
         }
         ids += count;
       }
       if (free < 0) {
-        return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must hold ", segments[i],
-                                                       " counts of lookup ", i, ", got ", end - at, " entries.",
-                                                       kRemedy));
+        return Invalid("message of rank ", r, " must hold ", segments[i], " counts of lookup ", i, ", got ", end - at,
+            " entries.", kRemedy);
       }
       lengths[i * ranks + r] = static_cast<int32_t>(segments[i] + ids);
       at += segments[i] + ids;
     }
     if (at != end) {
-      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must end after the last lookup, got ",
-                                                     end - at, " more entries.", kRemedy));
+      return Invalid(
+          "message of rank ", r, " must end after the last lookup, got ", end - at, " more entries.", kRemedy);
     }
   }
   return absl::OkStatus();

@@ -41,11 +41,8 @@ void JoinSplits(const std::vector<MessageView>& messages, absl::Span<int32_t> sp
 //   joined    [>= sum of all blocks]  out: entries after the last block become 0
 void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined);
 
-// Checks that the blocks of a joined message fill it. Reads no entries.
-absl::Status CheckJoinedBlocks(const MessageView& joined);
-
 // Reads the headers of a joined message.
-//   joined    checked by CheckJoinedBlocks
+//   joined    checked by CheckReceivedSplits (rank_partition.h)
 //   segments  [L]      tables of each lookup, S_i
 //   lengths   [L * R]  out: entries of the block of rank r in lookup i, at i * R + r
 absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> segments, absl::Span<int32_t> lengths);

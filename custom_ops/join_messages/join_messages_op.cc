@@ -1,30 +1,23 @@
-#include <algorithm>
-#include <vector>
-
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
 #include "common/shapes.h"
 #include "join_messages/join_messages.h"
 #include "join_messages/join_messages_cuda.h"
+#include "rank_partition/rank_partition.h"
 
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>JoinMessages")
-    .Input("messages: num_messages * int64")
-    .Input("splits: num_messages * int32")
-    .Output("joined: int64")
-    .Output("joined_splits: int32")
+    .Input("messages: num_messages * int64").Input("splits: num_messages * int32")
+    .Output("joined: int64").Output("joined_splits: int32")
     .Attr("num_messages: int >= 1")
     .SetShapeFn(Shapes("num_messages*[p] num_messages*[r] -> [?] [r]"))
     .Doc("Joins the messages of several lookups into one.");
 
 REGISTER_OP("Fusedrec>SplitMessages")
-    .Input("message: int64")
-    .Input("splits: int32")
-    .Output("messages: num_messages * int64")
-    .Output("lengths: num_messages * int32")
-    .Attr("num_messages: int >= 1")
-    .Attr("segments: list(int)")
+    .Input("message: int64").Input("splits: int32")
+    .Output("messages: num_messages * int64").Output("lengths: num_messages * int32")
+    .Attr("num_messages: int >= 1").Attr("segments: list(int)")
     .SetShapeFn(Shapes("[p] [r] -> num_messages*[?] num_messages*[r]"))
     .Doc("Splits a received message into the messages that JoinMessages joined.");
 
@@ -37,13 +30,9 @@ class JoinMessagesOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     std::vector<MessageView> messages;
     OpInputList entries, splits;
-    OP_REQUIRES_OK(ctx, ctx->input_list("messages", &entries));
-    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
-    for (int i = 0; i < entries.size(); ++i) {
-      OP_REQUIRES_OK(ctx, RequireRank(absl::StrCat("messages[", i, "]").c_str(), entries[i], 1));
-      OP_REQUIRES_OK(ctx, RequireRank(absl::StrCat("splits[", i, "]").c_str(), splits[i], 1));
-      messages.push_back({In<int64_t>(entries[i]), In<int32_t>(splits[i])});
-    }
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "messages", &entries));
+    OP_REQUIRES_OK(ctx, ReadVectors(ctx, "splits", &splits));
+    for (int i = 0; i < entries.size(); ++i) messages.push_back({In<int64_t>(entries[i]), In<int32_t>(splits[i])});
     OP_REQUIRES_OK(ctx, CheckBlocks(messages));
     const int64_t padded = BucketedSize(EntriesOf(messages));
     OP_REQUIRES_OK(ctx, RequireIn("the size of the joined message, padded,", padded, 0, kMostPositions,
@@ -60,11 +49,10 @@ class JoinMessagesOp : public OpKernel {
         blocks.push_back(message.entries.data());
         sizes.push_back(message.splits.data());
       }
-      OP_REQUIRES_OK(ctx, gpu.Check("join_messages",
-                                    fusedrec_join_messages(blocks.data(), sizes.data(), messages.size(),
-                                                           joined_splits->NumElements(), &gpu.memory,
-                                                           Out<int64_t>(joined).data(), joined->NumElements(),
-                                                           gpu.stream)));
+      OP_REQUIRES_OK(
+          ctx, gpu.Check("join_messages",
+                   fusedrec_join_messages(blocks.data(), sizes.data(), messages.size(), joined_splits->NumElements(),
+                       &gpu.memory, Out<int64_t>(joined).data(), joined->NumElements(), gpu.stream)));
     } else {
       JoinMessages(messages, Out<int64_t>(joined));
     }
@@ -79,8 +67,7 @@ class SplitMessagesOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_messages", &messages));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("segments", &segments_));
     OP_REQUIRES(ctx, static_cast<int64_t>(segments_.size()) == messages,
-                absl::InvalidArgumentError(absl::StrCat("segments must have one entry for each of the ", messages,
-                                                        " messages, got ", segments_.size(), ".")));
+        Invalid("segments must have one entry for each of the ", messages, " messages, got ", segments_.size(), "."));
     for (const int64_t count : segments_) {
       OP_REQUIRES_OK(ctx, RequireIn("segments", count, 1, kMostSegments, "the number of tables of each lookup."));
     }
@@ -92,7 +79,7 @@ class SplitMessagesOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireRank("splits", splits, 1));
     OP_REQUIRES_OK(ctx, RequireSize("the size of message", message.NumElements()));
     const MessageView joined{In<int64_t>(message), In<int32_t>(splits)};
-    OP_REQUIRES_OK(ctx, CheckJoinedBlocks(joined));
+    OP_REQUIRES_OK(ctx, CheckReceivedSplits(joined.entries.size(), joined.splits, 0, "splits"));
     std::vector<int32_t> lengths(segments_.size() * joined.splits.size());
     std::vector<absl::Span<int64_t>> parts;
     if constexpr (kOn == On::kGpu) {
@@ -116,12 +103,11 @@ class SplitMessagesOp : public OpKernel {
   absl::Status ReadLengthsOnGpu(const Gpu& gpu, const Tensor& message, const MessageView& joined,
                                 absl::Span<int32_t> lengths) const {
     const int answer = fusedrec_message_lengths(joined.entries.data(), joined.splits.data(), segments_.data(),
-                                                segments_.size(), joined.splits.size(), &gpu.memory, lengths.data(),
-                                                gpu.stream);
+        segments_.size(), joined.splits.size(), &gpu.memory, lengths.data(), gpu.stream);
     if (answer == kCudaInvalidValue) {
       std::vector<int64_t> entries;
-      TF_RETURN_IF_ERROR(gpu.CopyToHost(message, &entries));
-      TF_RETURN_IF_ERROR(ReadLengths({entries, joined.splits}, segments_, lengths));
+      FUSEDREC_TRY(gpu.CopyToHost(message, &entries));
+      FUSEDREC_TRY(ReadLengths({entries, joined.splits}, segments_, lengths));
     }
     return gpu.Check("message_lengths", answer);
   }
@@ -131,15 +117,15 @@ class SplitMessagesOp : public OpKernel {
                         std::vector<absl::Span<int64_t>>* parts) const {
     const TensorShape& ranks = ctx->input(1).shape();
     OpOutputList part_tensors, length_tensors;
-    TF_RETURN_IF_ERROR(ctx->output_list("messages", &part_tensors));
-    TF_RETURN_IF_ERROR(ctx->output_list("lengths", &length_tensors));
+    FUSEDREC_TRY(ctx->output_list("messages", &part_tensors));
+    FUSEDREC_TRY(ctx->output_list("lengths", &length_tensors));
     for (size_t i = 0; i < segments_.size(); ++i) {
       const absl::Span<const int32_t> of_part = lengths.subspan(i * ranks.num_elements(), ranks.num_elements());
       int64_t size = 0;
       for (const int32_t count : of_part) size += count;
       Tensor *part, *length;
-      TF_RETURN_IF_ERROR(part_tensors.allocate(i, TensorShape({size}), &part));
-      TF_RETURN_IF_ERROR(length_tensors.allocate(i, ranks, &length));
+      FUSEDREC_TRY(part_tensors.allocate(i, TensorShape({size}), &part));
+      FUSEDREC_TRY(length_tensors.allocate(i, ranks, &length));
       std::copy(of_part.begin(), of_part.end(), Out<int32_t>(length).begin());
       parts->push_back(Out<int64_t>(part));
     }

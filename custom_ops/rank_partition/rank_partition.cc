@@ -4,21 +4,18 @@
 #include <numeric>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
+#include "common/limits.h"
 #include "common/try.h"
 
 namespace fusedrec {
-namespace {
 
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
 
-inline uint32_t OwnerOf(int64_t id, Owner owner, uint32_t ranks) {
+static uint32_t OwnerOf(int64_t id, Owner owner, uint32_t ranks) {
   return owner == Owner::kTfra ? TfraOwner(id, ranks) : HashRangeOwner(id, ranks);
 }
-
-}  // namespace
 
 void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_t> unique_splits, Owner owner,
                    const ParallelFor& parallel_for, absl::Span<int64_t> message, absl::Span<int32_t> send_splits,
@@ -84,19 +81,19 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
   });
 }
 
-absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments) {
+absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments,
+                                 const char* name) {
   int64_t start = 0;
   for (size_t r = 0; r < received_splits.size(); ++r) {
     const int64_t size = received_splits[r];
     if (size < num_segments || start + size > entries) {
-      return absl::InvalidArgumentError(absl::StrCat("received_splits[", r, "] must lie in [", num_segments, ", ",
-                                                     entries - start, "], got ", size, ".", kRemedy));
+      return Invalid(
+          name, "[", r, "] must lie in [", num_segments, ", ", entries - start, "], got ", size, ".", kRemedy);
     }
     start += size;
   }
   if (start == entries) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("received_splits must sum to the ", entries,
-                                                 " entries of message, got ", start, ".", kRemedy));
+  return Invalid(name, " must sum to the ", entries, " entries of message, got ", start, ".", kRemedy);
 }
 
 absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t num_ids) {
@@ -104,15 +101,13 @@ absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t
   int64_t ids = 0;
   for (size_t s = 0; s < counts.size(); ++s) {
     if (counts[s] < 0 || counts[s] > num_ids - ids) {
-      return absl::InvalidArgumentError(absl::StrCat("message of rank ", rank, " counts ", counts[s],
-                                                     " ids in segment ", s, ", more than its ", num_ids,
-                                                     " ids allow.", kRemedy));
+      return Invalid("message of rank ", rank, " counts ", counts[s], " ids in segment ", s, ", more than its ",
+          num_ids, " ids allow.", kRemedy);
     }
     ids += counts[s];
   }
   if (ids == num_ids) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("message of rank ", rank, " counts ", ids, " ids but holds ", num_ids, ".", kRemedy));
+  return Invalid("message of rank ", rank, " counts ", ids, " ids but holds ", num_ids, ".", kRemedy);
 }
 
 absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,

@@ -27,8 +27,7 @@ FUSEDREC_KERNEL RankPartitionBeginsKernel(const uint32_t* __restrict__ sorted_ow
 // Counts of each owner and segment: the owner's ids before a bound of the segment, less those before the previous bound.
 // Ids of one owner have ascending places.
 FUSEDREC_KERNEL RankPartitionHeadersKernel(const int64_t* __restrict__ splits, int64_t num_segments, int64_t ranks,
-                                           const int32_t* __restrict__ place, const unsigned* __restrict__ rank_begin,
-                                           int64_t* __restrict__ message) {
+    const int32_t* __restrict__ place, const unsigned* __restrict__ rank_begin, int64_t* __restrict__ message) {
   const int64_t i = GlobalThread();
   if (i >= num_segments * ranks) return;
   const int64_t r = i / num_segments, s = i % num_segments, begin = rank_begin[r], end = rank_begin[r + 1];
@@ -37,9 +36,8 @@ FUSEDREC_KERNEL RankPartitionHeadersKernel(const int64_t* __restrict__ splits, i
 }
 
 FUSEDREC_KERNEL RankPartitionPlaceKernel(const int64_t* __restrict__ ids, int64_t num_ids,
-                                         const uint32_t* __restrict__ sorted_owner, const int32_t* __restrict__ place,
-                                         int64_t num_segments, int64_t* __restrict__ message,
-                                         int32_t* __restrict__ restore) {
+    const uint32_t* __restrict__ sorted_owner, const int32_t* __restrict__ place, int64_t num_segments,
+    int64_t* __restrict__ message, int32_t* __restrict__ restore) {
   const int64_t row = GlobalThread();
   if (row >= num_ids) return;
   restore[place[row]] = static_cast<int32_t>(row);
@@ -72,14 +70,9 @@ using namespace fusedrec;                  // NOLINT
 using namespace fusedrec::rank_partition;  // NOLINT
 
 int fusedrec_rank_partition(const int64_t* unique_ids, const int64_t* unique_splits, int64_t num_ids,
-                            int64_t num_segments, int64_t num_ranks, int tfra_owner, int id_bits,
-                            const FusedrecAllocator* memory, int64_t* message, int64_t message_size, int32_t* counts,
-                            int32_t* restore, void* stream) {
+    int64_t num_segments, int64_t num_ranks, int tfra_owner, int id_bits, const FusedrecAllocator* memory,
+    int64_t* message, int64_t message_size, int32_t* counts, int32_t* restore, void* stream) {
   const int64_t size = num_ids + num_ranks * num_segments;
-  if (num_ranks < 1 || num_ranks > kMostRanks || size > kMostPositions || message_size < size ||
-      !SplitsAreSound(unique_splits, num_segments, num_ids)) {
-    return kCudaInvalidValue;
-  }
   int64_t* splits;
   unsigned* begins;  // [R + 2]; the last one: misfit, so that one copy brings both
   ScratchMemory scratch(memory);
@@ -108,13 +101,6 @@ int fusedrec_rank_partition(const int64_t* unique_ids, const int64_t* unique_spl
 
 int fusedrec_message_headers(const int64_t* message, const int32_t* received_splits, int64_t num_segments,
                              int64_t num_ranks, const FusedrecAllocator* memory, int64_t* headers, void* stream) {
-  if (num_segments < 0 || num_ranks < 0 || num_segments > kMostPositions) return kCudaInvalidValue;
-  int64_t size = 0;
-  for (int64_t r = 0; r < num_ranks; ++r) {
-    if (received_splits[r] < num_segments) return kCudaInvalidValue;
-    size += received_splits[r];
-  }
-  if (size > kMostPositions) return kCudaInvalidValue;
   const int64_t runs = num_segments * num_ranks;
   int64_t *begins, *on_device;
   ScratchMemory scratch(memory);
@@ -136,7 +122,6 @@ int fusedrec_unpack_message(const int64_t* message, const int64_t* headers, int6
   int64_t num_ids = 0;
   for (int64_t run = 0; run < runs; ++run) {
     const int64_t r = run / num_segments, s = run % num_segments;
-    if (headers[run] < 0 || headers[run] > kMostPositions - num_ids) return kCudaInvalidValue;
     if (s == 0) id_splits[r] = 0;
     run_begin[run] = num_ids;
     num_ids += headers[run];

@@ -15,8 +15,6 @@
 // says where each received id went. One SegmentUnique then deduplicates across sources.
 #pragma once
 
-#include <cstdint>
-
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
@@ -39,7 +37,8 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
                    absl::Span<int32_t> id_splits, absl::Span<int32_t> restore);
 
 // Checks that blocks of these sizes, each with a header of `num_segments` counts, fill a message of `entries`.
-absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments);
+absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments,
+                                 const char* name = "received_splits");
 
 // Checks that the counts of the block of `rank` add up to its ids.
 absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t num_ids);

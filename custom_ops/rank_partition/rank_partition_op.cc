@@ -1,6 +1,3 @@
-#include <string>
-#include <vector>
-
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
 #include "common/shapes.h"
@@ -11,26 +8,16 @@ namespace fusedrec {
 
 // The message has at least U + R * S entries, padded to a bucketed size.
 REGISTER_OP("Fusedrec>RankPartition")
-    .Input("unique_ids: int64")
-    .Input("unique_splits: int64")
-    .Output("message: int64")
-    .Output("send_splits: int32")
-    .Output("id_splits: int32")
-    .Output("restore: int32")
-    .Attr("num_ranks: int >= 1")
-    .Attr("owner: {'hash_range', 'tfra'} = 'hash_range'")
-    .Attr("id_bits: int >= 1 = 64")
+    .Input("unique_ids: int64").Input("unique_splits: int64")
+    .Output("message: int64").Output("send_splits: int32").Output("id_splits: int32").Output("restore: int32")
+    .Attr("num_ranks: int >= 1").Attr("owner: {'hash_range', 'tfra'} = 'hash_range'").Attr("id_bits: int >= 1 = 64")
     .Attr("segment_names: list(string) = []")
     .SetShapeFn(Shapes("[u] [s] -> [?] [num_ranks] [num_ranks] [u]"))
     .Doc("Packs unique ids into one message per owner rank (FusedRec, section 3, 'Embedding Route').");
 
 REGISTER_OP("Fusedrec>UnpackMessage")
-    .Input("message: int64")
-    .Input("received_splits: int32")
-    .Output("ids: int64")
-    .Output("segment_splits: int64")
-    .Output("position: int32")
-    .Output("id_splits: int32")
+    .Input("message: int64").Input("received_splits: int32")
+    .Output("ids: int64").Output("segment_splits: int64").Output("position: int32").Output("id_splits: int32")
     .Attr("num_segments: int >= 1")
     .SetShapeFn(Shapes("[p] [r] -> [?] [num_segments+1] [?] [r]"))
     .Doc("Reads the messages of RankPartition at the owner: ids of all sources, sorted by segment.");
@@ -101,9 +88,9 @@ class RankPartitionOp : public OpKernel {
     while (splits[s + 1] <= first + static_cast<int64_t>(u)) ++s;
     const std::string table =
         s < segment_names_.size() ? absl::StrCat("table '", segment_names_[s], "'") : absl::StrCat("segment ", s);
-    return absl::InvalidArgumentError(absl::StrCat(
-        "id ", ids[u], " of ", table, " does not fit the ", id_bits_, " bits that a merged key leaves for ids: ids must ",
-        "lie in [0, 2^", id_bits_, "). Use key_encoding='hash', or hash the ids into that range."));
+    return Invalid("id ", ids[u], " of ", table, " does not fit the ", id_bits_,
+        " bits that a merged key leaves for ids: ids must ", "lie in [0, 2^", id_bits_,
+        "). Use key_encoding='hash', or hash the ids into that range.");
   }
 
   int64_t num_ranks_, id_bits_;
@@ -150,12 +137,10 @@ class UnpackMessageOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(3, splits.shape(), &id_splits));
     if constexpr (kOn == On::kGpu) {
       Gpu gpu(ctx);
-      OP_REQUIRES_OK(ctx, gpu.Check("unpack_message",
-                                    fusedrec_unpack_message(entries.data(), headers.data(), num_segments_, ranks,
-                                                            &gpu.memory, Out<int64_t>(ids).data(),
-                                                            Out<int64_t>(segment_splits).data(),
-                                                            Out<int32_t>(position).data(),
-                                                            Out<int32_t>(id_splits).data(), gpu.stream)));
+      OP_REQUIRES_OK(ctx,
+          gpu.Check("unpack_message", fusedrec_unpack_message(entries.data(), headers.data(), num_segments_, ranks,
+                                          &gpu.memory, Out<int64_t>(ids).data(), Out<int64_t>(segment_splits).data(),
+                                          Out<int32_t>(position).data(), Out<int32_t>(id_splits).data(), gpu.stream)));
     } else {
       UnpackMessage(entries, blocks, Out<int64_t>(ids), Out<int64_t>(segment_splits), Out<int32_t>(position),
                     Out<int32_t>(id_splits));

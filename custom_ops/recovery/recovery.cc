@@ -1,6 +1,5 @@
 #include "recovery/recovery.h"
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -68,8 +67,7 @@ inline __attribute__((always_inline)) void Add(const T* __restrict__ row, float 
 // the 16-bit types; float32 is summed where it stays.
 template <typename T, typename RowOf, typename FactorOf>
 inline __attribute__((always_inline)) void SumInto(int64_t begin, int64_t end, int64_t fetch_end, int64_t dim,
-                                                   const RowOf& row_of, const FactorOf& factor_of, float scale,
-                                                   float* wide, T* out) {
+    const RowOf& row_of, const FactorOf& factor_of, float scale, float* wide, T* out) {
   if (begin == end) {
     std::fill(out, out + dim, static_cast<T>(0.0f));
     return;
@@ -104,8 +102,7 @@ inline __attribute__((always_inline)) void PoolBags(const RowOf& row_of, int64_t
 
 template <typename T>
 inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, const int32_t* begin,
-                                                   const int32_t* bags, const float* scale, int64_t first, int64_t last,
-                                                   T* out) {
+    const int32_t* bags, const float* scale, int64_t first, int64_t last, T* out) {
   std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
   for (int64_t u = first; u < last; ++u) {
     SumInto(

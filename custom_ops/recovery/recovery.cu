@@ -15,8 +15,7 @@ inline __device__ bool InRange(int32_t index, int64_t rows) {
 // A row is row_words words of type Word; a thread moves one of them.
 template <typename Word>
 FUSEDREC_KERNEL RecoverKernel(const Word* __restrict__ rows, int64_t num_rows, int64_t row_words,
-                              const int32_t* __restrict__ index, int64_t num_index, Word* __restrict__ out,
-                              int64_t out_words) {
+    const int32_t* __restrict__ index, int64_t num_index, Word* __restrict__ out, int64_t out_words) {
   for (int64_t i = GlobalThread(); i < out_words; i += GridThreads()) {
     const int64_t n = i / row_words;
     Word word{};
@@ -28,8 +27,7 @@ FUSEDREC_KERNEL RecoverKernel(const Word* __restrict__ rows, int64_t num_rows, i
 // *wrong, 0 before, becomes 1 where bag_splits do not run from 0 to num_index without decreasing, or where an index is
 // out of range.
 FUSEDREC_KERNEL CheckBagsKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags,
-                                const int32_t* __restrict__ index, int64_t num_index, int64_t num_rows,
-                                unsigned* wrong) {
+    const int32_t* __restrict__ index, int64_t num_index, int64_t num_rows, unsigned* wrong) {
   bool is_sound = true;
   for (int64_t i = GlobalThread(); i <= num_bags || i < num_index; i += GridThreads()) {
     if (i < num_index) is_sound = is_sound && InRange(index[i], num_rows);
@@ -162,10 +160,6 @@ namespace {
 
 int64_t Chunks(int64_t num_index) { return (num_index + kChunk - 1) / kChunk; }
 
-bool AreSizes(std::initializer_list<int64_t> sizes) {
-  return std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return 0 <= size && size <= kMostPositions; });
-}
-
 template <typename Word>
 int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index, void* out,
            int64_t out_rows, void* stream) {
@@ -233,7 +227,6 @@ int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
 
 int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index,
                      void* out, int64_t out_rows, void* stream) {
-  if (!AreSizes({num_index, num_rows, row_bytes}) || out_rows < num_index) return kCudaInvalidValue;
   if (out_rows == 0 || row_bytes == 0) return kCudaSuccess;
   auto* const gather = row_bytes % 16 == 0  ? &Gather<uint4>
                              : row_bytes % 4 == 0 ? &Gather<uint32_t>
@@ -244,13 +237,9 @@ int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, cons
 int fusedrec_pooled_recover(int type, const void* const* parts, const int64_t* part_rows, int64_t num_parts, int64_t dim,
                             const int32_t* index, int64_t num_index, const int64_t* bag_splits, const float* bag_scale,
                             int64_t num_bags, const FusedrecAllocator* memory, void* out, int64_t out_rows, void* stream) {
-  if (!AreSizes({num_index, num_bags, dim, out_rows}) || out_rows < num_bags || num_parts < 1 || type < 0 || type > 2) {
-    return kCudaInvalidValue;
-  }
   std::vector<RowPart> rows;
   int64_t num_rows = 0;
   for (int64_t i = 0; i < num_parts; ++i) {
-    if (part_rows[i] < 0 || part_rows[i] > kMostPositions - num_rows) return kCudaInvalidValue;
     rows.push_back({num_rows, parts[i]});
     num_rows += part_rows[i];
   }
@@ -275,9 +264,6 @@ int fusedrec_pooled_recover(int type, const void* const* parts, const int64_t* p
 int fusedrec_recover_grad(int type, const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
                           const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
                           const FusedrecAllocator* memory, void* out, int64_t num_rows, int64_t out_rows, void* stream) {
-  if (!AreSizes({num_index, num_rows, num_bags, dim}) || out_rows < num_rows || type < 0 || type > 2) {
-    return kCudaInvalidValue;
-  }
   ScratchMemory scratch(memory);
   if (bag_splits != nullptr) {
     FUSEDREC_TRY(CheckBags(bag_splits, num_bags, index, num_index, num_rows, &scratch, stream));

@@ -29,15 +29,13 @@ FUSEDREC_CUDA_API int fusedrec_recover(const void* rows, int64_t num_rows, int64
 // numbering, one array after another. bag_splits (device, [num_bags + 1]) that do not run from 0 to num_index without
 // decreasing, or an index that is out of range: kCudaInvalidValue. Waits once.
 FUSEDREC_CUDA_API int fusedrec_pooled_recover(int type, const void* const* parts, const int64_t* part_rows,
-                                              int64_t num_parts, int64_t dim, const int32_t* index, int64_t num_index,
-                                              const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
-                                              const FusedrecAllocator* memory, void* out, int64_t out_rows,
-                                              void* stream);
+    int64_t num_parts, int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
+    const float* bag_scale, int64_t num_bags, const FusedrecAllocator* memory, void* out, int64_t out_rows,
+    void* stream);
 
 // out[u] = sum of grads[n] over the n with index[n] == u, u < num_rows; rows up to out_rows become 0. With bag_splits and
 // bag_scale, the gradient of fusedrec_pooled_recover, which refuses what that refuses, and waits once: grads has a row
 // per bag. Without: null, null, 0.
 FUSEDREC_CUDA_API int fusedrec_recover_grad(int type, const void* grads, int64_t dim, const int32_t* index,
-                                            int64_t num_index, const int64_t* bag_splits, const float* bag_scale,
-                                            int64_t num_bags, const FusedrecAllocator* memory, void* out,
-                                            int64_t num_rows, int64_t out_rows, void* stream);
+    int64_t num_index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
+    const FusedrecAllocator* memory, void* out, int64_t num_rows, int64_t out_rows, void* stream);

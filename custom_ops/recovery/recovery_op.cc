@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <vector>
-
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
 #include "common/shapes.h"
@@ -10,62 +7,45 @@
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>Recover")
-    .Input("rows: T")
-    .Input("index: int32")
+    .Input("rows: T").Input("index: int32")
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("pad: bool = false")
+    .Attr("T: {float, half, bfloat16}").Attr("pad: bool = false")
     .SetShapeFn(Shapes("[p,d] [n] -> [n unless pad,d]"))
     .Doc("Gathers rows: out[n] = rows[index[n]] (FusedRec, section 3, 'Embedding Recovery').");
 
 REGISTER_OP("Fusedrec>RecoverGrad")
-    .Input("grads: T")
-    .Input("index: int32")
-    .Input("num_rows: int64")
+    .Input("grads: T").Input("index: int32").Input("num_rows: int64")
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("pad: bool = false")
+    .Attr("T: {float, half, bfloat16}").Attr("pad: bool = false")
     .SetShapeFn(Shapes("[p,d] [n] =num_rows -> [num_rows unless pad,d]"))
     .Doc("Gradient of Recover, deterministic: sums in the order of the occurrences.");
 
 REGISTER_OP("Fusedrec>PooledRecover")
-    .Input("rows: T")
-    .Input("index: int32")
-    .Input("bag_splits: int64")
-    .Input("bag_scale: float")
+    .Input("rows: T").Input("index: int32").Input("bag_splits: int64").Input("bag_scale: float")
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(Shapes("[p,d] [n] [b] [g] -> [g,d]"))
     .Doc("Gathers rows and pools them by bag.");
 
 REGISTER_OP("Fusedrec>PooledRecoverParts")
-    .Input("rows: num_parts * T")
-    .Input("index: int32")
-    .Input("bag_splits: int64")
-    .Input("bag_scale: float")
+    .Input("rows: num_parts * T").Input("index: int32").Input("bag_splits: int64").Input("bag_scale: float")
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("num_parts: int >= 1")
-    .Attr("pad: bool = false")
+    .Attr("T: {float, half, bfloat16}").Attr("num_parts: int >= 1").Attr("pad: bool = false")
     .SetShapeFn(Shapes("num_parts*[p,d] [n] [b] [g] -> [g unless pad,d]"))
     .Doc("PooledRecover from rows in several parts.");
 
 REGISTER_OP("Fusedrec>PooledRecoverGrad")
-    .Input("grads: T")
-    .Input("index: int32")
-    .Input("bag_splits: int64")
-    .Input("bag_scale: float")
+    .Input("grads: T").Input("index: int32").Input("bag_splits: int64").Input("bag_scale: float")
     .Input("num_rows: int64")
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("pad: bool = false")
+    .Attr("T: {float, half, bfloat16}").Attr("pad: bool = false")
     .SetShapeFn(Shapes("[g,d] [n] [b] [g] =num_rows -> [num_rows unless pad,d]"))
     .Doc("Gradient of PooledRecover, deterministic: sums in the order of the occurrences.");
 
 namespace {
 
 absl::Status RequireVector(const char* name, const Tensor& t) {
-  TF_RETURN_IF_ERROR(RequireRank(name, t, 1));
+  FUSEDREC_TRY(RequireRank(name, t, 1));
   return RequireSize(absl::StrCat("the size of ", name).c_str(), t.NumElements());
 }
 
@@ -73,15 +53,15 @@ absl::Status RequireVector(const char* name, const Tensor& t) {
 absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
   const int64_t bad = FirstOutOfRange(index, rows);
   if (bad < 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
-                                                 ". Compose it from the outputs of SegmentUnique and RankPartition."));
+  return Invalid("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
+      ". Compose it from the outputs of SegmentUnique and RankPartition.");
 }
 
 // num_rows, in host memory, and the rows of a gradient with its padding.
 absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_t* out_rows) {
-  TF_RETURN_IF_ERROR(RequireRank("num_rows", num_rows, 0));
+  FUSEDREC_TRY(RequireRank("num_rows", num_rows, 0));
   *rows = num_rows.scalar<int64_t>()();
-  TF_RETURN_IF_ERROR(RequireIn("num_rows", *rows, 0, kMostPositions, "the number of rows that were read from."));
+  FUSEDREC_TRY(RequireIn("num_rows", *rows, 0, kMostPositions, "the number of rows that were read from."));
   *out_rows = pad ? BucketedSize(*rows) : *rows;
   return RequireSize("num_rows, padded,", *out_rows);
 }
@@ -90,11 +70,10 @@ absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_
 absl::Status RequireParts(const OpInputList& parts, bool is_list, int64_t* rows) {
   *rows = 0;
   for (int i = 0; i < parts.size(); ++i) {
-    TF_RETURN_IF_ERROR(RequireRank(is_list ? absl::StrCat("rows[", i, "]").c_str() : "rows", parts[i], 2));
+    FUSEDREC_TRY(RequireRank(is_list ? absl::StrCat("rows[", i, "]").c_str() : "rows", parts[i], 2));
     if (parts[i].dim_size(1) != parts[0].dim_size(1)) {
-      return absl::InvalidArgumentError(absl::StrCat("rows[", i, "] must have the ", parts[0].dim_size(1),
-                                                     " columns of rows[0], got ", parts[i].dim_size(1),
-                                                     ". Pass parts of the same rows."));
+      return Invalid("rows[", i, "] must have the ", parts[0].dim_size(1), " columns of rows[0], got ",
+          parts[i].dim_size(1), ". Pass parts of the same rows.");
     }
     *rows += parts[i].dim_size(0);
   }
@@ -103,14 +82,14 @@ absl::Status RequireParts(const OpInputList& parts, bool is_list, int64_t* rows)
 
 // bag_splits [G + 1], whose values are checked on a CPU, and bag_scale [G].
 absl::Status RequireBags(const Tensor& splits, const Tensor& scale, int64_t num_ids, On on) {
-  TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));
-  TF_RETURN_IF_ERROR(RequireVector("bag_scale", scale));
+  FUSEDREC_TRY(RequireRank("bag_splits", splits, 1));
+  FUSEDREC_TRY(RequireVector("bag_scale", scale));
   if (splits.NumElements() == 0) {
-    return absl::InvalidArgumentError("bag_splits must have at least one entry, got none. It begins with 0.");
+    return Invalid("bag_splits must have at least one entry, got none. It begins with 0.");
   }
   if (scale.NumElements() + 1 != splits.NumElements()) {
-    return absl::InvalidArgumentError(absl::StrCat("bag_scale must have one entry for each of the ",
-                                                   splits.NumElements() - 1, " bags, got ", scale.NumElements(), "."));
+    return Invalid("bag_scale must have one entry for each of the ", splits.NumElements() - 1, " bags, got ",
+        scale.NumElements(), ".");
   }
   return on == On::kCpu ? RequireSplits("bag_splits", In<int64_t>(splits), num_ids) : absl::OkStatus();
 }
@@ -137,10 +116,10 @@ absl::Status PooledStatus(const Gpu& gpu, OpKernelContext* ctx, const char* laun
   if (answer == kCudaInvalidValue) {
     std::vector<int32_t> index;
     std::vector<int64_t> splits;
-    TF_RETURN_IF_ERROR(gpu.CopyToHost(ctx->input(at), &index));
-    TF_RETURN_IF_ERROR(gpu.CopyToHost(ctx->input(at + 1), &splits));
-    TF_RETURN_IF_ERROR(RequireIndex(index, num_rows));
-    TF_RETURN_IF_ERROR(RequireSplits("bag_splits", splits, index.size()));
+    FUSEDREC_TRY(gpu.CopyToHost(ctx->input(at), &index));
+    FUSEDREC_TRY(gpu.CopyToHost(ctx->input(at + 1), &splits));
+    FUSEDREC_TRY(RequireIndex(index, num_rows));
+    FUSEDREC_TRY(RequireSplits("bag_splits", splits, index.size()));
   }
   return gpu.Check(launcher, answer);
 }
@@ -165,8 +144,7 @@ class RecoverOp : public OpKernel {
     if constexpr (kOn == On::kGpu) {
       Gpu gpu(ctx);
       OP_REQUIRES_OK(ctx, gpu.Check("recover", fusedrec_recover(rows.data(), rows.dim_size(0), dim * sizeof(T),
-                                                                In<int32_t>(index).data(), num, out->data(), out_rows,
-                                                                gpu.stream)));
+                                                   In<int32_t>(index).data(), num, out->data(), out_rows, gpu.stream)));
     } else {
       Recover(static_cast<const char*>(rows.data()), dim * sizeof(T), In<int32_t>(index), CpuPool(ctx),
               static_cast<char*>(out->data()), out_rows);
@@ -195,14 +173,12 @@ class GradOp : public OpKernel {
       splits = In<int64_t>(ctx->input(2));
       scale = In<float>(ctx->input(3));
       OP_REQUIRES(ctx, grads.dim_size(0) == static_cast<int64_t>(scale.size()),
-                  absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", scale.size(),
-                                                          " bags, got ", grads.dim_size(0),
-                                                          ". Pass the gradient of PooledRecover's output.")));
+          Invalid("grads must have a row for each of the ", scale.size(), " bags, got ", grads.dim_size(0),
+              ". Pass the gradient of PooledRecover's output."));
     } else {
       OP_REQUIRES(ctx, grads.dim_size(0) >= num,
-                  absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", num,
-                                                          " entries of index, got ", grads.dim_size(0),
-                                                          ". Pass the gradient of Recover's output.")));
+          Invalid("grads must have a row for each of the ", num, " entries of index, got ", grads.dim_size(0),
+              ". Pass the gradient of Recover's output."));
     }
     int64_t rows = 0, out_rows = 0;
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(kPooled ? 4 : 2), pad_, &rows, &out_rows));
@@ -213,10 +189,9 @@ class GradOp : public OpKernel {
     if constexpr (kOn == On::kGpu) {
       Gpu gpu(ctx);
       const int answer = fusedrec_recover_grad(NumberTypeOf<T>(), grads.data(), dim, In<int32_t>(index).data(), num,
-                                               splits.data(), scale.data(), scale.size(), &gpu.memory, out->data(),
-                                               rows, out_rows, gpu.stream);
-      OP_REQUIRES_OK(ctx, kPooled ? PooledStatus(gpu, ctx, "recover_grad", answer, rows)
-                                  : gpu.Check("recover_grad", answer));
+          splits.data(), scale.data(), scale.size(), &gpu.memory, out->data(), rows, out_rows, gpu.stream);
+      OP_REQUIRES_OK(
+          ctx, kPooled ? PooledStatus(gpu, ctx, "recover_grad", answer, rows) : gpu.Check("recover_grad", answer));
     } else {
       Tensor begin;
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({out_rows + 2}), &begin));

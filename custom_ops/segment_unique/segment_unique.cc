@@ -65,7 +65,6 @@ class SlotTable {
   std::vector<int32_t> slots_;
 };
 
-// The ids of a whole segment.
 void FindFirstsOfSegment(const int64_t* ids, const Item& item, SlotTable* table, int32_t* first) {
   table->Reset(item.end - item.begin);
   uint32_t slots[kAhead];

@@ -36,8 +36,7 @@ __device__ inline uint32_t Settle(const int64_t* ids, int64_t id, uint32_t n, ui
 
 // slot_of[n]: where the id of position n settled.
 FUSEDREC_KERNEL SegmentUniqueInsertKernel(const int64_t* __restrict__ ids, const int64_t* __restrict__ splits,
-                                          int64_t num_ids, int64_t num_segments, uint32_t* slots,
-                                          uint32_t* __restrict__ slot_of) {
+    int64_t num_ids, int64_t num_segments, uint32_t* slots, uint32_t* __restrict__ slot_of) {
   FUSEDREC_SHARED(int64_t, bounds, 2);  // segments of the first and of the last position of the tile
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * kInsertTile;
   if (threadIdx.x < 2) {
@@ -75,9 +74,8 @@ FUSEDREC_KERNEL SegmentUniqueInsertKernel(const int64_t* __restrict__ ids, const
 // first[n], on entry the slot of n: becomes the first position of the same id. number[n], n up to and with num_ids:
 // first occurrences before n.
 FUSEDREC_KERNEL SegmentUniqueNumberKernel(const int64_t* __restrict__ ids, int64_t num_ids,
-                                          const uint32_t* __restrict__ slots, uint32_t* __restrict__ first,
-                                          uint32_t* __restrict__ number, int64_t* __restrict__ unique_ids,
-                                          unsigned long long* states, unsigned* next_tile) {
+    const uint32_t* __restrict__ slots, uint32_t* __restrict__ first, uint32_t* __restrict__ number,
+    int64_t* __restrict__ unique_ids, unsigned long long* states, unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, warp_begin, kWarps);
   const unsigned tile = TakeTile(next_tile);
   // A warp has positions side by side, 32 at a time, so that ballots count in order.
@@ -120,9 +118,8 @@ FUSEDREC_KERNEL SegmentUniqueNumberKernel(const int64_t* __restrict__ ids, int64
 }
 
 FUSEDREC_KERNEL SegmentUniqueInverseKernel(int64_t num_ids, const uint32_t* __restrict__ first,
-                                           const uint32_t* __restrict__ number, const int64_t* __restrict__ splits,
-                                           int64_t num_segments, int64_t* __restrict__ unique_splits,
-                                           int32_t* __restrict__ inverse) {
+    const uint32_t* __restrict__ number, const int64_t* __restrict__ splits, int64_t num_segments,
+    int64_t* __restrict__ unique_splits, int32_t* __restrict__ inverse) {
   const int64_t n = GlobalThread();
   if (n < num_ids) inverse[n] = static_cast<int32_t>(number[first[n]]);
   if (n <= num_segments) unique_splits[n] = number[splits[n]];
@@ -132,14 +129,9 @@ FUSEDREC_KERNEL SegmentUniqueInverseKernel(int64_t num_ids, const uint32_t* __re
 
 #ifndef __CUDACC_RTC__
 int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, int64_t num_ids, int64_t num_segments,
-                            const FusedrecAllocator* memory, int64_t* unique_ids, int64_t* unique_splits,
-                            int32_t* inverse, void* stream) {
+    const FusedrecAllocator* memory, int64_t* unique_ids, int64_t* unique_splits, int32_t* inverse, void* stream) {
   using namespace fusedrec;                  // NOLINT
   using namespace fusedrec::segment_unique;  // NOLINT
-  if (num_ids < 0 || num_ids > kMostPositions || num_segments > kMostSegments ||
-      !SplitsAreSound(segment_splits, num_segments, num_ids)) {
-    return kCudaInvalidValue;
-  }
   if (num_ids == 0) {
     std::fill_n(unique_splits, num_segments + 1, 0);
     return kCudaSuccess;

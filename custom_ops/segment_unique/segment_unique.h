@@ -18,8 +18,6 @@
 // segment does not fit a cache, so the pass would otherwise wait for memory at every id.
 #pragma once
 
-#include <cstdint>
-
 #include "absl/types/span.h"
 #include "common/parallel.h"
 

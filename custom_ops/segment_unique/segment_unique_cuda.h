@@ -16,14 +16,7 @@
 
 #include "common/cuda_api.h"
 
-// Waits once, for unique_splits: U is the size of an output.
-//
-//   ids            [N]    device
-//   segment_splits [S+1]  host; from 0 to N without decreasing, else cudaErrorInvalidValue
-//   unique_ids     [N]    device, out: the first U are written
-//   unique_splits  [S+1]  host, out; the last one is U
-//   inverse        [N]    device, out
+// The splits are in host memory, all else on the device. Waits once, for unique_splits: U is the size of an output.
 FUSEDREC_CUDA_API int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, int64_t num_ids,
-                                              int64_t num_segments, const FusedrecAllocator* memory,
-                                              int64_t* unique_ids, int64_t* unique_splits, int32_t* inverse,
-                                              void* stream);
+    int64_t num_segments, const FusedrecAllocator* memory, int64_t* unique_ids, int64_t* unique_splits,
+    int32_t* inverse, void* stream);

@@ -6,11 +6,8 @@
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>SegmentUnique")
-    .Input("ids: int64")
-    .Input("segment_splits: int64")
-    .Output("unique_ids: int64")
-    .Output("unique_splits: int64")
-    .Output("inverse: int32")
+    .Input("ids: int64").Input("segment_splits: int64")
+    .Output("unique_ids: int64").Output("unique_splits: int64").Output("inverse: int32")
     .SetShapeFn(Shapes("[n] [s] -> [?] [s] [n]"))
     .Doc("Removes duplicate ids inside each segment (FusedRec, section 3, 'Embedding Deduplication').");
 
@@ -34,12 +31,11 @@ class SegmentUniqueOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, ids.shape(), &inverse));
     if constexpr (kOn == On::kGpu) {
       Gpu gpu(ctx);
-      OP_REQUIRES_OK(ctx, gpu.Check("segment_unique",
-                                    fusedrec_segment_unique(In<int64_t>(ids).data(), In<int64_t>(splits).data(),
-                                                            ids.NumElements(), splits.NumElements() - 1, &gpu.memory,
-                                                            Out<int64_t>(&unique_ids).data(),
-                                                            Out<int64_t>(unique_splits).data(),
-                                                            Out<int32_t>(inverse).data(), gpu.stream)));
+      OP_REQUIRES_OK(
+          ctx, gpu.Check("segment_unique",
+                   fusedrec_segment_unique(In<int64_t>(ids).data(), In<int64_t>(splits).data(), ids.NumElements(),
+                       splits.NumElements() - 1, &gpu.memory, Out<int64_t>(&unique_ids).data(),
+                       Out<int64_t>(unique_splits).data(), Out<int32_t>(inverse).data(), gpu.stream)));
     } else {
       SegmentUnique(In<int64_t>(ids), In<int64_t>(splits), CpuPool(ctx), Out<int64_t>(&unique_ids),
                     Out<int64_t>(unique_splits), Out<int32_t>(inverse));

@@ -1,12 +1,5 @@
 #include "user_states/state_file.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <iterator>
-#include <utility>
-
 #include "common/limits.h"
 #include "common/scratch_file.h"
 #include "common/try.h"
@@ -15,7 +8,6 @@ namespace fusedrec {
 
 namespace {
 
-// Calls `call(data, bytes, offset)`, pread or pwrite, until all bytes are through.
 template <typename Call, typename Data>
 bool Transfer(const Call& call, Data* data, int64_t bytes, int64_t offset) {
   while (bytes > 0) {

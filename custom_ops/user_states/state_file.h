@@ -7,18 +7,82 @@
 // max_bytes bounds the pages and, at state_bytes each, what stays in memory. The state that came first leaves first.
 #pragma once
 
-#include <cstdint>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "user_states/page_pool.h"
+#include "common/hash.h"
 
 namespace fusedrec {
+
+// Pages of equal size, and the states of users that consist of them.
+using Page = std::shared_ptr<char>;
+
+// Any thread may call. A page keeps its pool alive, so a reader may outlive the cache.
+class PagePool : public std::enable_shared_from_this<PagePool> {
+ public:
+  explicit PagePool(int64_t page_bytes) : page_bytes_(page_bytes) {}
+
+  int64_t page_bytes() const { return page_bytes_; }
+  int64_t held() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return held_;
+  }
+  // A page with any content, or null where the machine has no memory.
+  Page Take() {
+    std::unique_ptr<char[]> page;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        page = std::move(free_.back());
+        free_.pop_back();
+      }
+      ++held_;
+    }
+    if (page == nullptr) page.reset(new (std::nothrow) char[page_bytes_]);
+    if (page != nullptr) return Page(page.release(), [pool = shared_from_this()](char* p) { pool->GiveBack(p); });
+    std::lock_guard<std::mutex> lock(mutex_);
+    --held_;
+    return nullptr;
+  }
+
+ private:
+  void GiveBack(char* page) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.emplace_back(page);
+    --held_;
+  }
+
+  const int64_t page_bytes_;
+  mutable std::mutex mutex_;  // guards the members below
+  std::vector<std::unique_ptr<char[]>> free_;
+  int64_t held_ = 0;
+};
+
+struct StateKey {
+  int64_t user, version;
+  bool operator==(const StateKey& other) const { return user == other.user && version == other.version; }
+};
+
+struct HashStateKey {
+  size_t operator()(const StateKey& key) const {
+    return Mix64(Mix64(static_cast<uint64_t>(key.user)) + static_cast<uint64_t>(key.version));
+  }
+};
+
+// A state of a user at one moment. It stays as it is, whatever becomes of the state.
+struct StateSnapshot {
+  int64_t revision = 0;  // 0: there is no state
+  int64_t tokens = 0;
+  std::vector<Page> pages;
+  std::shared_ptr<const std::vector<char>> of_user;  // the parts, one after another
+};
 
 class StateFile {
  public:
@@ -38,8 +102,7 @@ class StateFile {
   ~StateFile();
 
   // The caller's mutex guards these functions.
-  //
-  // Takes places for a state, which leaves to others as much as it needs. Null: it has no room.
+  // Takes places for a state, for which others leave. Null: it has no room.
   Shared Reserve(StateKey key, const StateSnapshot& state, int64_t used);
   // Makes a reserved state visible, when its pages are written. There is no other of its key.
   void Insert(Shared stored);
@@ -47,13 +110,11 @@ class StateFile {
   Shared Take(StateKey key);
   // Erases the states of versions below `version`. Returns their number.
   int64_t Drop(int64_t version);
-  // The state that came first, or null.
   const Stored* oldest() const { return states_.empty() ? nullptr : states_.back().get(); }
   int64_t states() const { return states_.size(); }
   int64_t evictions() const { return evictions_; }
 
   // Any thread may call these functions, without a mutex.
-  //
   // False: the disk does not take the pages. pages: of whole size, one for each place.
   bool Write(const std::vector<const char*>& pages, Stored* stored) const;
   // False: the pages are not in the file as they were written.

@@ -6,10 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
-#include <string>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/limits.h"
 #include "common/try.h"
 
@@ -49,8 +46,7 @@ absl::StatusOr<std::unique_ptr<UserStates>> UserStates::Make(const UserStatesSpe
 }
 
 UserStates::UserStates(const UserStatesSpec& spec)
-    : spec_(spec),
-      state_bytes_(kStateBytes + Sum(spec.user_bytes)),
+    : spec_(spec), state_bytes_(kStateBytes + Sum(spec.user_bytes)),
       pool_(std::make_shared<PagePool>(spec.page_tokens * Sum(spec.token_bytes))) {
   int64_t begin = 0;
   for (const int64_t bytes : spec.token_bytes) {
@@ -154,10 +150,9 @@ absl::StatusOr<UserStates::Snapshot> UserStates::Begin(StateKey key, int64_t rev
   const int64_t before = revision == 0 ? 0 : found->second->tokens;
   const int64_t pages = PagesFor(before + tokens, spec_.page_tokens), bytes = pages * pool_->page_bytes() + state_bytes_;
   if (bytes > spec_.max_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the state of user ", key.user, " takes ", bytes, " bytes for ", before + tokens,
-                     " tokens, more than the whole cache: max_bytes = ", spec_.max_bytes,
-                     ". Remedy: raise max_bytes, or keep shorter histories."));
+    return absl::ResourceExhaustedError(absl::StrCat("the state of user ", key.user, " takes ", bytes, " bytes for ",
+        before + tokens, " tokens, more than the whole cache: max_bytes = ", spec_.max_bytes,
+        ". Remedy: raise max_bytes, or keep shorter histories."));
   }
   if (revision == 0) {
     states_.emplace_front();
@@ -284,8 +279,6 @@ UserStatesStatistics UserStates::Statistics() const {
   }
   return statistics;
 }
-
-// States on their way between memory and the file.
 
 absl::Status UserStates::OpenFile(const std::string& folder, int64_t max_bytes) {
   Lock lock(mutex_);

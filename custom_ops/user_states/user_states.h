@@ -1,12 +1,10 @@
-// A cache of user states: what a server keeps of a user's history between requests, such as the keys and values of
-// attention layers.
+// A cache of user states: what a server keeps of a user's history between requests, such as keys and values of attention.
 //
 // A state has tokens, which only grow, and parts of the user, which each write replaces. A token has several parts, for
-// example one per layer. Tokens lie in pages of a fixed number of tokens, part behind part in each page. An append fills
-// the last page and takes new pages, so it copies no earlier token (the pages of vLLM's PagedAttention, Kwon et al. 2023).
+// example one per layer. Tokens lie in pages, part behind part in each page. An append fills the last page and takes new
+// pages, so it copies no earlier token (the pages of vLLM's PagedAttention, Kwon et al. 2023).
 //
 // Concurrency. One mutex guards the index and is held for the bookkeeping only, never while tokens are copied:
-//
 // - A reader holds the pages of a Snapshot. An append writes behind the snapshot's tokens, so the reader never sees it.
 // - Each write gives the state a revision that no state had before. An append names the revision that it extends. It
 //   writes nothing where another request was quicker, or the state has left. One append at a time extends a state.
@@ -15,26 +13,16 @@
 // Memory is bounded by max_bytes, pages of readers included. The state that was used least recently leaves first. Freed
 // pages stay with the cache. With a file (OpenFile), a state that leaves goes there, if its version is the newest one. A
 // find brings it back, with the same tokens and revision. A state is in memory or in the file, never in both:
-//
 // - While a state is written to the file it stays in memory, where a request may use it. It then stays there.
 // - While a state is read, other requests of its user wait for it.
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <limits>
-#include <list>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
-#include "user_states/page_pool.h"
 #include "user_states/state_file.h"
 
 namespace fusedrec {
@@ -64,8 +52,7 @@ struct UserStatesStatistics {
 
 class UserStates {
  public:
-  // The bytes that a state takes beside its pages and the parts of its user.
-  static constexpr int64_t kStateBytes = 256;
+  static constexpr int64_t kStateBytes = 256;  // of a state, beside its pages and the parts of its user
 
   using Snapshot = StateSnapshot;
   // The content of a write: `tokens` tokens of each part, one behind another, and the parts of the user.
@@ -84,7 +71,6 @@ class UserStates {
   // cannot be written, or max_bytes does not hold one page. FailedPrecondition: there is a file.
   absl::Status OpenFile(const std::string& folder, int64_t max_bytes);
 
-  // Finds a state and counts as its use.
   Snapshot Find(StateKey key, int64_t now);
 
   // Copies the tokens of all snapshots, one behind another. of_tokens: [P], room for the tokens of each part.
@@ -122,24 +108,21 @@ class UserStates {
   // Calls body(part, address in the page, byte of that part among all copied tokens, bytes) for each run and part.
   template <typename Body>
   void ForParts(const std::vector<Run>& runs, const ParallelFor& parallel_for, const Body& body) const;
-  // Opens a state for a write. Returns it with the pages for the new tokens, or revision 0 where nothing can be written.
+  // Returns a state with pages for the new tokens, or revision 0 where nothing can be written.
   absl::StatusOr<Snapshot> Begin(StateKey key, int64_t revision, int64_t tokens, int64_t now);
   // Shows what was written, unless the state has left since Begin.
   bool Finish(StateKey key, Snapshot next);
   // Takes pages, for which states leave. The lock is open while one goes to the file. False: readers and the state with
   // the revision `kept` hold the rest.
   bool TakePages(int64_t count, int64_t kept, Lock* lock, std::vector<Page>* pages);
-  // Lets a state leave, to the file where it is worth it.
   void Evict(States::iterator state, Lock* lock);
   // Writes the pages of a state, without a lock. False: the disk does not take them.
   bool WriteToFile(const Snapshot& state, StateFile::Stored* stored) const;
   // Brings a state back from the file. Null: it is not there, or cannot come. The lock is open meanwhile.
   const State* Bring(StateKey key, int64_t now, Lock* lock);
-  // Waits until a state has ended its way from or to the file. The lock is open meanwhile.
   void WaitForMove(Lock* lock);
   // Counts as the use of a state. Null: no whole state is in memory.
   const State* Use(StateKey key, int64_t now);
-  // Takes the state of a key out of memory and out of the file.
   void Forget(StateKey key);
   bool IsExpired(int64_t used, int64_t now) const;
   void Expire(int64_t now);

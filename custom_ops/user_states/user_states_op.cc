@@ -1,11 +1,5 @@
 // The cache of user states, its finds and writes, and its statistics.
-#include <algorithm>
 #include <cstring>
-#include <iterator>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "common/kernel_util.h"
 #include "common/shapes.h"
@@ -24,7 +18,7 @@ using tensorflow::shape_inference::ShapeHandle;
 // Outputs from `first` on, one [rows, columns] for each part of the kind.
 static absl::Status PartShapes(InferenceContext* c, const char* columns_name, DimensionHandle rows, int first) {
   std::vector<int64_t> columns;
-  TF_RETURN_IF_ERROR(c->GetAttr(columns_name, &columns));
+  FUSEDREC_TRY(c->GetAttr(columns_name, &columns));
   for (size_t p = 0; p < columns.size() && first + static_cast<int>(p) < c->num_outputs(); ++p) {
     c->set_output(first + p, c->Matrix(rows, columns[p] < 0 ? InferenceContext::kUnknownDim : columns[p]));
   }
@@ -34,91 +28,69 @@ static absl::Status PartShapes(InferenceContext* c, const char* columns_name, Di
 // Checks the shapes of users, version and now, and returns that of users.
 static absl::Status RequireRequest(InferenceContext* c, ShapeHandle* users) {
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+  FUSEDREC_TRY(c->WithRank(c->input(2), 0, &unused));
+  FUSEDREC_TRY(c->WithRank(c->input(3), 0, &unused));
   return c->WithRank(c->input(1), 1, users);
 }
 
 REGISTER_OP("Fusedrec>UserStates")
     .Output("states: resource")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
-    .Attr("token_types: list({float, bfloat16, half, int64}) >= 1")
-    .Attr("token_columns: list(int) >= 1")
-    .Attr("user_types: list({float, bfloat16, half, int64}) >= 0")
-    .Attr("user_columns: list(int) >= 0")
-    .Attr("max_bytes: int")
-    .Attr("page_tokens: int = 64")
-    .Attr("ttl: int = 0")
-    .Attr("anonymous: bool = false")
+    .Attr("container: string = ''").Attr("shared_name: string = ''")
+    .Attr("token_types: list({float, bfloat16, half, int64}) >= 1").Attr("token_columns: list(int) >= 1")
+    .Attr("user_types: list({float, bfloat16, half, int64}) >= 0").Attr("user_columns: list(int) >= 0")
+    .Attr("max_bytes: int").Attr("page_tokens: int = 64").Attr("ttl: int = 0").Attr("anonymous: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("A cache of user states in host memory: tokens in pages, and parts that each write replaces.");
 
 REGISTER_OP("Fusedrec>UserStatesFind")
-    .Input("states: resource")
-    .Input("users: int64")
-    .Input("version: int64")
-    .Input("now: int64")
-    .Output("revisions: int64")
-    .Output("row_splits: int64")
-    .Output("of_tokens: token_types")
+    .Input("states: resource").Input("users: int64").Input("version: int64").Input("now: int64")
+    .Output("revisions: int64").Output("row_splits: int64").Output("of_tokens: token_types")
     .Output("of_users: user_types")
-    .Attr("token_types: list({float, bfloat16, half, int64}) >= 1")
-    .Attr("token_columns: list(int) >= 1")
-    .Attr("user_types: list({float, bfloat16, half, int64}) >= 0")
-    .Attr("user_columns: list(int) >= 0")
+    .Attr("token_types: list({float, bfloat16, half, int64}) >= 1").Attr("token_columns: list(int) >= 1")
+    .Attr("user_types: list({float, bfloat16, half, int64}) >= 0").Attr("user_columns: list(int) >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users;
       DimensionHandle splits;
-      TF_RETURN_IF_ERROR(RequireRequest(c, &users));
-      TF_RETURN_IF_ERROR(c->Add(c->Dim(users, 0), 1, &splits));
+      FUSEDREC_TRY(RequireRequest(c, &users));
+      FUSEDREC_TRY(c->Add(c->Dim(users, 0), 1, &splits));
       c->set_output(0, users);
       c->set_output(1, c->Vector(splits));
       std::vector<tensorflow::DataType> types;
-      TF_RETURN_IF_ERROR(c->GetAttr("token_types", &types));
-      TF_RETURN_IF_ERROR(PartShapes(c, "token_columns", c->UnknownDim(), 2));
+      FUSEDREC_TRY(c->GetAttr("token_types", &types));
+      FUSEDREC_TRY(PartShapes(c, "token_columns", c->UnknownDim(), 2));
       return PartShapes(c, "user_columns", c->Dim(users, 0), 2 + types.size());
     })
     .Doc("Reads the states of users, each as it was at one moment.");
 
 REGISTER_OP("Fusedrec>UserStatesWrite")
-    .Input("states: resource")
-    .Input("users: int64")
-    .Input("version: int64")
-    .Input("now: int64")
-    .Input("revisions: int64")
-    .Input("row_splits: int64")
-    .Input("of_tokens: token_types")
-    .Input("of_users: user_types")
+    .Input("states: resource").Input("users: int64").Input("version: int64").Input("now: int64")
+    .Input("revisions: int64").Input("row_splits: int64").Input("of_tokens: token_types").Input("of_users: user_types")
     .Output("written: bool")
     .Attr("token_types: list({float, bfloat16, half, int64}) >= 1")
     .Attr("user_types: list({float, bfloat16, half, int64}) >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users, unused;
-      TF_RETURN_IF_ERROR(RequireRequest(c, &users));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));
-      for (int i = 6; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 2, &unused));
+      FUSEDREC_TRY(RequireRequest(c, &users));
+      FUSEDREC_TRY(c->WithRank(c->input(4), 1, &unused));
+      FUSEDREC_TRY(c->WithRank(c->input(5), 1, &unused));
+      for (int i = 6; i < c->num_inputs(); ++i) FUSEDREC_TRY(c->WithRank(c->input(i), 2, &unused));
       c->set_output(0, users);
       return absl::OkStatus();
     })
     .Doc("Appends tokens to states, or puts new states, user by user.");
 
 REGISTER_OP("Fusedrec>UserStatesDrop")
-    .Input("states: resource")
-    .Input("version: int64")
+    .Input("states: resource").Input("version: int64")
     .Output("dropped: int64")
     .SetIsStateful()
     .SetShapeFn(Shapes("* [] -> []"))
     .Doc("Drops the states of old versions.");
 
 REGISTER_OP("Fusedrec>UserStatesSpill")
-    .Input("states: resource")
-    .Input("tier_folder: string")
-    .Input("tier_bytes: int64")
+    .Input("states: resource").Input("tier_folder: string").Input("tier_bytes: int64")
     .Output("bytes: int64")
     .SetIsStateful()
     .SetShapeFn(Shapes("* [] [] -> []"))
@@ -133,21 +105,19 @@ REGISTER_OP("Fusedrec>UserStatesStatistics")
 
 namespace {
 
-// Types and columns of the parts of a token, or of a user.
 struct Parts {
   std::vector<DataType> types;
   std::vector<int64_t> columns;
 
   absl::Status Read(OpKernelConstruction* ctx, const std::string& kind) {
-    TF_RETURN_IF_ERROR(ctx->GetAttr(absl::StrCat(kind, "_types"), &types));
-    TF_RETURN_IF_ERROR(ctx->GetAttr(absl::StrCat(kind, "_columns"), &columns));
+    FUSEDREC_TRY(ctx->GetAttr(absl::StrCat(kind, "_types"), &types));
+    FUSEDREC_TRY(ctx->GetAttr(absl::StrCat(kind, "_columns"), &columns));
     const std::string name = absl::StrCat(kind, "_columns");
     if (types.size() != columns.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " must have one number for each of the ", types.size(),
-                                                     " types, got ", columns.size(), "."));
+      return Invalid(name, " must have one number for each of the ", types.size(), " types, got ", columns.size(), ".");
     }
     for (const int64_t number : columns) {
-      TF_RETURN_IF_ERROR(RequireIn(name.c_str(), number, 0, kMostColumns, "the columns of one part."));
+      FUSEDREC_TRY(RequireIn(name.c_str(), number, 0, kMostColumns, "the columns of one part."));
     }
     return absl::OkStatus();
   }
@@ -219,15 +189,14 @@ class StatesFunctionOp : public OpKernel {
   }
 };
 
-// Inputs 1 to 3 of a find and of a write.
 struct Request {
   absl::Span<const int64_t> users;
   int64_t version, now;
 
   absl::Status Read(OpKernelContext* ctx) {
-    TF_RETURN_IF_ERROR(RequireRank("users", ctx->input(1), 1));
+    FUSEDREC_TRY(RequireRank("users", ctx->input(1), 1));
     users = In<int64_t>(ctx->input(1));
-    TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "version", &version));
+    FUSEDREC_TRY(ScalarInput(ctx, 2, "version", &version));
     return ScalarInput(ctx, 3, "now", &now);
   }
 };
@@ -242,8 +211,7 @@ std::string Word(const Parts& parts) {
 
 absl::Status RequireSameParts(const char* name, const Parts& got, const Parts& wanted) {
   if (got.types == wanted.types && got.columns == wanted.columns) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must have the parts of the cache, ", Word(wanted), ", got ", Word(got), "."));
+  return Invalid(name, " must have the parts of the cache, ", Word(wanted), ", got ", Word(got), ".");
 }
 
 char* Bytes(Tensor* tensor) { return static_cast<char*>(tensor->data()); }
@@ -300,10 +268,10 @@ class FindOp : public OpKernel {
   static absl::Status Allocate(OpKernelContext* ctx, const char* name, const Parts& parts, int64_t rows,
                                std::vector<char*>* data) {
     OpOutputList outputs;
-    TF_RETURN_IF_ERROR(ctx->output_list(name, &outputs));
+    FUSEDREC_TRY(ctx->output_list(name, &outputs));
     for (int p = 0; p < outputs.size(); ++p) {
       Tensor* out;
-      TF_RETURN_IF_ERROR(outputs.allocate(p, TensorShape({rows, parts.columns[p]}), &out));
+      FUSEDREC_TRY(outputs.allocate(p, TensorShape({rows, parts.columns[p]}), &out));
       data->push_back(Bytes(out));
     }
     return absl::OkStatus();
@@ -312,46 +280,43 @@ class FindOp : public OpKernel {
   Parts of_token_, of_user_;
 };
 
-// Reads the parts of `name` after a check of their types and shapes.
 absl::Status ReadParts(OpKernelContext* ctx, const char* name, const Parts& wanted, int64_t rows,
                        std::vector<const char*>* data) {
   OpInputList inputs;
-  TF_RETURN_IF_ERROR(ctx->input_list(name, &inputs));
+  FUSEDREC_TRY(ctx->input_list(name, &inputs));
   Parts got;
   for (int p = 0; p < inputs.size(); ++p) {
-    TF_RETURN_IF_ERROR(RequireRank(name, inputs[p], 2));
+    FUSEDREC_TRY(RequireRank(name, inputs[p], 2));
     got.types.push_back(inputs[p].dtype());
     got.columns.push_back(inputs[p].dim_size(1));
     data->push_back(static_cast<const char*>(inputs[p].data()));
   }
-  TF_RETURN_IF_ERROR(RequireSameParts(name, got, wanted));
+  FUSEDREC_TRY(RequireSameParts(name, got, wanted));
   for (int p = 0; p < inputs.size(); ++p) {
     if (inputs[p].dim_size(0) == rows) continue;
-    return absl::InvalidArgumentError(absl::StrCat(name, "[", p, "] must have ", rows, " rows, got shape ",
-                                                   inputs[p].shape().DebugString(), "."));
+    return Invalid(name, "[", p, "] must have ", rows, " rows, got shape ", inputs[p].shape().DebugString(), ".");
   }
   return absl::OkStatus();
 }
 
 absl::Status Write(OpKernelContext* ctx, StatesResource* resource) {
   Request request;
-  TF_RETURN_IF_ERROR(request.Read(ctx));
+  FUSEDREC_TRY(request.Read(ctx));
   const int64_t users = request.users.size();
   const Tensor &revisions = ctx->input(4), &splits = ctx->input(5);
-  TF_RETURN_IF_ERROR(RequireRank("revisions", revisions, 1));
-  TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
+  FUSEDREC_TRY(RequireRank("revisions", revisions, 1));
+  FUSEDREC_TRY(RequireRank("row_splits", splits, 1));
   if (revisions.NumElements() != users || splits.NumElements() != users + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("revisions and row_splits must have ", users, " and ", users + 1,
-                                                   " entries for ", users, " users, got ", revisions.NumElements(),
-                                                   " and ", splits.NumElements(), "."));
+    return Invalid("revisions and row_splits must have ", users, " and ", users + 1, " entries for ", users,
+        " users, got ", revisions.NumElements(), " and ", splits.NumElements(), ".");
   }
   const absl::Span<const int64_t> row_splits = In<int64_t>(splits);
-  TF_RETURN_IF_ERROR(RequireSplits("row_splits", row_splits, row_splits.back()));
+  FUSEDREC_TRY(RequireSplits("row_splits", row_splits, row_splits.back()));
   UserStates::Content all{0, {}, {}};
-  TF_RETURN_IF_ERROR(ReadParts(ctx, "of_tokens", resource->of_token, row_splits.back(), &all.of_tokens));
-  TF_RETURN_IF_ERROR(ReadParts(ctx, "of_users", resource->of_user, users, &all.of_user));
+  FUSEDREC_TRY(ReadParts(ctx, "of_tokens", resource->of_token, row_splits.back(), &all.of_tokens));
+  FUSEDREC_TRY(ReadParts(ctx, "of_users", resource->of_user, users, &all.of_user));
   Tensor* written;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({users}), &written));
+  FUSEDREC_TRY(ctx->allocate_output(0, TensorShape({users}), &written));
 
   const UserStatesSpec& spec = resource->states()->spec();
   absl::Status first_error;
@@ -372,16 +337,16 @@ absl::Status Write(OpKernelContext* ctx, StatesResource* resource) {
 
 absl::Status Drop(OpKernelContext* ctx, StatesResource* resource) {
   int64_t version;
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "version", &version));
+  FUSEDREC_TRY(ScalarInput(ctx, 1, "version", &version));
   return Give<int64_t>(ctx, 0, {resource->states()->Drop(version)}, TensorShape({}));
 }
 
 absl::Status Spill(OpKernelContext* ctx, StatesResource* resource) {
   tensorflow::tstring folder;
   int64_t most;
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "tier_folder", &folder));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "tier_bytes", &most));
-  TF_RETURN_IF_ERROR(resource->states()->OpenFile(std::string(folder), most));
+  FUSEDREC_TRY(ScalarInput(ctx, 1, "tier_folder", &folder));
+  FUSEDREC_TRY(ScalarInput(ctx, 2, "tier_bytes", &most));
+  FUSEDREC_TRY(resource->states()->OpenFile(std::string(folder), most));
   ctx->set_output(0, ctx->input(2));
   return absl::OkStatus();
 }

@@ -1,8 +1,5 @@
 #include "window_rows/window_rows.h"
 
-#include <algorithm>
-
-#include "absl/strings/str_cat.h"
 #include "common/counting_sort.h"
 #include "common/limits.h"
 #include "common/try.h"
@@ -14,7 +11,6 @@ namespace {
 
 constexpr char kRemedy[] = " All ranks must run the same model with the same tables and micro-batches.";
 
-// Bits of a mark of M pieces, at least one.
 int64_t BitsOfMark(int64_t pieces) {
   int64_t bits = 1;
   while ((int64_t{1} << bits) < pieces) ++bits;
@@ -40,7 +36,6 @@ void ForBlocks(const std::vector<MessageView>& messages, int64_t segments, const
   }
 }
 
-// Rows of each peer over all pieces.
 std::vector<int64_t> RowsOfPeers(const std::vector<MessageView>& messages, int64_t segments) {
   std::vector<int64_t> rows(messages[0].splits.size(), 0);
   ForBlocks(messages, segments, [&](size_t, size_t r, int64_t, int64_t count) { rows[r] += count; });
@@ -87,26 +82,26 @@ int64_t WindowUnique(const std::vector<PieceIds>& pieces, const ParallelFor& par
   return numbers;
 }
 
-absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments) {
+absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments, int64_t* ids) {
   FUSEDREC_TRY(CheckBlocks(messages));
-  int64_t total = 0;
+  *ids = 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     int64_t at = 0;
     for (size_t r = 0; r < messages[i].splits.size(); ++r) {
       const int64_t block = messages[i].splits[r];
       if (block < segments) {
-        return absl::InvalidArgumentError(absl::StrCat("splits[", i, "][", r, "] must be at least the ", segments,
-                                                       " counts of a header, got ", block, ".", kRemedy));
+        return Invalid("splits[", i, "][", r, "] must be at least the ", segments, " counts of a header, got ", block,
+            ".", kRemedy);
       }
       const absl::Status status = CheckHeader(r, messages[i].entries.subspan(at, segments), block - segments);
       if (!status.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("messages[", i, "]: ", status.message()));
+        return Invalid("messages[", i, "]: ", status.message());
       }
       at += block;
-      total += block - segments;
+      *ids += block - segments;
     }
   }
-  return RequireIn("the number of ids in messages", total, 0, kMostPositions, "smaller batches.");
+  return RequireIn("the number of ids in messages", *ids, 0, kMostPositions, "smaller batches.");
 }
 
 std::vector<PieceGradients> OrderGradients(const std::vector<MessageView>& messages, int64_t segments,
@@ -152,20 +147,18 @@ absl::Status NumberRows(const std::vector<MessageView>& messages, int64_t segmen
     const absl::Span<const int32_t> restore = pieces[i].restore;
     const int64_t ids = NumIds(messages[i], segments);
     if (static_cast<int64_t>(restore.size()) != ids) {
-      return absl::InvalidArgumentError(absl::StrCat("restore[", i, "] must have one entry for each of the ", ids,
-                                                     " ids of messages[", i, "], got ", restore.size(),
-                                                     ". Pass the outputs of rank_partition."));
+      return Invalid("restore[", i, "] must have one entry for each of the ", ids, " ids of messages[", i, "], got ",
+          restore.size(), ". Pass the outputs of rank_partition.");
     }
     for (int64_t n = 0; n < ids; ++n) {
       if (restore[n] < 0 || restore[n] >= ids || last_row[begin + restore[n]] >= 0) {
-        return absl::InvalidArgumentError(absl::StrCat("restore[", i, "] must hold each row in [0, ", ids,
-                                                       ") once, got ", restore[n], " at entry ", n,
-                                                       ". Pass the outputs of rank_partition."));
+        return Invalid("restore[", i, "] must hold each row in [0, ", ids, ") once, got ", restore[n], " at entry ", n,
+            ". Pass the outputs of rank_partition.");
       }
       const int32_t of_id = last[begin + n];
       if (of_id < i || of_id >= count) {
-        return absl::InvalidArgumentError(absl::StrCat("last[", begin + n, "] must lie in [", i, ", ", count, "), got ",
-                                                       of_id, ". Pass the outputs of window_unique."));
+        return Invalid("last[", begin + n, "] must lie in [", i, ", ", count, "), got ", of_id,
+            ". Pass the outputs of window_unique.");
       }
       row_of[begin + n] = static_cast<int32_t>(begin + restore[n]);
       first[begin + n] = static_cast<int32_t>(i);
@@ -177,9 +170,8 @@ absl::Status NumberRows(const std::vector<MessageView>& messages, int64_t segmen
     for (size_t u = 0; u < pieces[i].number.size(); ++u) {
       const int32_t number = pieces[i].number[u];
       if (number < 0 || number >= rows || first[number] > i || last[number] < i) {
-        return absl::InvalidArgumentError(absl::StrCat("numbers[", i, "][", u, "] must name an id that piece ", i,
-                                                       " holds, in [0, ", rows, "), got ", number,
-                                                       ". Pass the outputs of window_unique."));
+        return Invalid("numbers[", i, "][", u, "] must name an id that piece ", i, " holds, in [0, ", rows, "), got ",
+            number, ". Pass the outputs of window_unique.");
       }
       pieces[i].row[u] = row_of[number];
     }
@@ -215,17 +207,16 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
   const int64_t pieces = messages.size(), bits = BitsOfMark(pieces), per_word = 64 / bits;
   const std::vector<int64_t> rows = RowsOfPeers(messages, segments);
   if (marks.splits.size() != rows.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("marks_splits must have one entry for each of the ", rows.size(),
-                                                   " ranks of messages, got ", marks.splits.size(), ".", kRemedy));
+    return Invalid("marks_splits must have one entry for each of the ", rows.size(), " ranks of messages, got ",
+        marks.splits.size(), ".", kRemedy);
   }
   std::vector<int64_t> begin(rows.size()), done(rows.size(), 0);
   int64_t size = 0;
   for (size_t r = 0; r < rows.size(); ++r) {
     const int64_t wanted = 1 + (rows[r] + per_word - 1) / per_word;
     if (marks.splits[r] != wanted || size + wanted > static_cast<int64_t>(marks.entries.size())) {
-      return absl::InvalidArgumentError(absl::StrCat("marks must have ", wanted, " entries for the ", rows[r],
-                                                     " ids of rank ", r, ", got ", marks.splits[r], " of ",
-                                                     marks.entries.size() - size, " left.", kRemedy));
+      return Invalid("marks must have ", wanted, " entries for the ", rows[r], " ids of rank ", r, ", got ",
+          marks.splits[r], " of ", marks.entries.size() - size, " left.", kRemedy);
     }
     begin[r] = size + 1;
     size += wanted;
@@ -236,9 +227,8 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
       const uint64_t word = marks.entries[begin[r] + done[r] / per_word];
       const int64_t last = (word >> (done[r] % per_word * bits)) & ((uint64_t{1} << bits) - 1);
       if ((last < static_cast<int64_t>(i) || last >= pieces) && status.ok()) {
-        status = absl::InvalidArgumentError(absl::StrCat("marks of rank ", r, " give the last piece ", last,
-                                                         " to an id of piece ", i, ", outside [", i, ", ", pieces, ").",
-                                                         kRemedy));
+        status = Invalid("marks of rank ", r, " give the last piece ", last, " to an id of piece ", i, ", outside [", i,
+            ", ", pieces, ").", kRemedy);
       }
       last_row[first + n] = static_cast<int32_t>(last);
     }

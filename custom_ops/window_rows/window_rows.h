@@ -20,11 +20,6 @@
 //     last            0 1 1             gradients that leave: of row 0 with piece 0; of rows 1 and 2 with piece 1
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "common/parallel.h"
 #include "join_messages/join_messages.h"
 
@@ -32,7 +27,6 @@ namespace fusedrec {
 
 constexpr int64_t kMostPieces = 1 << 16;
 
-// The distinct ids of one piece, grouped by segment, and where they go.
 struct PieceIds {
   absl::Span<const int64_t> ids;     // [u]
   absl::Span<const int64_t> splits;  // [S+1], checked by the caller
@@ -47,22 +41,20 @@ struct PieceIds {
 // Returns U.
 int64_t WindowUnique(const std::vector<PieceIds>& pieces, const ParallelFor& parallel_for, absl::Span<int32_t> last);
 
-// The gradients that travel with one piece.
 struct PieceGradients {
   std::vector<int32_t> row;     // [e] number of the row of each gradient
   std::vector<int64_t> ids;     // [e] its id
   std::vector<int64_t> counts;  // [R * S] gradients by peer and segment
 };
 
-// Checks that messages have blocks of the same peers, with whole headers, and at most kMostPositions ids in all.
-absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments);
+// Checks that messages have blocks of the same peers, with whole headers, and at most kMostPositions ids in all, *ids.
+absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments, int64_t* ids);
 
 // The order of gradients, from messages checked by CheckWindow.
 //   last  [V]  last piece of each row, each in [0, M)
 std::vector<PieceGradients> OrderGradients(const std::vector<MessageView>& messages, int64_t segments,
                                            absl::Span<const int32_t> last);
 
-// One piece of the asking rank.
 struct PieceRows {
   absl::Span<const int32_t> restore;  // [n] row of each new id among the rows of this piece, as RankPartition gives it
   absl::Span<const int32_t> number;   // [u] from WindowUnique
@@ -76,13 +68,11 @@ struct PieceRows {
 absl::Status NumberRows(const std::vector<MessageView>& messages, int64_t segments, const std::vector<PieceRows>& pieces,
                         absl::Span<const int32_t> last, absl::Span<int32_t> last_row);
 
-// The marks of all peers.
-//   splits  [R]  out: entries of each block
+// The marks of all peers; splits [R], out: entries of each block.
 std::vector<int64_t> PackMarks(const std::vector<MessageView>& messages, int64_t segments,
                                absl::Span<const int32_t> last_row, absl::Span<int32_t> splits);
 
-// Reads marks that came from peers.
-//   last_row  [V]  out
+// Reads marks that came from peers; last_row [V], out.
 absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segments, const MessageView& marks,
                        absl::Span<int32_t> last_row);
 

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <vector>
-
 #include "common/kernel_util.h"
 #include "common/shapes.h"
 #include "window_rows/window_rows.h"
@@ -8,70 +5,48 @@
 namespace fusedrec {
 
 REGISTER_OP("Fusedrec>WindowUnique")
-    .Input("ids: num_pieces * int64")
-    .Input("id_splits: num_pieces * int64")
-    .Output("new_ids: num_pieces * int64")
-    .Output("new_splits: num_pieces * int64")
-    .Output("numbers: num_pieces * int32")
-    .Output("last: int32")
+    .Input("ids: num_pieces * int64").Input("id_splits: num_pieces * int64")
+    .Output("new_ids: num_pieces * int64").Output("new_splits: num_pieces * int64")
+    .Output("numbers: num_pieces * int32").Output("last: int32")
     .Attr("num_pieces: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[u] num_pieces*[s] -> num_pieces*[?] num_pieces*[s] num_pieces*[u] [?]"))
     .Doc("Finds the ids of each piece of a batch that no earlier piece has, and the last piece of each id.");
 
 REGISTER_OP("Fusedrec>WindowRoute")
-    .Input("messages: num_pieces * int64")
-    .Input("splits: num_pieces * int32")
-    .Input("restore: num_pieces * int32")
-    .Input("numbers: num_pieces * int32")
-    .Input("last: int32")
-    .Output("rows: num_pieces * int32")
-    .Output("marks: int64")
-    .Output("marks_splits: int32")
-    .Output("term_index: num_pieces * int32")
-    .Output("term_splits: num_pieces * int64")
+    .Input("messages: num_pieces * int64").Input("splits: num_pieces * int32").Input("restore: num_pieces * int32")
+    .Input("numbers: num_pieces * int32").Input("last: int32")
+    .Output("rows: num_pieces * int32").Output("marks: int64").Output("marks_splits: int32")
+    .Output("term_index: num_pieces * int32").Output("term_splits: num_pieces * int64")
     .Output("gradient_splits: num_pieces * int32")
-    .Attr("num_pieces: int >= 1")
-    .Attr("num_segments: int >= 1")
+    .Attr("num_pieces: int >= 1").Attr("num_segments: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] num_pieces*[n] num_pieces*[u] [v] -> "
                        "num_pieces*[u] [?] [r] num_pieces*[?] num_pieces*[?] num_pieces*[r]"))
     .Doc("On the asking rank: the number of each id's row, and the gradients that leave with each piece.");
 
 REGISTER_OP("Fusedrec>WindowGradients")
-    .Input("messages: num_pieces * int64")
-    .Input("splits: num_pieces * int32")
-    .Input("marks: int64")
+    .Input("messages: num_pieces * int64").Input("splits: num_pieces * int32").Input("marks: int64")
     .Input("marks_splits: int32")
-    .Output("trained: num_pieces * int64")
-    .Output("trained_splits: num_pieces * int32")
+    .Output("trained: num_pieces * int64").Output("trained_splits: num_pieces * int32")
     .Output("rows: num_pieces * int32")
-    .Attr("num_pieces: int >= 1")
-    .Attr("num_segments: int >= 1")
+    .Attr("num_pieces: int >= 1").Attr("num_segments: int >= 1")
     .SetShapeFn(Shapes("num_pieces*[p] num_pieces*[r] [m] [r] -> num_pieces*[?] num_pieces*[r] num_pieces*[?]"))
     .Doc("On the owner rank: the gradients that arrive with each piece.");
 
 namespace {
 
-absl::Status ReadVectors(OpKernelContext* ctx, const char* name, OpInputList* list) {
-  TF_RETURN_IF_ERROR(ctx->input_list(name, list));
-  for (int i = 0; i < list->size(); ++i) {
-    TF_RETURN_IF_ERROR(RequireRank(absl::StrCat(name, "[", i, "]").c_str(), (*list)[i], 1));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadMessages(OpKernelContext* ctx, int64_t segments, std::vector<MessageView>* messages) {
+// *ids: number of the ids of all messages.
+absl::Status ReadMessages(OpKernelContext* ctx, int64_t segments, std::vector<MessageView>* messages, int64_t* ids) {
   OpInputList entries, splits;
-  TF_RETURN_IF_ERROR(ReadVectors(ctx, "messages", &entries));
-  TF_RETURN_IF_ERROR(ReadVectors(ctx, "splits", &splits));
+  FUSEDREC_TRY(ReadVectors(ctx, "messages", &entries));
+  FUSEDREC_TRY(ReadVectors(ctx, "splits", &splits));
   for (int i = 0; i < entries.size(); ++i) messages->push_back({In<int64_t>(entries[i]), In<int32_t>(splits[i])});
-  return CheckWindow(*messages, segments);
+  return CheckWindow(*messages, segments, ids);
 }
 
-// Copies `values` into a new output of a list.
 template <typename T>
 absl::Status Give(OpOutputList* list, int i, const std::vector<T>& values) {
   Tensor* out;
-  TF_RETURN_IF_ERROR(list->allocate(i, TensorShape({static_cast<int64_t>(values.size())}), &out));
+  FUSEDREC_TRY(list->allocate(i, TensorShape({static_cast<int64_t>(values.size())}), &out));
   std::copy(values.begin(), values.end(), Out<T>(out).begin());
   return absl::OkStatus();
 }
@@ -101,10 +76,9 @@ class WindowUniqueOp : public OpKernel {
       const absl::Span<const int64_t> bounds = In<int64_t>(splits[i]);
       OP_REQUIRES_OK(ctx, RequireSplits(absl::StrCat("id_splits[", i, "]").c_str(), bounds, ids[i].NumElements()));
       OP_REQUIRES(ctx, splits[i].NumElements() == splits[0].NumElements() && splits[i].NumElements() > 1,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "id_splits[", i, "] must bound one segment or more, as many as id_splits[0], got ",
-                      splits[i].NumElements() - 1, " and ", splits[0].NumElements() - 1,
-                      ". Pass the splits of segment_unique for the same tables.")));
+          Invalid("id_splits[", i, "] must bound one segment or more, as many as id_splits[0], got ",
+              splits[i].NumElements() - 1, " and ", splits[0].NumElements() - 1,
+              ". Pass the splits of segment_unique for the same tables."));
       Tensor *of_new, *number;
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, ids[i].shape(), &found[i]));
       OP_REQUIRES_OK(ctx, new_splits.allocate(i, splits[i].shape(), &of_new));
@@ -122,16 +96,25 @@ class WindowUniqueOp : public OpKernel {
   }
 };
 
-class WindowRouteOp : public OpKernel {
+class RoutingOp : public OpKernel {
  public:
-  explicit WindowRouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit RoutingOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &segments_));
     OP_REQUIRES_OK(ctx, RequireIn("num_segments", segments_, 1, kMostSegments, "the number of tables."));
   }
 
+ protected:
+  int64_t segments_;
+};
+
+class WindowRouteOp : public RoutingOp {
+ public:
+  using RoutingOp::RoutingOp;
+
   void Compute(OpKernelContext* ctx) override {
     std::vector<MessageView> messages;
-    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages));
+    int64_t ids;
+    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages, &ids));
     OpInputList restore, numbers;
     OP_REQUIRES_OK(ctx, ReadVectors(ctx, "restore", &restore));
     OP_REQUIRES_OK(ctx, ReadVectors(ctx, "numbers", &numbers));
@@ -143,19 +126,17 @@ class WindowRouteOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("term_splits", &term_splits));
     OP_REQUIRES_OK(ctx, ctx->output_list("gradient_splits", &gradient_splits));
 
-    int64_t ids = 0, held = 0;
+    int64_t held = 0;
     std::vector<PieceRows> pieces;
     for (size_t i = 0; i < messages.size(); ++i) {
       Tensor* of_piece;
       OP_REQUIRES_OK(ctx, rows.allocate(i, numbers[i].shape(), &of_piece));
       pieces.push_back({In<int32_t>(restore[i]), In<int32_t>(numbers[i]), Out<int32_t>(of_piece)});
-      for (const int32_t block : messages[i].splits) ids += block - segments_;
       held += numbers[i].NumElements();
     }
     OP_REQUIRES(ctx, last.NumElements() == ids,
-                absl::InvalidArgumentError(absl::StrCat("last must have one entry for each of the ", ids,
-                                                        " ids of messages, got ", last.NumElements(),
-                                                        ". Pass the outputs of window_unique.")));
+        Invalid("last must have one entry for each of the ", ids, " ids of messages, got ", last.NumElements(),
+            ". Pass the outputs of window_unique."));
     OP_REQUIRES_OK(ctx, RequireIn("the number of ids in numbers", held, 0, kMostPositions, "smaller batches."));
     std::vector<int32_t> last_row(ids);
     OP_REQUIRES_OK(ctx, NumberRows(messages, segments_, pieces, In<int32_t>(last), absl::MakeSpan(last_row)));
@@ -178,21 +159,16 @@ class WindowRouteOp : public OpKernel {
       OP_REQUIRES_OK(ctx, Give(&gradient_splits, i, counts));
     }
   }
-
- private:
-  int64_t segments_;
 };
 
-class WindowGradientsOp : public OpKernel {
+class WindowGradientsOp : public RoutingOp {
  public:
-  explicit WindowGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &segments_));
-    OP_REQUIRES_OK(ctx, RequireIn("num_segments", segments_, 1, kMostSegments, "the number of tables."));
-  }
+  using RoutingOp::RoutingOp;
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<MessageView> messages;
-    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages));
+    int64_t ids;
+    OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages, &ids));
     const Tensor &marks = ctx->input(2 * messages.size()), &marks_splits = ctx->input(2 * messages.size() + 1);
     OP_REQUIRES_OK(ctx, RequireRank("marks", marks, 1));
     OP_REQUIRES_OK(ctx, RequireRank("marks_splits", marks_splits, 1));
@@ -200,11 +176,6 @@ class WindowGradientsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("trained", &trained));
     OP_REQUIRES_OK(ctx, ctx->output_list("trained_splits", &trained_splits));
     OP_REQUIRES_OK(ctx, ctx->output_list("rows", &rows));
-
-    int64_t ids = 0;
-    for (const MessageView& message : messages) {
-      for (const int32_t block : message.splits) ids += block - segments_;
-    }
     std::vector<int32_t> last_row(ids);
     OP_REQUIRES_OK(ctx, ReadMarks(messages, segments_, {In<int64_t>(marks), In<int32_t>(marks_splits)},
                                   absl::MakeSpan(last_row)));
@@ -227,9 +198,6 @@ class WindowGradientsOp : public OpKernel {
       OP_REQUIRES_OK(ctx, Give(&rows, i, gradients[i].row));
     }
   }
-
- private:
-  int64_t segments_;
 };
 
 // In host memory for models on a GPU as well: micro-batches share rows across ranks only, and their ids are in host memory

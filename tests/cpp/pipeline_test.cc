@@ -72,9 +72,12 @@ void Serve(int r, HashTable* table, std::vector<Rank>* ranks, const ParallelFor&
   const int64_t num_ids = static_cast<int64_t>(message.size()) - kRanks * kSegments;
   std::vector<float> rows(num_ids * kDim), grads(num_ids * kDim);
   std::vector<int32_t> inverse(num_ids);
-  std::vector<int64_t> handles;
-  CHECK_OK(table->Lookup({message, splits, num_ids}, parallel_for, {rows.data(), Storage::kFloat32},
-                         absl::MakeSpan(inverse), &handles));
+  std::vector<int64_t> handles(num_ids);
+  std::vector<int32_t> left_out;
+  int64_t num_rows;
+  CHECK_OK(table->Lookup({parallel_for}, {message, splits, num_ids}, 1, nullptr, {rows.data(), Storage::kFloat32, 0},
+                         inverse.data(), handles.data(), &num_rows));
+  handles.resize(num_rows);
   int64_t at = 0;
   for (Rank& rank : *ranks) {
     const int64_t begin = Begin(rank.id_splits, r) * kDim, count = rank.id_splits[r] * kDim;
@@ -82,7 +85,7 @@ void Serve(int r, HashTable* table, std::vector<Rank>* ranks, const ParallelFor&
     std::copy_n(rank.grads.begin() + begin, count, grads.begin() + at);
     at += count;
   }
-  table->Apply(handles, inverse, grads.data(), Storage::kFloat32, 1.0f, {0.5f, 1}, parallel_for);
+  CHECK_OK(table->Apply({parallel_for}, {handles, inverse, grads.data(), Storage::kFloat32, 1.0f}, {0.5f, 1}, &left_out));
 }
 
 void Steps(int threads) {

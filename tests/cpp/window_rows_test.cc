@@ -73,7 +73,8 @@ Window Planned(int pieces, int ranks, std::mt19937* random) {
                   absl::MakeSpan(window.restore[i]));
   }
   window.last_row.resize(window.last.size());
-  CHECK_OK(CheckWindow(window.Messages(), kSegments));
+  int64_t ids;
+  CHECK_OK(CheckWindow(window.Messages(), kSegments, &ids));
   CHECK_OK(NumberRows(window.Messages(), kSegments, window.Rows(), window.last, absl::MakeSpan(window.last_row)));
   return window;
 }
@@ -149,10 +150,11 @@ void LiesAreRefused() {
   window.number[0][0] = first;
   window.restore[1][0] = window.restore[1][1];
   Refused(number(), "restore[1] must hold each row in");
+  int64_t ids;
   window.entries[2][0] = std::numeric_limits<int64_t>::max();
-  Refused(CheckWindow(window.Messages(), kSegments), "messages[2]: message of rank 0 counts");
+  Refused(CheckWindow(window.Messages(), kSegments, &ids), "messages[2]: message of rank 0 counts");
   window.send_splits[2][0] = 1;
-  Refused(CheckWindow(window.Messages(), kSegments), "splits[2][0] must be at least the 2 counts");
+  Refused(CheckWindow(window.Messages(), kSegments, &ids), "splits[2][0] must be at least the 2 counts");
 }
 
 }  // namespace

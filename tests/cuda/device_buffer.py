@@ -64,21 +64,19 @@ class DeviceBuffer(DeviceTable):
         hot: ids [m], segment_splits [S + 1] and slots [m] of rows of the pool.
         """
         in_pool = None if hot is None else HotRows(*(array.ctypes.data for array in hot))
-        self._of_buffer("prefetch", ids, segment_splits, records, in_pool)
+        self._of_buffer("prefetch", False, ids, segment_splits, records, in_pool)
 
     def prefetch_more(self, ids, segment_splits, records):
         """Prefetches further rows of the batch of the last prefetch."""
-        self._of_buffer("prefetch_more", ids, segment_splits, records)
+        self._of_buffer("prefetch", True, ids, segment_splits, records, None)
 
     def advance(self, late=(None, None, None), moves=None):
-        """Returns the number of rows of both batches.
+        """Begins the next batch.
 
         late: ids, splits, records of rows that were not prefetched or have changed. moves: PoolMoves.
         """
-        shared = np.zeros(1, np.int64)
-        self._of_buffer("advance", *late, moves, shared)
+        self._of_buffer("advance", *late, moves)
         self._take_active()
-        return int(shared[0])
 
     def _returned(self, count, name, *arguments):
         """Returns a copy of `count` records, of which a function of the buffer gives the address."""

@@ -13,6 +13,9 @@ from tests.support.table_records import PATHS, records_of
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
+TOTALS = (  # fields of FusedrecTableTotals
+    "clock", "version", "record_bytes", "width", "full_segment", "line_bytes", "chunk_bytes", "cold_bytes", "cold_rows",
+)  # fmt: skip
 
 
 class IdSink(ctypes.Structure):
@@ -210,9 +213,7 @@ class DeviceTable:
         return self.memory.get(records)
 
     def record_bytes(self):
-        function = self.kernels.library.fusedrec_table_record_bytes
-        function.restype = ctypes.c_int64
-        return function(self.handle)
+        return self.size()[1]["record_bytes"]
 
     def set_clock(self, clock, version):
         numbers = [ctypes.c_int64(x) for x in (clock, version)]
@@ -223,14 +224,15 @@ class DeviceTable:
 
     def statistics(self):
         """Returns [segments, 5]: hits, inserts, evictions, refused, candidates."""
-        counted = np.zeros([self.segments, 5], np.int64)
-        self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
-        return counted.tolist()
+        return self._counts()[0][:, 1:].tolist()
 
     def size(self):
-        """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes, cold_bytes, cold_rows})."""
-        sizes, totals = np.zeros(self.segments, np.int64), np.zeros(6, np.int64)
-        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, totals)]
-        self.kernels.library.fusedrec_table_size(self.handle, *pointers)
-        names = ("clock", "version", "line_bytes", "chunk_bytes", "cold_bytes", "cold_rows")
-        return sizes, dict(zip(names, totals.tolist()))
+        """Returns (ids by segment, the fields of FusedrecTableTotals)."""
+        counts, totals = self._counts()
+        return counts[:, 0], dict(zip(TOTALS, totals.tolist()))
+
+    def _counts(self):
+        counts, totals = np.zeros([self.segments, 6], np.int64), np.zeros(len(TOTALS), np.int64)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (counts, totals)]
+        self.kernels.library.fusedrec_table_statistics(self.handle, *pointers)
+        return counts, totals

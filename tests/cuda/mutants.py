@@ -36,9 +36,8 @@ SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
 REPLICAS = "hash_table/cuda/replicas.cu"
 ROWS = "hash_table/cuda/rows.cuh"
-MIXED = "hash_table/cuda/mixed.cuh"
-BUFFER = "hash_table/cuda/buffer/buffer.cuh"
-BUFFERS = "hash_table/cuda/buffer/buffer.cu"
+MIXED = "hash_table/cuda/mixed.cu"
+BUFFER = "hash_table/cuda/buffer/buffer.cu"
 
 MUTANTS = [
     Mutant(
@@ -189,57 +188,57 @@ MUTANTS = [
         "16; i += 32) to[i] = from[i];", "16; i += 32) if (!FAULT) to[i] = from[i];", "HostRows",
     ),
     Mutant(
-        "the wrong buffer is written back", "programs", BUFFERS,
+        "the wrong buffer is written back", "programs", BUFFER,
         "FUSEDREC_TRY(active()->ReadRecordsOf(nullptr, nullptr, active()",
         "FUSEDREC_TRY((FAULT ? other() : active())->ReadRecordsOf(nullptr, nullptr, active()", "HostRows",
     ),
     Mutant(
-        "slots do not get the rows of the batch that ends", "programs", BUFFERS,
+        "slots do not get the rows of the batch that ends", "programs", BUFFER,
         "(rows, slots, moves.kept,", "(rows, slots, FAULT ? 0 : moves.kept,", "HostRows",
     ),
     Mutant(
-        "a slot is read after another row has come into it", "hash_table", BUFFERS,
+        "a slot is read after another row has come into it", "hash_table", BUFFER,
         "  FUSEDREC_TRY(CopySlots(dropped",
         "  if (FAULT) active()->ReadRecordsOf(rows, slots, moves.kept, pool_.data(), stream);\n"
         "  FUSEDREC_TRY(CopySlots(dropped",
         "does_not_fit", "record of a slot that another row takes",
     ),
     Mutant(
-        "the pool changes before the next batch has its memory", "hash_table", BUFFERS,
+        "the pool changes before the next batch has its memory", "hash_table", BUFFER,
         "  FUSEDREC_TRY(other()->Forget(stream));\n  FUSEDREC_TRY(Insert(prefetched_",
         "  if (FAULT && moves != nullptr) Move(*moves, numbers, stream);\n"
         "  FUSEDREC_TRY(other()->Forget(stream));\n  FUSEDREC_TRY(Insert(prefetched_",
         "does_not_fit", "hot rows without memory",
     ),
     Mutant(
-        "copies do not wait for the last user of their memory", "hash_table", BUFFERS,
+        "copies do not wait for the last user of their memory", "hash_table", BUFFER,
         "FUSEDREC_TRY(cudaStreamWaitEvent(to_device_, vacated_, 0));",
         "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(to_device_, vacated_, 0));", "new_memory",
     ),
     Mutant(
-        "the work of a failed advance meets the next prefetch", "hash_table", BUFFERS,
+        "the work of a failed advance meets the next prefetch", "hash_table", BUFFER,
         "    FUSEDREC_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));",
         "    if (!FAULT) FUSEDREC_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));", "failed_advance",
     ),
     Mutant(
-        "rows go back before they are gathered", "hash_table", BUFFERS,
+        "rows go back before they are gathered", "hash_table", BUFFER,
         "FUSEDREC_TRY(cudaStreamWaitEvent(to_host_, gathered_, 0));",
         "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(to_host_, gathered_, 0));", "as_a_table", "Refused: -9",
     ),
     Mutant(
-        "a batch begins before its rows are there", "hash_table", BUFFERS,
+        "a batch begins before its rows are there", "hash_table", BUFFER,
         "FUSEDREC_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));",
         "if (!FAULT) FUSEDREC_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), arrived_, 0));", "as_a_table",
     ),
     Mutant(
-        "memory is given again while a copy reads it", "hash_table", BUFFERS,
+        "memory is given again while a copy reads it", "hash_table", BUFFER,
         "FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));\n  FUSEDREC_TRY(buffer->sent_",
         "if (!FAULT) FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));\n"
         "  FUSEDREC_TRY(buffer->sent_",
         "given_again", "Arrays are not equal",
     ),
     Mutant(
-        "an allocation that failed fails the next launch", "hash_table", BUFFERS,
+        "an allocation that failed fails the next launch", "hash_table", BUFFER,
         "      LastError();", "      if (!FAULT) LastError();", "page_locked", "Refused: 2",
     ),
 ]  # fmt: skip

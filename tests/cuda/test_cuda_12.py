@@ -54,7 +54,7 @@ KERNELS = {
 MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
-        f"hash_table/cuda/{part}.cuh" for part in ("select", "records", "mixed", "update", "buffer/buffer")
+        f"hash_table/cuda/{part}" for part in ("select.cuh", "records.cu", "mixed.cu", "update.cu", "buffer/buffer.cu")
     ],
 }
 

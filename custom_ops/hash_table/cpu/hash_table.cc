@@ -1,75 +1,96 @@
 #include "hash_table/cpu/hash_table.h"
 
-#include <algorithm>
-#include <atomic>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
 
 namespace fusedrec {
-namespace {
 
-uint64_t NextNumber() {
+static uint64_t NextNumber() {
   static std::atomic<uint64_t> made{0};
   return Mix64(made.fetch_add(1) + 1);
 }
 
-bool IsBefore(Moment since, const RowHeader& row) { return since.IsBefore(row.last, row.updated); }
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec) {
-  if (spec.dim <= 0 || spec.seeds.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("dim and the number of segments must be > 0, got ", spec.dim, " and ",
-                                                   spec.seeds.size(), "."));
-  }
-  if (spec.limits.empty()) spec.limits.resize(spec.seeds.size());
-  if (spec.limits.size() != spec.seeds.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("limits must be empty or one for each of the ", spec.seeds.size(),
-                                                   " segments, got ", spec.limits.size(), "."));
-  }
-  std::unique_ptr<HashTable> table(new HashTable(std::move(spec)));
-  FUSEDREC_TRY(table->rows_.Open());
-  return table;
-}
+static bool IsBefore(Moment since, const RowHeader& row) { return since.IsBefore(row.last, row.updated); }
 
 HashTable::HashTable(TableSpec spec)
-    : number_(NextNumber()),
-      rows_(std::move(spec)),
-      tier_(&rows_),
-      evictor_(&rows_),
-      demoter_(&rows_),
-      records_(&rows_, &tier_),
-      replicas_(&rows_, &tier_, &evictor_),
-      accumulator_(rows_.spec().dim) {}
+    : number_(NextNumber()), rows_(std::move(spec)), tier_(&rows_), evictor_(&rows_), demoter_(&rows_),
+      records_(&rows_, &tier_), replicas_(&rows_, &tier_, &evictor_), accumulator_(rows_.spec().dim) {}
 
 bool HashTable::IsHandle(int64_t handle) const {
   if (handle == kNoRow) return true;
   return handle >= 0 && handle <= 0xffffffff && rows_.store().IsHandle(static_cast<uint32_t>(handle));
 }
 
-int64_t HashTable::Evict(int64_t segment, int64_t count) {
-  std::lock_guard<std::mutex> lock(rows_.room_mutex());
-  rows_.NextVersion();
-  return evictor_.EvictWorst(segment, count);
+absl::Status HashTable::CheckAhead(const TableCall& call, const Message& message, const Ahead& ahead) const {
+  if (ahead.fingerprint != FingerprintOf(call, message)) {
+    return Invalid(
+        "message must be that of the look-ahead, of the same table, got other ids or another order. The table is what "
+        "it was. Take a look-ahead and its lookup from one message.");
+  }
+  for (const int64_t handle : ahead.handles) {
+    if (IsHandle(handle)) continue;
+    return Invalid("handles_ahead must be of a TableLookAhead of this table, got ", handle, ".");
+  }
+  return absl::OkStatus();
 }
 
-int64_t HashTable::Remove(int64_t segment, absl::Span<const int64_t> ids) {
+absl::Status HashTable::CheckGradients(const Gradients& grads, uint32_t* clock) const {
+  const int64_t rows = grads.handles.size();
+  for (const int32_t number : grads.inverse) {
+    if (number < 0 || number >= rows) {
+      return Invalid(
+          "inverse must lie in [0, ", rows, "), got ", number, ". Take handles and inverse from one TableLookup.");
+    }
+  }
+  uint32_t first = 0;
+  uint64_t sum = 0;
+  for (const int64_t handle : grads.handles) {
+    if (handle == kNoRow) continue;
+    if (handle < 0 || !IsHandle(handle & 0xffffffff)) {
+      return Invalid("handles must be of a TableLookup of this table, got ", handle, ".");
+    }
+    const uint32_t of_handle = static_cast<uint32_t>(handle >> 32);
+    if (of_handle == 0 || (first != 0 && of_handle != first)) {
+      return Invalid(
+          "handles must be of one TableLookup, got some of lookup ", first, " and some of lookup ", of_handle, ".");
+    }
+    first = of_handle;
+    sum += Mix64(static_cast<uint32_t>(handle));
+  }
+  if (rows_.pins().lookups().HandlesOf(first) != sum) {  // only some of that lookup's, or some twice; or it was long ago
+    std::vector<int64_t> named;
+    for (const int64_t handle : grads.handles) {
+      if (handle != kNoRow) named.push_back(handle);
+    }
+    FUSEDREC_TRY(RequireDistinct("handles", named, "handles and inverse of one TableLookup."));
+  }
+  *clock = first;
+  if (first == 0 || !IsStale(first)) return absl::OkStatus();
+  return RowsAreStale(absl::StrCat("training lookup ", first));
+}
+
+absl::Status HashTable::Evict(const TableCall&, int64_t segment, int64_t count, int64_t* evicted) {
+  std::lock_guard<std::mutex> lock(rows_.room_mutex());
+  rows_.NextVersion();
+  *evicted = evictor_.EvictWorst(segment, count);
+  return absl::OkStatus();
+}
+
+absl::Status HashTable::Remove(const TableCall&, int64_t segment, absl::Span<const int64_t> ids, int64_t* removed) {
+  if (rows_.pins().waiting_since() != 0) return SumsAreWaiting();
   rows_.NextVersion();
   rows_.pins().NoteMoveOfAny();
-  int64_t removed = 0;
+  *removed = 0;
   for (const int64_t id : ids) {
     Shard* shard = &rows_.ShardWith(TableHash(id));
     std::lock_guard<std::mutex> lock(shard->mutex);
     const int64_t before = shard->keys[segment].size();
     rows_.RemoveKey(shard, segment, id);
-    removed += before - shard->keys[segment].size();
+    *removed += before - shard->keys[segment].size();
   }
-  return removed;
+  return absl::OkStatus();
 }
 
-void HashTable::Clear() {
+absl::Status HashTable::Clear(const TableCall&) {
   rows_.pins().NoteMoveOfAny();
   for (Shard& shard : rows_.shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);
@@ -87,20 +108,21 @@ void HashTable::Clear() {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   accumulator_.Clear();
   rows_.pins().EndWait();
+  return absl::OkStatus();
 }
 
 // Contents: all ids, or the ids whose rows changed since the last full save, the ids that left, the ids that wait for
 // admission, and statistics. ChangeLog tells which ids may have changed; the headers of their rows decide.
 
-void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
-                     std::vector<int64_t>* handles) const {
+absl::Status HashTable::Keys(const TableCall& call, int64_t segment, Moment since, std::vector<int64_t>* ids,
+                             std::vector<int64_t>* handles) {
   struct Found {
     std::vector<int64_t> ids, handles;
   };
   std::vector<Found> found(kShards);
   const bool recorded = rows_.change_log().Covers(since);
   const int64_t keys = size(segment) / kShards + 1;
-  parallel_for(kShards, 20 * keys, [&](int64_t begin, int64_t end) {
+  call.parallel_for(kShards, 20 * keys, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       Shard& shard = rows_.shards()[s];
       Found& here = found[s];
@@ -131,18 +153,28 @@ void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_
     ids->insert(ids->end(), here.ids.begin(), here.ids.end());
     handles->insert(handles->end(), here.handles.begin(), here.handles.end());
   }
+  return absl::OkStatus();
 }
 
-std::vector<int64_t> HashTable::Tombstones(int64_t segment) const {
-  std::vector<int64_t> gone;
+absl::Status HashTable::ReadRecords(const TableCall& call, absl::Span<const int64_t> handles, char* records) {
+  for (const int64_t handle : handles) {
+    if (handle >= 0 && IsHandle(handle)) continue;
+    return Invalid("handles must be of a TableKeys of this table, got ", handle, ".");
+  }
+  WantHugePages(records, handles.size() * record_bytes());  // a save holds training up meanwhile
+  records_.Read(handles, call.parallel_for, records);
+  return absl::OkStatus();
+}
+
+absl::Status HashTable::Tombstones(const TableCall&, int64_t segment, std::vector<int64_t>* ids) {
   for (const Shard& shard : rows_.shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);
     for (const int64_t id : shard.changes.left[segment]) {
-      if (shard.keys[segment].Find(id, TableHash(id)) == kAbsent) gone.push_back(id);
+      if (shard.keys[segment].Find(id, TableHash(id)) == kAbsent) ids->push_back(id);
     }
   }
-  KeepDistinct(&gone);
-  return gone;
+  KeepDistinct(ids);
+  return absl::OkStatus();
 }
 
 void HashTable::ForgetTombstones() {
@@ -151,10 +183,11 @@ void HashTable::ForgetTombstones() {
     std::lock_guard<std::mutex> lock(shard.mutex);
     shard.changes.Clear();
   }
-  rows_.change_log().Begin({clock(), version()}, spec().record_tombstones);
+  rows_.change_log().Begin(Clock(), spec().record_tombstones);
 }
 
-void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {
+absl::Status HashTable::Candidates(const TableCall&, int64_t segment, std::vector<int64_t>* ids,
+                                   std::vector<int64_t>* counts) {
   std::vector<std::pair<int64_t, uint32_t>> candidates;
   for (const Shard& shard : rows_.shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);
@@ -167,9 +200,11 @@ void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vect
     ids->push_back(id);
     counts->push_back(count);
   }
+  return absl::OkStatus();
 }
 
-absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts) {
+absl::Status HashTable::SetCandidates(const TableCall&, int64_t segment, absl::Span<const int64_t> ids,
+                                      absl::Span<const int64_t> counts) {
   if (rows_.limits(segment).admission_count <= 1) return absl::OkStatus();
   for (size_t i = 0; i < ids.size(); ++i) {
     Shard* shard = &rows_.ShardWith(TableHash(ids[i]));
@@ -179,7 +214,20 @@ absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t>
   return absl::OkStatus();
 }
 
-SegmentStatistics HashTable::Statistics(int64_t segment) const {
+absl::Status HashTable::ReadNumbers(const TableCall& call, absl::Span<const int64_t> ids, absl::Span<const int64_t> splits,
+                                    float* numbers, int64_t size) {
+  replicas_.ReadNumbers(ids, splits, call.parallel_for, numbers);
+  std::fill(numbers + ids.size() * width(), numbers + size * width(), 0.0f);
+  return absl::OkStatus();
+}
+
+absl::Status HashTable::Statistics(TableStatistics* statistics) {
+  for (int64_t s = 0; s < segments(); ++s) statistics->segments.push_back(StatisticsOf(s));
+  statistics->bytes = {key_bytes(), row_bytes(0), row_bytes(1), rows_in_pool(0), rows_in_pool(1)};
+  return absl::OkStatus();
+}
+
+SegmentStatistics HashTable::StatisticsOf(int64_t segment) const {
   SegmentStatistics sum;
   for (const Shard& shard : rows_.shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);

@@ -3,18 +3,7 @@
 // Sources: MTGRBoost (section 4.1) keeps keys apart from rows, which never move. FusedRec (section 3, "Lossless Lookup")
 // makes the key from (segment, id) only at the owner, where ids of all sources are deduplicated.
 //
-// # Parts
-// HashTable composes the classes of rows/ and parts/, which have contracts of their own:
-//   ShardedRows   ids and their rows, in 64 shards: KeyIndex (id -> handle), RowStore (handle -> row, whose bytes RowFormat
-//                 lays out), AdmissionFilter (counts of ids without a row), ChangeLog (ids that a delta checkpoint copies)
-//   PinnedRows    the rows that may be in use; RunningLookups, the clock
-//   Evictor       makes room at max_rows
-//   FileTier      makes room at memory_budget: rows in a file
-//   Demoter       moves rows that are no longer hot back to 16 bits
-//   RowRecords    rows as checkpoints hold them
-//   Replicas      replicas that are averaged, and the ids that they exchange
-//   Accumulator   gradients that wait for their update
-//   RuleStep      the update rule, over GradientSum
+// It composes the classes of rows/ (ids and their rows, in 64 shards) and of parts/, which have contracts of their own.
 //
 // # A training lookup
 //   1. A counting sort orders the ids of a message by shard.
@@ -34,144 +23,119 @@
 // rows whose gradients wait, are neither evicted nor moved between pools. Their handles hold until then.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/hash.h"
-#include "common/parallel.h"
-#include "hash_table/cpu/parts/gradient_sum.h"
 #include "hash_table/cpu/parts/eviction.h"
+#include "hash_table/cpu/parts/gradient_sum.h"
 #include "hash_table/cpu/parts/message_runs.h"
 #include "hash_table/cpu/parts/replicas.h"
 #include "hash_table/cpu/parts/row_records.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 #include "hash_table/cpu/rule_step.h"
-#include "hash_table/table_spec.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 
-class HashTable {
+class HashTable : public Table {
  public:
-  static constexpr uint32_t kJustNow = 0xffffffff;  // clock of a lookup whose gradients come at once
+  explicit HashTable(TableSpec spec);
+  // Maps its first rows; comes before every other call.
+  absl::Status Open() { return rows_.Open(); }
 
-  static absl::StatusOr<std::unique_ptr<HashTable>> Make(TableSpec spec);
-
-  const TableSpec& spec() const { return rows_.spec(); }
-  int64_t segments() const { return rows_.segments(); }
+  const TableSpec& spec() const override { return rows_.spec(); }
   const RowFormat& format(int pool) const { return rows_.format(pool); }
   uint32_t clock() const { return rows_.pins().clock(); }
   uint32_t version() const { return rows_.version(); }
-  void SetClock(uint32_t clock, uint32_t version) { rows_.SetClock(clock, version); }
 
-  // Training form.
-  //   rows     [>= V, D]  out: row of each received id, in the order received
-  //   inverse  [V]        out: number of the row of each received id
-  //   handles             out: handle of each number
-  //   clock               out, if wanted: number of this lookup
-  //   ahead               in, may be null: the look-ahead that wrote `rows`; only rows that changed since are written
-  //   window              lookups, with this one, whose gradients are to come; see PinnedRows
-  absl::Status Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock = nullptr,
-                      const Ahead* ahead = nullptr, int64_t window = 1);
-
-  // Reads the rows that a coming Lookup of this message will need; changes nothing.
-  //   rows     [>= V, D]  out: row of each received id that has one
-  //   handles  [V]        out: those rows, or kNoRow
-  void LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                 absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const;
-
-  // Tells look-aheads of other messages and of other tables apart.
-  uint64_t FingerprintOf(const Message& message, const ParallelFor& parallel_for) const {
-    return number_ + fusedrec::FingerprintOf(message, segments(), parallel_for);
+  // Handles have the clock of the lookup above the number of the row.
+  absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                      const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) override;
+  // rows: only those of ids with a row are written. Changes nothing.
+  absl::Status LookAhead(const TableCall& call, const Message& message, const RowsOut& rows, absl::Span<int64_t> handles,
+                         Ahead* mark) override;
+  absl::Status Read(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                    const RowsOut& rows) override;
+  absl::Status Prefetch(const TableCall&, const Message& message) override {
+    tier_.Prefetch(message);
+    return absl::OkStatus();
   }
+  absl::Status Apply(const TableCall& call, const Gradients& in, const Step& step, std::vector<int32_t>* left_out) override;
+  // Rows of the lookup stay where they are until the update. left_out lists rows whose sum is no longer finite; a row is
+  // listed once in an update. `begin` drops earlier sums: a training step that failed may have left some.
+  absl::Status Accumulate(const TableCall& call, const Gradients& in, bool begin, std::vector<int32_t>* left_out) override;
+  absl::Status ApplyAccumulated(const TableCall& call, const Step& step) override;
 
-  // Inference form: inserts and touches nothing. An id without a row has its initial value.
-  void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
+  absl::Status Statistics(TableStatistics* statistics) override;
+  SegmentStatistics StatisticsOf(int64_t segment) const;
+  int64_t size(int64_t segment) const { return rows_.size(segment); }
+  int64_t rows_in_pool(int pool) const { return rows_.store().size(pool); }
+  int64_t key_bytes() const;
+  int64_t row_bytes(int pool) const { return rows_.store().bytes(pool); }  // as mapped
 
-  // Rows as the next Lookup of this message would answer them; changes nothing. Arguments as for Lookup.
-  void Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Ahead* ahead,
-            int64_t window) const;
+  absl::Status Keys(const TableCall& call, int64_t segment, Moment since, std::vector<int64_t>* ids,
+                    std::vector<int64_t>* handles) override;
+  int64_t record_bytes() const override { return records_.bytes(); }
+  absl::Status ReadRecords(const TableCall& call, absl::Span<const int64_t> handles, char* records) override;
+  absl::Status Import(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, const char* records) override {
+    return records_.Write(segment, ids, records, call.parallel_for);
+  }
+  absl::Status Remove(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids, int64_t* removed) override;
+  absl::Status Evict(const TableCall& call, int64_t segment, int64_t count, int64_t* evicted) override;
+  absl::Status Clear(const TableCall& call) override;
+  absl::Status Tombstones(const TableCall& call, int64_t segment, std::vector<int64_t>* ids) override;
+  void ForgetTombstones() override;
+  absl::Status Candidates(const TableCall& call, int64_t segment, std::vector<int64_t>* ids,
+                          std::vector<int64_t>* counts) override;
+  absl::Status SetCandidates(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids,
+                             absl::Span<const int64_t> counts) override;
+  Moment Clock() override { return {clock(), version()}; }
+  void SetClock(Moment clock) override { rows_.SetClock(clock.lookups, clock.version); }
 
-  // See FileTier.
-  void Prefetch(const Message& message) const { tier_.Prefetch(message); }
+  absl::Status NoteTrained(const TableCall&, const Message& message) override {
+    replicas_.NoteTrained(message);
+    return absl::OkStatus();
+  }
+  absl::Status TakeUnsynced(const TableCall&, const FusedrecUnsyncedSink& sink) override {
+    return replicas_.TakeUnsynced(sink);
+  }
+  int64_t width() const override { return format(0).numbers(); }
+  absl::Status ReadNumbers(const TableCall& call, absl::Span<const int64_t> ids, absl::Span<const int64_t> splits,
+                           float* numbers, int64_t size) override;
+  absl::Status Merge(const TableCall&, const FusedrecMerge& merge) override { return replicas_.Merge(merge); }
 
-  bool IsHandle(int64_t handle) const;
+  RowRecords& records() { return records_; }
   // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
   bool IsStale(uint32_t clock) const { return rows_.pins().IsStale(clock); }
-  // Returns whether handles with this sum of hashes are all handles of the lookup of this clock, each once. It is known for
-  // the latest lookups.
-  bool AreHandlesOf(uint32_t clock, uint64_t sum) const { return rows_.pins().lookups().HandlesOf(clock) == sum; }
-  // Returns whether gradients wait for ApplyAccumulated.
-  bool HasWaiting() const { return rows_.pins().waiting_since() != 0; }
-
-  // Sums gradients of equal rows and applies the optimizer in place.
-  //   handles  [W], inverse [V]: of Lookup
-  //   grads    [>= V, D], multiplied by `scale`
-  //   clock    of that lookup
-  //   left_out out, may be null: ascending numbers of rows whose sum is not finite; they and their slots do not change
-  void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
-             float scale, const Step& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow,
-             std::vector<int32_t>* left_out = nullptr);
-  // The same in two parts: Accumulate keeps sums by row until ApplyAccumulated. Rows of the lookup of `clock` stay where
-  // they are until then. left_out lists rows whose sum is no longer finite; a row is listed once in an update. `begin`
-  // drops earlier sums: a training step that failed may have left some.
-  absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                          Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0,
-                          std::vector<int32_t>* left_out = nullptr, bool begin = false);
-  void ApplyAccumulated(const Step& step, const ParallelFor& parallel_for);
-
-  // For rows that are trained elsewhere, between two lookups, and come back (host_rows.cc, RowRecords::WriteTrained).
-  // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.
-  uint32_t BeginUpdate(uint32_t clock);
   const RowHeader& HeaderOf(int64_t handle) const { return *rows_.Header(static_cast<uint32_t>(handle)); }
-  // kNoRow: the id has none.
   int64_t HandleOf(const SegmentId& key) const {
     const uint64_t hash = TableHash(key.id);
     const uint32_t handle = rows_.ShardWith(hash).keys[key.segment].Find(key.id, hash);
     return handle == kAbsent ? kNoRow : int64_t{handle};
   }
 
-  // Evicts the `count` rows of a segment that its policy ranks lowest; none without a policy. Returns how many left.
-  int64_t Evict(int64_t segment, int64_t count);
-  // Removes ids; ids without a row are skipped. Returns how many had a row.
-  int64_t Remove(int64_t segment, absl::Span<const int64_t> ids);
-  void Clear();
+ protected:
+  // Lookup of a message for which the look-ahead, if any, was made.
+  absl::Status LookUp(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                      const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows);
+  // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.
+  uint32_t BeginUpdate(uint32_t clock);
 
-  SegmentStatistics Statistics(int64_t segment) const;
-  int64_t size(int64_t segment) const { return rows_.size(segment); }
-  int64_t rows_in_pool(int pool) const { return rows_.store().size(pool); }
-  // Bytes of keys, and of rows (as mapped), for the benchmarks.
-  int64_t key_bytes() const;
-  int64_t row_bytes(int pool) const { return rows_.store().bytes(pool); }
-
-  // Checkpoints.
-  RowRecords& records() { return records_; }
-  const RowRecords& records() const { return records_; }
-  // Ids of a segment whose rows changed after `since` (its beginning: all), in no meaningful order, and their handles.
-  void Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
-            std::vector<int64_t>* handles) const;
-  void Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const;
-  absl::Status SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts);
-  std::vector<int64_t> Tombstones(int64_t segment) const;
-  // Forgets the ids that left and the ids whose rows may have changed, and begins to record both anew.
-  void ForgetTombstones();
-
-  Replicas& replicas() { return replicas_; }
+  const uint64_t number_;  // a hash of the number of tables that this process made before
 
  private:
   class TrainingLookup;  // one call of Lookup (lookup.cc)
 
-  explicit HashTable(TableSpec spec);
+  bool IsHandle(int64_t handle) const;
+  absl::Status CheckAhead(const TableCall& call, const Message& message, const Ahead& ahead) const;
+  // Checks handles and inverse. *clock: of the handles' lookup, 0 where none has a row.
+  absl::Status CheckGradients(const Gradients& grads, uint32_t* clock) const;
+  // Tells look-aheads of other messages and of other tables apart.
+  uint64_t FingerprintOf(const TableCall& call, const Message& message) const {
+    return number_ + fusedrec::FingerprintOf(message, segments(), call.parallel_for);
+  }
   struct Reading;  // what a read does with an id (look_ahead.cc)
-  void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Reading& reading) const;
+  void ReadRows(const Message& message, const ParallelFor& parallel_for, const RowsOut& rows, const Reading& reading) const;
   void UpdateRow(const RuleStep& step, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
-  const uint64_t number_;  // a hash of the number of tables that this process made before
   ShardedRows rows_;
   FileTier tier_;
   Evictor evictor_;

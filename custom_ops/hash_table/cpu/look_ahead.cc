@@ -18,9 +18,6 @@
 // Replicas of a table must count the ids of all groups of ranks, but a rank sends the rows of its own group only. So it
 // peeks at the rows of its group, and looks the ids of all groups up without rows. A peek answers what that lookup would:
 // an id without a row, or whose row expires at that lookup, has its initial row.
-#include <algorithm>
-#include <cstring>
-#include <vector>
 
 #include "common/hash.h"
 #include "hash_table/cpu/hash_table.h"
@@ -35,8 +32,8 @@ struct HashTable::Reading {
   const Pins* coming;        // of the lookup at which rows expire; null: none do
 };
 
-void HashTable::Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                     const Reading& reading) const {
+void HashTable::ReadRows(const Message& message, const ParallelFor& parallel_for, const RowsOut& rows,
+                         const Reading& reading) const {
   constexpr int64_t kPiece = 1024;  // ids of one unit of work
   const std::vector<MessageRun> runs = RunsOf(message, segments(), kPiece);
   constexpr int kAhead = 12;
@@ -91,25 +88,26 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
   });
 }
 
-void HashTable::Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const {
-  Read(message, parallel_for, rows, {{}, spec().unknown_zeros, nullptr, nullptr});
-}
-
-void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                          absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const {
+absl::Status HashTable::LookAhead(const TableCall& call, const Message& message, const RowsOut& rows,
+                                  absl::Span<int64_t> handles, Ahead* mark) {
   // Read before the first row, so that every later change is newer.
-  *moves = rows_.moves();
-  *version = rows_.version();
-  Prefetch(message);  // the disk reads many pages at once
-  Read(message, parallel_for, rows, {handles, false, nullptr, nullptr});
+  mark->moves = rows_.moves();
+  mark->version = rows_.version();
+  mark->fingerprint = FingerprintOf(call, message);
+  tier_.Prefetch(message);  // the disk reads many pages at once
+  ReadRows(message, call.parallel_for, rows, {handles, false, nullptr, nullptr});
+  return absl::OkStatus();
 }
 
-void HashTable::Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Ahead* ahead,
-                     int64_t window) const {
+absl::Status HashTable::Read(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                             const RowsOut& rows) {
+  if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
   Pins coming = rows_.pins().Current();
   ++coming.now;
   coming.window = window;
-  Read(message, parallel_for, rows, {{}, false, ahead, &coming});
+  ReadRows(message, call.parallel_for, rows,
+           window > 0 ? Reading{{}, false, ahead, &coming} : Reading{{}, spec().unknown_zeros, nullptr, nullptr});
+  return absl::OkStatus();
 }
 
 }  // namespace fusedrec

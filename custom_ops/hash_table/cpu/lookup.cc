@@ -1,9 +1,6 @@
 // The training lookup; hash_table.h explains its steps.
-#include <algorithm>
-#include <array>
 #include <numeric>
 #include <tuple>
-#include <utility>
 
 #include "common/hash.h"
 #include "hash_table/cpu/hash_table.h"
@@ -58,27 +55,18 @@ void SortByShard(const Message& message, int64_t segments, const ParallelFor& pa
 
 class HashTable::TrainingLookup {
  public:
-  TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowSink& out, const Ahead* ahead)
-      : table_(table),
-        running_(running),
-        rows_(&table->rows_),
-        spec_(table->spec()),
-        clock_(running.clock()),
-        scratch_(running.scratch()),
-        pins_(rows_->pins().Current()),
-        out_(out),
-        ahead_(ahead) {}
+  TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowsOut& out, const Ahead* ahead)
+      : table_(table), running_(running), rows_(&table->rows_), spec_(table->spec()), clock_(running.clock()),
+        scratch_(running.scratch()), pins_(rows_->pins().Current()), out_(out), ahead_(ahead) {}
 
-  absl::Status Run(const Message& message, const ParallelFor& parallel_for, absl::Span<int32_t> inverse,
-                   std::vector<int64_t>* handles);
+  absl::Status Run(const Message& message, const ParallelFor& parallel_for, int32_t* inverse, int64_t* handles,
+                   int64_t* num_rows);
 
  private:
-  // What admission says of an id without a row.
   struct Judged {
     SegmentId key;
     bool is_admitted;
   };
-  // The work on one shard.
   struct Visit {
     Shard* shard;
     int64_t begin, end;              // places of this shard's items
@@ -111,15 +99,14 @@ class HashTable::TrainingLookup {
   const uint32_t clock_;
   LookupScratch* const scratch_;
   const Pins pins_;
-  const RowSink out_;
+  const RowsOut out_;
   const Ahead* const ahead_;  // null: there was none
 };
 
 // Writes the row of an id to the lookup's result if `write` asks for it.
 // Inlined, because a call for each id costs a sixth of a lookup.
-__attribute__((always_inline)) inline void HashTable::TrainingLookup::Touch(Visit* visit, const ReceivedId& item,
-                                                                            int64_t place, uint32_t handle, char* row,
-                                                                            bool write) {
+__attribute__((always_inline)) inline void HashTable::TrainingLookup::Touch(
+    Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write) {
   RowHeader* header = RowFormat::Header(row);
   if (header->last != clock_) {  // this lookup sees the row for the first time
     Shard* shard = visit->shard;
@@ -310,7 +297,6 @@ void HashTable::TrainingLookup::Undo(Visit* visit) {
   }
 }
 
-// Makes and moves rows, once all ids of the message have been looked up.
 absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, int64_t cost_of_shard,
                                                std::vector<Visit>* visits) {
   FUSEDREC_TRY(MakeRoom(*visits));
@@ -326,8 +312,8 @@ absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, 
   return table_->demoter_.DemoteCold(clock_);
 }
 
-absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for,
-                                            absl::Span<int32_t> inverse, std::vector<int64_t>* handles) {
+absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for, int32_t* inverse,
+                                            int64_t* handles, int64_t* num_rows) {
   std::vector<int64_t> shard_begin;
   SortByShard(message, rows_->segments(), parallel_for, scratch_, &shard_begin);
   std::vector<Visit> visits(kShards);
@@ -353,14 +339,18 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   }
   rows_->HalveCandidates();
 
-  handles->clear();
+  int64_t* next = handles;
   uint64_t sum = 0;
   for (const Visit& visit : visits) {
-    const int32_t base = static_cast<int32_t>(handles->size());
+    const int32_t base = static_cast<int32_t>(next - handles);
     for (int64_t place = visit.begin; place < visit.end; ++place) scratch_->number[place] += base;
-    handles->insert(handles->end(), visit.handles.begin(), visit.handles.end());
+    for (const int64_t handle : visit.handles) {
+      sum += handle == kNoRow ? 0 : Mix64(static_cast<uint32_t>(handle));
+      // The clock above the row number tells an update whether the rows are still where they were.
+      *next++ = handle == kNoRow ? kNoRow : int64_t{clock_} << 32 | handle;
+    }
   }
-  for (const int64_t handle : *handles) sum += handle == kNoRow ? 0 : Mix64(static_cast<uint32_t>(handle));
+  *num_rows = next - handles;
   running_.NoteHandles(sum);
   parallel_for(message.num_ids, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) inverse[i] = scratch_->number[scratch_->place[i]];
@@ -368,15 +358,19 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   return absl::OkStatus();
 }
 
-absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock,
-                               const Ahead* ahead, int64_t window) {
+absl::Status HashTable::Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                               const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) {
+  if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
+  return LookUp(call, message, window, ahead, rows, inverse, handles, num_rows);
+}
+
+absl::Status HashTable::LookUp(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
+                               const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) {
   RunningLookups::Lookup running(&rows_.pins().lookups(), window);
-  if (clock != nullptr) *clock = running.clock();
   absl::Status done = running.clock() > kMostClock ? ClockEnds() : absl::OkStatus();
   if (done.ok()) {
     evictor_.EvictExpired(running.clock());
-    done = TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
+    done = TrainingLookup(this, running, rows, ahead).Run(message, call.parallel_for, inverse, handles, num_rows);
   }
   if (!done.ok()) running.GiveClockBack();
   return done;

@@ -1,7 +1,5 @@
 #include "hash_table/cpu/rule_step.h"
 
-#include <cmath>
-
 #include "common/simd.h"
 
 namespace fusedrec {
@@ -41,8 +39,7 @@ FUSEDREC_CLONES void Clip(float clipnorm, int n, float* __restrict__ g) {
 // w [dim] and its slots of dim numbers each. Two pointers: of one with a distance the compiler would test for overlap.
 template <bool kForm, class R>
 inline __attribute__((always_inline)) void Columns(const typename R::Numbers& by, int dim, const float* __restrict__ g,
-                                                   float* __restrict__ w, float* __restrict__ first,
-                                                   float* __restrict__ second) {
+    float* __restrict__ w, float* __restrict__ first, float* __restrict__ second) {
   for (int d = 0; d < dim; ++d) {
     float slots[2] = {R::kSlots > 0 ? first[d] : 0.0f, R::kSlots > 1 ? second[d] : 0.0f};
     R::template Column<kForm>(by, g[d], w[d], slots);
@@ -53,8 +50,7 @@ inline __attribute__((always_inline)) void Columns(const typename R::Numbers& by
 
 template <class R>
 inline __attribute__((always_inline)) void Columns(const R& rule, const typename R::Numbers& by, int dim,
-                                                   const float* __restrict__ g, float* __restrict__ w,
-                                                   float* __restrict__ first, float* __restrict__ second) {
+    const float* __restrict__ g, float* __restrict__ w, float* __restrict__ first, float* __restrict__ second) {
   if (rule.form()) {
     Columns<true, R>(by, dim, g, w, first, second);
   } else {
@@ -65,9 +61,8 @@ inline __attribute__((always_inline)) void Columns(const R& rule, const typename
 // The numbers of a step are read where they are: a copy of five floats costs a row of 16 columns a tenth of its time.
 template <class R>
 inline __attribute__((always_inline)) void Train(const R& rule, const typename R::Numbers& by, int dim,
-                                                 const float* __restrict__ g, float* __restrict__ w,
-                                                 float* __restrict__ first, float* __restrict__ second,
-                                                 float* __restrict__ row_slots) {
+    const float* __restrict__ g, float* __restrict__ w, float* __restrict__ first, float* __restrict__ second,
+    float* __restrict__ row_slots) {
   if constexpr (R::kRowSlots > 0) {
     const typename R::Numbers of_row = rule.OfRow(by, SumOfSquares(g, dim), dim, row_slots);
     Columns(rule, of_row, dim, g, w, first, second);

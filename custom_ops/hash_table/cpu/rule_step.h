@@ -2,8 +2,6 @@
 // out, in one pass.
 #pragma once
 
-#include <variant>
-
 #include "hash_table/rules/rules.h"
 
 namespace fusedrec {
@@ -13,7 +11,6 @@ class RuleStep {
   RuleStep(const AnyRule& rule, const Step& step);
 
   // Trains one row.
-  //
   //   grad     [dim]           the summed gradient; clipping writes into it
   //   row      [dim]           w
   //   wide     [slots * dim]   slot after slot

@@ -1,17 +1,13 @@
 // The update: gradients summed over their sources, the optimizer applied in place, by handle.
-#include <algorithm>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cpu/parts/gradient_sum.h"
 
 namespace fusedrec {
-namespace {
 
 constexpr int kAhead = 8;  // rows between the fetch of a row and its update
 
+namespace {
 // Numbers of the rows that an update leaves out. Threads add to it, seldom.
 class LeftOut {
  public:
@@ -20,7 +16,6 @@ class LeftOut {
     numbers_.push_back(static_cast<int32_t>(number));
   }
   void Give(std::vector<int32_t>* numbers) {
-    if (numbers == nullptr) return;
     std::sort(numbers_.begin(), numbers_.end());
     *numbers = std::move(numbers_);
   }
@@ -29,7 +24,6 @@ class LeftOut {
   std::mutex mutex_;
   std::vector<int32_t> numbers_;
 };
-
 }  // namespace
 
 uint32_t HashTable::BeginUpdate(uint32_t clock) {
@@ -51,15 +45,17 @@ void HashTable::UpdateRow(const RuleStep& step, uint32_t handle, float* grad, ui
   row_format.Store(numbers, version, row);
 }
 
-void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                      Storage storage, float scale, const Step& step, const ParallelFor& parallel_for,
-                      uint32_t clock, std::vector<int32_t>* left_out) {
+absl::Status HashTable::Apply(const TableCall& call, const Gradients& in, const Step& step,
+                              std::vector<int32_t>* left_out) {
+  const absl::Span<const int64_t> handles = in.handles;
+  uint32_t clock;
+  FUSEDREC_TRY(CheckGradients(in, &clock));
   const uint32_t version = BeginUpdate(clock);
   const RuleStep by(spec().rule, step);
-  const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
+  const GradientSum sums(in, spec().dim);
   const int64_t rows = handles.size();
   LeftOut found;
-  parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
+  call.parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec().dim), numbers(format(0).numbers());
     for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) {
       if (handles[i] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[i]));
@@ -81,26 +77,28 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
     }
   });
   found.Give(left_out);
+  return absl::OkStatus();
 }
 
-absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse,
-                                   const void* grads, Storage storage, float scale, const ParallelFor& parallel_for,
-                                   uint32_t clock, std::vector<int32_t>* left_out, bool begin) {
+absl::Status HashTable::Accumulate(const TableCall& call, const Gradients& in, bool begin,
+                                   std::vector<int32_t>* left_out) {
+  uint32_t clock;
+  FUSEDREC_TRY(CheckGradients(in, &clock));
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   if (begin) {
     accumulator_.Clear();
     rows_.pins().EndWait();
   }
   rows_.pins().BeginWait(clock);
-  const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
+  const GradientSum sums(in, spec().dim);
   // Rows of other micro-batches of the lookup have no gradients here.
-  std::vector<int64_t> trained(handles.begin(), handles.end()), numbers;
+  std::vector<int64_t> trained(in.handles.begin(), in.handles.end()), numbers;
   for (size_t i = 0; i < trained.size(); ++i) {
     if (sums.IsEmpty(i)) trained[i] = kNoRow;
   }
   FUSEDREC_TRY(accumulator_.Number(trained, &numbers));
   LeftOut found;
-  parallel_for(handles.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
+  call.parallel_for(trained.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec().dim);
     for (int64_t i = begin; i < end; ++i) {
       if (numbers[i] < 0) continue;
@@ -117,12 +115,12 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   return absl::OkStatus();
 }
 
-void HashTable::ApplyAccumulated(const Step& step, const ParallelFor& parallel_for) {
+absl::Status HashTable::ApplyAccumulated(const TableCall& call, const Step& step) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   const uint32_t version = BeginUpdate(rows_.pins().waiting_since());
   const RuleStep by(spec().rule, step);
   const std::vector<uint32_t>& handles = accumulator_.handles();
-  parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
+  call.parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> numbers(format(0).numbers());
     for (int64_t i = begin; i < end; ++i) {
       if (i + kAhead < end) rows_.store().FetchForUpdate(handles[i + kAhead]);
@@ -132,6 +130,7 @@ void HashTable::ApplyAccumulated(const Step& step, const ParallelFor& parallel_f
   });
   accumulator_.Clear();
   rows_.pins().EndWait();
+  return absl::OkStatus();
 }
 
 }  // namespace fusedrec

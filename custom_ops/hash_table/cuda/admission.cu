@@ -3,9 +3,6 @@
 // A segment has a second set of lines (lines.cuh), with the count of a key in the place of its row. A lookup reads the
 // counts before it changes anything, because the number of admitted ids decides on the memory that it needs. Each distinct
 // id changes its own count, so no threads contend.
-#include <algorithm>
-#include <map>
-#include <utility>
 
 #include "common/hash.h"
 #include "hash_table/cuda/table_memory.h"
@@ -16,9 +13,8 @@ namespace {
 // [segments] count the ids that get no row, and those among them that come for the first time. A segment without admission
 // admits every id, and counts none.
 FUSEDREC_KERNEL AdmitKernel(TableView table, MessageView message, const Counts* counts,
-                            const uint32_t* __restrict__ slots, const uint32_t* __restrict__ where,
-                            uint8_t* __restrict__ verdict, unsigned long long* __restrict__ refused_of,
-                            unsigned long long* __restrict__ uncounted_of) {
+    const uint32_t* __restrict__ slots, const uint32_t* __restrict__ where, uint8_t* __restrict__ verdict,
+    unsigned long long* __restrict__ refused_of, unsigned long long* __restrict__ uncounted_of) {
   if (counts->bad != 0) return;
   int64_t low, high;
   message.Bounds(&low, &high);
@@ -55,7 +51,6 @@ FUSEDREC_KERNEL CountKernel(TableView table, MessageView message, const uint32_t
   });
 }
 
-// Begins to count the ids that came for the first time.
 FUSEDREC_KERNEL BeginToCountKernel(TableView table, MessageView message, const uint32_t* __restrict__ where,
                                    const uint32_t* __restrict__ first, const uint8_t* __restrict__ verdict) {
   const int64_t n = GlobalThread();
@@ -93,8 +88,7 @@ FUSEDREC_KERNEL ListCountsKernel(SegmentLines lines, int64_t* __restrict__ ids, 
 
 // Counts of distinct ids: of those that are counted (`counted`), or of the others, which `found` [num_ids] tells apart.
 FUSEDREC_KERNEL SetCountsKernel(SegmentLines lines, const int64_t* __restrict__ ids,
-                                const uint32_t* __restrict__ numbers, const uint32_t* __restrict__ found,
-                                int64_t num_ids, bool counted) {
+    const uint32_t* __restrict__ numbers, const uint32_t* __restrict__ found, int64_t num_ids, bool counted) {
   const int64_t n = GlobalThread();
   if (n >= num_ids || (found[n] != kNowhere) != counted) return;
   const uint64_t hash = TableHash(ids[n]);
@@ -136,7 +130,6 @@ int FusedrecDeviceTable::HalveCandidates(unsigned long long* forgotten, void* st
 
 int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments()) return kCudaInvalidValue;
   const int64_t size = table->segments_[segment].candidates.size;
   std::vector<int64_t> ids(size), counts(size);
   if (size > 0) {
@@ -167,7 +160,7 @@ int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const
 int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, const int64_t* counts,
                                   int64_t count, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments() || count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (table->limits_[segment].admission_count <= 1) return kCudaSuccess;
   std::map<int64_t, uint32_t> distinct;  // the last count of an id stays
   for (int64_t i = 0; i < count; ++i) distinct[ids[i]] = static_cast<uint32_t>(counts[i]);

@@ -1,9 +1,5 @@
 #include "hash_table/cuda/device_table.h"
 
-#include <string>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
 #include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
@@ -17,7 +13,6 @@ int64_t DeviceChunkRows(int64_t row_bytes) {
   return rows;
 }
 
-// Ids that a launcher gives to its sink.
 struct IdLists {
   std::vector<int64_t>*ids, *numbers;
 
@@ -82,15 +77,12 @@ class DeviceTable : public Table {
   }
 
   absl::Status Statistics(TableStatistics* statistics) override {
-    FusedrecTableTotals totals;
-    const std::vector<int64_t> sizes = Sizes(&totals);
-    std::vector<int64_t> counts(5 * sizes.size());
-    fusedrec_table_statistics(table_, counts.data());
+    std::vector<int64_t> counts(6 * segments());
+    const FusedrecTableTotals totals = Totals(counts.data());
     int64_t all = 0;
-    for (size_t s = 0; s < sizes.size(); ++s) {
-      const int64_t* const of = &counts[5 * s];
-      statistics->segments.push_back({sizes[s], of[0], of[1], of[2], of[3], of[4]});
-      all += sizes[s];
+    for (auto of = counts.begin(); of != counts.end(); of += 6) {
+      statistics->segments.push_back({of[0], of[1], of[2], of[3], of[4], of[5]});
+      all += of[0];
     }
     statistics->bytes = {totals.line_bytes, totals.chunk_bytes, totals.cold_bytes, all - totals.cold_rows,
                          totals.cold_rows};
@@ -99,8 +91,9 @@ class DeviceTable : public Table {
 
   absl::Status Keys(const TableCall& call, int64_t segment, Moment since, std::vector<int64_t>* ids,
                     std::vector<int64_t>* handles) override {
-    FusedrecTableTotals totals;
-    int64_t most = Sizes(&totals)[segment], count;
+    std::vector<int64_t> counts(6 * segments());
+    Totals(counts.data());
+    int64_t most = counts[6 * segment], count;
     int64_t *device_ids, *device_handles;
     for (int answer = kDeviceMore; answer == kDeviceMore; most = count) {
       FUSEDREC_TRY(StatusOf(TakeMemory(call, most, &device_ids), "a list of keys"));
@@ -115,7 +108,7 @@ class DeviceTable : public Table {
     return StatusOf(fusedrec_copy_to_host(handles->data(), device_handles, count * sizeof(int64_t), call.stream), "");
   }
 
-  int64_t record_bytes() const override { return fusedrec_table_record_bytes(table_); }
+  int64_t record_bytes() const override { return Totals().record_bytes; }
 
   absl::Status ReadRecords(const TableCall& call, absl::Span<const int64_t> handles, char* records) override {
     const int64_t bytes = handles.size() * record_bytes();
@@ -168,15 +161,13 @@ class DeviceTable : public Table {
   }
 
   absl::Status SetCandidates(const TableCall& call, int64_t segment, absl::Span<const int64_t> ids,
-                             absl::Span<const int64_t> counts) override {
-    return StatusOf(
-        fusedrec_table_set_candidates(table_, segment, ids.data(), counts.data(), ids.size(), call.stream),
+      absl::Span<const int64_t> counts) override {
+    return StatusOf(fusedrec_table_set_candidates(table_, segment, ids.data(), counts.data(), ids.size(), call.stream),
         "counts that are imported");
   }
 
   Moment Clock() override {
-    FusedrecTableTotals totals;
-    Sizes(&totals);
+    const FusedrecTableTotals totals = Totals();
     return {static_cast<uint32_t>(totals.clock), static_cast<uint32_t>(totals.version)};
   }
 
@@ -191,7 +182,7 @@ class DeviceTable : public Table {
     return StatusOf(fusedrec_table_take_unsynced(table_, &sink, call.stream), "a list of rows");
   }
 
-  int64_t width() const override { return fusedrec_table_width(table_); }
+  int64_t width() const override { return Totals().width; }
 
   absl::Status ReadNumbers(const TableCall& call, absl::Span<const int64_t> ids, absl::Span<const int64_t> splits,
                            float* numbers, int64_t size) override {
@@ -201,19 +192,19 @@ class DeviceTable : public Table {
 
   absl::Status Merge(const TableCall& call, const FusedrecMerge& merge) override {
     const int answer = fusedrec_table_merge(table_, &merge, call.stream);
-    if (answer == kDeviceTableFull) return ReplicasAreFull(spec_, fusedrec_table_full_segment(table_));
+    if (answer == kDeviceTableFull) return ReplicasAreFull(spec_, Totals().full_segment);
     return StatusOf(answer, "the rows of all replicas");
   }
 
  private:
   absl::Status StatusOf(int answer, const char* needs) const {
-    return DeviceTableStatus(answer, spec_, needs, answer == kDeviceTableFull ? fusedrec_table_full_segment(table_) : 0);
+    return DeviceTableStatus(answer, spec_, needs, answer == kDeviceTableFull ? Totals().full_segment : 0);
   }
 
-  std::vector<int64_t> Sizes(FusedrecTableTotals* totals) const {
-    std::vector<int64_t> sizes(segments());
-    fusedrec_table_size(table_, sizes.data(), totals);
-    return sizes;
+  FusedrecTableTotals Totals(int64_t* statistics = nullptr) const {
+    FusedrecTableTotals totals;
+    fusedrec_table_statistics(table_, statistics, &totals);
+    return totals;
   }
 
   template <typename T>
@@ -251,10 +242,10 @@ absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* ne
     case 0:
       return absl::OkStatus();
     case 1:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "message must hold blocks [counts of ", spec.seeds.size(), " segments | ids] of the sizes in received_splits, "
-          "got counts that do not fit their block, or more than ", kDeviceTableMaxIds, " ids. The table is what it was. ",
-          "Take both from RankPartition, and use smaller batches."));
+      return Invalid("message must hold blocks [counts of ", spec.seeds.size(),
+          " segments | ids] of the sizes in received_splits, got counts that do not fit their block, or more than ",
+          kDeviceTableMaxIds, " ids. The table is what it was. ",
+          "Take both from RankPartition, and use smaller batches.");
     case kDeviceOutOfMemory:
       if (spec.host_rows) {
         return absl::ResourceExhaustedError(absl::StrCat(
@@ -279,17 +270,17 @@ absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* ne
     case kDeviceWaiting:
       return SumsAreWaiting();
     case kDeviceBadHandle:
-      return absl::InvalidArgumentError(
-          "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. Nothing "
-          "has changed.");
+      return Invalid(
+          "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. "
+          "Nothing has changed.");
     case kDeviceDoubled:
-      return absl::InvalidArgumentError(
-          "handles of an update, and ids of a merge, must be distinct, got one twice. The table is what it was. Take handles "
-          "from one TableLookup, and name each id once.");
+      return Invalid(
+          "handles of an update, and ids of a merge, must be distinct, got one twice. The table is what it was. Take "
+          "handles from one TableLookup, and name each id once.");
     case kDeviceClockEnds:
       return ClockEnds();
     case kDeviceBadInverse:
-      return absl::InvalidArgumentError(
+      return Invalid(
           "inverse must lie in [0, number of handles). Nothing was updated. Take handles and inverse from one "
           "TableLookup.");
   }

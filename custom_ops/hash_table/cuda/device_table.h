@@ -1,11 +1,8 @@
 // A table with all rows on a device, and what a table with rows in host memory (host_rows.cc) shares with it.
 #pragma once
 
-#include <algorithm>
 #include <memory>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/table.h"
 

@@ -1,8 +1,7 @@
 // Rows that leave, and lists of rows: by the rank of a policy (select.cuh says how they are found), or by their ids.
-#include <algorithm>
 
 #include "hash_table/cpu/rows/distinct_ids.h"
-#include "hash_table/cuda/select_pass.cuh"
+#include "hash_table/cuda/select.cuh"
 #include "hash_table/cuda/table_memory.h"
 
 namespace {
@@ -108,7 +107,6 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
 
 int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments()) return kCudaInvalidValue;
   const Pins pins = table->PinsAt(table->clock_, kNoAttempt);
   SelectScratch select(&table->allocator_);
   FUSEDREC_TRY(select.TakeFor(table->rows_.next, table->segments()));
@@ -124,7 +122,7 @@ int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t co
 int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone,
                           void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (table->waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
   FusedrecDeviceTable::RemovedRows removed(&table->allocator_);
@@ -138,7 +136,6 @@ int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int
 
 int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments()) return kCudaInvalidValue;
   std::vector<int64_t> ids = table->segments_[segment].left;
   KeepDistinct(&ids);
   std::vector<uint32_t> rows;
@@ -174,7 +171,6 @@ void fusedrec_table_forget_tombstones(FusedrecDeviceTable* table) {
 int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version, int64_t most,
                         int64_t* ids, int64_t* handles, int64_t* count, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (segment < 0 || segment >= table->segments()) return kCudaInvalidValue;
   std::vector<int64_t> counts;
   const auto to = [&](unsigned long long*) { return Export{ids, handles, most}; };
   const HasChanged changed{static_cast<uint32_t>(segment),

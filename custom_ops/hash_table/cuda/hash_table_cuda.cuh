@@ -32,7 +32,6 @@ FUSEDREC_KERNEL RunsKernel(const int64_t* __restrict__ entries, const int64_t* _
   if (r == sources - 1 && Lane() == 0) run_begin[sources * segments] = source_begin[sources] - sources * segments;
 }
 
-// The sum of FingerprintOf over the ids.
 FUSEDREC_KERNEL FingerprintKernel(MessageView message, Counts* counts) {
   if (counts->bad != 0) return;
   int64_t low, high;
@@ -103,10 +102,9 @@ FUSEDREC_KERNEL FindKernel(TableView table, MessageView message, const Counts* c
 // where becomes kNew and its rank among those, or kNowhere where verdict (null: none) refuses it. new_of [segments]
 // counts the ids that get a row; hits_of counts the known ids.
 FUSEDREC_KERNEL NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots,
-                             const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where,
-                             uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
-                             unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
-                             unsigned long long* states, unsigned* next_tile) {
+    const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where, uint32_t* __restrict__ first,
+    uint32_t* __restrict__ number, Counts* counts, unsigned long long* __restrict__ new_of,
+    unsigned long long* __restrict__ hits_of, unsigned long long* states, unsigned* next_tile) {
   if (counts->bad != 0) return;
   FUSEDREC_SHARED(unsigned, begin, 2 * kWarps);  // of each warp: firsts, then new ones
   const unsigned tile = TakeTile(next_tile);
@@ -170,9 +168,8 @@ FUSEDREC_KERNEL NumberKernel(TableView table, MessageView message, const uint32_
 // inverse [ids], handles [distinct]; a first position gives a new id its row, and touches the row in a lookup. Rows that
 // come from elsewhere have counters of their own. A refused id has the handle -1.
 FUSEDREC_KERNEL CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version,
-                             bool is_lookup, const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
-                             const uint32_t* __restrict__ number, int32_t* __restrict__ inverse,
-                             int64_t* __restrict__ handles) {
+    bool is_lookup, const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
+    const uint32_t* __restrict__ number, int32_t* __restrict__ inverse, int64_t* __restrict__ handles) {
   const int64_t n = GlobalThread();
   if (n >= message.num_ids) return;
   inverse[n] = static_cast<int32_t>(number[first[n]]);

@@ -1,13 +1,10 @@
 // The dynamic embedding table on a GPU.
 //
-// It has the contract of hash_table.h, with the same rows and the same values as on the CPU. Two things differ. A lookup
-// numbers its rows in the order in which their ids first occur in the message. The handle of a row depends on the messages
-// alone. The gradients of a row are added in the order received, as on the CPU, so every run gives the same bits.
+// It has the contract of table.h, with the same rows and the same values as on the CPU. Two things differ. A lookup numbers
+// its rows in the order in which their ids first occur in the message. The handle of a row depends on the messages alone.
 //
-// # Layout
 // Keys lie in lines of 64 bytes (lines.cuh), rows in chunks that never move (rows.cuh). At a load of 0.75 the number of
-// lines doubles; rows stay where they are, so growth touches only lines. All memory comes from the caller's allocator,
-// which is TensorFlow's in training. That allocator orders its memory by the stream.
+// lines doubles. All memory comes from the caller's allocator, which orders its memory by the stream.
 //
 // # A training lookup
 //   1. Runs: where the ids of each source and segment begin, from the headers of the message.
@@ -25,7 +22,7 @@
 //
 // # Mixed storage
 // With hot_after, a lookup also counts in step 3 the rows that it moves between 16 bits and float32. They move ahead of
-// step 5 (mixed.cuh). A lookup that demotes rows has one more round trip.
+// step 5 (mixed.cu). A lookup that demotes rows has one more round trip.
 #pragma once
 
 #include "common/cuda_api.h"
@@ -96,7 +93,6 @@ FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableTexts* texts, con
 FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 
 // Training form. Waits once, for the counts.
-//
 //   storage   of `rows`
 //   rows      [out_rows >= V, dim]  device, out; zeros after V
 //   inverse   [V]  device, out: number of each id's row
@@ -107,8 +103,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 // kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
 // for rows whose time to live is over at this lookup, which have left.
 FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t window,
-                                            int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
-                                            int64_t* handles, int64_t* num_rows, void* stream);
+    int64_t storage, void* rows, int64_t out_rows, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
 // Inference form: inserts and touches nothing; an id without a row has its initial value. Waits for the headers.
 // window: the rows that the next fusedrec_table_lookup of this message and window would answer; 0: inference.
@@ -128,7 +123,6 @@ struct FusedrecGradients {
 };
 
 // Sums gradients of equal rows in the order received and applies the table's rule in place.
-//
 //   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
 //                 slots stay as they are
 //   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
@@ -136,8 +130,7 @@ struct FusedrecGradients {
 // is not finite. After kDeviceStale, kDeviceBadHandle, kDeviceDoubled, kDeviceBadInverse and kDeviceOutOfMemory nothing has
 // changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const FusedrecGradients* gradients,
-                                           const fusedrec::Step* step, int32_t* left_out, int64_t* num_left_out,
-                                           void* stream);
+    const fusedrec::Step* step, int32_t* left_out, int64_t* num_left_out, void* stream);
 
 // The same in two parts: fusedrec_table_accumulate adds the sum over one lookup, or one part of it, to a sum per row, which
 // fusedrec_table_apply_accumulated applies. Rows of these lookups stay until then. left_out: places of rows whose sum ceases
@@ -151,13 +144,11 @@ FUSEDREC_CUDA_API int fusedrec_table_apply_accumulated(FusedrecDeviceTable* tabl
 // host, out: how many could go. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
                                            void* stream);
-// Takes out ids [num_ids], device. Ids without a row are skipped. *gone, host, out: how many had a row. Waits.
-// kDeviceWaiting: nothing has changed.
+// Takes out ids [num_ids], device. *gone, host, out: how many had a row. Waits. kDeviceWaiting: nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 
-// Ids of a segment that left since the last fusedrec_table_forget_tombstones and have no row, ascending. Only with
-// record_tombstones; without, none. Waits.
+// Ids of a segment that left since the last fusedrec_table_forget_tombstones and have no row, ascending. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink,
                                                 void* stream);
 FUSEDREC_CUDA_API void fusedrec_table_forget_tombstones(FusedrecDeviceTable* table);
@@ -175,7 +166,6 @@ FUSEDREC_CUDA_API int fusedrec_table_set_candidates(FusedrecDeviceTable* table, 
 // are. kDeviceMore: more than `most`; lookups may have added some since the caller asked for the size. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version,
                                           int64_t most, int64_t* ids, int64_t* handles, int64_t* count, void* stream);
-FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
 // records [count * record_bytes], device, of rows that fusedrec_table_keys gave; kDeviceBadHandle where there was never
 // such a row. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count,
@@ -184,12 +174,11 @@ FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, co
 // because their gradients are of other rows. kDeviceDoubled: nothing has changed. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                                    int64_t count, const char* records, void* stream);
-// Replicas that are averaged, as replicas.h has them; only with `averaged`, else kCudaInvalidValue. All of them wait.
+// Replicas that are averaged, as replicas.h has them; only with `averaged`. All of them wait.
 FUSEDREC_CUDA_API int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream);
 // Ids of a segment that were trained come in the order of rows, ids that left ascending.
 FUSEDREC_CUDA_API int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink,
                                                    void* stream);
-FUSEDREC_CUDA_API int64_t fusedrec_table_width(FusedrecDeviceTable* table);
 // ids [n], device; splits [segments + 1], host; numbers [out_rows >= n, width], device, out: zeros after n. Any table.
 FUSEDREC_CUDA_API int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, const int64_t* splits,
                                                   float* numbers, int64_t out_rows, void* stream);
@@ -197,20 +186,17 @@ FUSEDREC_CUDA_API int fusedrec_table_read_numbers(FusedrecDeviceTable* table, co
 FUSEDREC_CUDA_API int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream);
 
 FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
-// Takes all rows out, and gives their memory back.
 FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);
 
 struct FusedrecTableTotals {
-  int64_t clock;    // lookups so far
-  int64_t version;  // updates so far
+  int64_t clock, version;         // lookups and updates so far
+  int64_t record_bytes, width;    // of a row's record; numbers of a row and its slots
+  int64_t full_segment;           // that the last kDeviceTableFull was about
   int64_t line_bytes, chunk_bytes;
   int64_t cold_bytes, cold_rows;  // of the 16-bit rows of a mixed table; chunk_bytes are all others
 };
-// sizes [segments], host, out: ids that have a row. totals, host, out.
-FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals);
-// statistics [segments, 5], host, out, since the table was made or cleared: distinct rows that training lookups found,
-// rows that they made, rows that were evicted, ids that admission refused; then the ids that it counts.
-FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);
-
-// The segment that the last kDeviceTableFull was about.
-FUSEDREC_CUDA_API int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table);
+// statistics [segments, 6], host, out, may be null: ids that have a row; since the table was made or cleared, distinct rows
+// that training lookups found, rows that they made, rows that were evicted, ids that admission refused; then the ids that
+// it counts.
+FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics,
+                                                 FusedrecTableTotals* totals);

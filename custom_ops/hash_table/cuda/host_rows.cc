@@ -4,7 +4,6 @@
 // A HashTable in host memory decides which rows exist, are new and leave. It has the counts, clocks, options and
 // checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRowsTable
 // moves rows between the two.
-//
 //   look-ahead of t + 1   The ids of t + 1 are in host memory. The host finds their rows and copies them to the device, but
 //                         for hot rows. Meanwhile the rows of batch t - 1 come back; rows of both batches follow behind them.
 //                         The tables do not change.
@@ -31,19 +30,13 @@
 //
 // Every other change of rows in host memory (imports, removals by hand) takes back the rows on the device and drops them
 // there. Later gradients of these rows are refused, too.
-#include <algorithm>
 #include <initializer_list>
-#include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "common/cuda_api.h"
-#include "hash_table/cpu/host_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "hash_table/cuda/device_table.h"
 #include "hash_table/cuda/hot_rows.h"
-#include "hash_table/cuda/next_batch.h"
 #include "rank_partition/rank_partition.h"
 
 namespace fusedrec {
@@ -53,19 +46,24 @@ namespace {
 // memory. Less is not worth waking a thread.
 constexpr int64_t kShardBytes = int64_t{1} << 16, kLeastRows = 128;
 
-// counted: what has happened by then.
 absl::Status OtherMessage(const char* counted) {
-  return absl::InvalidArgumentError(absl::StrCat("message must be that of the look-ahead, got another one. ", counted,
-                                                 " Take a look-ahead and its lookup from one message."));
+  return Invalid("message must be that of the look-ahead, got another one. ", counted,
+      " Take a look-ahead and its lookup from one message.");
 }
 
-class HostRowsTable : public HostTable {
+class HostRowsTable : public HashTable {
  public:
-  HostRowsTable(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer)
-      : HostTable(std::move(table)), buffer_(buffer), hot_(spec().hot_rows, segments()), traffic_(segments()) {}
+  explicit HostRowsTable(const TableSpec& spec)
+      : HashTable(spec), hot_(spec.hot_rows, segments()), traffic_(segments()) {}
   ~HostRowsTable() override { fusedrec_buffer_destroy(buffer_); }
 
-  // One call at a time.
+  absl::Status Open(const FusedrecAllocator& allocator, void* stream) {
+    const DeviceTexts texts(spec());
+    FUSEDREC_TRY(HashTable::Open());
+    return DeviceTableStatus(fusedrec_buffer_create(&texts, &allocator, &buffer_, stream), spec(),
+                             spec().hot_rows > 0 ? "its hot_rows_per_rank" : "its segments");
+  }
+
   absl::StatusOr<std::unique_lock<std::mutex>> Begin(const TableCall& call, Access access) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (access != Access::kAsTheyAre) FUSEDREC_TRY(TakeBack(call));
@@ -89,9 +87,8 @@ class HostRowsTable : public HostTable {
   absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                       const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) override {
     if (window != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("window must be 1 on a GPU with host_rows, whose device holds the rows of one lookup, got ", window,
-                       ". Update before the next lookup, or use a table in host memory: tf.device('/CPU:0')."));
+      return Invalid("window must be 1 on a GPU with host_rows, whose device holds the rows of one lookup, got ", window,
+          ". Update before the next lookup, or use a table in host memory: tf.device('/CPU:0').");
     }
     FUSEDREC_TRY(DropLeft(call));
     if (ahead == nullptr || ahead->version == 0 || ahead->version != seen_.look_ahead) {
@@ -101,26 +98,27 @@ class HostRowsTable : public HostTable {
     }
     if (seen_.entries.size() != message.entries.size()) return OtherMessage("The table is what it was.");
 
-    // The rows of the batch that ends are all there.
     HotRows::Plan plan;
-    if (hot_.is_on()) FUSEDREC_TRY(hot_.PlanEnd(active_, is_trained_, *table_, &plan));
+    if (hot_.is_on()) FUSEDREC_TRY(hot_.PlanEnd(active_, is_trained_, *this, &plan));
 
     const Message on_host = seen_.message();
     const Ahead found_ahead = seen_.ahead();
-    const uint32_t clock = table_->clock(), version = table_->version();
+    const uint32_t before = clock(), version_before = version();
     std::vector<int32_t> numbers(on_host.num_ids);
-    std::vector<int64_t> found;
-    absl::Status done = table_->Lookup(on_host, call.parallel_for, {}, absl::MakeSpan(numbers), &found, nullptr, &found_ahead);
+    std::vector<int64_t> found(on_host.num_ids);
+    int64_t num_found;
+    absl::Status done = LookUp(call, on_host, window, &found_ahead, {}, numbers.data(), found.data(), &num_found);
     Parcel late;
     if (done.ok()) {
-      seen_.ChooseLate(*table_, call.parallel_for, numbers, found, &late);
+      found.resize(num_found);
+      seen_.ChooseLate(*this, call.parallel_for, numbers, found, &late);
       done = MakeRoom({&late});
     }
     if (done.ok()) {
       Pack(call.parallel_for, &late);
       const FusedrecPoolMoves moves = plan.Moves();
       done = CountSent(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records,
-                                               hot_.is_on() ? &moves : nullptr, nullptr, call.stream),
+                                               hot_.is_on() ? &moves : nullptr, call.stream),
                        late);
     }
     NextBatch seen = std::exchange(seen_, NextBatch());
@@ -133,7 +131,7 @@ class HostRowsTable : public HostTable {
     LoseSums();
     is_trained_ = false;
     FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
-    fusedrec_table_set_clock(active, clock, version);
+    fusedrec_table_set_clock(active, before, version_before);
     FusedrecMessage compared = ViewOf(message);
     compared.fingerprint = seen.fingerprint;
     const int answer = fusedrec_table_lookup(active, &compared, window, static_cast<int64_t>(rows.storage), rows.data,
@@ -142,7 +140,7 @@ class HostRowsTable : public HostTable {
     if (answer == kDeviceAbsent) {
       return OtherMessage("No row has another value, but the ids of the look-ahead count as looked up.");
     }
-    clock_ = clock + 1;
+    clock_ = before + 1;
     trainable_ = answer == 0;
     return StatusOf(answer);
   }
@@ -155,7 +153,7 @@ class HostRowsTable : public HostTable {
     FUSEDREC_TRY(TakeBack(call));
     const int64_t bytes = rows.size * spec().dim * BytesOf(rows.storage);
     std::vector<char> found(bytes);  // zeros after the rows
-    FUSEDREC_TRY(HostTable::Read(call, seen.message(), window, nullptr, {{found.data(), rows.storage}, rows.size}));
+    FUSEDREC_TRY(HashTable::Read(call, seen.message(), window, nullptr, {found.data(), rows.storage, rows.size}));
     return StatusOf(fusedrec_copy_to_device(rows.data, found.data(), bytes, call.stream));
   }
 
@@ -163,11 +161,11 @@ class HostRowsTable : public HostTable {
   absl::Status Apply(const TableCall& call, const Gradients& in, const Step& step,
                      std::vector<int32_t>* left_out) override {
     if (!IsTrainable()) return StatusOf(kDeviceStale);
-    fusedrec_buffer_set_version(buffer_, table_->version());
+    fusedrec_buffer_set_version(buffer_, version());
     const auto update = [&, view = ViewOf(in)](int32_t* places, int64_t* count) -> absl::Status {
       FUSEDREC_TRY(
           StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), &view, &step, places, count, call.stream)));
-      table_->BeginUpdate(in.handles.empty() ? 0 : clock_);
+      BeginUpdate(in.handles.empty() ? 0 : clock_);
       is_trained_ = true;
       return absl::OkStatus();
     };
@@ -189,9 +187,9 @@ class HostRowsTable : public HostTable {
 
   absl::Status ApplyAccumulated(const TableCall& call, const Step& step) override {
     if (!IsTrainable() || sums_are_lost_) return StatusOf(kDeviceStale);
-    fusedrec_buffer_set_version(buffer_, table_->version());
+    fusedrec_buffer_set_version(buffer_, version());
     FUSEDREC_TRY(StatusOf(fusedrec_table_apply_accumulated(fusedrec_buffer_active(buffer_), &step, call.stream)));
-    table_->BeginUpdate(has_sums_ ? clock_ : 0);
+    BeginUpdate(has_sums_ ? clock_ : 0);
     is_trained_ = is_trained_ || has_sums_;
     has_sums_ = false;
     return absl::OkStatus();
@@ -202,7 +200,7 @@ class HostRowsTable : public HostTable {
       statistics->traffic.insert(statistics->traffic.end(),
                                  {rows.hits, rows.sent * record_bytes(), rows.returned * record_bytes()});
     }
-    return HostTable::Statistics(statistics);
+    return HashTable::Statistics(statistics);
   }
 
   absl::Status ReadNumbers(const TableCall&, absl::Span<const int64_t>, absl::Span<const int64_t>, float*,
@@ -218,7 +216,7 @@ class HostRowsTable : public HostTable {
 
   absl::Status StatusOf(int answer) const { return DeviceTableStatus(answer, spec(), "rows of a batch"); }
   // Whether gradients may train the active rows: all of them are still those of their lookup.
-  bool IsTrainable() const { return trainable_ && !table_->IsStale(clock_); }
+  bool IsTrainable() const { return trainable_ && !IsStale(clock_); }
 
   // Copies the ids of a message on the device to the host, which waits for the stream, and checks them.
   absl::Status Receive(const TableCall& call, const Message& message, NextBatch* seen) const {
@@ -228,27 +226,30 @@ class HostRowsTable : public HostTable {
     return CheckMessage(seen->entries, seen->splits, segments());
   }
 
-  // Takes over the ids, and begins to send the rows of the next batch.
   absl::Status ReadAhead(const TableCall& call, NextBatch seen) {
     seen_ = NextBatch();
-    table_->LookAhead(seen.message(), call.parallel_for, {}, absl::MakeSpan(seen.handles), &seen.version, &seen.moves);
-    seen.fingerprint = FingerprintOf(seen.message(), segments(), call.parallel_for);
+    Ahead mark{};
+    FUSEDREC_TRY(HashTable::LookAhead(call, seen.message(), {}, absl::MakeSpan(seen.handles), &mark));
+    seen.version = mark.version;
+    seen.moves = mark.moves;
+    seen.fingerprint = mark.fingerprint - number_;
     seen.GroupBySegment(segments());
     seen_ = std::move(seen);
 
     Parcel parcel, more;
-    seen_.ChooseAhead(*table_, hot_, waiting_, &parcel, &more);
+    seen_.ChooseAhead(*this, hot_, waiting_, &parcel, &more);
     FUSEDREC_TRY(MakeRoom({&parcel, &more}));
     // These rows go to the device while the waiting rows come back.
     Pack(call.parallel_for, &parcel);
     const FusedrecHotRows hot = seen_.hot.view();
-    FUSEDREC_TRY(CountSent(fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records,
+    FUSEDREC_TRY(CountSent(fusedrec_buffer_prefetch(buffer_, false, parcel.ids.data(), parcel.splits.data(), parcel.records,
                                                     &hot, call.stream),
                            parcel));
     FUSEDREC_TRY(WriteBack(call));
     Pack(call.parallel_for, &more);
-    FUSEDREC_TRY(CountSent(
-        fusedrec_buffer_prefetch_more(buffer_, more.ids.data(), more.splits.data(), more.records, call.stream), more));
+    FUSEDREC_TRY(CountSent(fusedrec_buffer_prefetch(buffer_, true, more.ids.data(), more.splits.data(), more.records,
+                                                    nullptr, call.stream),
+                           more));
     seen_.look_ahead = ++look_aheads_;
     return absl::OkStatus();
   }
@@ -267,7 +268,6 @@ class HostRowsTable : public HostTable {
     return TakeActiveBack(call);
   }
 
-  // Forgets the rows of batches on the device; the pool stays.
   absl::Status DropBatches(const TableCall& call) {
     FUSEDREC_TRY(StatusOf(fusedrec_buffer_drop(buffer_, call.stream)));
     seen_ = NextBatch();
@@ -278,7 +278,7 @@ class HostRowsTable : public HostTable {
 
   // Takes the active rows back and drops them, if some of them may have left the table.
   absl::Status DropLeft(const TableCall& call) {
-    if (active_.keys.empty() || !table_->IsStale(clock_)) return absl::OkStatus();
+    if (active_.keys.empty() || !IsStale(clock_)) return absl::OkStatus();
     FUSEDREC_TRY(WriteBack(call));
     FUSEDREC_TRY(TakeActiveBack(call));
     return DropBatches(call);
@@ -300,18 +300,16 @@ class HostRowsTable : public HostTable {
   }
 
   // Copies the records of a parcel's rows, in their present state. Several threads share the rows.
-  void Pack(const ParallelFor& parallel_for, Parcel* parcel) const {
-    const RowRecords& records = table_->records();
+  void Pack(const ParallelFor& parallel_for, Parcel* parcel) {
     const absl::Span<const int64_t> handles = parcel->handles;
-    const int64_t rows = handles.size(), size = records.bytes();
+    const int64_t rows = handles.size(), size = record_bytes();
     const int64_t of_shard = std::max(kShardBytes / size, kLeastRows), shards = (rows + of_shard - 1) / of_shard;
     parallel_for(shards, of_shard * (100 + size), [&](int64_t begin, int64_t end) {
       const int64_t first = begin * of_shard, last = std::min(end * of_shard, rows);
-      records.Read(handles.subspan(first, last - first), SerialFor, parcel->records + first * size);
+      records().Read(handles.subspan(first, last - first), SerialFor, parcel->records + first * size);
     });
   }
 
-  // Counts the rows of a parcel, if the answer says that they are sent.
   absl::Status CountSent(int answer, const Parcel& parcel) {
     if (answer == 0) {
       for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].sent += parcel.splits[s + 1] - parcel.splits[s];
@@ -322,14 +320,13 @@ class HostRowsTable : public HostTable {
   // Writes rows, in the order of the device, to host memory that is older; read(&records) gives their records' address.
   template <typename Reader>
   absl::Status Write(const std::vector<SegmentId>& rows, const Reader& read, const TableCall& call) {
-    const char* records = nullptr;
-    FUSEDREC_TRY(StatusOf(read(&records)));
-    table_->records().WriteTrained(rows, records, call.parallel_for);
+    const char* from = nullptr;
+    FUSEDREC_TRY(StatusOf(read(&from)));
+    records().WriteTrained(rows, from, call.parallel_for);
     for (const SegmentId& row : rows) ++traffic_[row.segment].returned;
     return absl::OkStatus();
   }
 
-  // Rows that wait since the last lookup.
   absl::Status WriteBack(const TableCall& call) {
     if (waiting_.empty()) return absl::OkStatus();
     const auto read = [this](const char** records) { return fusedrec_buffer_write_back(buffer_, records); };
@@ -347,7 +344,6 @@ class HostRowsTable : public HostTable {
     return absl::OkStatus();
   }
 
-  // Rows of the pool, at most so many at a time.
   absl::Status TakeHotBack(size_t most, const TableCall& call) {
     const std::vector<int64_t> newer = hot_.Newer();
     for (size_t begin = 0, end; begin < newer.size(); begin = end) {
@@ -369,7 +365,7 @@ class HostRowsTable : public HostTable {
     return absl::OkStatus();
   }
 
-  FusedrecDeviceBuffer* const buffer_;
+  FusedrecDeviceBuffer* buffer_ = nullptr;
   std::mutex mutex_;
   HotRows hot_;
   std::vector<Traffic> traffic_;  // by segment
@@ -387,15 +383,11 @@ class HostRowsTable : public HostTable {
 }  // namespace
 
 absl::Status MakeHostRowsTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
-                               std::unique_ptr<Table>* made) {
-  const DeviceTexts texts(spec);
-  auto table = HashTable::Make(spec);
-  if (!table.ok()) return table.status();
-  FusedrecDeviceBuffer* buffer;
-  const int answer = fusedrec_buffer_create(&texts, &allocator, &buffer, stream);
-  if (answer != 0) return DeviceTableStatus(answer, spec, spec.hot_rows > 0 ? "its hot_rows_per_rank" : "its segments");
-  made->reset(new HostRowsTable(*std::move(table), buffer));
-  return absl::OkStatus();
+                               std::unique_ptr<Table>* table) {
+  auto made = std::make_unique<HostRowsTable>(spec);
+  const absl::Status opened = made->Open(allocator, stream);
+  if (opened.ok()) *table = std::move(made);
+  return opened;
 }
 
 }  // namespace fusedrec

@@ -46,7 +46,6 @@ __device__ inline T FromGroup(T value, int lane) {
   return __shfl_sync(GroupMask(), value, lane, kGroup);
 }
 
-// This lane's quarter of a line.
 __device__ inline uint4 Quarter(const Line* line) {
   if (line == nullptr) return {0, 0, 0, 0};
   return reinterpret_cast<const uint4*>(line)[GroupLane()];

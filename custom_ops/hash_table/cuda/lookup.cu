@@ -1,5 +1,4 @@
 // Lookups; hash_table_cuda.h says how they go.
-#include <algorithm>
 
 #include "hash_table/cuda/hash_table_cuda.cuh"
 #include "hash_table/cuda/table_memory.h"
@@ -14,12 +13,9 @@ int AdmitScratch::TakeFor(int64_t num_ids, bool judges) {
 
 int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* received, void* stream) const {
   const int64_t segments = segments_.size(), ranks = message.ranks, runs = ranks * segments;
-  if (ranks < 0 || runs > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (runs > kDeviceTableMaxIds) return kCudaInvalidValue;
   std::vector<int64_t> source_begin(ranks + 1, 0);
-  for (int64_t r = 0; r < ranks; ++r) {
-    if (message.received_splits[r] < segments) return kCudaInvalidValue;
-    source_begin[r + 1] = source_begin[r] + message.received_splits[r];
-  }
+  for (int64_t r = 0; r < ranks; ++r) source_begin[r + 1] = source_begin[r] + message.received_splits[r];
   const int64_t num_ids = source_begin[ranks] - runs;
   if (num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
   int64_t *begins, *run_begin;
@@ -41,8 +37,7 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
 }
 
 int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-                               const AdmitScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows,
-                               void* stream) {
+    const AdmitScratch& at, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
   const MessageView& view = received.view;
   const bool judges = is_lookup && HasAdmission();
   ++attempt_;
@@ -109,7 +104,6 @@ int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* mes
   Received received(&table->allocator_);
   FUSEDREC_TRY(table->Receive(*message, &received, stream));
   const int64_t num_ids = received.view.num_ids;
-  if ((rows != nullptr && out_rows < num_ids) || storage < 0 || storage > 2) return kCudaInvalidValue;
   if (table->clock_ >= kMostClock) return kDeviceClockEnds;
   table->window_ = window;
   const uint32_t clock = table->clock_ + 1, version = table->version_ + 1;
@@ -133,8 +127,7 @@ int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* mes
 }
 
 void FusedrecDeviceTable::GatherInitial(const MessageView& view, const InitialValues& initial, const uint32_t* where,
-                                        const int64_t* handles, const int32_t* inverse, int64_t storage, void* rows,
-                                        void* stream) const {
+    const int64_t* handles, const int32_t* inverse, int64_t storage, void* rows, void* stream) const {
   const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
   FUSEDREC_LOOP(GatherInitialKernel, blocks, stream, View(), view, initial, where, handles, inverse,
                 static_cast<Storage>(storage), rows);
@@ -146,7 +139,6 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
   Received received(&table->allocator_);
   FUSEDREC_TRY(table->Receive(*message, &received, stream));
   const MessageView& view = received.view;
-  if (storage < 0 || storage > 2 || (rows != nullptr && out_rows < view.num_ids)) return kCudaInvalidValue;
   if (found == nullptr) FUSEDREC_TRY(received.Take({{&found, view.num_ids}}));
   const uint32_t clock = table->clock_ + 1;
   const bool expires = window > 0 && table->ExpiresAt(clock);

@@ -42,7 +42,6 @@ __device__ inline uint32_t FindReceived(const TableView& table, const MessageVie
   return FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
 }
 
-// Ids grouped by segment.
 struct GroupedIds {
   const int64_t* ids;
   const int64_t* splits;  // device, [segments + 1]
@@ -53,10 +52,9 @@ struct GroupedIds {
   }
 };
 
-// Counts that come to the host.
 struct Counts {
   unsigned long long distinct, fresh, bad;  // distinct rows; of them new; whether headers do not fit their message
-  // Of a mixed table (mixed.cuh): known rows to promote and to demote, new rows of the hot pool; ranks of rows that move
+  // Of a mixed table (mixed.cu): known rows to promote and to demote, new rows of the hot pool; ranks of rows that move
   // up, that move down, and of new rows in the hot pool and in the cold one.
   unsigned long long promoted, demoted, fresh_hot, ranks[4];
   unsigned long long fingerprint;  // of the message, where it is compared
@@ -74,7 +72,6 @@ struct HandleFacts {
   unsigned all_have_sums;      // 0: the row of a handle has no sum (update.cu)
 };
 
-// Gradients that wait for their update (update.cu).
 struct SumsView {
   uint32_t* sum_of_row;  // [rows of the table]; kNowhere: the row has none
   int64_t* rows;         // [sums] row of each sum; ~row until a gradient comes, and where an earlier sum is the row's

@@ -2,16 +2,14 @@
 //
 // A byte of each row says that it was trained since the last average. A row that leaves takes its byte along, into the
 // list of the ids that left. So an id that left and came back counts as trained, as on the CPU.
-#include <algorithm>
 #include <numeric>
 
 #include "hash_table/cpu/rows/distinct_ids.h"
-#include "hash_table/cuda/select_pass.cuh"
+#include "hash_table/cuda/select.cuh"
 #include "hash_table/cuda/table_memory.h"
 
 namespace {
 
-// Notes that the rows of a message's ids were trained.
 FUSEDREC_KERNEL NoteKernel(TableView table, MessageView message, const Counts* counts) {
   if (counts->bad != 0) return;
   const uint32_t row = FindReceived(table, message, GlobalThread());
@@ -126,7 +124,6 @@ void KeepDistinctLeft(std::vector<LeftRow>* left) {
 
 int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (!table->options_.averaged) return kCudaInvalidValue;
   Received received(&table->allocator_);
   FUSEDREC_TRY(table->Receive(*message, &received, stream));
   FUSEDREC_FOR_EACH(NoteKernel, received.view.num_ids, stream, table->View(), received.view, received.counts);
@@ -138,7 +135,6 @@ int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessag
 
 int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  if (!table->options_.averaged) return kCudaInvalidValue;
   std::vector<int64_t> head(2 * table->segments()), gone;
   std::vector<uint32_t> came_back;  // rows of ids that left after they were trained
   for (int64_t s = 0; s < table->segments(); ++s) {
@@ -189,9 +185,7 @@ int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, 
                                 int64_t out_rows, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
   const int64_t count = splits[table->segments()];
-  if (!SplitsAreSound(splits, table->segments(), count) || count > kDeviceTableMaxIds || out_rows < count) {
-    return kCudaInvalidValue;
-  }
+  if (count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (out_rows == 0) return kCudaSuccess;
   FusedrecDeviceTable::Grouped grouped(&table->allocator_);
   FUSEDREC_TRY(table->FindGrouped(ids, splits, &grouped, stream));
@@ -216,10 +210,7 @@ int FusedrecDeviceTable::FindGrouped(const int64_t* ids, const int64_t* splits, 
 int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream) {
   std::lock_guard<std::mutex> lock(table->mutex_);
   const int64_t num_left = merge->left_splits[table->segments()], count = merge->id_splits[table->segments()];
-  if (!table->options_.averaged || !SplitsAreSound(merge->left_splits, table->segments(), num_left) ||
-      !SplitsAreSound(merge->id_splits, table->segments(), count) || num_left > kDeviceTableMaxIds || count > kDeviceTableMaxIds) {
-    return kCudaInvalidValue;
-  }
+  if (num_left > kDeviceTableMaxIds || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   std::vector<int64_t> ids(count);
   FUSEDREC_TRY(CopyToHost(ids.data(), merge->ids, count, stream));
   for (int64_t s = 0; s < table->segments(); ++s) {

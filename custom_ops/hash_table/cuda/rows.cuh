@@ -8,7 +8,7 @@
 // element-wise slots, row-wise slots.
 //
 // The chunk of a mixed table holds a place for each row instead. It names one of two pools and the number there, so a row
-// that moves between the pools keeps its number, and with it its key and its handles (mixed.cuh).
+// that moves between the pools keeps its number, and with it its key and its handles (mixed.cu).
 #pragma once
 
 #include "hash_table/cuda/lines.cuh"
@@ -64,13 +64,11 @@ struct HasExpired {
   }
 };
 
-// A row that left.
 struct LeftRow {
   int64_t id;
   uint32_t segment, noted;  // noted: the row was trained since the last average of replicas
 };
 
-// Embedding and slots of one row.
 struct StoredRow {
   RowLayout layout;
   char* data;
@@ -112,7 +110,6 @@ struct PoolView {
   }
 };
 
-// A table, as its kernels see it.
 struct TableView {
   char* const* chunks;
   const SegmentLines* segments;
@@ -128,11 +125,9 @@ struct TableView {
   __device__ char* Chunk(uint32_t row) const { return chunks[row >> chunk_bits]; }
   __device__ uint32_t InChunk(uint32_t row) const { return row & ((1u << chunk_bits) - 1); }
   __device__ RowMeta* Meta(uint32_t row) const { return reinterpret_cast<RowMeta*>(Chunk(row)) + InChunk(row); }
-  // Place i of the stack of free rows.
   __device__ uint32_t* Free(uint32_t i) const {
     return reinterpret_cast<uint32_t*>(Chunk(i) + (sizeof(RowMeta) << chunk_bits)) + InChunk(i);
   }
-  // The row of a table that is not mixed.
   __device__ char* Row(uint32_t row) const {
     return Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t)) << chunk_bits) +
            static_cast<int64_t>(InChunk(row)) * row_bytes;
@@ -188,7 +183,6 @@ struct GivenBack {
 
 constexpr int kMostSlots = 3;
 
-// Values of rows that were never trained.
 struct InitialValues {
   Distribution distribution;
   double a, b;
@@ -203,8 +197,6 @@ __device__ inline float AsStored(const RowLayout& layout, Storage storage, float
   StoreNumber(storage, x, &stored, 0, layout.stochastic, column, 0);
   return LoadNumber(storage, &stored, 0);
 }
-
-// Records (row_layout.h).
 
 // Word i of 32 bits. A record may begin at any even address.
 __device__ inline uint32_t WordOf(const uint16_t* record, int i) {

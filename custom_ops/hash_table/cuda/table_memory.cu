@@ -1,7 +1,6 @@
 // Making a table and making room in it.
 #include "hash_table/cuda/table_memory.h"
 
-#include <algorithm>
 #include <memory>
 #include <numeric>
 
@@ -20,8 +19,7 @@ FUSEDREC_KERNEL RehashKernel(const Line* __restrict__ from, int64_t places, Segm
 }
 
 RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage storage) {
-  RowLayout layout =
-      RowLayout::Of(storage, options.dim, slots.wide, slots.scalar, options.stochastic_rounding, 0, 16);
+  RowLayout layout = RowLayout::Of(storage, options.dim, slots.wide, slots.scalar, options.stochastic_rounding, 0, 16);
   layout.noted = options.averaged;
   return layout;
 }
@@ -29,10 +27,7 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots, Storage
 }  // namespace
 
 FusedrecDeviceTable::FusedrecDeviceTable(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator)
-    : allocator_(allocator),
-      options_(spec),
-      limits_(spec.limits),
-      rule_(spec.rule),
+    : allocator_(allocator), options_(spec), limits_(spec.limits), rule_(spec.rule),
       layout_(LayoutOf(options_, SlotsOf(rule_), options_.storage)),
       cold_layout_(LayoutOf(options_, SlotsOf(rule_), IsMixed() ? Storage::kFloat16 : options_.storage)),
       segments_(spec.seeds.size()) {
@@ -42,9 +37,6 @@ FusedrecDeviceTable::FusedrecDeviceTable(const TableSpec& spec, int64_t chunk_ro
 int FusedrecDeviceTable::Make(const TableSpec& spec, int64_t chunk_rows, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
   *made = nullptr;
-  if (chunk_rows < 32 || chunk_rows > kDeviceTableMaxRows || (chunk_rows & (chunk_rows - 1)) != 0) {
-    return kCudaInvalidValue;
-  }
   std::unique_ptr<FusedrecDeviceTable> table(new FusedrecDeviceTable(spec, chunk_rows, allocator));
   const int64_t segments = spec.seeds.size();
   FUSEDREC_TRY(table->seeds_.Allocate(allocator, segments));
@@ -208,23 +200,16 @@ int FusedrecDeviceTable::Forget(void* stream) {
   return kCudaSuccess;
 }
 
-void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) {
+void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics, FusedrecTableTotals* totals) {
   std::lock_guard<std::mutex> lock(table->mutex_);
-  for (const FusedrecDeviceTable::Segment& segment : table->segments_) {
-    for (const int64_t count :
-         {segment.hits, segment.inserts, segment.evictions, segment.refused, segment.candidates.size}) {
+  *totals = {table->clock_, table->version_, table->record_bytes(), table->width(), table->full_segment_, 0,
+             table->rows_.bytes() + table->hot_.bytes(), table->cold_.bytes(), table->cold_.size()};
+  for (const FusedrecDeviceTable::Segment& of : table->segments_) {
+    totals->line_bytes += of.lines.bytes() + of.candidates.lines.bytes();
+    if (statistics == nullptr) continue;
+    for (const int64_t count : {of.size, of.hits, of.inserts, of.evictions, of.refused, of.candidates.size}) {
       *statistics++ = count;
     }
-  }
-}
-
-void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals) {
-  std::lock_guard<std::mutex> lock(table->mutex_);
-  *totals = {table->clock_, table->version_, 0, table->rows_.bytes() + table->hot_.bytes(), table->cold_.bytes(),
-             table->cold_.size()};
-  for (const FusedrecDeviceTable::Segment& segment : table->segments_) {
-    *sizes++ = segment.size;
-    totals->line_bytes += segment.lines.bytes() + segment.candidates.lines.bytes();
   }
 }
 
@@ -237,26 +222,16 @@ int fusedrec_table_create(const FusedrecTableTexts* texts, const FusedrecAllocat
 
 void fusedrec_table_destroy(FusedrecDeviceTable* table) { delete table; }
 
-int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
-
 int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
                                  const char* records, void* stream) {
-  if (segment < 0 || segment >= table->segments() || count < 0) return kCudaInvalidValue;
   std::vector<int64_t> splits(table->segments() + 1, 0);
   std::fill(splits.begin() + segment + 1, splits.end(), count);
   return table->WriteRecords(splits.data(), ids, records, stream);
 }
-
-int64_t fusedrec_table_width(FusedrecDeviceTable* table) { return table->width(); }
 
 void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
   std::lock_guard<std::mutex> lock(table->mutex_);
   table->clock_ = static_cast<uint32_t>(clock);
   table->version_ = static_cast<uint32_t>(version);
   table->stale_until_ = clock;  // handles of before are of another clock
-}
-
-int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table) {
-  std::lock_guard<std::mutex> lock(table->mutex_);
-  return table->full_segment_;
 }

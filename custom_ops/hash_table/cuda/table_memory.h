@@ -1,12 +1,9 @@
-// The host side of a table on a GPU: its memory and its growth. hash_table_cuda.h explains the algorithm.
-//
-// The mutex admits one call at a time. All work of a table is on one stream, so each call sees the effects of the previous.
+// The host side of a table on a GPU (hash_table_cuda.h). The mutex admits one call at a time. All work of a table is on one
+// stream, so each call sees the effects of the previous.
 #pragma once
 
 #include <algorithm>
 #include <mutex>
-#include <utility>
-#include <vector>
 
 #include "common/launcher.cuh"
 #include "hash_table/cuda/message.cuh"
@@ -16,7 +13,6 @@
 
 namespace fusedrec::device_table {
 
-// An array of the caller's allocator, on the device, given back at the end.
 template <typename T>
 class Array {
  public:
@@ -51,7 +47,7 @@ class Array {
   int64_t size_ = 0;
 };
 
-struct GradientColumns;  // update.cuh
+struct GradientColumns;  // update.cu
 
 // Memory of steps 2 to 5 of a lookup.
 struct AdmitScratch : ScratchMemory {
@@ -108,16 +104,16 @@ struct FusedrecDeviceTable {
   // Distinct ids (device), grouped by segment: splits [segments + 1], host.
   int WriteRecords(const int64_t* splits, const int64_t* ids, const char* records, void* stream);
   int64_t width() const { return layout_.numbers(); }  // of a row and its slots
-  // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
-  // of another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
-  // `count`), in the order in which rows came, each at its place (device; null: one after the other).
+  // The needs of a batch buffer (buffer.cu): all rows forgotten, whose memory stays; lookups that make no row; rows of
+  // another table of the same spec in the place of those of equal keys; records of rows (device; null: of the first
+  // `count`), each at its place (device; null: one after the other).
   int Forget(void* stream);
   void RefuseNewRows() { refuses_new_rows_ = true; }
   void SetVersion(int64_t version) {
     std::lock_guard<std::mutex> lock(mutex_);
     version_ = static_cast<uint32_t>(version);
   }
-  int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
+  int RefreshFrom(const FusedrecDeviceTable& newer, void* stream);
   int ReadRecordsOf(const int64_t* rows, const int64_t* places, int64_t count, char* records, void* stream) const;
   int64_t num_rows() const { return rows_.next; }  // that were ever there: all of them, without removals
 
@@ -131,8 +127,7 @@ struct FusedrecDeviceTable {
     int64_t size() const { return next - free; }
     int64_t bytes() const;
     FreshRows Fresh() const { return {free, static_cast<uint32_t>(next)}; }
-    // Takes the first `count` of Fresh().
-    void Take(int64_t count);
+    void Take(int64_t count);  // the first ones of Fresh()
   };
   struct KeyLines {
     Array<Line> lines;
@@ -148,7 +143,6 @@ struct FusedrecDeviceTable {
     std::vector<int64_t> left;
     std::vector<LeftRow> unsynced;  // rows that left since TakeUnsynced
   };
-  // Gradients that wait for their update (update.cu).
   struct Waiting {
     Array<uint32_t> sum_of_row;
     Array<int64_t> rows;
@@ -175,7 +169,6 @@ struct FusedrecDeviceTable {
     int32_t* inverse;
     unsigned* last;
   };
-  // Ids grouped by segment, and their rows now.
   struct Grouped : ScratchMemory {
     using ScratchMemory::ScratchMemory;
 
@@ -200,21 +193,18 @@ struct FusedrecDeviceTable {
   int AllocateLines(KeyLines* now, int64_t more, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directories of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, void* stream);
-  // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
-  // none and an answer that says why.
-  // uncounted: ids by segment that admission counts for the first time.
+  // Room for new ids, all of it or none, by evictions where max_rows asks for them (`is_lookup`: an import is not held to
+  // it). uncounted: ids by segment that admission counts for the first time.
   int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, const Moves& moves, uint32_t clock,
                bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup, const AdmitScratch& at,
             int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
-  // Steps of a mixed table in Admit (mixed.cu).
-  // Counts the moves of a lookup or an import; received.counts holds them.
+  // Steps of a mixed table in Admit (mixed.cu). received.counts gets the moves.
   void CountMoves(const Received& received, const AdmitScratch& at, uint32_t clock, void* stream) const;
   int MoveRows(const Received& received, const AdmitScratch& at, const Moves& moves, uint32_t clock, uint32_t version,
                void* stream);
-  // Gives new rows their places.
   void PlaceFresh(const Received& received, const AdmitScratch& at, const FreshRows& fresh, int64_t fresh_rows,
                   int64_t fresh_hot, void* stream);
   bool IsMixed() const { return options_.hot_after > 0; }
@@ -263,7 +253,6 @@ struct FusedrecDeviceTable {
   // Launches the rule on the rows of handles; begin, left_out and num_left_out as UpdateKernel has them.
   void Train(const int64_t* handles, int64_t num_rows, const int32_t* begin, const GradientColumns& grads,
              const Step& step, int32_t* left_out, unsigned* num_left_out, void* stream) const;
-  // Returns whether every row has a place in sum_of_row.
   bool SumsCoverRows() const { return waiting_.sum_of_row.size() >= rows_.next; }
   // Allocates for `more` sums beside the first `kept`. GrowSums takes the memory over and numbers the rows of handles.
   int AllocateSums(int64_t kept, int64_t more, Waiting* grown) const;
@@ -277,7 +266,6 @@ struct FusedrecDeviceTable {
   bool AnyLimits(const Condition& condition) const {
     return std::any_of(limits_.begin(), limits_.end(), condition);
   }
-  // Returns whether rows of any segment expire at the lookup of this clock.
   bool ExpiresAt(uint32_t clock) const {
     return AnyLimits([=](const Limits& limits) { return !limits.ExpiredAt(clock).empty(); });
   }

@@ -1,11 +1,7 @@
 // Kernels of the training step: the resource itself, lookups, and updates.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "common/bucket.h"
-#include "hash_table/cpu/host_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/device_table.h"
 #include "hash_table/kernels/table_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
@@ -40,10 +36,10 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
   // A handle that alone keeps the table.
   absl::Status MakeAnonymous() {
     TableResource* resource = nullptr;
-    TF_RETURN_IF_ERROR(CreateResource(&resource));
+    FUSEDREC_TRY(CreateResource(&resource));
     const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(resource, context_->device()->name());
     Tensor* out;
-    TF_RETURN_IF_ERROR(context_->allocate_output(0, TensorShape({}), &out));
+    FUSEDREC_TRY(context_->allocate_output(0, TensorShape({}), &out));
     out->scalar<tensorflow::ResourceHandle>()() = handle;
     return absl::OkStatus();
   }
@@ -52,11 +48,11 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
     std::unique_ptr<Table> table;
     if constexpr (kOn == On::kGpu) {
       tensorflow::Allocator* memory = context_->device()->GetAllocator(tensorflow::AllocatorAttributes());
-      TF_RETURN_IF_ERROR(MakeDeviceTable(spec_, {memory, &Allocate, &Release}, StreamOf(context_), &table));
+      FUSEDREC_TRY(MakeDeviceTable(spec_, {memory, &Allocate, &Release}, StreamOf(context_), &table));
     } else {
-      auto made = HashTable::Make(spec_);
-      if (!made.ok()) return made.status();
-      table = std::make_unique<HostTable>(*std::move(made));
+      auto made = std::make_unique<HashTable>(spec_);
+      FUSEDREC_TRY(made->Open());
+      table = std::move(made);
     }
     *resource = new TableResource(std::move(table));
     return absl::OkStatus();
@@ -89,24 +85,22 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("A", &types));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
     OP_REQUIRES(ctx, static_cast<int64_t>(types.size()) == count && count <= 1,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "rows_ahead, handles_ahead and mark must each have one tensor, of a TableLookAhead, or none, got ",
-                    types.size(), ", ", count, " and ", count, ".")));
+        Invalid("rows_ahead, handles_ahead and mark must each have one tensor, of a TableLookAhead, or none, got ",
+            types.size(), ", ", count, " and ", count, "."));
   }
 
  protected:
   absl::Status Start(OpKernelContext* ctx, const Table& table, bool on_host, Message* message) const {
     if (dim_ == table.spec().dim) return ReadMessage(ctx, table, on_host, message);
-    return absl::InvalidArgumentError(
-        absl::StrCat("dim must be that of the table, ", table.spec().dim, ", got ", dim_, "."));
+    return Invalid("dim must be that of the table, ", table.spec().dim, ", got ", dim_, ".");
   }
 
   // Allocates output 0, [size, dim]. Kernels on a device write the zeros after the rows themselves.
   absl::Status AllocateRows(OpKernelContext* ctx, const TableCall& call, int64_t num_ids, int64_t size,
                             RowsOut* rows) const {
     Tensor* out;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size, dim_}), &out));
-    *rows = {{out->data(), StorageFor<T>()}, size};
+    FUSEDREC_TRY(ctx->allocate_output(0, TensorShape({size, dim_}), &out));
+    *rows = {out->data(), StorageFor<T>(), size};
     if (call.is_on_cpu() && size > 0) {
       T* const behind = out->flat<T>().data() + num_ids * dim_;
       std::memset(static_cast<void*>(behind), 0, (size - num_ids) * dim_ * sizeof(T));
@@ -120,24 +114,23 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     *given = nullptr;
     if (ctx->num_inputs() == 3) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
     const Tensor &rows_ahead = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
-    TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows_ahead, 2));
-    TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
+    FUSEDREC_TRY(RequireRank("rows_ahead", rows_ahead, 2));
+    FUSEDREC_TRY(RequireRank("handles_ahead", handles, 1));
     const bool has_rows = rows_ahead.dtype() == tensorflow::DataTypeToEnum<T>::value && handles.NumElements() == num_ids &&
                           rows_ahead.dim_size(0) >= num_ids && rows_ahead.dim_size(1) == dim_;
     if (mark.shape() != TensorShape({3}) || (call.is_on_cpu() && !has_rows)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
-          rows_ahead.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(),
-          ", with rows of ", tensorflow::DataTypeString(rows_ahead.dtype()), "."));
+      return Invalid("rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids,
+          " ids, got shapes ", rows_ahead.shape().DebugString(), ", ", handles.shape().DebugString(), " and ",
+          mark.shape().DebugString(), ", with rows of ", tensorflow::DataTypeString(rows_ahead.dtype()), ".");
     }
     const auto state = mark.flat<int64_t>();
     *ahead = {In<int64_t>(handles), state(0), state(1), static_cast<uint64_t>(state(2))};
     *given = ahead;
     if (!call.is_on_cpu()) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
     Tensor* out;
-    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows_ahead.shape(), &out));
+    FUSEDREC_TRY(ctx->forward_input_or_allocate_output({3}, 0, rows_ahead.shape(), &out));
     if (out->data() != rows_ahead.data()) std::memcpy(out->data(), rows_ahead.data(), rows_ahead.TotalBytes());
-    *rows = {{out->data(), StorageFor<T>()}, out->dim_size(0)};
+    *rows = {out->data(), StorageFor<T>(), out->dim_size(0)};
     return absl::OkStatus();
   }
 
@@ -149,55 +142,51 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
 };
 
 template <On kOn, typename T>
-class TableLookupOp : public RowsOp<kOn, T> {
- public:
+struct TableLookupOp : RowsOp<kOn, T> {
   using RowsOp<kOn, T>::RowsOp;
 
- protected:
   // On a GPU it waits, for the number of distinct rows.
   absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
     Message message;
     RowsOut rows;
     Ahead ahead;
     const Ahead* given = nullptr;
-    TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
+    FUSEDREC_TRY(this->Start(ctx, *table, call.is_on_cpu(), &message));
     if (this->reads_rows_) {
-      TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
+      FUSEDREC_TRY(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
     } else {
-      TF_RETURN_IF_ERROR(this->AllocateRows(ctx, call, 0, 0, &rows));
+      FUSEDREC_TRY(this->AllocateRows(ctx, call, 0, 0, &rows));
       rows.data = nullptr;
     }
     Tensor* inverse;
     Tensor handles;
     int64_t num_rows;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({message.num_ids}), &handles));
-    TF_RETURN_IF_ERROR(table->Lookup(call, message, this->window_, given, rows, Out<int32_t>(inverse).data(),
-                                     Out<int64_t>(&handles).data(), &num_rows));
+    FUSEDREC_TRY(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
+    FUSEDREC_TRY(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({message.num_ids}), &handles));
+    FUSEDREC_TRY(table->Lookup(call, message, this->window_, given, rows, Out<int32_t>(inverse).data(),
+                               Out<int64_t>(&handles).data(), &num_rows));
     ctx->set_output(1, handles.Slice(0, num_rows));
     return absl::OkStatus();
   }
 };
 
-// The message is in host memory, so that nothing on a GPU waits for kernels of other work (docs/gpu.md, "Streams"). Tables on
-// a device return no rows: they read nothing ahead, or have the rows in buffers of their own.
+// The message is in host memory, so that nothing on a GPU waits for kernels of other work (docs/gpu.md, "Streams").
+// Tables on a device return no rows: they read nothing ahead, or have the rows in buffers of their own.
 template <On kOn, typename T>
-class TableLookAheadOp : public RowsOp<kOn, T> {
- public:
+struct TableLookAheadOp : RowsOp<kOn, T> {
   using RowsOp<kOn, T>::RowsOp;
 
- protected:
   absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
     Message message;
     RowsOut rows;
     Tensor *handles, *mark;
     Ahead ahead{};
-    TF_RETURN_IF_ERROR(this->Start(ctx, *table, true, &message));
+    FUSEDREC_TRY(this->Start(ctx, *table, true, &message));
     const int64_t num_ids = call.is_on_cpu() ? message.num_ids : 0;
-    TF_RETURN_IF_ERROR(this->AllocateRows(ctx, call, num_ids, call.is_on_cpu() ? BucketedSize(num_ids) : 0, &rows));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({num_ids}), &handles));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({3}), &mark));
-    TF_RETURN_IF_ERROR(table->LookAhead(call, message, rows, Out<int64_t>(handles), &ahead));
+    FUSEDREC_TRY(this->AllocateRows(ctx, call, num_ids, call.is_on_cpu() ? BucketedSize(num_ids) : 0, &rows));
+    FUSEDREC_TRY(ctx->allocate_output(1, TensorShape({num_ids}), &handles));
+    FUSEDREC_TRY(ctx->allocate_output(2, TensorShape({3}), &mark));
+    FUSEDREC_TRY(table->LookAhead(call, message, rows, Out<int64_t>(handles), &ahead));
     const int64_t state[] = {ahead.version, ahead.moves, static_cast<int64_t>(ahead.fingerprint)};
     std::copy_n(state, 3, Out<int64_t>(mark).begin());
     return absl::OkStatus();
@@ -205,56 +194,51 @@ class TableLookAheadOp : public RowsOp<kOn, T> {
 };
 
 template <On kOn, typename T>
-class TableReadOp : public RowsOp<kOn, T> {
- public:
+struct TableReadOp : RowsOp<kOn, T> {
   using RowsOp<kOn, T>::RowsOp;
 
- protected:
   absl::Status Run(OpKernelContext* ctx, Table* table, const TableCall& call) override {
     Message message;
     RowsOut rows;
     Ahead ahead;
     const Ahead* given;
-    TF_RETURN_IF_ERROR(this->Start(ctx, *table, call.is_on_cpu(), &message));
-    TF_RETURN_IF_ERROR(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
+    FUSEDREC_TRY(this->Start(ctx, *table, call.is_on_cpu(), &message));
+    FUSEDREC_TRY(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
     return table->Read(call, message, this->window_, given, rows);
   }
 };
 
 absl::Status Prefetch(OpKernelContext* ctx, Table* table, const TableCall& call) {
   Message message;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, true, &message));
+  FUSEDREC_TRY(ReadMessage(ctx, *table, true, &message));
   return table->Prefetch(call, message);
 }
 
-// Reads inputs 1 to 4 of an update.
 template <typename T>
 absl::Status ReadGradients(OpKernelContext* ctx, const Table& table, Gradients* read) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
-  TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
-  TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
-  TF_RETURN_IF_ERROR(RequireRank("grads", grads, 2));
-  TF_RETURN_IF_ERROR(RequireSize("the size of handles", handles.NumElements()));
-  TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
+  FUSEDREC_TRY(RequireRank("handles", handles, 1));
+  FUSEDREC_TRY(RequireRank("inverse", inverse, 1));
+  FUSEDREC_TRY(RequireRank("grads", grads, 2));
+  FUSEDREC_TRY(RequireSize("the size of handles", handles.NumElements()));
+  FUSEDREC_TRY(RequireSize("the size of inverse", inverse.NumElements()));
   if (grads.dim_size(0) < inverse.NumElements() || grads.dim_size(1) != table.spec().dim) {
-    return absl::InvalidArgumentError(absl::StrCat("grads must have shape [>= ", inverse.NumElements(), ", ",
-                                                   table.spec().dim, "], one row for each received id, got ",
-                                                   grads.shape().DebugString(), "."));
+    return Invalid("grads must have shape [>= ", inverse.NumElements(), ", ", table.spec().dim,
+        "], one row for each received id, got ", grads.shape().DebugString(), ".");
   }
   *read = {In<int64_t>(handles), In<int32_t>(inverse), grads.data(), StorageFor<T>(), 0.0f};
   return ScalarInput(ctx, 4, "scale", &read->scale);
 }
 
-// Reads the learning rate and the number of the update from inputs `index` and `index + 1`.
 absl::Status ReadStep(OpKernelContext* ctx, int index, Step* step) {
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->number));
+  FUSEDREC_TRY(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
+  FUSEDREC_TRY(ScalarInput(ctx, index + 1, "step", &step->number));
   if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
-    return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
-                                                   ". A schedule may have left its range."));
+    return Invalid(
+        "learning_rate must be finite and >= 0, got ", step->learning_rate, ". A schedule may have left its range.");
   }
   if (step->number >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->number, "."));
+  return Invalid("step must be >= 1, the number of this update, got ", step->number, ".");
 }
 
 template <typename T>
@@ -262,9 +246,9 @@ absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall&
   Gradients grads;
   Step step;
   std::vector<int32_t> left_out;
-  TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-  TF_RETURN_IF_ERROR(table->Apply(call, grads, step, &left_out));
+  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, &grads));
+  FUSEDREC_TRY(ReadStep(ctx, 5, &step));
+  FUSEDREC_TRY(table->Apply(call, grads, step, &left_out));
   return Give(ctx, 0, left_out);
 }
 
@@ -273,15 +257,15 @@ absl::Status AccumulateGradients(OpKernelContext* ctx, Table* table, const Table
   Gradients grads;
   bool begin;
   std::vector<int32_t> left_out;
-  TF_RETURN_IF_ERROR(ReadGradients<T>(ctx, *table, &grads));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "begin", &begin));
-  TF_RETURN_IF_ERROR(table->Accumulate(call, grads, begin, &left_out));
+  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, &grads));
+  FUSEDREC_TRY(ScalarInput(ctx, 5, "begin", &begin));
+  FUSEDREC_TRY(table->Accumulate(call, grads, begin, &left_out));
   return Give(ctx, 0, left_out);
 }
 
 absl::Status ApplyAccumulated(OpKernelContext* ctx, Table* table, const TableCall& call) {
   Step step;
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
+  FUSEDREC_TRY(ReadStep(ctx, 1, &step));
   return table->ApplyAccumulated(call, step);
 }
 
@@ -296,8 +280,7 @@ FUSEDREC_KERNEL_OF_ROWS("TableLookup", TableLookupOp, .HostMemory("table").HostM
 FUSEDREC_KERNEL_OF_ROWS("TableLookAhead", TableLookAheadOp, FUSEDREC_HOST_MESSAGE.HostMemory("mark"));
 FUSEDREC_KERNEL_OF_ROWS("TableRead", TableReadOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
 FUSEDREC_TABLE_KERNEL(Prefetch, kAsTheyAre, .HostMemory("message").HostMemory("received_splits"));
-FUSEDREC_KERNEL_OF_ROWS(
-    "TableApplyGradients", ApplyOp,
+FUSEDREC_KERNEL_OF_ROWS("TableApplyGradients", ApplyOp,
     .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("left_out"));
 FUSEDREC_KERNEL_OF_ROWS("TableAccumulateGradients", AccumulateOp,
                         .HostMemory("table").HostMemory("scale").HostMemory("begin").HostMemory("left_out"));

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <type_traits>
-#include <utility>
 
 #include "common/gpu_kernel_util.h"
 #include "common/limits.h"
@@ -26,7 +23,6 @@ class TableResource : public tensorflow::ResourceBase {
   const std::unique_ptr<Table> table_;
 };
 
-// A kernel whose first input is a table.
 template <On kOn, Table::Access kAccess>
 class TableKernel : public OpKernel {
  public:
@@ -48,7 +44,7 @@ class TableKernel : public OpKernel {
  private:
   absl::Status RunOn(OpKernelContext* ctx, const TableCall& call) {
     tensorflow::core::RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    FUSEDREC_TRY(tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
     const auto lock = resource->table()->Begin(call, kAccess);
     return lock.ok() ? Run(ctx, resource->table(), call) : lock.status();
   }
@@ -80,9 +76,9 @@ constexpr Storage StorageFor() {
 // Reads inputs 1 and 2. on_host: whether the ids are in host memory.
 inline absl::Status ReadMessage(OpKernelContext* ctx, const Table& table, bool on_host, Message* message) {
   const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
-  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
-  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
-  TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
+  FUSEDREC_TRY(RequireRank("message", entries, 1));
+  FUSEDREC_TRY(RequireRank("received_splits", splits, 1));
+  FUSEDREC_TRY(RequireSize("the size of the message", entries.NumElements()));
   const int64_t size = entries.NumElements(), segments = table.segments();
   *message = {In<int64_t>(entries), In<int32_t>(splits), size - splits.NumElements() * segments};
   return on_host ? CheckMessage(message->entries, message->source_splits, segments)

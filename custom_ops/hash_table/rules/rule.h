@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 
 #include "common/host_device.h"
 
@@ -22,7 +21,6 @@ struct Step {
   int64_t number;  // 1 for the first update; Adam divides by 0 at 0
 };
 
-// The finite values that a parameter may have.
 struct Range {
   float least = 0, most = 3.40282347e38f;
 };

@@ -1,11 +1,9 @@
 // All update rules, and a rule by its name. Host code.
 #pragma once
 
-#include <cmath>
 #include <map>
 #include <sstream>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 

@@ -40,7 +40,6 @@ struct AttentionScratch {
   int32_t* buckets;
 };
 
-// The sum of the parts that there are, in scratch.bias.
 static inline void FillBias(const PanelBias& bias, const Tile& tile, const AttentionScratch& scratch) {
   if (bias.tables->position == nullptr) {
     FillTime(bias, tile, scratch.buckets, scratch.bias);
@@ -188,8 +187,7 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
   for (int64_t n = 0; n < panels * heads; ++n) {
     const int64_t begin = unit.begin + n / heads * kPanel, head = unit.head_begin + n % heads;
     TransposeBack(scratch.result + n * result_size, Lesser(kPanel, unit.end - begin), p.value_dim,
-                  ScaleOf(p, start + begin), p.out + ((start + begin) * p.heads + head) * p.value_dim,
-                  p.heads * p.value_dim);
+        ScaleOf(p, start + begin), p.out + ((start + begin) * p.heads + head) * p.value_dim, p.heads * p.value_dim);
   }
 }
 
@@ -234,8 +232,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   const bool shared = unit.query_grads != nullptr;
   const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
   const int64_t first_query = QueryStart(p, unit.row) + unit.query_begin;
-  float* query_grads =
-      shared ? unit.query_grads : p.query_grads + (first_query * p.heads + unit.head_begin) * p.qk_dim;
+  float* query_grads = shared ? unit.query_grads : p.query_grads + (first_query * p.heads + unit.head_begin) * p.qk_dim;
   for (int64_t begin = unit.query_begin; begin < row.length; begin += kPanel) {
     const int64_t end = Lesser(begin + kPanel, row.length), count = end - begin;
     SetPanel(row, begin, end, &mask);

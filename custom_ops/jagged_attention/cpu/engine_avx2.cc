@@ -11,7 +11,6 @@ namespace fusedrec {
 namespace tiles_avx2 {
 
 constexpr int kVectorBytes = 32;
-// Shape of the block of accumulators in registers.
 constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = 2;
 

@@ -13,7 +13,6 @@ namespace fusedrec {
 namespace tiles_avx512 {
 
 constexpr int kVectorBytes = 64;
-// Shape of the block of accumulators in registers.
 constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = 4;
 

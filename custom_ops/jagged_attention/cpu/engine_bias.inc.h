@@ -1,10 +1,7 @@
 // The bias of the pairs of a tile, and the gradients of its weights. Tiles are [keys, kPanel].
 
-static inline bool HasBias(const BiasTables& bias) {
-  return bias.position != nullptr || bias.time != TimeMap::kNone;
-}
+static inline bool HasBias(const BiasTables& bias) { return bias.position != nullptr || bias.time != TimeMap::kNone; }
 
-// Inputs of the bias for the queries of a panel.
 struct PanelBias {
   const BiasTables* tables;
   const PanelMask* mask;
@@ -257,7 +254,6 @@ static inline void AddTimeFunctionGrads(const PanelBias& bias, const Tile& tile,
   for (int p = 0; p < parameters; ++p) Store(sums + p * kLanes, Load(sums + p * kLanes) + of_tile[p]);
 }
 
-// Sums in lanes: of buckets, or of parameters.
 static inline int64_t TimeSums(const BiasTables& tables) {
   if (tables.time == TimeMap::kNone) return 0;
   return tables.time == TimeMap::kBuckets ? tables.num_thresholds + 1 : 3;

@@ -72,8 +72,7 @@ static void ChannelsForward(const AttentionProblem& p, const AttentionUnit& unit
     for (int c = 0; c < channels; ++c) {
       for (int64_t h = 0; h < p.heads; ++h) {
         float* out = p.out + ((query_start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
-        TransposeBack(scratch.panel[c] + h * p.value_dim * kPanel, count, p.value_dim, kOne, out,
-                      channels * columns);
+        TransposeBack(scratch.panel[c] + h * p.value_dim * kPanel, count, p.value_dim, kOne, out, channels * columns);
       }
     }
   }

@@ -34,12 +34,10 @@ static inline float SumOf(Vec x) {
 // A group of columns of one token.
 struct GateGroup {
   GateGroup(const AttentionProblem& p, int64_t begin)
-      : gate(p.gate + begin),
-        attended(p.out + begin),
+      : gate(p.gate + begin), attended(p.out + begin),
         weight(p.norm_weight == nullptr ? nullptr : p.norm_weight + begin % (p.heads * p.value_dim)),
         bias(p.norm_weight == nullptr ? nullptr : p.norm_bias + begin % (p.heads * p.value_dim)),
-        width(p.per_head ? p.value_dim : p.heads * p.value_dim),
-        gate_first(p.gate_first) {
+        width(p.per_head ? p.value_dim : p.heads * p.value_dim), gate_first(p.gate_first) {
     Vec sum{};
     for (int64_t c = 0; c < width; c += kLanes) sum += Input(c);
     mean = SumOf(sum) / static_cast<float>(width);
@@ -53,7 +51,6 @@ struct GateGroup {
 
   Vec Gate(int64_t c) const { return LoadSome(gate + c, width - c); }
   Vec Attended(int64_t c) const { return LoadSome(attended + c, width - c); }
-  // The numbers that are normalised.
   Vec Input(int64_t c) const { return gate_first ? Gate(c) * Attended(c) : Attended(c); }
   Vec Normalized(int64_t c) const { return (Input(c) - Splat(mean)) * Splat(inverse); }
   Vec Weighted(int64_t c, Vec normalized) const {
@@ -67,7 +64,6 @@ struct GateGroup {
   float mean, inverse;  // of the deviation
 };
 
-// Gates tokens [begin, end).
 static void GateForward(const AttentionProblem& p, int64_t begin, int64_t end) {
   const int64_t columns = p.heads * p.value_dim;
   for (int64_t at = begin * columns, width; at < end * columns; at += width) {
@@ -110,8 +106,7 @@ static void GateBackward(const AttentionProblem& p, int64_t begin, int64_t end, 
       const int64_t count = width - c;
       const Vec n = group.Normalized(c), behind = grad_of(c);
       const Vec dx = (normalized_grad(c) - mean - n * projection) * Splat(group.inverse);
-      const Vec du = p.gate_first ? dx * group.Attended(c)
-                                  : LoadSome(p.grads + at + c, count) * group.Weighted(c, n);
+      const Vec du = p.gate_first ? dx * group.Attended(c) : LoadSome(p.grads + at + c, count) * group.Weighted(c, n);
       if (p.norm_weight != nullptr) {
         float *of_weight = weight_sums + column + c, *of_bias = bias_sums + column + c;
         StoreSome(of_weight, count, LoadSome(of_weight, count) + behind * n);

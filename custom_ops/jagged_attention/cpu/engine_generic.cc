@@ -5,7 +5,6 @@ namespace fusedrec {
 namespace tiles_generic {
 
 constexpr int kVectorBytes = 16;
-// Shape of the block of accumulators in registers.
 constexpr int kBlockRows = 4;
 constexpr int kBlockVectors = 2;
 

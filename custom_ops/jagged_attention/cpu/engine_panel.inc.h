@@ -134,7 +134,6 @@ static inline void Pad(Rows from, int64_t count, int64_t columns, int64_t width,
   }
 }
 
-// Drops the padding of rows again.
 static inline void Unpad(const float* from, int64_t count, int64_t columns, int64_t width, float* to, int64_t stride) {
   for (int64_t i = 0; i < count; ++i) CopyRow(from + i * width, columns, to + i * stride);
 }

@@ -21,11 +21,9 @@ struct ShortScratch {
   float *query, *grads, *score, *weight_grads;
 };
 
-// Data that the heads of a short row share.
 struct ShortRow {
   ShortRow(const AttentionProblem& p, const AttentionUnit& unit)
-      : token(p.row_splits[unit.row]),
-        query_token(p.query_splits[unit.row]),
+      : token(p.row_splits[unit.row]), query_token(p.query_splits[unit.row]),
         length(p.row_splits[unit.row + 1] - token) {
     const RowMask row = MaskOf(p, unit.row);
     SetPanel(row, 0, length, &mask);

@@ -1,12 +1,8 @@
 #include "jagged_attention/cpu/jagged_attention.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <functional>
-#include <memory>
 #include <numeric>
-#include <vector>
 
 #include "jagged_attention/cpu/prepared_bias.h"
 
@@ -17,7 +13,6 @@ namespace {
 
 // How the work of an op is cut into units, and who does them.
 
-// Queries of a forward unit.
 constexpr int64_t kBlockQueries = 512;
 // Forward units of a row with fewer queries than keys, so that several threads share the queries of one user.
 constexpr int64_t kMostQueryBlocks = 8;
@@ -146,8 +141,7 @@ class UnitGrads {
     for (size_t u = 0; u < units->size(); ++u) {
       const AttentionUnit& unit = (*units)[u];
       const int64_t queries = RowLength(problem, unit.row) - unit.query_begin;
-      const int64_t sizes[3] = {
-          unit.begin == 0 ? 0 : queries * (unit.head_end - unit.head_begin) * problem.qk_dim,
+      const int64_t sizes[3] = {unit.begin == 0 ? 0 : queries * (unit.head_end - unit.head_begin) * problem.qk_dim,
           problem.tables.position != nullptr ? PositionSums(problem, unit) + kPanel : 0, bias.time_sums()};
       for (int part = 0; part < 3; ++part) {
         at[u][part] = sizes[part] == 0 ? -1 : floats;
@@ -214,14 +208,11 @@ void AddBiasGrads(const AttentionProblem& problem, const PreparedBias& bias, con
   }
 }
 
-// Gate and norm.
-
 constexpr int64_t kChunkTokens = 256;  // of the sums for the norm's weights, whatever the number of threads
 
 // Gates the queries of forward units. The last unit of the same queries does it, because a norm needs all heads.
 class GateAfterUnits {
  public:
-  // Units of the same queries lie together.
   GateAfterUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const GatePasses& passes)
       : problem_(problem), units_(units), passes_(passes), block_(units.size()), open_(units.size()) {
     int32_t block = -1;
@@ -249,7 +240,6 @@ class GateAfterUnits {
   std::vector<std::atomic<int32_t>> open_;  // units that a block waits for
 };
 
-// Gradients of the gate, the norm and the attention.
 void GateGrads(const AttentionProblem& problem, const GatePasses& passes, const ParallelFor& parallel_for) {
   const int64_t columns = problem.heads * problem.value_dim, weights = problem.norm_weight == nullptr ? 0 : columns;
   const int64_t chunks = (problem.queries + kChunkTokens - 1) / kChunkTokens;

@@ -1,6 +1,5 @@
 // SiLU attention over rows of different length with a relative bias, and the attention-free channels of FuXi, forward
 // and backward.
-//
 //   out_i = scale_i * sum over j of SiLU(alpha q_i . k_j + bias_ij) visible_ij v_j      in each row and head
 //   bias_ij = position_weights[N - 1 + place(j) - place(i)] + time(asks_i - answers_j)   shared by the heads
 //   channels: out_i = [ sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j ]

@@ -7,8 +7,6 @@
 // machines.
 #pragma once
 
-#include <cstdint>
-
 #include "common/host_device.h"
 #include "jagged_attention/call.h"
 

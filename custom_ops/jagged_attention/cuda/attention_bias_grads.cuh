@@ -12,8 +12,7 @@ class BiasGradSums {
  public:
   using S = Shape<T, D>;
 
-  __device__ BiasGradSums(const Problem<T>& problem, const BiasTiles<T, D>& tiles)
-      : problem_(problem), tiles_(tiles) {}
+  __device__ BiasGradSums(const Problem<T>& problem, const BiasTiles<T, D>& tiles) : problem_(problem), tiles_(tiles) {}
 
   // Sums of the time part become 0. All threads call it, and meet at a barrier before the next call.
   __device__ void Begin() {
@@ -40,7 +39,6 @@ class BiasGradSums {
     }
   }
 
-  // Adds to the weights of the buckets.
   __device__ void AddBuckets() {
     if (!HasBuckets(problem_.bias) || static_cast<int>(threadIdx.x) >= S::kRows) return;
     for (int c = 0; c < S::kColumns; ++c) {
@@ -63,7 +61,6 @@ class BiasGradSums {
     sum_ = 0.0f;
   }
 
-  // Writes the sums to the memory of this block.
   __device__ void Write() {
     __syncthreads();
     const int size = problem_.bias.num_thresholds + 1;

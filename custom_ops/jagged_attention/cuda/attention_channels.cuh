@@ -22,7 +22,6 @@ struct ChannelTiles : BiasTiles<T, D> {
   T *row, *column;  // [kRows or kColumns, kStride]
   T* maps;          // [kMaxChannels, kRows, kPairStride]; backward one after the other in the first
 
-  // Returns the bytes that are needed.
   FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, const RelativeBias& tables) {
     Taker take{memory, 0};
     take(&row, backward ? S::kRows * S::kStride : 0);
@@ -47,8 +46,7 @@ __device__ inline AllColumns ColumnsOf(const Problem<T>& problem, int slice, int
 // unrolled, which keeps code and registers few.
 template <typename T, int D, bool kBackward>
 __device__ inline void MapTile(const BiasTiles<T, D>& tiles, const RowMask& mask, bool position,
-                               const TimeFunction& function, int r0, int r1, int c0, int c1, T* map,
-                               ParameterSums<T, D>* parameters) {
+    const TimeFunction& function, int r0, int r1, int c0, int c1, T* map, ParameterSums<T, D>* parameters) {
   using S = Shape<T, D>;
   const RelativeBias& bias = tiles.bias;
   const int low = kBackward ? LowestDistance(mask, c1, r0) : LowestDistance(mask, r1, c0);

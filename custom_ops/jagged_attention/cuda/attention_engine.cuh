@@ -60,7 +60,6 @@ struct Engine {  // Half and Bfloat16
     uint32_t r[2];
   };
 
-  // Rows 0 to 15 and columns 0 to 15 at `tile`.
   static __device__ void Load(const T* tile, int stride, A* a) {
     LoadMatrices4(tile + (Lane() & 15) * stride + (Lane() >> 4) * 8, a->r);
   }

@@ -20,12 +20,9 @@ struct OutputGate {
   const int64_t columns, groups, width;  // of all heads; groups of a token, and columns of each
 
   __device__ explicit OutputGate(const Problem<T>& problem)
-      : call(problem),
-        columns(problem.heads * problem.value_dim),
-        groups(problem.per_head ? problem.heads : 1),
+      : call(problem), columns(problem.heads * problem.value_dim), groups(problem.per_head ? problem.heads : 1),
         width(columns / groups) {}
 
-  // The number that is normalised.
   __device__ float Input(int64_t at) const {
     const float x = ToFloat(call.out[at]);
     return call.gate_first ? x * ToFloat(call.gate[at]) : x;
@@ -33,7 +30,6 @@ struct OutputGate {
   __device__ float Weighted(float normalized, int64_t column) const {
     return call.norm_weight == nullptr ? normalized : normalized * call.norm_weight[column] + call.norm_bias[column];
   }
-  // The gradient behind the norm.
   __device__ float Behind(int64_t at) const {
     return call.gate_first ? ToFloat(call.grads[at]) : ToFloat(call.grads[at]) * ToFloat(call.gate[at]);
   }

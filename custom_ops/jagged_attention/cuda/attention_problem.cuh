@@ -18,7 +18,6 @@ struct Item {
   int row, begin;
 };
 
-// A call with all arrays on the device.
 template <typename T>
 struct Problem : AttentionCall<T> {
   const Item* items[2];  // tiles of queries, and of keys

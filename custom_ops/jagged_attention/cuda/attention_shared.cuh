@@ -26,7 +26,6 @@ struct Taker {
   }
 };
 
-// The part of the bias.
 template <typename T, int D>
 struct BiasTiles {
   using S = Shape<T, D>;
@@ -80,7 +79,6 @@ struct SharedTiles : BiasTiles<T, D> {
   T *pair_a, *pair_b;                      // [kRows, kPairStride]
   float* scale;
 
-  // Returns the bytes that are needed.
   FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, bool key_rows, const RelativeBias& tables) {
     Taker take{memory, 0};
     take(&row_a, S::kRows * S::kStride);

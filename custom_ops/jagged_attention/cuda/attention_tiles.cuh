@@ -16,9 +16,7 @@ struct AllColumns {
   int count, first, head_dim;
   int64_t apart;
 
-  __device__ int64_t At(int column) const {
-    return (first + column) / head_dim * apart + (first + column) % head_dim;
-  }
+  __device__ int64_t At(int column) const { return (first + column) / head_dim * apart + (first + column) % head_dim; }
   __device__ bool HasChunks(int chunk) const { return head_dim % chunk == 0; }
 };
 

@@ -22,7 +22,6 @@ class TimeFunction {
     exponent_ = tables.time_weights[2];
   }
 
-  // Returns the value, and its derivatives by the parameters.
   __device__ float At(int64_t ask, int64_t answer, float* slopes) const {
     const float difference = ask > answer ? static_cast<float>(TimeBetween(ask, answer)) : 0.0f;
     slopes[2] = 0.0f;

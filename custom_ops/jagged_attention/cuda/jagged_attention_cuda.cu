@@ -1,6 +1,5 @@
 #include "jagged_attention/cuda/jagged_attention_cuda.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "jagged_attention/cuda/attention_launch.cuh"
@@ -8,8 +7,8 @@
 namespace fusedrec::attention {
 namespace {
 
-constexpr int64_t kSlots = 512;                      // not the device's: the order of sums must not depend on it
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the blocks of a launch
+constexpr int64_t kSlots = 512;  // not the device's: the order of sums must not depend on it
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a launch
 
 // sums[x] = sum over the slots of slots[slot, x], in their order.
 FUSEDREC_KERNEL SumSlotsKernel(const float* __restrict__ slots, int64_t num_slots, int64_t size,
@@ -51,50 +50,12 @@ int64_t PartsOf(const AttentionCall<void>& call) {
   return (call.heads * call.value_dim + SliceColumns(call) - 1) / SliceColumns(call);
 }
 
-bool SizesAreSound(const AttentionCall<void>& call) {
-  for (const int64_t size : {call.batch, call.tokens, call.queries, call.qk_dim, call.value_dim, call.target_group_size - 1,
-                             call.attention_window, call.min_full_length, call.global_window, call.bias.max_length,
-                             int64_t{call.bias.num_thresholds}, int64_t{call.channels}, call.heads - 1}) {
-    if (size < 0) return false;
-  }
-  const bool with_time = HasTime(call.bias), with_position = call.bias.max_length > 0;
-  if (call.type < 0 || call.type > 2 || call.tokens > kMost || call.heads > kMost || call.bias.max_length > kMost / 2 ||
-      call.bias.time < TimeMap::kNone || call.bias.time > TimeMap::kStretched ||
-      call.bias.num_thresholds > kAttentionMaxThresholds) {
-    return false;
-  }
-  if (call.channels > 0) {
-    return call.channels == with_time + with_position && call.gate == nullptr &&
-           call.value_dim <= kMost / (kMaxChannels * call.heads);
-  }
-  return call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
-         (call.norm_weight == nullptr) == (call.norm_bias == nullptr) &&
-         (call.gate == nullptr || call.queries <= kMost / (call.per_head ? call.heads : 1));
-}
-
-bool RowsAreSound(const AttentionCall<void>& call) {
-  if (!SplitsAreSound(call.row_splits, call.batch, call.tokens)) return false;
-  if (!SplitsAreSound(call.query_splits, call.batch, call.queries)) return false;
-  int64_t items = 0;
-  for (int64_t b = 0; b < call.batch; ++b) {
-    const int64_t length = RowLength(call, b), queries = length - FirstQuery(call, b);
-    if (queries > length || (call.bias.max_length > 0 && length > call.bias.max_length)) return false;
-    if (call.num_targets != nullptr && (call.num_targets[b] < 0 || call.num_targets[b] > queries)) return false;
-    if (call.contextual_lengths != nullptr && call.contextual_lengths[b] < 0) return false;
-    items += (length + RowsOf(call) - 1) / RowsOf(call);
-  }
-  if (!HasBuckets(call.bias)) return items * PartsOf(call) <= kMost;
-  for (int64_t g = 1; g < call.bias.num_thresholds; ++g) {
-    if (call.bias.thresholds[g] < call.bias.thresholds[g - 1]) return false;
-  }
-  return items * PartsOf(call) <= kMost;
-}
-
 // Copies the host arrays of a call to the device and clears what blocks add to.
 int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memory, Problem<void>* problem, void* stream) {
   static_cast<AttentionCall<void>&>(*problem) = call;
   const std::vector<Item> items[2] = {ItemsOf(call, false), backward ? ItemsOf(call, true) : std::vector<Item>()};
   const int64_t columns = call.heads * call.value_dim, parts = PartsOf(call);
+  if (static_cast<int64_t>(std::max(items[0].size(), items[1].size())) > kMostBlocks / parts) return kCudaInvalidValue;
   const bool gate_grads = backward && call.gate != nullptr, norm_grads = gate_grads && call.norm_weight != nullptr;
   problem->slices = parts;
   problem->slots = std::min(static_cast<int64_t>(items[1].size()) * parts, kSlots);
@@ -113,12 +74,10 @@ int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memor
   const int64_t statistics = norm_grads ? call.queries * (call.per_head ? call.heads : 1) * 2 : 0;
   const int64_t norm_slots = norm_grads ? problem->gate_slots * columns : 0;
   FUSEDREC_TRY(memory->Take({{&copies[0], counts[0]}, {&copies[1], counts[1]}, {&copies[2], counts[2]},
-                             {&copies[3], counts[3]}, {&copies[4], counts[4]}, {&device_items[0], query_items},
-                             {&device_items[1], key_items}, {&problem->position_slots, positions},
-                             {&problem->time_slots, NumTimeWeights(call.bias) * problem->slots},
-                             {&problem->done, call.gate == nullptr ? 0 : query_items}, {&attended_grads, grad_bytes},
-                             {&problem->statistics, statistics}, {&problem->weight_slots, norm_slots},
-                             {&problem->bias_slots, norm_slots}}));
+      {&copies[3], counts[3]}, {&copies[4], counts[4]}, {&device_items[0], query_items}, {&device_items[1], key_items},
+      {&problem->position_slots, positions}, {&problem->time_slots, NumTimeWeights(call.bias) * problem->slots},
+      {&problem->done, call.gate == nullptr ? 0 : query_items}, {&attended_grads, grad_bytes},
+      {&problem->statistics, statistics}, {&problem->weight_slots, norm_slots}, {&problem->bias_slots, norm_slots}}));
   problem->attended_grads = attended_grads;
   if (!norm_grads) problem->statistics = nullptr;
   for (int a = 0; a < 5; ++a) {
@@ -135,7 +94,6 @@ int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memor
 }
 
 int Compute(const AttentionCall<void>& call, bool backward, const FusedrecAllocator* from, void* stream) {
-  if (!SizesAreSound(call) || !RowsAreSound(call)) return kCudaInvalidValue;
   ScratchMemory memory(from);
   Problem<void> problem{};
   FUSEDREC_TRY(Prepare(call, backward, &memory, &problem, stream));

@@ -148,9 +148,8 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       __syncthreads();
 
       const int pairs = row_base * S::kPairStride;
-      MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(
-          (kKeyRows ? tiles.pair_b : tiles.pair_a) + pairs, S::kPairStride,
-          (kPass == kForward ? tiles.column_b : tiles.column_a) + dim_base, S::kStride, sums_a);
+      MultiplyTile<T, S::kColumns, S::kDimBlocks, true>((kKeyRows ? tiles.pair_b : tiles.pair_a) + pairs,
+          S::kPairStride, (kPass == kForward ? tiles.column_b : tiles.column_a) + dim_base, S::kStride, sums_a);
       if constexpr (kKeyRows) {
         MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(tiles.pair_a + pairs, S::kPairStride,
                                                           tiles.column_b + dim_base, S::kStride, sums_b);

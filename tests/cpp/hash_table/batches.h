@@ -57,28 +57,68 @@ struct Answer {
   std::vector<int32_t> inverse;
   std::vector<int64_t> handles;
   uint32_t clock = 0;
+
+  Gradients With(const std::vector<float>& grads, float scale = 1.0f) const {
+    return {handles, inverse, grads.data(), Storage::kFloat32, scale};
+  }
 };
 
-inline Answer LookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor) {
+inline RowsOut Out(std::vector<float>* rows) { return {rows->data(), Storage::kFloat32, 0}; }
+
+// rows: of the look-ahead, if there is one.
+inline Answer LookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor,
+                     const Ahead* ahead = nullptr, std::vector<float> rows = {}, int64_t window = 1) {
   Answer answer;
+  answer.rows = std::move(rows);
   answer.rows.resize(packed.received().size() * table->spec().dim);
   answer.inverse.resize(packed.received().size());
-  answer.status = table->Lookup(packed.message(), parallel_for, {answer.rows.data(), Storage::kFloat32},
-                                absl::MakeSpan(answer.inverse), &answer.handles, &answer.clock);
+  answer.handles.resize(packed.received().size());
+  int64_t num_rows = 0;
+  answer.status = table->Lookup({parallel_for}, packed.message(), window, ahead, Out(&answer.rows),
+                                answer.inverse.data(), answer.handles.data(), &num_rows);
+  answer.handles.resize(num_rows);
+  for (const int64_t handle : answer.handles) {
+    if (handle != kNoRow) answer.clock = static_cast<uint32_t>(handle >> 32);
+  }
   return answer;
 }
 
+inline absl::Status Apply(HashTable* table, const Answer& answer, const std::vector<float>& grads, const Step& step,
+                          const ParallelFor& parallel_for = SerialFor) {
+  std::vector<int32_t> left_out;
+  return table->Apply({parallel_for}, answer.With(grads), step, &left_out);
+}
+
+inline absl::Status Accumulate(HashTable* table, const Answer& answer, const std::vector<float>& grads,
+                               float scale = 1.0f, const ParallelFor& parallel_for = SerialFor) {
+  std::vector<int32_t> left_out;
+  return table->Accumulate({parallel_for}, answer.With(grads, scale), false, &left_out);
+}
+
+// Returns how many ids had a row.
+inline int64_t Remove(HashTable* table, int64_t segment, const Ids& ids) {
+  int64_t removed = 0;
+  CHECK_OK(table->Remove({SerialFor}, segment, ids, &removed));
+  return removed;
+}
+
+inline void Evict(HashTable* table, int64_t segment, int64_t count) {
+  int64_t evicted;
+  CHECK_OK(table->Evict({SerialFor}, segment, count, &evicted));
+}
+
 // The same, of a lookup that must succeed.
-inline Answer MustLookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor) {
-  Answer answer = LookUp(table, packed, parallel_for);
+inline Answer MustLookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor,
+                         int64_t window = 1) {
+  Answer answer = LookUp(table, packed, parallel_for, nullptr, {}, window);
   CHECK_OK(answer.status);
   return answer;
 }
 
-inline std::vector<float> FindRows(const HashTable& table, const Packed& packed,
+inline std::vector<float> FindRows(HashTable& table, const Packed& packed,
                                    const ParallelFor& parallel_for = SerialFor) {
   std::vector<float> rows(packed.received().size() * table.spec().dim);
-  table.Find(packed.message(), parallel_for, {rows.data(), Storage::kFloat32});
+  CHECK_OK(table.Read({parallel_for}, packed.message(), 0, nullptr, Out(&rows)));
   return rows;
 }
 
@@ -89,14 +129,14 @@ struct Record {
 };
 
 // All rows of a segment, by id.
-inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, int64_t segment,
+inline std::vector<std::pair<int64_t, Record>> Records(HashTable& table, int64_t segment,
                                                        const ParallelFor& parallel_for = SerialFor) {
   Ids ids;
   std::vector<int64_t> handles;
-  table.Keys(segment, {}, SerialFor, &ids, &handles);
-  const size_t size = table.records().bytes();
+  CHECK_OK(table.Keys({SerialFor}, segment, {}, &ids, &handles));
+  const size_t size = table.record_bytes();
   std::vector<char> bytes(size * ids.size());
-  table.records().Read(handles, parallel_for, bytes.data());
+  CHECK_OK(table.ReadRecords({parallel_for}, handles, bytes.data()));
   std::vector<std::pair<int64_t, Record>> records;
   for (size_t i = 0; i < ids.size(); ++i) {
     Record record;
@@ -109,7 +149,7 @@ inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, i
   return records;
 }
 
-inline std::map<int64_t, Record> RecordsById(const HashTable& table, int64_t segment) {
+inline std::map<int64_t, Record> RecordsById(HashTable& table, int64_t segment) {
   std::map<int64_t, Record> by_id;
   for (auto& [id, record] : Records(table, segment)) CHECK(by_id.emplace(id, record).second, "twice: ", id);
   return by_id;
@@ -133,9 +173,10 @@ inline std::string MakeRule(const std::string& name, const std::vector<float>& n
 inline std::unique_ptr<HashTable> MakeTable(TableSpec spec, const std::string& rule = "sgd",
                                             const std::vector<float>& hyperparameters = {0.0f}) {
   CHECK_EQ(MakeRule(rule, hyperparameters, &spec.rule), "", "rule ", rule);
-  auto table = HashTable::Make(std::move(spec));
-  CHECK_OK(table.status());
-  return *std::move(table);
+  if (spec.limits.empty()) spec.limits.resize(spec.seeds.size());
+  auto table = std::make_unique<HashTable>(std::move(spec));
+  CHECK_OK(table->Open());
+  return table;
 }
 
 }  // namespace fusedrec

@@ -29,16 +29,14 @@ std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_afte
   const int64_t max_rows = eviction != Eviction::kNone ? 200 : 0;
   spec.limits.assign(spec.seeds.size(), {max_rows, eviction});
   for (Limits& limits : spec.limits) limits.frequency_decay_steps = decay;
-  auto table = HashTable::Make(spec);
-  CHECK_OK(table.status());
-  return *std::move(table);
+  return MakeTable(spec);
 }
 
-std::set<int64_t> Changed(const HashTable& table, int64_t segment, Moment since,
+std::set<int64_t> Changed(HashTable& table, int64_t segment, Moment since,
                           const ParallelFor& parallel_for = SerialFor) {
   Ids ids;
   std::vector<int64_t> handles;
-  table.Keys(segment, since, parallel_for, &ids, &handles);
+  CHECK_OK(table.Keys({parallel_for}, segment, since, &ids, &handles));
   const std::set<int64_t> distinct(ids.begin(), ids.end());
   CHECK_EQ(distinct.size(), ids.size(), "an id twice");
   CHECK_EQ(handles.size(), ids.size());
@@ -69,7 +67,7 @@ class Twins {
       }
     }
   }
-  const HashTable& twin() const { return *tables_[1]; }
+  HashTable& twin() const { return *tables_[1]; }
 
  private:
   Moment Now() const { return {tables_[0]->clock(), tables_[0]->version()}; }
@@ -101,11 +99,9 @@ void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed, int64_t de
     twins.Both([&](HashTable* table) {
       Answer& answer = now.answer[which++] = MustLookUp(table, packed);
       if (how < 4) {
-        table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, 1}, SerialFor,
-                     answer.clock);
+        CHECK_OK(Apply(table, answer, grads, {0.1f, 1}));
       } else if (how == 4) {
-        CHECK_OK(table->Accumulate(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, SerialFor,
-                                   answer.clock));
+        CHECK_OK(Accumulate(table, answer, grads));
       }
     });
     if (how == 5 && eviction == Eviction::kNone && hot_after == 0) late.push_back(now);
@@ -113,27 +109,26 @@ void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed, int64_t de
       const std::vector<float> theirs(late.back().received * kDim, 0.25f);
       which = 0;
       twins.Both([&](HashTable* table) {
-        const Answer& answer = late.back().answer[which++];
-        table->Apply(answer.handles, answer.inverse, theirs.data(), Storage::kFloat32, 1.0f, {0.1f, 1}, SerialFor,
-                     answer.clock);
+        Apply(table, late.back().answer[which++], theirs, {0.1f, 1}).IgnoreError();  // an import may have ended them
       });
       late.pop_back();
     }
     const Ids some = {static_cast<int64_t>(random() % 150) - 30, static_cast<int64_t>(random() % 150) + 1000};
     const uint64_t dice = random();
-    std::vector<char> records(some.size() * twins.twin().records().bytes());
+    std::vector<char> records(some.size() * twins.twin().record_bytes());
     const uint32_t changed = twins.twin().version() + 1;
     for (size_t i = 0; i < some.size(); ++i) {
-      std::memcpy(&records[i * twins.twin().records().bytes() + 8], &changed, sizeof(changed));
+      std::memcpy(&records[i * twins.twin().record_bytes() + 8], &changed, sizeof(changed));
     }
     twins.Both([&](HashTable* table) {
-      if (dice % 4 == 0) table->ApplyAccumulated({0.1f, 1}, SerialFor);
-      if (dice % 16 == 1 && late.empty() && !table->HasWaiting()) table->Remove(0, some);
+      if (dice % 4 == 0) CHECK_OK(table->ApplyAccumulated({SerialFor}, {0.1f, 1}));
+      int64_t removed;  // none while gradients wait
+      if (dice % 16 == 1 && late.empty()) table->Remove({SerialFor}, 0, some, &removed).IgnoreError();
       if (dice % 16 == 2) {
-        CHECK_OK(table->records().Write(1, some, records.data(), SerialFor));
-        table->Evict(1, 0);  // the version is now that of these rows
+        CHECK_OK(table->Import({SerialFor}, 1, some, records.data()));
+        Evict(table, 1, 0);  // the version is now that of these rows
       }
-      if (dice % 64 == 3 && late.empty() && !table->HasWaiting()) table->Clear();
+      if (dice % 64 == 3 && late.empty()) CHECK_OK(table->Clear({SerialFor}));
     });
     if (random() % 32 == 0) twins.BeginRecord();
     twins.Check();

@@ -23,6 +23,7 @@
 #include "folder.h"
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cpu/rows/pages.h"
+#include "initial_rows/initial_rows.h"
 
 namespace fusedrec {
 namespace {
@@ -77,7 +78,7 @@ void TrainsOn(HashTable* table, int64_t step) {
   const Answer trained = MustLookUp(table, Step(step));
   CHECK_EQ(trained.handles.size(), static_cast<size_t>(kStep));
   const std::vector<float> grads(kStep * kDim, 1.0f);
-  table->Apply(trained.handles, trained.inverse, grads.data(), Storage::kFloat32, 1.0f, {1.0f, 1}, SerialFor);
+  CHECK_OK(Apply(table, trained, grads, {1.0f, 1}));
   const std::vector<float> rows = FindRows(*table, Step(step));
   for (size_t i = 0; i < rows.size(); ++i) CHECK_EQ(rows[i], trained.rows[i] - 1.0f);
 }
@@ -122,13 +123,13 @@ int AddressSpaceEndsAtADemotion() {
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   Ids ids;
   for (int64_t id = 0; id < kStep; ++id) ids.push_back(id);
-  const int64_t bytes = table->records().bytes();
+  const int64_t bytes = table->record_bytes();
   std::vector<char> records(kStep * bytes);  // counters of 0: float32, never looked up
   for (int64_t id = 0; id < kStep; ++id) {
     const std::vector<float> row(kDim, 0.25f * id);  // the same in 16 bits
     std::memcpy(&records[(id + 1) * bytes - 4 * kDim], row.data(), 4 * kDim);
   }
-  CHECK_OK(table->records().Write(0, ids, records.data(), SerialFor));
+  CHECK_OK(table->Import({SerialFor}, 0, ids, records.data()));
   const std::vector<float> wanted = FindRows(*table, Step(0));
   CHECK_EQ(wanted[kDim], 0.25f);
   const Packed one(Batch{{Ids{0}}});
@@ -141,7 +142,7 @@ int AddressSpaceEndsAtADemotion() {
   CHECK_EQ(table->clock(), 0u, "the lookup has left no trace");
   CHECK_EQ(RecordsById(*table, 0).at(0).last, 0u);
   CHECK_EQ(RecordsById(*table, 0).at(0).count, 0u);
-  CHECK_EQ(table->Statistics(0).hits, 0);
+  CHECK_EQ(table->StatisticsOf(0).hits, 0);
   SetLimit(RLIMIT_AS, -1);
   MustLookUp(table.get(), one);
   CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "all but the row of this lookup have returned");
@@ -156,16 +157,16 @@ int AddressSpaceEndsAtAnImport() {
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   MustLookUp(table.get(), Step(0));
   const std::vector<float> wanted = FindRows(*table, Step(0));
-  std::vector<char> records(kStep * table->records().bytes());  // counters of 0: float32
+  std::vector<char> records(kStep * table->record_bytes());  // counters of 0: float32
   Ids ids;
   for (int64_t id = 0; id < kStep; ++id) ids.push_back(id);
   SetLimit(RLIMIT_AS, AddressSpace() + 4 * kMegabyte);
-  const absl::Status status = table->records().Write(0, ids, records.data(), SerialFor);
+  const absl::Status status = table->Import({SerialFor}, 0, ids, records.data());
   CHECK(absl::IsResourceExhausted(status), "", status.ToString());
   CHECK_EQ(table->size(0), kStep);
   CHECK(FindRows(*table, Step(0)) == wanted);
   SetLimit(RLIMIT_AS, -1);
-  CHECK_OK(table->records().Write(0, ids, records.data(), SerialFor));
+  CHECK_OK(table->Import({SerialFor}, 0, ids, records.data()));
   CHECK_EQ(table->rows_in_pool(0), kStep);
   CHECK_EQ(table->rows_in_pool(1), int64_t{0});
   return 0;

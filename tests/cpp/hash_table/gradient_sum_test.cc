@@ -52,7 +52,8 @@ void InTheOrderReceived(Storage storage, int dim) {
   Convert(grads.data(), Storage::kFloat32, grads.size(), storage, sent.data());
   Convert(sent.data(), storage, grads.size(), Storage::kFloat32, grads.data());
   const std::vector<float> wanted = SumsInOrder(inverse, kRows, grads, dim, 0.7f);
-  const GradientSum sums(inverse, kRows, sent.data(), storage, dim, 0.7f);
+  const std::vector<int64_t> handles(kRows);
+  const GradientSum sums({handles, inverse, sent.data(), storage, 0.7f}, dim);
   std::vector<float> sum(dim, 1e9f);  // what it held before is not added
   for (int number = 0; number < kRows; ++number) {
     sums.Prefetch(number);
@@ -74,7 +75,6 @@ void AccumulatedIsAppliedLikeItsSum(const RuleCase& rule) {
   spec.distribution = Distribution::kNormal;
   spec.b = 1.0;
   spec.seeds = {1, 2};
-  spec.window = 3;
   std::mt19937 random(7);
   const std::unique_ptr<HashTable> accumulated = MakeTable(spec, rule.name, rule.hyperparameters);
   const std::unique_ptr<HashTable> applied = MakeTable(spec, rule.name, rule.hyperparameters);
@@ -90,8 +90,7 @@ void AccumulatedIsAppliedLikeItsSum(const RuleCase& rule) {
       const Packed packed(ids);
       const Answer answer = MustLookUp(accumulated.get(), packed);
       const std::vector<float> grads = Unequal(packed.received().size() * kDim, &random);
-      CHECK_OK(accumulated->Accumulate(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 0.25f,
-                                       Threads(3)));
+      CHECK_OK(Accumulate(accumulated.get(), answer, grads, 0.25f, Threads(3)));
       const std::vector<float> of_batch = SumsInOrder(answer.inverse, answer.handles.size(), grads, kDim, 0.25f);
       std::map<Received, int32_t> numbers;
       for (size_t v = 0; v < answer.inverse.size(); ++v) numbers[packed.received()[v]] = answer.inverse[v];
@@ -101,7 +100,7 @@ void AccumulatedIsAppliedLikeItsSum(const RuleCase& rule) {
         for (int d = 0; d < kDim; ++d) sum[d] += of_batch[number * kDim + d];
       }
     }
-    accumulated->ApplyAccumulated({0.05f, update}, Threads(3));
+    CHECK_OK(accumulated->ApplyAccumulated({Threads(3)}, {0.05f, update}));
 
     Batch all(1, std::vector<Ids>(2));
     std::vector<float> grads;
@@ -110,7 +109,7 @@ void AccumulatedIsAppliedLikeItsSum(const RuleCase& rule) {
       grads.insert(grads.end(), sum.begin(), sum.end());
     }
     const Answer answer = MustLookUp(applied.get(), Packed(all));
-    applied->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.05f, update}, SerialFor);
+    CHECK_OK(Apply(applied.get(), answer, grads, {0.05f, update}));
     for (int64_t segment = 0; segment < 2; ++segment) {
       const auto got = RecordsById(*accumulated, segment), wanted = RecordsById(*applied, segment);
       CHECK_EQ(got.size(), wanted.size());
@@ -128,15 +127,15 @@ void SumsAreForgotten() {
   spec.seeds = {1};
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   const Packed packed(Batch{{Ids{5}}});
-  const float one = 1.0f;
+  const std::vector<float> one = {1.0f};
   const Answer answer = MustLookUp(table.get(), packed);
-  CHECK_OK(table->Accumulate(answer.handles, answer.inverse, &one, Storage::kFloat32, 1.0f, SerialFor));
-  table->ApplyAccumulated({0.5f, 1}, SerialFor);
-  table->ApplyAccumulated({0.5f, 2}, SerialFor);
+  CHECK_OK(Accumulate(table.get(), answer, one));
+  CHECK_OK(table->ApplyAccumulated({SerialFor}, {0.5f, 1}));
+  CHECK_OK(table->ApplyAccumulated({SerialFor}, {0.5f, 2}));
   CHECK_EQ(FindRows(*table, packed)[0], -0.5f);
-  CHECK_OK(table->Accumulate(answer.handles, answer.inverse, &one, Storage::kFloat32, 1.0f, SerialFor));
-  table->Clear();
-  table->ApplyAccumulated({0.5f, 3}, SerialFor);
+  CHECK_OK(Accumulate(table.get(), answer, one));
+  CHECK_OK(table->Clear({SerialFor}));
+  CHECK_OK(table->ApplyAccumulated({SerialFor}, {0.5f, 3}));
   CHECK_EQ(FindRows(*table, packed)[0], 0.0f);
 }
 

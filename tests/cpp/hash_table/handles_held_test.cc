@@ -41,17 +41,15 @@ TableSpec OnesInMixedStorage() {
 }
 
 void HeldRowsDoNotMove() {
-  TableSpec spec = OnesInMixedStorage();
-  spec.window = 2;  // two lookups may wait for gradients
-  const std::unique_ptr<HashTable> table = MakeTable(spec);
+  constexpr int64_t kWindow = 2;  // two lookups may wait for gradients
+  const std::unique_ptr<HashTable> table = MakeTable(OnesInMixedStorage());
   const Packed packed(Batch{{Ids{7}}});
   const std::vector<float> grads(kDim, 1.0f);
   const auto apply = [&](const Answer& answer) {
-    table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.25f, 1}, SerialFor,
-                 answer.clock);
+    CHECK_OK(Apply(table.get(), answer, grads, {0.25f, 1}));
   };
 
-  const Answer first = MustLookUp(table.get(), packed);
+  const Answer first = MustLookUp(table.get(), packed, SerialFor, kWindow);
   // `slow` begins while the row waits for the gradients of `first`: it will not move it.
   std::promise<void> slow_has_begun, slow_may_look, slow_has_looked, slow_may_end;
   Answer slow;
@@ -64,7 +62,7 @@ void HeldRowsDoNotMove() {
         [&] {
           slow_has_looked.set_value();
           slow_may_end.get_future().wait();
-        }));
+        }), kWindow);
   });
   slow_has_begun.get_future().wait();
   apply(first);
@@ -74,18 +72,19 @@ void HeldRowsDoNotMove() {
         slow_may_look.set_value();
         slow_has_looked.get_future().wait();
       },
-      [] {}));
+      [] {}), kWindow);
   slow_may_end.set_value();
   other.join();
 
   CHECK_EQ(table->rows_in_pool(0), int64_t{0}, "the row has moved");
-  CHECK_EQ(slow.handles[0], first.handles[0]);
-  CHECK_EQ(fast.handles[0], first.handles[0]);
+  const uint32_t row = first.handles[0];
+  CHECK_EQ(static_cast<uint32_t>(slow.handles[0]), row);
+  CHECK_EQ(static_cast<uint32_t>(fast.handles[0]), row);
   apply(slow);
   apply(fast);
   CHECK_EQ(FindRows(*table, packed)[0], 1.0f - 3 * 0.25f);
-  MustLookUp(table.get(), Packed(Batch{{Ids{8}}}));
-  MustLookUp(table.get(), packed);
+  MustLookUp(table.get(), Packed(Batch{{Ids{8}}}), SerialFor, kWindow);
+  MustLookUp(table.get(), packed, SerialFor, kWindow);
   CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "nothing holds the row any more");
 }
 
@@ -99,21 +98,21 @@ void RowsWithWaitingGradientsAreNotDemoted() {
   MustLookUp(table.get(), packed);
   std::vector<int64_t> handles;
   Ids ids;
-  table->Keys(0, {}, SerialFor, &ids, &handles);
-  std::vector<char> record(table->records().bytes());
-  table->records().Read(handles, SerialFor, record.data());
+  CHECK_OK(table->Keys({SerialFor}, 0, {}, &ids, &handles));
+  std::vector<char> record(table->record_bytes());
+  CHECK_OK(table->ReadRecords({SerialFor}, handles, record.data()));
   const uint32_t count = 64, pool = 0;
   std::memcpy(&record[4], &count, 4);
   std::memcpy(&record[12], &pool, 4);
-  CHECK_OK(table->records().Write(0, ids, record.data(), SerialFor));
+  CHECK_OK(table->Import({SerialFor}, 0, ids, record.data()));
 
   const Answer held = MustLookUp(table.get(), packed);
   const std::vector<float> grads(kDim, 1.0f);
-  CHECK_OK(table->Accumulate(held.handles, held.inverse, grads.data(), Storage::kFloat32, 1.0f, SerialFor, held.clock));
+  CHECK_OK(Accumulate(table.get(), held, grads));
   for (int lookup = 0; lookup < 10; ++lookup) MustLookUp(table.get(), other);
   CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "the row has been demoted");
   CHECK(!table->IsStale(held.clock));
-  table->ApplyAccumulated({0.25f, 1}, SerialFor);
+  CHECK_OK(table->ApplyAccumulated({SerialFor}, {0.25f, 1}));
   CHECK_EQ(FindRows(*table, packed)[0], 0.75f);
   MustLookUp(table.get(), other);
   CHECK_EQ(table->rows_in_pool(0), int64_t{0}, "nothing holds the row any more");

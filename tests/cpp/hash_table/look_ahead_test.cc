@@ -31,25 +31,21 @@ TableSpec Spec() {
 struct Seen {
   std::vector<float> rows;
   std::vector<int64_t> handles;
-  int64_t version, moves;
+  Ahead mark{};
 };
 
-Seen See(const HashTable& table, const Packed& packed) {
+Seen See(HashTable& table, const Packed& packed) {
   Seen seen;
   seen.rows.assign(packed.received().size() * kDim, -7.0f);
   seen.handles.resize(packed.received().size());
-  table.LookAhead(packed.message(), Threads(3), {seen.rows.data(), Storage::kFloat32}, absl::MakeSpan(seen.handles),
-                  &seen.version, &seen.moves);
+  CHECK_OK(table.LookAhead({Threads(3)}, packed.message(), Out(&seen.rows), absl::MakeSpan(seen.handles), &seen.mark));
   return seen;
 }
 
 Answer LookUpFrom(HashTable* table, const Packed& packed, Seen seen) {
-  Answer answer;
-  answer.rows = std::move(seen.rows);
-  answer.inverse.resize(packed.received().size());
-  const Ahead ahead{seen.handles, seen.version, seen.moves};
-  CHECK_OK(table->Lookup(packed.message(), Threads(3), {answer.rows.data(), Storage::kFloat32},
-                         absl::MakeSpan(answer.inverse), &answer.handles, &answer.clock, &ahead));
+  seen.mark.handles = seen.handles;
+  Answer answer = LookUp(table, packed, Threads(3), &seen.mark, std::move(seen.rows));
+  CHECK_OK(answer.status);
   return answer;
 }
 
@@ -66,11 +62,10 @@ Batch RandomBatch(std::mt19937* random, int64_t range) {
 void Update(HashTable* table, const Answer& answer, int64_t step, const ParallelFor& parallel_for) {
   std::vector<float> grads(answer.rows.size());
   for (size_t i = 0; i < grads.size(); ++i) grads[i] = 0.1f * answer.rows[i] + 0.01f * (i % 7);
-  table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, step}, parallel_for,
-               answer.clock);
+  CHECK_OK(Apply(table, answer, grads, {0.1f, step}, parallel_for));
 }
 
-void CheckSame(const HashTable& got, const HashTable& wanted, bool tiered) {
+void CheckSame(HashTable& got, HashTable& wanted, bool tiered) {
   CHECK_EQ(got.clock(), wanted.clock());
   CHECK_EQ(got.version(), wanted.version());
   for (int64_t segment = 0; segment < 2; ++segment) {
@@ -84,7 +79,7 @@ void CheckSame(const HashTable& got, const HashTable& wanted, bool tiered) {
       CHECK(tiered || a[i].second.pool == b[i].second.pool);
       CHECK(a[i].second.numbers == b[i].second.numbers, "id ", a[i].first);
     }
-    const SegmentStatistics x = got.Statistics(segment), y = wanted.Statistics(segment);
+    const SegmentStatistics x = got.StatisticsOf(segment), y = wanted.StatisticsOf(segment);
     CHECK_EQ(x.hits, y.hits);
     CHECK_EQ(x.inserts, y.inserts);
     CHECK_EQ(x.evictions, y.evictions);
@@ -101,9 +96,9 @@ void Equal(const TableSpec& spec, int64_t range, const Disturb& disturb) {
   std::mt19937 random(5);
   Packed now(RandomBatch(&random, range));
   std::vector<int64_t> handles(now.received().size());
-  int64_t version, moves;
+  Ahead mark;
   // Handles alone, as a table with rows on a device asks for them.
-  table->LookAhead(now.message(), SerialFor, {}, absl::MakeSpan(handles), &version, &moves);
+  CHECK_OK(table->LookAhead({SerialFor}, now.message(), {}, absl::MakeSpan(handles), &mark));
   Seen seen = See(*table, now);
   CHECK(handles == seen.handles);
   int64_t changed = 0;
@@ -173,8 +168,8 @@ void Disturbed() {
   TableSpec lru = Spec();
   lru.limits.assign(lru.seeds.size(), {1000, Eviction::kLru});
   Equal(lru, 60, [](HashTable* table, int64_t step) {
-    if (step % 3 == 0) table->Evict(0, 5);
-    if (step % 4 == 0) table->Remove(1, {1, 2, 3, 4, 5, 6, 7, 8});
+    if (step % 3 == 0) Evict(table, 0, 5);
+    if (step % 4 == 0) Remove(table, 1, {1, 2, 3, 4, 5, 6, 7, 8});
   });
   Equal(Spec(), 60, [](HashTable* table, int64_t step) {  // rows of another time come back
     static std::map<const HashTable*, std::pair<Ids, std::vector<char>>> saved;
@@ -182,15 +177,15 @@ void Disturbed() {
     if (step % 5 == 1) {
       std::vector<int64_t> handles;
       ids.clear();
-      table->Keys(0, {}, Threads(2), &ids, &handles);
-      records.resize(ids.size() * table->records().bytes());
-      table->records().Read(handles, Threads(2), records.data());
+      CHECK_OK(table->Keys({Threads(2)}, 0, {}, &ids, &handles));
+      records.resize(ids.size() * table->record_bytes());
+      CHECK_OK(table->ReadRecords({Threads(2)}, handles, records.data()));
     }
-    if (step % 5 == 4) CHECK_OK(table->records().Write(0, ids, records.data(), Threads(3)));
+    if (step % 5 == 4) CHECK_OK(table->Import({Threads(3)}, 0, ids, records.data()));
   });
   Equal(Spec(), 30, [](HashTable* table, int64_t step) {
-    if (step == 20) table->Clear();
-    if (step == 40) table->SetClock(1000, 1000);
+    if (step == 20) CHECK_OK(table->Clear({SerialFor}));
+    if (step == 40) table->SetClock({1000, 1000});
   });
   Equal(Spec(), 60, [](HashTable* table, int64_t step) {  // another lookup in between makes rows
     MustLookUp(table, Packed(Batch(1, {Ids{step, step + 20}, Ids{step}})));

@@ -43,9 +43,9 @@ Packed Steady() { return Packed(Batch{{Range(0, kSteady), Range(0, kSteady)}}); 
 
 // A batch of training: row minus one half, so that values differ from the initial ones.
 void Train(HashTable* table, const Packed& packed, const ParallelFor& parallel_for) {
-  const Answer answer = MustLookUp(table, packed, parallel_for);
   const std::vector<float> grads(packed.received().size() * kDim, 1.0f);
-  table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.5f, 1}, parallel_for);
+  while (!Apply(table, MustLookUp(table, packed, parallel_for), grads, {0.5f, 1}, parallel_for).ok()) {  // a removal ends handles
+  }
 }
 
 // Two threads that wait for each other at every step: a lookup that fell far behind would take all rows of the other
@@ -78,7 +78,7 @@ void Together(const std::vector<std::function<void()>>& foreground, const std::v
 }
 
 // Finds the steady rows again and again, from both segments.
-std::function<void()> Finder(const HashTable& table, const std::vector<float>& wanted) {
+std::function<void()> Finder(HashTable& table, const std::vector<float>& wanted) {
   return [&table, wanted, packed = Steady()] {
     for (int repeat = 0; repeat < 3; ++repeat) CHECK(FindRows(table, packed, Threads(2)) == wanted);
   };
@@ -101,13 +101,13 @@ void GrowthAndRemoval() {
     for (int64_t n = 0; n < 18; ++n) {
       const Ids ids = Range(-1000 * (n % 3 + 1), 400);
       MustLookUp(table.get(), Packed(Batch{{ids, {}}}));
-      CHECK_EQ(table->Remove(0, ids), 400);
+      CHECK_EQ(Remove(table.get(), 0, ids), 400);
     }
   };
   const Packed fickle(Batch{{Range(-3000, 3000), {}}});
   const auto look_for_them = [&, initial = FindRows(*table, fickle)] { CHECK(FindRows(*table, fickle) == initial); };
   const auto watch = [&] {
-    const SegmentStatistics statistics = table->Statistics(0);
+    const SegmentStatistics statistics = table->StatisticsOf(0);
     CHECK(statistics.keys >= kSteady && statistics.keys <= 1000 * (kGrowths + 1), "keys ", statistics.keys);
     CHECK_EQ(table->size(1), kSteady);
     CHECK(table->key_bytes() > 0 && table->row_bytes(0) > 0);
@@ -136,15 +136,15 @@ void SnapshotsOfWhatGrows() {
   const auto read = [&] {
     Ids ids;
     std::vector<int64_t> handles;
-    table->Keys(0, {}, SerialFor, &ids, &handles);
+    CHECK_OK(table->Keys({SerialFor}, 0, {}, &ids, &handles));
     CHECK(static_cast<int64_t>(ids.size()) >= kSteady);
     std::vector<int64_t> steady;
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] < kSteady) steady.push_back(handles[i]);
     }
     CHECK_EQ(static_cast<int64_t>(steady.size()), kSteady);
-    std::vector<char> records(steady.size() * table->records().bytes());
-    table->records().Read(steady, SerialFor, records.data());
+    std::vector<char> records(steady.size() * table->record_bytes());
+    CHECK_OK(table->ReadRecords({SerialFor}, steady, records.data()));
   };
   Together({grow}, {Finder(*table, wanted), read});
 }
@@ -152,9 +152,9 @@ void SnapshotsOfWhatGrows() {
 // Every batch brings the steady rows too, so they stay while everything else leaves, or goes down to the second pool.
 void RowsThatStay(TableSpec spec) {
   InStep step;
-  spec.window = 4;
+  constexpr int64_t kWindow = 4;
   const std::unique_ptr<HashTable> table = MakeTable(spec);
-  MustLookUp(table.get(), Steady());
+  MustLookUp(table.get(), Steady(), SerialFor, kWindow);
   const std::vector<float> wanted = FindRows(*table, Steady());
   const auto grow = [&](int64_t begin) {
     return [&, begin] {
@@ -162,7 +162,7 @@ void RowsThatStay(TableSpec spec) {
       for (int64_t n = 0; n < 25; ++n) {
         step.Wait();
         const Ids ids = Range(begin + static_cast<int64_t>(random() % 8) * 100, 100);
-        MustLookUp(table.get(), Packed(Batch{{ids, {}}, {Range(0, kSteady), Range(0, kSteady)}}), Threads(2));
+        MustLookUp(table.get(), Packed(Batch{{ids, {}}, {Range(0, kSteady), Range(0, kSteady)}}), Threads(2), kWindow);
       }
     };
   };
@@ -172,9 +172,9 @@ void RowsThatStay(TableSpec spec) {
 // Rows that are found whatever pool they are in: nothing keeps the steady ones in memory.
 void RowsThatMove(TableSpec spec) {
   InStep step;
-  spec.window = 3;
+  constexpr int64_t kWindow = 3;
   const std::unique_ptr<HashTable> table = MakeTable(spec);
-  const std::vector<float> wanted = MustLookUp(table.get(), Steady()).rows;
+  const std::vector<float> wanted = MustLookUp(table.get(), Steady(), SerialFor, kWindow).rows;
   const auto wander = [&](uint64_t seed) {
     return [&, seed] {
       std::mt19937_64 random(seed);
@@ -184,7 +184,7 @@ void RowsThatMove(TableSpec spec) {
         for (Ids& ids : batch[0]) {
           for (int i = 0; i < 40; ++i) ids.push_back(static_cast<int64_t>(random() % (3 * kSteady)));
         }
-        MustLookUp(table.get(), Packed(batch), Threads(2));
+        MustLookUp(table.get(), Packed(batch), Threads(2), kWindow);
       }
     };
   };
@@ -195,7 +195,7 @@ void RowsThatMove(TableSpec spec) {
 // although the other one is looking for the oldest rows at that moment: with window = 2 they are never old enough.
 void UpdatesAreNotLost(TableSpec spec) {
   InStep step;
-  spec.window = 2;
+  constexpr int64_t kWindow = 2;
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   const auto train = [&](int64_t parity) {
     return [&, parity] {
@@ -205,9 +205,9 @@ void UpdatesAreNotLost(TableSpec spec) {
         for (int i = 0; i < 50; ++i) batch[0][0].push_back(static_cast<int64_t>(random() % 600) * 2 + parity);
         const Packed packed(batch);
         step.Wait();
-        const Answer answer = MustLookUp(table.get(), packed, SerialFor);
+        const Answer answer = MustLookUp(table.get(), packed, SerialFor, kWindow);
         const std::vector<float> grads(packed.received().size() * kDim, 1.0f);
-        table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.5f, 1}, SerialFor);
+        CHECK_OK(Apply(table.get(), answer, grads, {0.5f, 1}));
         std::vector<float> times(answer.handles.size());
         for (const int32_t number : answer.inverse) ++times[number];
         step.Wait();

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.cuda.checks import once
-from tests.cuda.launchers import INVALID, Refused
+from tests.cuda.launchers import Refused
 from tests.oracles.rank_partition import rank_partition_oracle, unpack_oracle
 from tests.oracles.segment_unique import segment_unique_oracle
 from tests.support.ids import EDGE_CASES, from_segments, random_segments
@@ -67,35 +67,6 @@ def check_unpack(ops):
 def compare_unpacked(ops, messages, segments):
     for ours, right in zip(ops.unpack_message(messages, segments), unpack_oracle(messages, segments)):
         np.testing.assert_array_equal(ours, right)
-
-
-@once
-def check_launcher_refuses_bad_arguments(ops):
-    memory = ops.memory
-    counts, message = np.zeros(2000, np.int32), memory.empty([5000], np.int64)
-    for splits, ranks, size in (([0, 3], 1, 5000), ([0, 4, 2, 4], 1, 5000), ([0, 4], 2**16 + 1, 2**17), ([0, 4], 1, 4)):
-        answer = ops.answer(
-            "rank_partition", memory.put(np.arange(4)), np.array(splits), 4, len(splits) - 1, ranks, 0, 64,
-            ops.allocator, message, size, counts, memory.empty([4], np.int32),
-        )  # fmt: skip
-        assert answer == INVALID, (splits, ranks, size)
-    for num_ids, segments, ranks in ((0, 2**21, 1024), (2**31, 1, 1)):  # entries of a message over 2^31
-        splits, size = np.zeros(segments + 1, np.int64), num_ids + ranks * segments
-        splits[-1] = num_ids
-        sizes = num_ids, segments, ranks, 0, 64
-        assert ops.answer("rank_partition", None, splits, *sizes, None, None, size, counts, None) == INVALID, sizes
-
-
-@once
-def check_launcher_refuses_messages_that_do_not_fit(ops):
-    headers = np.zeros(4, np.int64)
-    for splits, segments in (([3, 1], 2), ([-1, 4], 1), ([2**31 - 1, 1], 1), ([3], -1), ([3], 2**40)):
-        sizes = np.array(splits, np.int32), segments, len(splits)
-        assert ops.answer("message_headers", None, *sizes, None, headers) == INVALID, sizes
-    splits, id_splits = np.zeros(3, np.int64), np.zeros(2, np.int32)
-    for counts in ([1, -1, 0, 2], [2**31, 0, 0, 0], [2**30, 2**30, 0, 0], [2**62, 2**62, 2**62, 2**62]):
-        answer = ops.answer("unpack_message", None, np.array(counts), 2, 2, None, None, splits, None, id_splits)
-        assert answer == INVALID, counts
 
 
 @once

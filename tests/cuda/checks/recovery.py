@@ -146,32 +146,6 @@ def check_launcher_refuses_bags_that_do_not_fit(ops):
         assert np.all(memory.get(out).view(np.uint8) == POISON), name
 
 
-def check_launcher_refuses_sizes_that_do_not_fit(ops):
-    """Refuses sizes over 2^31 or below 0, and unknown types, before it follows a pointer."""
-    for wrong in (2**31, -1):
-        for place in range(3):  # num_rows, row_bytes, num_index
-            sizes = [wrong if n == place else 0 for n in range(3)]
-            assert ops.answer("recover", None, *sizes[:2], None, sizes[2], None, wrong) == INVALID, sizes
-        for place in range(4):  # num_rows, dim, num_index, num_bags
-            rows, dim, n, bags = (wrong if m == place else 0 for m in range(4))
-            part = pointers([None]), np.array([rows]), 1
-            answer = ops.answer("pooled_recover", 0, *part, dim, None, n, None, None, bags, None, None, bags)
-            assert answer == INVALID, place
-            answer = ops.answer("recover_grad", 0, None, dim, None, n, None, None, bags, None, None, rows, rows)
-            assert answer == INVALID, place
-    assert ops.answer("recover", None, 0, 4, None, 5, None, 4) == INVALID  # fewer rows out than indices
-    assert ops.answer("recover_grad", 0, None, 1, None, 0, None, None, 0, None, None, 5, 4) == INVALID
-    for type_ in (-1, 3):
-        assert ops.answer("recover_grad", type_, None, 0, None, 0, None, None, 0, None, None, 0, 0) == INVALID
-    half = 2**30  # the rows of all parts are counted
-    for parts, type_, dim, bags, out_rows in (
-        ([half, half], 0, 1, 0, 0), ([-1], 0, 1, 0, 0), ([], 0, 1, 0, 0), ([1], 3, 1, 0, 0), ([1], 0, 1, 5, 4),
-    ):  # fmt: skip
-        rows = np.array(parts, np.int64), len(parts)
-        more = dim, None, 0, None, None, bags, None, None, out_rows
-        assert ops.answer("pooled_recover", type_, pointers([None] * len(parts)), *rows, *more) == INVALID
-
-
 @once
 def check_launcher_without_memory(ops):
     rows, bags = np.ones([1, 2], np.float32), ([0, 1], [1.0])

@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.cuda.checks import once
-from tests.cuda.launchers import INVALID
 from tests.oracles.segment_unique import segment_unique_oracle
 from tests.support.ids import EDGE_CASES, from_segments, random_segments
 
@@ -36,17 +35,6 @@ def check_many_tiles(ops):
 def check_a_number_of_ids_that_fills_its_tiles(ops):
     for n in (1024, 2048, 4096):
         compare(ops, np.arange(n) % 700, np.array([0, n // 2, n]))
-
-
-def check_launcher_refuses_bad_splits(ops):
-    for splits in ([0, 3, 2, 4], [1, 4], [0, 5], [0]):
-        sizes = np.array(splits), 4, len(splits) - 1
-        out = ops.memory.empty([4], np.int64), np.zeros(8, np.int64), ops.memory.empty([4], np.int32)
-        answer = ops.answer("segment_unique", ops.memory.put(np.arange(4)), *sizes, ops.allocator, *out)
-        assert answer == INVALID, splits
-    for splits, num_ids in (([0, 2**31], 2**31), ([0, -1], -1), (np.zeros(2**20 + 2, np.int64), 0)):
-        sizes = np.array(splits), num_ids, len(splits) - 1
-        assert ops.answer("segment_unique", None, *sizes, None, None, None, None) == INVALID, sizes
 
 
 @once

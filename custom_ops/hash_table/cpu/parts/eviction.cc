@@ -2,16 +2,10 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <mutex>
-#include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
+#include "hash_table/cpu/parts/message_runs.h"
 
 namespace fusedrec {
 namespace {
@@ -126,10 +120,9 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
     gone = CountThatMayGo(rows_, segment, segment, excess, IsNoneOf(waiting));
   }
   if (gone >= excess) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows_per_rank of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
-      " rows more while the rows of the last ", rows_->pins().Current().window,
-      " lookups, and rows whose gradients wait, may not leave",
+  return absl::ResourceExhaustedError(absl::StrCat("max_rows_per_rank of ", rows_->spec().NameOf(segment), " is ",
+      limits.max_rows, ", but a batch needs ", excess - gone, " rows more while the rows of the last ",
+      rows_->pins().Current().window, " lookups, and rows whose gradients wait, may not leave",
       limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
       ". The table is what it was. Remedy: a larger max_rows_per_rank, an eviction policy, or smaller batches."));
 }
@@ -305,19 +298,14 @@ void FileTier::Prefetch(const Message& message) const {
   if (!is_on()) return;
   constexpr uintptr_t kPage = 4096;
   const ShardedRows::Reader reader(rows_);
-  int64_t entry = 0;
-  for (const int32_t size : message.source_splits) {
-    const int64_t* id = &message.entries[entry] + rows_->segments();
-    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-      for (int64_t i = message.entries[entry + segment]; i > 0; --i, ++id) {
-        const uint64_t hash = TableHash(*id);
-        const uint32_t handle = rows_->ShardWith(hash).keys[segment].Find(*id, hash);
-        if (handle == kAbsent || RowStore::PoolOf(handle) == 0) continue;
-        const uintptr_t row = reinterpret_cast<uintptr_t>(rows_->Row(handle)), page = row / kPage * kPage;
-        madvise(reinterpret_cast<void*>(page), row - page + rows_->format(1).stride(), MADV_WILLNEED);
-      }
+  for (const MessageRun& run : RunsOf(message, rows_->segments(), message.num_ids)) {
+    for (const int64_t id : message.entries.subspan(run.entry, run.count)) {
+      const uint64_t hash = TableHash(id);
+      const uint32_t handle = rows_->ShardWith(hash).keys[run.segment].Find(id, hash);
+      if (handle == kAbsent || RowStore::PoolOf(handle) == 0) continue;
+      const uintptr_t row = reinterpret_cast<uintptr_t>(rows_->Row(handle)), page = row / kPage * kPage;
+      madvise(reinterpret_cast<void*>(page), row - page + rows_->format(1).stride(), MADV_WILLNEED);
     }
-    entry += size;
   }
 }
 

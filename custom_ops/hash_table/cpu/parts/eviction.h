@@ -28,14 +28,8 @@
 // back. Rows move bit by bit, so a table that spills trains exactly like a table that does not.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <deque>
-#include <mutex>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
 
 namespace fusedrec {
@@ -82,7 +76,7 @@ class Evictor {
   // Evicts the rows of a shard with is_over(header). Returns how many rows it looked at.
   template <typename IsOver>
   int64_t EvictExpiredIn(Shard* shard, int64_t segment, const Pins& pins, const IsOver& is_over);
-  // Notes a lookup, which begins a pass over all shards if it is the first one of its minute.
+  // The first lookup of a minute begins a pass over all shards.
   void NoteMinute(uint32_t clock);
   // Takes the next shard of the pass, and the clocks below which the rows of each segment are too old. False: it is over.
   bool NextOfMinute(int* shard, std::vector<uint32_t>* oldest);
@@ -125,7 +119,6 @@ class FileTier {
   void Prefetch(const Message& message) const;
 
  private:
-  // Rows that the memory budget holds.
   int64_t memory_rows() const;
   int64_t ExcessWith(int64_t new_rows) const;
   absl::Status Full(int64_t lacking) const;

@@ -1,30 +1,22 @@
 // Sums of gradients by row: of one message, and over several until their update.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "common/hash.h"
 #include "hash_table/cpu/rows/key_index.h"
 #include "hash_table/cpu/rows/row_format.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 
-// Returns whether all of x [n] are finite numbers.
 bool AllFinite(const float* x, int n);
 
 // Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
 class GradientSum {
  public:
-  // inverse [V]: number in [0, num_rows) of the row of each received gradient; grads [>= V, dim] of `storage`.
-  GradientSum(absl::Span<const int32_t> inverse, int64_t num_rows, const void* grads, Storage storage, int dim,
-              float scale);
+  // in: whose inverse names its handles.
+  GradientSum(const Gradients& in, int dim);
 
-  // Returns whether row `number` has no gradient.
   bool IsEmpty(int64_t number) const { return begin_[number] == begin_[number + 1]; }
-  // Asks for the gradients of row `number`.
   void Prefetch(int64_t number) const;
   // sum [dim] = scale * (gradients of row `number`)
   void Sum(int64_t number, float* sum) const;

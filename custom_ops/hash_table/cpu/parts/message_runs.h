@@ -1,14 +1,11 @@
 // A message as runs of one source and segment, the units of work on it.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <vector>
 
 #include "common/hash.h"
 #include "common/parallel.h"
-#include "hash_table/table_spec.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 

@@ -1,23 +1,16 @@
 #include "hash_table/cpu/parts/replicas.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "common/hash.h"
+#include "hash_table/cpu/parts/message_runs.h"
 
 namespace fusedrec {
 
 void Replicas::NoteTrained(const Message& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t segments = rows_->segments();
-  const int64_t* entry = message.entries.data();
-  for (size_t source = 0; source < message.source_splits.size(); ++source) {
-    const int64_t* counts = entry;
-    entry += segments;
-    for (int64_t segment = 0; segment < segments; ++segment) {
-      trained_[segment].insert(trained_[segment].end(), entry, entry + counts[segment]);
-      entry += counts[segment];
-    }
+  for (const MessageRun& run : RunsOf(message, segments, message.num_ids)) {
+    const int64_t* ids = &message.entries[run.entry];
+    trained_[run.segment].insert(trained_[run.segment].end(), ids, ids + run.count);
   }
   for (int64_t segment = 0; segment < segments; ++segment) {
     constexpr size_t kAlwaysKept = 1 << 16;
@@ -38,10 +31,11 @@ IdsBySegment Replicas::TakeTrained() {
   return taken;
 }
 
-void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers) {
+absl::Status Replicas::TakeUnsynced(const FusedrecUnsyncedSink& sink) {
   const IdsBySegment trained = TakeTrained();
+  std::vector<int64_t> counts, ids, headers;
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    const size_t before = ids->size();
+    const size_t before = ids.size();
     for (const int64_t id : trained[segment]) {
       const uint64_t hash = TableHash(id);
       Shard& shard = rows_->ShardWith(hash);
@@ -49,10 +43,10 @@ void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* 
       const uint32_t handle = shard.keys[segment].Find(id, hash);
       if (handle == kAbsent) continue;  // refused by admission, or removed since
       const RowHeader& header = *rows_->Header(handle);
-      ids->push_back(id);
-      headers->push_back(int64_t{header.last} << 32 | header.count);
+      ids.push_back(id);
+      headers.push_back(int64_t{header.last} << 32 | header.count);
     }
-    counts->push_back(ids->size() - before);
+    counts.push_back(ids.size() - before);
   }
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
     std::vector<int64_t> gone;
@@ -64,10 +58,17 @@ void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* 
       shard.unsynced[segment].clear();
     }
     KeepDistinct(&gone);
-    ids->insert(ids->end(), gone.begin(), gone.end());
-    counts->push_back(gone.size());
+    ids.insert(ids.end(), gone.begin(), gone.end());
+    counts.push_back(gone.size());
   }
-  headers->resize(ids->size(), 0);
+  headers.resize(ids.size(), 0);
+  int64_t *message_out, *headers_out;
+  if (sink.allocate(sink.context, counts.size() + ids.size(), ids.size(), &message_out, &headers_out) != 0) {
+    return absl::ResourceExhaustedError("there is no memory for the ids that this replica trained or removed.");
+  }
+  std::copy(ids.begin(), ids.end(), std::copy(counts.begin(), counts.end(), message_out));
+  std::copy(headers.begin(), headers.end(), headers_out);
+  return absl::OkStatus();
 }
 
 void Replicas::ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
@@ -112,27 +113,29 @@ absl::Status Replicas::WriteNumbers(Shard* shard, int64_t segment, int64_t id, c
   return absl::OkStatus();
 }
 
-absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
-                             absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
-                             const float* numbers, absl::Span<const int64_t> headers, uint32_t step) {
+absl::Status Replicas::Merge(const FusedrecMerge& in) {
+  for (int64_t s = 0; s < rows_->segments(); ++s) {
+    const absl::Span<const int64_t> ids(in.ids + in.id_splits[s], in.id_splits[s + 1] - in.id_splits[s]);
+    FUSEDREC_TRY(RequireDistinct("ids", ids, "one row of each id."));
+  }
   std::lock_guard<std::mutex> lock(rows_->room_mutex());
   rows_->NextVersion();
   const Pins pins = rows_->pins().Current();
   const int64_t width = rows_->format(0).numbers();
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
-    for (int64_t i = left_splits[segment]; i < left_splits[segment + 1]; ++i) {
-      Shard* shard = &rows_->ShardWith(TableHash(left[i]));
+    for (int64_t i = in.left_splits[segment]; i < in.left_splits[segment + 1]; ++i) {
+      Shard* shard = &rows_->ShardWith(TableHash(in.left[i]));
       std::lock_guard<std::mutex> shard_lock(shard->mutex);
-      const uint32_t handle = shard->keys[segment].Find(left[i], TableHash(left[i]));
+      const uint32_t handle = shard->keys[segment].Find(in.left[i], TableHash(in.left[i]));
       if (handle == kAbsent || pins.Hold(*rows_->Header(handle))) continue;
       rows_->pins().NoteMove(pins);
-      rows_->RemoveKey(shard, segment, left[i]);
+      rows_->RemoveKey(shard, segment, in.left[i]);
       shard->unsynced[segment].pop_back();  // no replica needs the change
     }
-    for (int64_t i = segment_splits[segment]; i < segment_splits[segment + 1]; ++i) {
-      Shard* shard = &rows_->ShardWith(TableHash(ids[i]));
+    for (int64_t i = in.id_splits[segment]; i < in.id_splits[segment + 1]; ++i) {
+      Shard* shard = &rows_->ShardWith(TableHash(in.ids[i]));
       std::lock_guard<std::mutex> shard_lock(shard->mutex);
-      FUSEDREC_TRY(WriteNumbers(shard, segment, ids[i], numbers + i * width, headers[i], step));
+      FUSEDREC_TRY(WriteNumbers(shard, segment, in.ids[i], in.numbers + i * width, in.headers[i], in.step));
     }
   }
   // Each replica has kept its limit, but not with the same rows.

@@ -5,17 +5,11 @@
 // that left one replica leaves all of them, unless another replica has trained it meanwhile.
 #pragma once
 
-#include <cstdint>
-#include <mutex>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/eviction.h"
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cpu/rows/sharded_rows.h"
-#include "hash_table/table_spec.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 
@@ -27,19 +21,16 @@ class Replicas {
   // Notes that the rows of these ids were trained. Any thread may call it.
   void NoteTrained(const Message& message);
   // Returns and forgets, since the last call, the trained ids that have a row, by segment, then the ids that left, by
-  // segment. counts [2 * segments()]; headers: last << 32 | count of each trained id, 0 of each other id.
-  void TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers);
+  // segment, after their counts. headers: last << 32 | count of each trained id, 0 of each other id.
+  absl::Status TakeUnsynced(const FusedrecUnsyncedSink& sink);
   // numbers [ids.size() * format(0).numbers()]: row and slots of ids grouped by segment; initial numbers without a row.
   void ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
                    const ParallelFor& parallel_for, float* numbers) const;
-  // Removes the ids `left`, except rows in use, then sets rows of distinct ids; both are grouped by segment. Existing rows
+  // Removes the ids `left`, except rows in use, then sets rows of ids; both are grouped by segment. Existing rows
   // stay where they are, and keep counters above their header: of lookups that the replicas have not exchanged. `step`
   // seeds the rounding, so replicas with equal arguments get equal numbers.
   // Fails when a segment keeps more than max_rows that may not leave; all rows are then merged.
-  absl::Status Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
-                     absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
-                     absl::Span<const int64_t> headers, uint32_t step);
-  // Forgets the trained ids.
+  absl::Status Merge(const FusedrecMerge& in);
   void Clear() { TakeTrained(); }
 
  private:

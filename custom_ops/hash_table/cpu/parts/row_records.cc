@@ -1,8 +1,5 @@
 #include "hash_table/cpu/parts/row_records.h"
 
-#include <cstring>
-#include <vector>
-
 #include "common/hash.h"
 
 namespace fusedrec {

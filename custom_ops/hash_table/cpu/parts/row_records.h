@@ -4,10 +4,6 @@
 // pool beside a float32 one are widened, which loses nothing, and `pool` says where they go back to.
 #pragma once
 
-#include <cstdint>
-
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/eviction.h"
 #include "hash_table/cpu/rows/sharded_rows.h"

@@ -3,11 +3,6 @@
 // Counts are exact: one number per id in a KeyIndex, about 25 bytes. The caller calls one method at a time.
 #pragma once
 
-#include <cstdint>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "common/hash.h"
 #include "hash_table/cpu/rows/key_index.h"
 

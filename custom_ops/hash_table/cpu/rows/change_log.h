@@ -13,8 +13,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
-#include <vector>
 
 #include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/cpu/rows/row_format.h"

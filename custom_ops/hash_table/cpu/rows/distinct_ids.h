@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 #include <vector>
 
 #include "common/hash.h"
@@ -11,7 +10,6 @@ namespace fusedrec {
 
 using IdsBySegment = std::vector<std::vector<int64_t>>;
 
-// Sorts ids and drops repeats.
 inline void KeepDistinct(std::vector<int64_t>* ids) {
   std::sort(ids->begin(), ids->end());
   ids->erase(std::unique(ids->begin(), ids->end()), ids->end());

@@ -1,7 +1,6 @@
 #include "hash_table/cpu/rows/key_index.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace fusedrec {
 

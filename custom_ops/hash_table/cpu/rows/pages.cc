@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -90,10 +89,9 @@ void WantHugePages(void* data, size_t bytes) {
 absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {
   const int error = posix_fallocate(file, offset, bytes);
   if (error != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget_per_rank cannot grow by ", bytes,
-                                                     " bytes: ", std::strerror(error),
-                                                     ". What the table holds stays readable. Remedy: free disk space, "
-                                                     "or another tier.folder."));
+    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget_per_rank cannot grow by ",
+        bytes, " bytes: ", std::strerror(error),
+        ". What the table holds stays readable. Remedy: free disk space, or another tier.folder."));
   }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
   if (mapped == MAP_FAILED) {

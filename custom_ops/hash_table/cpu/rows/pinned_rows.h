@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -109,7 +108,6 @@ class RunningLookups {
     return {clock_.load(), window_, running_};
   }
   void SetClock(uint32_t clock) { clock_.store(clock); }
-  // Sets the clock unless it is ahead.
   void AdvanceTo(uint32_t clock) {
     for (uint32_t seen = clock_.load(); seen < clock && !clock_.compare_exchange_weak(seen, clock);) {
     }
@@ -127,7 +125,6 @@ class RunningLookups {
   std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
 };
 
-// The pins of one moment.
 struct Pins {
   uint32_t now, waiting_since;
   int64_t window;
@@ -151,9 +148,8 @@ class PinnedRows {
 
   // Notes that rows leave or move which these pins do not hold.
   void NoteMove(const Pins& pins) { NoteMoveUntil(pins.now - pins.window); }
-  // Notes that any row may leave or move.
   void NoteMoveOfAny() { NoteMoveUntil(clock()); }
-  // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
+  // Returns whether rows of this lookup may have left or moved since. Its handles are then invalid.
   bool IsStale(uint32_t clock) const { return clock <= stale_until_.load(std::memory_order_acquire); }
 
   // Clock of the first lookup whose gradients wait; 0: none do.

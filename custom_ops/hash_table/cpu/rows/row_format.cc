@@ -1,9 +1,5 @@
 #include "hash_table/cpu/rows/row_format.h"
 
-#include <algorithm>
-#include <cstring>
-
-#include "absl/strings/str_cat.h"
 #include "common/simd.h"
 
 namespace fusedrec {

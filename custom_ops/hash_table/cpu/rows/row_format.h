@@ -1,5 +1,4 @@
 // How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1).
-//
 //     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
 //
 // The row is float32, bfloat16 or float16. Element-wise slots are float32 in a float32 table, and in a 16-bit table
@@ -12,10 +11,6 @@
 // version). A run that is repeated, resumed, or spread over other ranks rounds alike.
 #pragma once
 
-#include <cstdint>
-#include <string>
-
-#include "absl/status/statusor.h"
 #include "hash_table/row_layout.h"
 
 namespace fusedrec {
@@ -32,14 +27,11 @@ class RowFormat {
   RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
       : layout_(RowLayout::Of(storage, dim, wide_slots, scalar_slots, stochastic, kRowOffset, 8)) {}
 
-  // How the numbers after the header lie.
   const RowLayout& layout() const { return layout_; }
   Storage storage() const { return layout_.storage; }
   int wide_slots() const { return layout_.wide_slots; }
   int scalar_slots() const { return layout_.scalar_slots; }
-  // Bytes from the header of one row to the header of the next.
-  int stride() const { return layout_.stride; }
-  // float32 numbers of row and slots.
+  int stride() const { return layout_.stride; }  // bytes from one header to the next
   int numbers() const { return layout_.numbers(); }
 
   static RowHeader* Header(char* row) { return reinterpret_cast<RowHeader*>(row); }
@@ -53,7 +45,6 @@ class RowFormat {
   // Row and slots to and from float32 numbers [D | k * D | scalars].
   void Load(const char* row, float* numbers) const;
   void Store(const float* numbers, uint32_t version, char* row) const;
-  // The embedding alone, as `to` numbers.
   void CopyRow(const char* row, Storage to, void* out) const;
 
  private:

@@ -1,20 +1,10 @@
 #include "hash_table/cpu/rows/row_store.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
 #include "common/scratch_file.h"
 
 namespace fusedrec {
 
-namespace {
-
 constexpr size_t kChunkBytes = size_t{16} << 20;  // roughly; a power of two of rows
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<RowPool>> RowPool::Make(const RowFormat& format, const std::string& folder) {
   int file = -1;

@@ -5,25 +5,18 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "hash_table/cpu/rows/pages.h"
 #include "hash_table/cpu/rows/row_format.h"
-#include "hash_table/table_spec.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 
-// The embedding structure: rows of one format in chunks that never move (MTGRBoost, section 4.1).
+// Rows of one format in chunks that never move (MTGRBoost, section 4.1), in memory or in a file.
 //
 // A pool hands out blocks of row numbers. A chunk is mapped when its first row is needed, together with the chunk after
-// it. So running out of memory shows one chunk early, and an insertion never waits for a copy. Rows are memory, or
-// pages of a file on disk for rows beyond the memory budget of a table.
+// it. So running out of memory shows one chunk early, and an insertion never waits for a copy.
 class RowPool {
  public:
   static constexpr uint32_t kBlockRows = 32;  // handed out at once
@@ -43,8 +36,7 @@ class RowPool {
   absl::Status TakeBlock(uint32_t* first);
   // Rows handed out so far, a row number's limit.
   uint32_t rows() const { return next_.load(std::memory_order_acquire); }
-  // Bytes mapped for rows.
-  size_t bytes() const;
+  size_t bytes() const;  // mapped
 
  private:
   RowPool(const RowFormat& format, int file);
@@ -76,7 +68,6 @@ class RowStore {
   RowHeader* Header(uint32_t handle) const { return RowFormat::Header(Row(handle)); }
   const RowFormat& format(int pool) const { return pools_[pool]->format(); }
   bool HasPool(int pool) const { return pools_[pool] != nullptr; }
-  // Returns whether a row with this handle was ever taken.
   bool IsHandle(uint32_t handle) const {
     const RowPool* pool = pools_[PoolOf(handle)].get();
     return pool != nullptr && (handle & ~kPoolBit) < pool->rows();
@@ -94,7 +85,6 @@ class RowStore {
     for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset, 1);
   }
 
-  // Takes a row that no id has. Fails when there is no memory.
   absl::Status Take(Spare* spare, int pool, uint32_t* handle);
   // Returns a row. Another id gets it only after Reuse.
   void GiveBack(Spare* spare, uint32_t handle);

@@ -1,24 +1,17 @@
 #include "hash_table/cpu/rows/sharded_rows.h"
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
 #include "common/hash.h"
+#include "initial_rows/initial_rows.h"
 
 namespace fusedrec {
-namespace {
 
 template <typename Condition>
-bool AnyOf(const TableSpec& spec, const Condition& condition) {
+static bool AnyOf(const TableSpec& spec, const Condition& condition) {
   return std::any_of(spec.limits.begin(), spec.limits.end(), condition);
 }
 
-}  // namespace
-
 ShardedRows::ShardedRows(TableSpec spec)
-    : spec_(std::move(spec)),
-      has_max_rows_(AnyOf(spec_, [](const Limits& limits) { return limits.max_rows > 0; })),
+    : spec_(std::move(spec)), has_max_rows_(AnyOf(spec_, [](const Limits& limits) { return limits.max_rows > 0; })),
       has_admission_(AnyOf(spec_, [](const Limits& limits) { return limits.admission_count > 1; })),
       shards_(new Shard[kShards]) {
   for (int s = 0; s < kShards; ++s) {

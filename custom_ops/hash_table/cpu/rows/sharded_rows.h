@@ -7,23 +7,13 @@
 // takes no lock at all (key_index.h).
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <type_traits>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "hash_table/cpu/rows/admission_filter.h"
 #include "hash_table/cpu/rows/change_log.h"
 #include "hash_table/cpu/rows/key_index.h"
 #include "hash_table/cpu/rows/pinned_rows.h"
 #include "hash_table/cpu/rows/row_format.h"
 #include "hash_table/cpu/rows/row_store.h"
-#include "hash_table/table_spec.h"
+#include "hash_table/table.h"
 
 namespace fusedrec {
 
@@ -58,12 +48,10 @@ class ShardedRows {
   };
 
   explicit ShardedRows(TableSpec spec);
-  // Makes the pools of rows; comes before every other call. Fails as RowStore::Open does.
   absl::Status Open() { return store_.Open(spec_); }
 
   const TableSpec& spec() const { return spec_; }
   const Limits& limits(int64_t segment) const { return spec_.limits[segment]; }
-  // Whether any segment has it.
   bool has_max_rows() const { return has_max_rows_; }
   bool has_admission() const { return has_admission_; }
   int64_t segments() const { return spec_.seeds.size(); }
@@ -80,16 +68,13 @@ class ShardedRows {
   // The caller of these methods holds the mutex of the shard.
   absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
   void GiveBack(Shard* shard, uint32_t handle);
-  // Gives an id without a row its initial one.
   absl::Status MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle);
-  // Moves the row of an id to another pool and gives its new handle.
   absl::Status MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle);
   // Removes an id and gives its row back; an id without a row is skipped.
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
   // Halves the counts of a segment until it counts at most its max_candidates ids. A lookup calls it at its end, so its
   // counts do not depend on the order of its ids. The caller holds no mutex of a shard, nor room_mutex.
   void HalveCandidates();
-  // Frees rows and lines that no reader can see.
   void FreeRetired(Shard* shard) const;
   // Calls visit(id, handle, header) for the rows of a segment in these parts; soon after it returns false, no more.
   template <typename Visit>
@@ -105,7 +90,6 @@ class ShardedRows {
   // Whoever makes rows leave or move to make room holds it.
   std::mutex& room_mutex() { return room_mutex_; }
 
-  // Number of changes of rows.
   uint32_t version() const { return version_.load(); }
   uint32_t NextVersion() { return version_.fetch_add(1) + 1; }
   // Number of rows that left or moved. A change ends every look-ahead.

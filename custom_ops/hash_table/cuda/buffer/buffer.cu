@@ -1,14 +1,51 @@
 // The two buffers, their roles and the pool, and the copies of rows between host and device, on streams of their own;
 // buffer_cuda.h explains them.
+#include "hash_table/cuda/rows.cuh"
+
+namespace fusedrec::device_table {
+
+// newer_row[n]: row of `newer` with the key of row n of `table`, kNowhere without.
+FUSEDREC_KERNEL IntersectKernel(TableView table, int64_t num_rows, TableView newer, uint32_t* __restrict__ newer_row) {
+  const int64_t n = GlobalThread();
+  const bool active = n < num_rows;
+  const RowMeta* const meta = active ? table.Meta(static_cast<uint32_t>(n)) : nullptr;
+  const int64_t id = active ? meta->id : 0;
+  const uint32_t row = FindRow(active ? newer.segments + meta->segment : nullptr, id, TableHash(id));
+  if (active) newer_row[n] = row;
+}
+
+// A warp per row copies embedding, slots and meta.
+FUSEDREC_KERNEL RefreshKernel(TableView table, int64_t num_rows, TableView newer,
+                              const uint32_t* __restrict__ newer_row) {
+  const int64_t n = GlobalThread() / 32;
+  if (n >= num_rows || newer_row[n] == kNowhere) return;
+  const uint32_t row = newer_row[n], own = static_cast<uint32_t>(n);
+  const uint4* const from = reinterpret_cast<const uint4*>(newer.Row(row));
+  uint4* const to = reinterpret_cast<uint4*>(table.Row(own));
+  for (int i = Lane(); i < table.layout.stride / 16; i += 32) to[i] = from[i];
+  if (Lane() != 0) return;
+  const RowMeta& known = *newer.Meta(row);
+  RowMeta* const meta = table.Meta(own);
+  meta->last = known.last;
+  meta->count = known.count;
+  meta->updated = known.updated;
+}
+
+// A warp per record, which begins at any even address (rows.cuh): records[n] = pool[slots[n]].
+FUSEDREC_KERNEL CopyRecordsKernel(const char* __restrict__ pool, const int64_t* __restrict__ slots, int64_t count,
+                                  int64_t record_bytes, char* __restrict__ records) {
+  const int64_t n = GlobalThread() / 32;
+  if (n >= count) return;
+  const uint16_t* const from = reinterpret_cast<const uint16_t*>(pool + slots[n] * record_bytes);
+  uint16_t* const to = reinterpret_cast<uint16_t*>(records + n * record_bytes);
+  for (int64_t i = Lane(); i < record_bytes / 2; i += 32) to[i] = from[i];
+}
+
+}  // namespace fusedrec::device_table
+
+#ifndef __CUDACC_RTC__
 #include "hash_table/cuda/buffer/buffer_cuda.h"
-
-#include <algorithm>
 #include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
-
-#include "hash_table/cuda/buffer/buffer.cuh"
 #include "hash_table/cuda/table_memory.h"
 
 namespace {
@@ -45,10 +82,6 @@ class PinnedMemory {
   int64_t bytes_ = 0;
 };
 
-bool AreBelow(const int64_t* numbers, int64_t count, int64_t limit) {
-  return std::all_of(numbers, numbers + count, [=](int64_t number) { return number >= 0 && number < limit; });
-}
-
 }  // namespace
 
 struct FusedrecDeviceBuffer {
@@ -80,21 +113,16 @@ struct FusedrecDeviceBuffer {
   int Send(const Arrived& arrived, const int64_t* ids, const char* records);
   void ForgetPrefetched() { prefetched_ = more_ = hot_ = Arrived(); }
   int Insert(const Arrived& arrived, void* stream);
-  int Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared, void* stream);
+  int Begin(const Arrived& late, const FusedrecPoolMoves* moves, void* stream);
   int64_t LeavingOf(const FusedrecPoolMoves* moves) const {
     return moves == nullptr ? active()->num_rows() : moves->leaving + moves->dropped;
   }
-  bool AreSlots(const int64_t* slots, int64_t count) const;
-  bool AreSound(const FusedrecPoolMoves& moves) const;
-  // Copies the records of slots (device).
   int CopySlots(const int64_t* slots, int64_t count, char* records, void* stream) const;
   // Copies the records that leave to `out_`, and rows of the active buffer to their slots. numbers: device.
   int Move(const FusedrecPoolMoves& moves, const int64_t* numbers, void* stream);
-  // Memory for the records of so many leaving rows, on the device and the host.
   int MakeRoomToReturn(int64_t rows);
   // Begins the copy of these rows in `out_` to the host, behind the work on `stream`.
   int CopyOut(int64_t rows, void* stream);
-  // Waits for that copy.
   int Returned(const char** records);
 
   const FusedrecAllocator allocator_;
@@ -114,13 +142,13 @@ struct FusedrecDeviceBuffer {
   cudaEvent_t vacated_ = nullptr, gathered_ = nullptr;
 };
 
-int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream) {
+int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, void* stream) {
   std::scoped_lock lock(mutex_, newer.mutex_);
   if (rows_.next == 0 || newer.rows_.next == 0) return kCudaSuccess;
   uint32_t* newer_row;
   ScratchMemory memory(&allocator_);
   FUSEDREC_TRY(memory.Take({{&newer_row, rows_.next}}));
-  FUSEDREC_FOR_EACH(IntersectKernel, rows_.next, stream, View(), rows_.next, newer.View(), newer_row, shared);
+  FUSEDREC_FOR_EACH(IntersectKernel, rows_.next, stream, View(), rows_.next, newer.View(), newer_row);
   FUSEDREC_FOR_EACH(RefreshKernel, 32 * rows_.next, stream, View(), rows_.next, newer.View(), newer_row);
   return LastError();
 }
@@ -169,8 +197,7 @@ int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
   return answer == kDeviceDoubled ? kCudaInvalidValue : answer;
 }
 
-int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* moves, unsigned long long* shared,
-                                void* stream) {
+int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* moves, void* stream) {
   FUSEDREC_TRY(MakeRoomToReturn(LeavingOf(moves)));
   const int64_t count = moves == nullptr ? 0 : moves->leaving + 2 * moves->kept + moves->dropped;
   int64_t* numbers = nullptr;
@@ -184,7 +211,7 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
   FUSEDREC_TRY(CopySlots(hot_.slots, hot_.count(), hot_.records, stream));
   FUSEDREC_TRY(Insert(hot_, stream));
   FUSEDREC_TRY(Insert(late, stream));
-  FUSEDREC_TRY(other()->RefreshFrom(*active(), shared, stream));
+  FUSEDREC_TRY(other()->RefreshFrom(*active(), stream));
   // The pool changes last: nothing below needs memory.
   if (moves != nullptr) {
     FUSEDREC_TRY(Move(*moves, numbers, stream));
@@ -195,16 +222,12 @@ int FusedrecDeviceBuffer::Begin(const Arrived& late, const FusedrecPoolMoves* mo
 }
 
 int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
-                            const char* late_records, const FusedrecPoolMoves* moves, int64_t* shared, void* stream) {
+                            const char* late_records, const FusedrecPoolMoves* moves, void* stream) {
   std::lock_guard<std::mutex> lock(buffer->mutex_);
   if (buffer->waiting_ > 0) return kDeviceNotWritten;
   const int64_t segments = buffer->tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
-  if (late_splits != nullptr && !SplitsAreSound(late_splits, segments, count)) return kCudaInvalidValue;
-  if (moves != nullptr && !buffer->AreSound(*moves)) return kCudaInvalidValue;
   // On the caller's stream, as all users of this memory before and after.
-  unsigned long long* device_shared;
   ScratchMemory memory(&buffer->allocator_);
-  FUSEDREC_TRY(memory.Take({{&device_shared, 1}}));
   FusedrecDeviceBuffer::Arrived late;
   if (count > 0) {
     char* at;
@@ -213,8 +236,7 @@ int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_id
     FUSEDREC_TRY(CopyToDevice(late.ids, late_ids, count, stream));
     FUSEDREC_TRY(CopyToDevice(late.records, late_records, count * buffer->record_bytes(), stream));
   }
-  FUSEDREC_TRY(Fill(device_shared, 0, sizeof(*device_shared), stream));
-  const int answer = buffer->Begin(late, moves, device_shared, stream);
+  const int answer = buffer->Begin(late, moves, stream);
   buffer->ForgetPrefetched();
   if (answer != kCudaSuccess) {
     FUSEDREC_TRY(buffer->other()->Forget(stream));
@@ -224,15 +246,13 @@ int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_id
     return answer;
   }
   // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.
-  std::vector<int64_t> sizes(segments);
   FusedrecTableTotals totals, next;
-  fusedrec_table_size(buffer->active(), sizes.data(), &totals);
-  fusedrec_table_size(buffer->other(), sizes.data(), &next);
+  fusedrec_table_statistics(buffer->active(), nullptr, &totals);
+  fusedrec_table_statistics(buffer->other(), nullptr, &next);
   fusedrec_table_set_clock(buffer->other(), std::max(totals.clock, next.clock), totals.version);
   buffer->waiting_ = buffer->LeavingOf(moves);
   buffer->active_ = 1 - buffer->active_;
-  if (shared == nullptr) return kCudaSuccess;
-  return CopyToHost(shared, reinterpret_cast<const int64_t*>(device_shared), 1, stream);
+  return kCudaSuccess;
 }
 
 int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream) {
@@ -264,8 +284,6 @@ FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { retu
 void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version) {
   buffer->active()->SetVersion(version);
 }
-
-// Copies.
 
 int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory) {
   std::lock_guard<std::mutex> lock(buffer->mutex_);
@@ -304,44 +322,26 @@ int FusedrecDeviceBuffer::Send(const Arrived& arrived, const int64_t* ids, const
   return kCudaSuccess;
 }
 
-int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
+int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, bool more, const int64_t* ids, const int64_t* segment_splits,
                              const char* records, const FusedrecHotRows* hot_rows, void* stream) {
   std::lock_guard<std::mutex> lock(buffer->mutex_);
-  const int64_t segments = buffer->tables_[0]->segments(), count = segment_splits[segments];
-  const std::vector<int64_t> none(segments + 1, 0);
+  const std::vector<int64_t> none(buffer->tables_[0]->segments() + 1, 0);
   const FusedrecHotRows hot = hot_rows == nullptr ? FusedrecHotRows{nullptr, none.data(), nullptr} : *hot_rows;
-  const int64_t hot_count = hot.segment_splits[segments];
-  if (!SplitsAreSound(segment_splits, segments, count) || count + hot_count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  if (!SplitsAreSound(hot.segment_splits, segments, hot_count)) return kCudaInvalidValue;
-  if (!buffer->AreSlots(hot.slots, hot_count)) return kCudaInvalidValue;
   // Copies of rows that this call replaces may be under way to memory that it replaces.
-  FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));
+  if (!more) FUSEDREC_TRY(cudaStreamSynchronize(buffer->to_device_));
   FusedrecDeviceBuffer::Arrived arrived, hot_arrived;
   const int64_t bytes = buffer->Place(segment_splits, false, nullptr, &arrived);
   const int64_t hot_bytes = buffer->Place(hot.segment_splits, true, nullptr, &hot_arrived);
-  FUSEDREC_TRY(buffer->MakeRoomToSend(bytes + hot_bytes, &buffer->in_, stream));
-  buffer->ForgetPrefetched();
-  buffer->Place(segment_splits, false, buffer->in_.data(), &arrived);
-  buffer->Place(hot.segment_splits, true, buffer->in_.data() + bytes, &hot_arrived);
-  FUSEDREC_TRY(CopyToDevice(hot_arrived.ids, hot.ids, hot_count, buffer->to_device_));
-  FUSEDREC_TRY(CopyToDevice(hot_arrived.slots, hot.slots, hot_count, buffer->to_device_));
+  Array<char>& memory = more ? buffer->in_more_ : buffer->in_;
+  FUSEDREC_TRY(buffer->MakeRoomToSend(bytes + hot_bytes, &memory, stream));
+  if (!more) buffer->ForgetPrefetched();
+  buffer->Place(segment_splits, false, memory.data(), &arrived);
+  buffer->Place(hot.segment_splits, true, memory.data() + bytes, &hot_arrived);
+  FUSEDREC_TRY(CopyToDevice(hot_arrived.ids, hot.ids, hot_arrived.count(), buffer->to_device_));
+  FUSEDREC_TRY(CopyToDevice(hot_arrived.slots, hot.slots, hot_arrived.count(), buffer->to_device_));
   FUSEDREC_TRY(buffer->Send(arrived, ids, records));
-  buffer->prefetched_ = arrived;
-  buffer->hot_ = hot_arrived;
-  return kCudaSuccess;
-}
-
-int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
-                                  const char* records, void* stream) {
-  std::lock_guard<std::mutex> lock(buffer->mutex_);
-  const int64_t segments = buffer->tables_[0]->segments(), count = segment_splits[segments];
-  if (!SplitsAreSound(segment_splits, segments, count) || count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  FusedrecDeviceBuffer::Arrived more;
-  const int64_t bytes = buffer->Place(segment_splits, false, nullptr, &more);
-  FUSEDREC_TRY(buffer->MakeRoomToSend(bytes, &buffer->in_more_, stream));
-  buffer->Place(segment_splits, false, buffer->in_more_.data(), &more);
-  FUSEDREC_TRY(buffer->Send(more, ids, records));
-  buffer->more_ = more;
+  (more ? buffer->more_ : buffer->prefetched_) = arrived;
+  if (!more) buffer->hot_ = hot_arrived;
   return kCudaSuccess;
 }
 
@@ -382,19 +382,6 @@ int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** recor
   return buffer->Returned(records);
 }
 
-// The pool of hot rows.
-
-bool FusedrecDeviceBuffer::AreSlots(const int64_t* slots, int64_t count) const {
-  return AreBelow(slots, count, hot_rows_);
-}
-
-bool FusedrecDeviceBuffer::AreSound(const FusedrecPoolMoves& moves) const {
-  if (moves.leaving < 0 || moves.kept < 0 || moves.dropped < 0) return false;
-  const int64_t* const slots = moves.numbers + moves.leaving + moves.kept;
-  return AreBelow(moves.numbers, moves.leaving + moves.kept, active()->num_rows()) &&
-         AreSlots(slots, moves.kept + moves.dropped);
-}
-
 int FusedrecDeviceBuffer::CopySlots(const int64_t* slots, int64_t count, char* records, void* stream) const {
   FUSEDREC_FOR_EACH(CopyRecordsKernel, 32 * count, stream, pool_.data(), slots, count, record_bytes(), records);
   return LastError();
@@ -413,7 +400,6 @@ int FusedrecDeviceBuffer::Move(const FusedrecPoolMoves& moves, const int64_t* nu
 int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count, const char** records,
                              void* stream) {
   std::lock_guard<std::mutex> lock(buffer->mutex_);
-  if (count < 0 || !buffer->AreSlots(slots, count)) return kCudaInvalidValue;
   if (buffer->waiting_ > 0) return kDeviceNotWritten;
   FUSEDREC_TRY(buffer->MakeRoomToReturn(count));
   int64_t* on_device;
@@ -424,3 +410,4 @@ int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots,
   FUSEDREC_TRY(buffer->CopyOut(count, stream));
   return buffer->Returned(records);
 }
+#endif

@@ -6,11 +6,10 @@
 // rows that both batches have are stale. When the next batch begins, its rows go into the other buffer. One kernel
 // finds the keys that both buffers hold, and another copies their rows from the active buffer. Then the buffers change
 // roles, and the rows of the previous batch go back to host memory.
-//
 //   step                     active          prefetched      host memory
 //   prefetch(t + 1)          rows of t       rows of t + 1   read, but for rows of t - 1
 //   write_back               rows of t       rows of t + 1   gets the rows of t - 1
-//   prefetch_more(t + 1)     rows of t       rows of t + 1   read, with the rows of t - 1
+//   prefetch(t + 1, more)    rows of t       rows of t + 1   read, with the rows of t - 1
 //   lookups and updates of t trained
 //   advance                  rows of t + 1                   rows of both batches are copied on the device
 //
@@ -73,39 +72,30 @@ FUSEDREC_CUDA_API void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer,
 
 // Copies rows of the next batch to the device. They replace the rows of an earlier call. Page-locked records are read
 // until the next host_memory or advance.
-//
+//   more            whether these are further rows of the batch of the last prefetch; hot is then null
 //   ids             host, distinct, grouped by segment
 //   segment_splits  [segments + 1]  host
 //   records         host, [ids, record_bytes]
 //   hot             further rows, which are read from the pool when the batch begins; may be null: none
-// kCudaInvalidValue: segment_splits do not run up from 0, or there is no such slot. kDeviceOutOfMemory. In both cases
-// nothing has changed.
-FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids,
-                                               const int64_t* segment_splits, const char* records,
-                                               const FusedrecHotRows* hot, void* stream);
-
-// Copies further rows of the batch of the last prefetch, with ids of their own. They replace those of an earlier call.
-FUSEDREC_CUDA_API int fusedrec_buffer_prefetch_more(FusedrecDeviceBuffer* buffer, const int64_t* ids,
-                                                    const int64_t* segment_splits, const char* records, void* stream);
+// kDeviceOutOfMemory: nothing has changed.
+FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, bool more, const int64_t* ids,
+    const int64_t* segment_splits, const char* records, const FusedrecHotRows* hot, void* stream);
 
 // Begins the next batch: takes the prefetched rows, refreshes the rows that both batches want, and switches roles.
-//
 //   late_ids, late_splits, late_records  host, as in prefetch: rows that were not prefetched, or have become others since,
 //                                        but for updates of the batch under way; late_splits may be null: there are none
 //   moves                                host, may be null: all rows of the batch under way leave
-//   shared                               host, out, may be null: how many rows both batches want
-// kCudaInvalidValue: splits do not run up from 0, ids of one call are not distinct, or there is no such row or slot.
-// kDeviceNotWritten: write_back has not been called since the last advance. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the
-// caller prefetches the next batch anew. Waits.
+// kCudaInvalidValue: ids of one call are not distinct. kDeviceNotWritten: write_back has not been called since the last
+// advance. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the caller prefetches the next
+// batch anew. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
-                                              const int64_t* late_splits, const char* late_records,
-                                              const FusedrecPoolMoves* moves, int64_t* shared, void* stream);
+    const int64_t* late_splits, const char* late_records, const FusedrecPoolMoves* moves, void* stream);
 
 // The following three give the address of records [rows, record_bytes], in page-locked memory, until the next call of one
 // of them or of advance. They wait for the copy.
 //
 // Records of the batch before the last advance. Without moves those of all its rows in the order of its ids: those of
-// prefetch, of prefetch_more, the hot ones, then the late ones that were not among them. With moves those of the leaving
+// prefetch, the further ones, the hot ones, then the late ones that were not among them. With moves those of the leaving
 // rows, then those of the dropped slots.
 FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, const char** records);
 
@@ -113,8 +103,7 @@ FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, c
 // kDeviceOutOfMemory.
 FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, const char** records, void* stream);
 
-// Records of slots [count], host. kCudaInvalidValue: there is no such slot. kDeviceOutOfMemory. kDeviceNotWritten: as in
-// read_active.
+// Records of slots [count], host. kDeviceOutOfMemory. kDeviceNotWritten: as in read_active.
 FUSEDREC_CUDA_API int fusedrec_buffer_read_hot(FusedrecDeviceBuffer* buffer, const int64_t* slots, int64_t count,
                                                const char** records, void* stream);
 

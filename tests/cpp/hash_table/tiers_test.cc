@@ -19,25 +19,6 @@ TableSpec Spec(int dim) {
   return spec;
 }
 
-// 100 rows are in memory, 200 in the file; then one batch brings 100 of the latter, each from four sources: 100 rows
-// must come, not 400.
-void RowsOfSeveralSourcesAreCountedOnce() {
-  const Folder folder;
-  TableSpec spec = Spec(4);
-  spec.memory_budget = 100 * RowFormat(Storage::kFloat32, 4, 0, 0, false).stride();
-  spec.tier_folder = folder.name();
-  const std::unique_ptr<HashTable> table = MakeTable(spec);
-  const auto ids_from = [](int64_t begin) {
-    Ids ids;
-    for (int64_t id = begin; id < begin + 100; ++id) ids.push_back(id);
-    return ids;
-  };
-  for (const int64_t begin : {0, 100, 200}) MustLookUp(table.get(), Packed(Batch{{ids_from(begin), Ids{}}}));
-  CHECK_EQ(table->rows_in_pool(1), 200);
-  MustLookUp(table.get(), Packed(Batch(4, {ids_from(0), Ids{}})));
-  CHECK_EQ(table->rows_in_pool(0), 100);
-}
-
 // Rows of a batch that lie in the second pool are not the ones that leave to make room for its new rows, although they
 // are the oldest: 20 rows, of which the batch brings the 10 oldest, and 10 new ones.
 void RowsOfTheBatchDoNotLeave(TableSpec spec) {
@@ -58,7 +39,6 @@ void RowsOfTheBatchDoNotLeave(TableSpec spec) {
 
 TEST(tiers) {
   using namespace fusedrec;
-  RowsOfSeveralSourcesAreCountedOnce();
   TableSpec mixed = Spec(4), tiered = Spec(4);
   mixed.hot_after = 2;
   RowsOfTheBatchDoNotLeave(mixed);

@@ -29,15 +29,15 @@ def write_strings(path: pathlib.Path, strings: Mapping[str, Mapping[int, str]]) 
 
 def texts_of(root: str | pathlib.Path, name: str, ids: Iterable[int]) -> dict[int, str]:
     """The text of ids of a name, as far as the data set knows it: by strings.parquet, or by codes.json."""
-    root, wanted = pathlib.Path(root), list(ids)
+    root, distinct = pathlib.Path(root), list(ids)
     texts: dict[int, str] = {}
     if (root / CODES).is_file():
         values = json.loads((root / CODES).read_text(encoding="utf-8")).get(name, [])
-        texts = {code: str(values[code - 1]) for code in wanted if 0 < code <= len(values)}
+        texts = {code: str(values[code - 1]) for code in distinct if 0 < code <= len(values)}
     if (root / STRINGS).is_file():
-        same = (pc.field("name") == name) & pc.field("id").isin(pa.array(wanted, pa.int64()))
-        found = pq.read_table(root / STRINGS, columns=["id", "string"], filters=same)
-        texts |= dict(zip(found["id"].to_pylist(), found["string"].to_pylist()))
+        same = (pc.field("name") == name) & pc.field("id").isin(pa.array(distinct, pa.int64()))
+        matching = pq.read_table(root / STRINGS, columns=["id", "string"], filters=same)
+        texts |= dict(zip(matching["id"].to_pylist(), matching["string"].to_pylist()))
     return texts
 
 
@@ -47,5 +47,5 @@ def id_of_text(root: str | pathlib.Path, name: str, text: str) -> int | None:
     if not path.is_file():
         return None
     same = (pc.field("name") == name) & (pc.field("string") == text)
-    found = pq.read_table(path, columns=["id"], filters=same)["id"].to_pylist()
-    return found[0] if found else None
+    matching = pq.read_table(path, columns=["id"], filters=same)["id"].to_pylist()
+    return matching[0] if matching else None

@@ -43,7 +43,7 @@ class TableColumns:
       place: Function from the number of a row to its place in the words of messages.
       bad: Handler of unusable rows.
       kinds: Kind of ids by column, one of table.KINDS; see there.
-      whole: Whether the rows are a data set, of which a column without values or of one value teaches nothing.
+      is_data_set: Whether the rows are a data set, of which a column without values or of one value teaches nothing.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class TableColumns:
         bad: BadInput,
         kinds: Mapping[str, str] | None = None,
         *,
-        whole: bool = False,
+        is_data_set: bool = False,
     ) -> None:
         self.path, self.place = path, place
-        self._columns, self._bad, self._kinds, self._whole = columns, bad, kinds or {}, whole
+        self._columns, self._bad, self._kinds, self._is_data_set = columns, bad, kinds or {}, is_data_set
         self.good = np.ones(rows, bool)
 
     @property
@@ -188,7 +188,7 @@ class TableColumns:
         flat = _without_empty(flat)
         full = _known(flat)
         ids, strings = self._ids_of(column, flat.filter(pa.array(full)), row[full])
-        if self._whole and not len(ids):
+        if self._is_data_set and not len(ids):
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
             )
@@ -196,7 +196,7 @@ class TableColumns:
 
     def _values(self, column: str, required: bool) -> pa.ChunkedArray:
         values = _without_empty(self._columns[column])
-        if self._whole and values.null_count == self.num_rows:
+        if self._is_data_set and values.null_count == self.num_rows:
             raise ValueError(
                 f"{self._everywhere(column)} has no value: all of its rows are empty. Remove it from the map."
             )
@@ -223,7 +223,7 @@ class TableColumns:
         )
 
     def _check_differs(self, column: str, values: np.ndarray) -> None:
-        if self._whole and len(values) and (values == values[0]).all():
+        if self._is_data_set and len(values) and (values == values[0]).all():
             raise ValueError(
                 f"{self._everywhere(column)} has the same value everywhere, {values[0]}, and so tells nothing. "
                 "Remove it from the map."
@@ -265,7 +265,7 @@ class TableFiles(TableColumns):
         tables = [_read(path, list(dict.fromkeys(columns))) for path in self.files]
         self._ends = np.cumsum([table.num_rows for table in tables]).tolist()
         alike = {name: _alike(name, self.files, [table[name] for table in tables]) for name in tables[0].column_names}
-        super().__init__(sources[-1], alike, self._ends[-1], self._place, bad, kinds, whole=True)
+        super().__init__(sources[-1], alike, self._ends[-1], self._place, bad, kinds, is_data_set=True)
         if not self.num_rows:
             raise ValueError(f"{self.path}: {len(self.files)} files have no rows. Check the files.")
 

@@ -59,19 +59,19 @@ class UserColumns:
             "exposed": of_event,
         }
 
-    def read(self, instances: Any, wanted: Iterable[str]) -> Read:
-        """Returns the inputs `wanted` of a list of instances.
+    def read(self, instances: Any, input_names: Iterable[str]) -> Read:
+        """Returns the inputs of these names of a list of instances.
 
         Raises:
           RequestError: The instances have another form, or a value is unusable. The message names instance, event and
             column.
         """
         try:
-            return self._read(instances, wanted)
+            return self._read(instances, input_names)
         except ValueError as error:
             raise RequestError(400, str(error)) from error
 
-    def _read(self, instances: Any, wanted: Iterable[str]) -> Read:
+    def _read(self, instances: Any, input_names: Iterable[str]) -> Read:
         names = self._map
         parts = self._parts(instances)
         user, history, exposed = (self._table(rows, places) for rows, places, _ in parts.values())
@@ -107,7 +107,7 @@ class UserColumns:
                 columns[name] = kept
         splits = {role: splits_of(np.bincount(owner[role], minlength=user.num_rows)) for role in ROLES}
         columns |= {f"{role}_row_splits": splits[role] for role in ROLES}
-        return Read({name: np.asarray(columns[name]) for name in wanted}, splits["exposed"])
+        return Read({name: np.asarray(columns[name]) for name in input_names}, splits["exposed"])
 
     def _parts(self, instances: Any) -> dict[str, tuple[list[dict], list[str], list[int]]]:
         """Returns the rows of users, history and exposures, with the place and the instance of each."""

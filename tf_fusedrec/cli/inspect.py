@@ -197,10 +197,10 @@ def _cells(row: Row, texts: Mapping[int, str]) -> tuple[str, ...]:
 
 def _one_row(table: SavedTable, texts: Texts, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
     row_id = texts.id_of(table.name, arguments.id)
-    found = table.find(row_id)
-    if found is None:
+    pair = table.find(row_id)
+    if pair is None:
         raise ValueError(f"--id is {arguments.id!r} (id {row_id}), which table {table.name!r} does not hold.")
-    row, numbers = found
+    row, numbers = pair
     nearest = [(near, cosine) for near, cosine in table.nearest(numbers, arguments.rows + 1) if near != row_id]
     nearest = nearest[: arguments.rows]
     named = texts.of(table.name, [row_id, *(near for near, _ in nearest)])

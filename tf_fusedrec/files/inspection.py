@@ -76,9 +76,9 @@ class SavedTable:
         self.dim, self.dtype = spec["dim"], spec["storage"]
         self.rule = str(spec["optimizer"].get("rule", "unknown"))
         _, self.step = unpack_clock(described["clock"])
-        whole = self._read()
-        files = whole.sections["rows"]
-        self.row_bytes = 8 + whole.record_dtype("rows").itemsize
+        reader = self._read()
+        files = reader.sections["rows"]
+        self.row_bytes = 8 + reader.record_dtype("rows").itemsize
         stored = sum(file.rows for file in (*files.complete, *files.changes))
         self.parts = max(-(-stored * self.row_bytes // PART_BYTES), 1)
 

@@ -55,15 +55,15 @@ def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     Raises:
       ValueError: Horovod's DistributedOptimizer averages already.
     """
-    optimizer_type = type(optimizer)
-    _check_not_of_horovod(optimizer_type)
-    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _Averaging):
+    optimizer_type, inner = type(optimizer), getattr(optimizer, "inner_optimizer", optimizer)
+    for part in (optimizer, inner):
+        _check_not_of_horovod(type(part))
+    if isinstance(inner, _Averaging):
         return optimizer
     scales_loss = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
     if scales_loss and KERAS_IS_LEGACY:
         # It lets its inner optimizer aggregate, and looks for values that are not finite after that.
-        inner = averaging(optimizer.inner_optimizer)
-        return optimizer_type.from_config({**optimizer.get_config(), "inner_optimizer": inner})
+        return optimizer_type.from_config({**optimizer.get_config(), "inner_optimizer": averaging(inner)})
     if not KERAS_IS_LEGACY and not scales_loss and keras.mixed_precision.global_policy().name == "mixed_float16":
         raise ValueError(
             f"distributed_optimizer got {optimizer_type.__name__} under the policy mixed_float16. Keras would put it "
@@ -76,7 +76,6 @@ def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     averaging_type: Any = type(optimizer_type.__name__, (mixin, optimizer_type), module)
     config = optimizer.get_config()
     if scales_loss:
-        inner = optimizer.inner_optimizer
         return averaging_type(**{**config, "inner_optimizer": type(inner).from_config(inner.get_config())})
     return averaging_type.from_config(config)
 
@@ -148,20 +147,23 @@ class _Keras3Averaging(_Averaging):
 def _read_by_step() -> list[tf.Variable]:
     """Floating variables that the traced step has read so far, in the same order on all ranks."""
     graph: Any = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or not hasattr(graph, "_watched_variables"):
-        return []
-    while hasattr(graph.outer_graph, "_watched_variables"):
+    watched: dict[int, tf.Variable] = {}
+    order: dict[int, int] = {}
+    # Keras 3 traces a function inside the step. An outer graph gets the captures of an inner one when it calls it.
+    while not tf.executing_eagerly() and hasattr(graph, "_watched_variables"):
+        watched.update({id(variable.handle): variable for variable in graph._watched_variables})
+        for outside, _ in graph.captures:
+            order.setdefault(id(outside), len(order))
         graph = graph.outer_graph
-    order = {id(outside): number for number, (outside, _) in enumerate(graph.captures)}
-    read = [
-        variable
-        for variable in graph._watched_variables
-        # TFRA's variables have the rows of a batch, which differ by rank.
+    # TFRA's variables have the rows of a batch, which differ by rank.
+    read = {
+        handle: variable
+        for handle, variable in watched.items()
         if not type(variable).__module__.startswith("tensorflow_recommenders_addons")
         and variable.dtype.is_floating
-        and id(variable.handle) in order
-    ]
-    return sorted(read, key=lambda variable: order[id(variable.handle)])
+        and handle in order
+    }
+    return [read[handle] for handle in sorted(read, key=order.__getitem__)]
 
 
 def check_steps(optimizer: Any, steps: int) -> None:

@@ -1,6 +1,6 @@
 """A rank that stands still or ends alone: who waits for whom is said, a stop is survived, nobody ends with code 0."""
 
-import contextlib
+import functools
 import io
 import json
 import os
@@ -13,6 +13,7 @@ import threading
 import time
 
 import psutil
+import pytest
 from horovod.runner import gloo_run
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
@@ -23,8 +24,7 @@ from tf_fusedrec.exchange import watchdog
 
 def stop_this_process(seconds):
     """SIGSTOP, and SIGCONT after some seconds."""
-    subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"])
-    time.sleep(1)  # the stop comes in here
+    subprocess.run(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"], check=True)
 
 
 def stand_still(stopped_s, blocked_s):
@@ -89,12 +89,12 @@ from tf_fusedrec import keras, tf
 fr.init(report_after_s=1 if sys.argv[1] == "stops" else 30)
 rank = fr.rank()
 embedding = fr.FusedEmbedding(
-    tables=[fr.TableConfig(name="t", dim=4, optimizer=keras.optimizers.legacy.Adagrad(0.1))],
+    tables=[fr.TableConfig(name="t", dim=4, optimizer=fr.optimizers.Adagrad(0.1))],
     features=[fr.FeatureConfig(name="f", table="t", combiner="sum")],
 )
-inputs = {"f": keras.Input([3], dtype=tf.int64)}
+inputs = {"f": keras.Input([3], dtype=tf.int64, name="f")}
 model = keras.Model(inputs, keras.layers.Dense(1)(embedding(inputs)["f"]))
-model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), loss="mse")
+model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), loss="mse")
 
 def batches():
     for step in range(4 if rank == 0 else 2):
@@ -114,8 +114,8 @@ print("fit has ended", flush=True)
 """
 
 
-# The ranks are forks of one process that has imported TensorFlow. Each is the main program, so Python ends it as it
-# ends every program.
+# The ranks of all jobs are forks of one process that has imported TensorFlow. Each is the main program, so Python ends
+# it as it ends every program.
 FORKS = """
 import json
 import os
@@ -125,21 +125,32 @@ import sys
 import horovod.tensorflow
 import tf_fusedrec
 
-program, *words = sys.argv[1:]
-ranks = []
-for rank, environment in enumerate(json.load(sys.stdin)):
-    ranks.append(os.fork())
+for line in sys.stdin:
+    program, words, environments = json.loads(line)
+    ranks = []
+    for rank, environment in enumerate(environments):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            break
     if ranks[-1] == 0:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(f"{program}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv = [program, *words]
+        runpy.run_path(program, run_name="__main__")
         break
-if ranks[-1] == 0:
-    os.environ.update(environment)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(f"{program}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
-    sys.argv = [program, *words]
-    runpy.run_path(program, run_name="__main__")
-else:
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]))
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]), flush=True)
 """
+
+
+@functools.cache
+def forking_process():
+    """Starts the process. It ends with this one, because its stdin ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FORKS], env=environment_of_ranks(os.environ), start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8",
+    )  # fmt: skip
 
 
 def run_program(folder: pathlib.Path, *words: str, source: str = PROGRAM, number: int = 2):
@@ -149,23 +160,25 @@ def run_program(folder: pathlib.Path, *words: str, source: str = PROGRAM, number
     rendezvous = RendezvousServer()
     slots = get_host_assignments(parse_hosts(f"localhost:{number}"), number)
     port = rendezvous.start()
+    forking = forking_process()
+    limit = threading.Timer(150, os.killpg, [forking.pid, signal.SIGKILL])
+    limit.start()
     try:
         rendezvous.init(slots)
-        shared = environment_of_ranks(os.environ)
-        shared.update({k: str(v) for k, v in gloo_run.create_run_env_vars("127.0.0.1", ["lo"], port).items()})
-        started = subprocess.Popen(
-            [sys.executable, "-c", FORKS, str(program), *words], env=shared, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace",
-        )  # fmt: skip
-        try:
-            environments = [gloo_run.create_slot_env_vars(slot) for slot in slots]
-            codes, _ = started.communicate(json.dumps(environments), timeout=150)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
+        shared = environment_of_ranks(os.environ) | gloo_run.create_run_env_vars("127.0.0.1", ["lo"], port)
+        environments = [
+            {name: str(value) for name, value in (shared | gloo_run.create_slot_env_vars(slot)).items()}
+            for slot in slots
+        ]
+        print(json.dumps([str(program), words, environments]), file=forking.stdin, flush=True)
+        codes = forking.stdout.readline()
     finally:
+        limit.cancel()
         rendezvous.stop()
     errors = [pathlib.Path(f"{program}.{rank}").read_text(encoding="utf-8", errors="replace") for rank in range(number)]
+    if not codes:
+        forking_process.cache_clear()
+        pytest.fail(f"the ranks did not end within 150 s: {errors}")
     return json.loads(codes), errors
 
 
@@ -264,7 +277,8 @@ watchdog = Watchdog(0, 1, None, report_after_s=1, gives_up_after_s=1, members={}
 Ending(0, Board(), watchdog, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
 watchdog.start()
 ops.mark_now("slow", ended=False)
-time.sleep(1.5)
+while not watchdog._next_report_s:
+    time.sleep(0.01)
 try:
     sys.exit(4)  # as argparse does
 except SystemExit:
@@ -280,7 +294,7 @@ raise Nameless()
 def test_a_failing_rank_whose_exit_hangs_is_ended_and_an_exception_without_a_text_is_named():
     done = subprocess.run([sys.executable, "-c", HANGS], stderr=subprocess.PIPE, encoding="utf-8", timeout=100)
     assert done.returncode == -signal.SIGALRM
-    assert "it has waited 1 s in collective 'slow'" in done.stderr  # Its end is news, but not after the cause.
+    assert "s in collective 'slow'" in done.stderr  # Its end would be news, but not after the cause.
     last = done.stderr.strip().splitlines()[-1]
     assert last == "tf_fusedrec: rank 0 failed first: Nameless: its __str__ raises RuntimeError"
 

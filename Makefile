@@ -27,12 +27,15 @@ override BIN := .venv/bin
 
 override LINT := echo "lint: ruff, mypy ..." && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
 
-# pytest under Keras 3, then the tests marked `legacy` or `both` under tf_keras. Fails if either call fails.
-# $(1): options. $(2): markers.
-override UNDER_BOTH = status=0; \
-	$(BIN)/python -m pytest -q $(1) --dist worksteal -m "$(2)" || status=$$?; \
-	echo "test: pytest with TF_USE_LEGACY_KERAS=1 ..."; \
-	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest -q $(1) --dist worksteal -m "$(2) and (legacy or both)" || status=$$?; \
+# pytest under Keras 3, with two workers. One worker under tf_keras runs the tests marked `legacy` or `both` beside it,
+# and ends first. Fails if either fails. $(1): options. $(2): markers.
+override PYTEST = $(BIN)/python -m pytest -q --dist worksteal $(1)
+override UNDER_BOTH = mkdir -p build; \
+	TF_USE_LEGACY_KERAS=1 $(PYTEST) --numprocesses 1 -m "$(2) and (legacy or both)" >build/tf_keras.log 2>&1 & legacy=$$!; \
+	trap "kill $$legacy 2>/dev/null || true" EXIT; \
+	status=0; $(PYTEST) --numprocesses 2 -m "$(2)" || status=$$?; \
+	wait $$legacy || status=$$?; \
+	echo "test: pytest with TF_USE_LEGACY_KERAS=1 ..."; cat build/tf_keras.log; \
 	exit $$status
 
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
@@ -79,12 +82,10 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 # mypy uses one core, so the C++ tests are compiled beside it.
 	@{ $(LINT); } & lint=$$!; $(BIN)/python -m tools.sanitizers; wait $$lint
 	@echo "test: pytest ..."
-# Three workers keep two cores busy, because ranks and children wait. Each begins with a third of the list, so that
-# fixtures of a module are made once.
-	@$(call UNDER_BOTH,$${TIMES:+-p tests.support.times} --numprocesses 3,not nightly)
+	@$(call UNDER_BOTH,$${TIMES:+-p tests.support.times},not nightly)
 
 nightly: setup ## Runs the tests that `make test` leaves out, then 15 minutes of the soak with fresh seeds.
-	@$(call UNDER_BOTH,--numprocesses 2,nightly)
+	@$(call UNDER_BOTH,,nightly)
 	@$(BIN)/python -m tests.soak --seconds=900
 
 test-on: ## Tests with other versions, and builds their wheels into dist/: TENSORFLOW=2.21.0 KERAS=3 (or legacy) PYTHON=3.12.

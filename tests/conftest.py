@@ -1,7 +1,7 @@
 """Marks each test module by the modules that it uses. `make quick` leaves out every marked test.
 
 A process has one Keras. Without TF_USE_LEGACY_KERAS=1 it is Keras 3, and the tests marked `legacy` are left out: those
-that need tf_keras, and those of several processes. `make test` calls pytest twice, the second time with
+that need tf_keras. `make test` calls pytest twice at once, the second time with
 TF_USE_LEGACY_KERAS=1 for the tests marked `legacy` or `both`.
 
 Tests that take seconds carry the marker `slow` themselves. A test without any marker must stay below QUICK_S.
@@ -29,7 +29,6 @@ from tests.support.forked import ForkingWorker, uses_tensorflow
 TESTS = pathlib.Path(__file__).parent
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # this process has tf_keras
 LEGACY_WORDS = {"tfra", "legacy"}  # in the name, the parameters or the code of a test that needs tf_keras
-OF_SEVERAL_PROCESSES = ("ranks", "processes", "emulation")  # tests/keras_3 has both Kerases on ranks
 RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
 # Several times what a quick test takes, because the caches of a process are empty at its first test.
@@ -77,7 +76,8 @@ def markers_of(module) -> set[str]:
 def names_in(code) -> set[str]:
     """Returns the names and the strings of a function and of its inner functions."""
     inner = [names_in(const) for const in code.co_consts if hasattr(const, "co_names")]
-    return set(code.co_names).union({const for const in code.co_consts if isinstance(const, str)}, *inner)
+    parts = {part for name in code.co_names for part in name.split(".")}  # of imports
+    return parts.union({const for const in code.co_consts if isinstance(const, str)}, *inner)
 
 
 def needs_tf_keras(item) -> bool:
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for marker in markers_of(item.module):
             item.add_marker(marker)
-        if needs_tf_keras(item) or any(item.get_closest_marker(name) for name in OF_SEVERAL_PROCESSES):
+        if needs_tf_keras(item):
             item.add_marker("legacy")
     if not LEGACY:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("legacy")])

@@ -6,6 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
 from tf_fusedrec.callbacks import learning_rates
 
 DIM = 2
@@ -19,9 +20,10 @@ def make_model(rate=0.5, tables=("item", "user"), dense_rate=0.25, **options):
         **options,
     )
     inputs = {name: keras.Input([None], dtype=tf.int64, name=name) for name in tables}
-    total = tf.add_n([tf.reduce_sum(rows, axis=1) for rows in emb(inputs).values()])
-    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones", trainable=False)(total[:, None]))
-    optimizer = keras.optimizers.legacy.SGD(dense_rate)
+    total = keras.layers.Lambda(lambda rows: tf.reduce_sum(tf.add_n(rows), axis=1, keepdims=True))
+    score = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
+    model = keras.Model(inputs, score(total(list(emb(inputs).values()))))
+    optimizer = keras.optimizers.SGD(dense_rate)
     model.compile(fr.collectives.distributed_optimizer(optimizer), lambda y, predicted: tf.reduce_mean(predicted))
     return model, emb
 
@@ -59,7 +61,8 @@ def trained():
     setter = learning_rates.TableLearningRate(other, lambda epoch, rate: rate / 2 if rank == 0 else 7.0)
     scheduled.fit(data, epochs=3, callbacks=[setter, noted], verbose=0)
     return {
-        "lr": history["lr"], "reduced": reduced, "scheduled": noted.rates, "traffic": traffic,
+        "lr": history["lr" if KERAS_IS_LEGACY else "learning_rate"],
+        "reduced": reduced, "scheduled": noted.rates, "traffic": traffic,
         "rows": {name: other.export_table(name) for name in ("item", "user")},
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ from tests.oracles.rank_partition import mix64
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec._tf_compat import keras_api
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
@@ -54,7 +55,7 @@ def test_every_callback_fits_an_ordinary_model_by_its_defaults(tmp_path, kind):
     )
     symbol = {"item": keras.Input([], dtype=tf.int64, name="item")}
     model = kind(symbol, keras.layers.Dense(1)(embedding(symbol)["item"]))
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), "mse")
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
     listeners = [
         callbacks.Interrupt(),
         callbacks.Checkpoint(tmp_path / "checkpoint"),
@@ -84,7 +85,7 @@ def watched(folder):
     parts = list(batches(rank, ranks, STEPS))
     for x, _ in parts[:1]:
         model(x, training=False)
-    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.05))
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
@@ -127,7 +128,7 @@ def overflows_of_one_rank(rank):
             weights = np.full([len(y)], weight, np.float32)
             model.fit(tf.data.Dataset.from_tensors((x, y, weights)), verbose=0)
             rows.append(model.embedding.export_table("item")[1])
-            scales.append(float(optimizer.loss_scale))
+            scales.append(float(keras_api.loss_scale(optimizer)))
         return rows, scales
 
 
@@ -228,7 +229,7 @@ def test_evictions_and_what_cannot_be_known():
     assert logs == {
         "table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3, "table_left_out": 0
     }  # fmt: skip
-    config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
+    config = fr.TableConfig("x", 2, keras.optimizers.SGD(0.1))
     embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config], backend="tfra")
     logs = epoch_of(embedding, callbacks.EmbeddingMetrics(embedding), {"x": tf.range(3)})
     assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
@@ -293,7 +294,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, 
     item = keras.Input([], dtype=tf.int64, name="item")
     table = fr.TableConfig("item", 8, optimizer, storage=fr.Storage(dtype=storage))
     rows = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])({"item": item})["item"]
-    model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(tf.cast(rows, tf.float32)))
+    model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(rows))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.rank", lambda: rank)
     for epochs in (2, 1):

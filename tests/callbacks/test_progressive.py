@@ -49,7 +49,7 @@ def trained(path, directory, every, grows):
     """Trains all partitions. With `grows`, all but the first arrive while fit runs."""
     progressive = ProgressiveMetrics(["click"], every_steps=every, folder=directory, first_step=100)
     model, told, users = Clicks(progressive), [], []
-    model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.5)), run_eagerly=True)
+    model.compile(collectives.distributed_optimizer(keras.optimizers.SGD(0.5)), run_eagerly=True)
     end_window = progressive._end_window
     progressive._end_window = lambda: (end_window(), told.append(dict(progressive.latest)))
     begun = threading.Event()
@@ -80,7 +80,7 @@ def trained(path, directory, every, grows):
         users.append(folder.num_rows)
     if writer.ident:
         writer.join()
-    return model.scored, told, logs, [weight.tolist() for weight in model.get_weights()], users
+    return list(model.scored), told, logs, [weight.tolist() for weight in model.get_weights()], users
 
 
 def on_ranks(path, directory, every):

@@ -27,7 +27,7 @@ def _fit(folder, count, **timeline):
     model = clicks.make_model(
         clicks.make_embedding(),
         FrozenWindow(2),
-        fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)),
+        fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)),
     )
     data = tf.data.Dataset.from_generator(
         lambda: iter([clicks.batch(9, step) for step in range(count)]), output_signature=clicks.SIGNATURE

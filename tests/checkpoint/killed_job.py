@@ -12,6 +12,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec._tf_compat import keras_api
 
 EPOCHS, STEPS, BATCH = 12, 70, 16
 
@@ -30,7 +31,7 @@ class Model(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        optimizers, limits = keras.optimizers.legacy, fr.Limits(max_rows_per_rank=25, eviction="lru")
+        optimizers, limits = keras.optimizers, fr.Limits(max_rows_per_rank=25, eviction="lru")
         self.embedding = fr.FusedEmbedding(
             tables=[
                 fr.TableConfig("item", 4, optimizers.Adam(0.05), record_tombstones=True),
@@ -39,7 +40,7 @@ class Model(keras.Model):
             features=[fr.FeatureConfig("item", "item"), fr.FeatureConfig("user", "user")],
         )
         self.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.5))
-        self.steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.steps = self.add_weight(name="steps", shape=[], dtype="int64", trainable=False, initializer="zeros")
 
     def call(self, inputs, training=None):
         rows = self.embedding(inputs, training=training)
@@ -95,11 +96,11 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
       kill: ("operation", n), ("seconds", s) or None.
     """
     model = Model()
-    model.compile(keras.optimizers.legacy.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse")
     model({name: tf.zeros([0], tf.int64) for name in ("item", "user")}, training=False)
     model.steps.assign(0)
     # These appear in the first step, which a life that finds a finished job does not make.
-    model.optimizer._create_all_weights(model.trainable_variables)
+    keras_api.make_slots(model.optimizer, model.trainable_variables)
     checkpoint = callbacks.Checkpoint(directory, STEPS, {}, every_steps=8, full_every=3)
     listeners = [checkpoint, KillAfter(kill[1] if kill and kill[0] == "seconds" else None)]
     epoch, step = checkpoint.load(model)
@@ -113,7 +114,9 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
         epoch += 1
     for e in range(epoch, EPOCHS):
         model.fit(batches(e), initial_epoch=e, epochs=e + 1, steps_per_epoch=STEPS, callbacks=listeners, verbose=0)
-    found = {f"dense-{n}": w for n, w in enumerate([*model.get_weights(), *model.optimizer.get_weights()])}
+    slots = [variable.numpy() for variable in keras_api.optimizer_variables(model.optimizer)]
+    found = {f"dense-{n}": weight for n, weight in enumerate([*model.get_weights(), *slots])}
+    found["steps"] = model.steps.numpy()
     for group in model.embedding.internals.groups:
         for name in group.table.names:
             found[f"{name}-ids"], found[f"{name}-records"] = group.table.snapshot(name)

@@ -92,7 +92,10 @@ def under_sanitizers(module: str, *arguments: str, timeout: float = 1800) -> sub
         ).stdout.strip()
         for name in ("libasan.so", "libstdc++.so")
     ]
-    env = {**os.environ, "LD_PRELOAD": ":".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(ROOT)}
+    env = {
+        **os.environ, "TF_USE_LEGACY_KERAS": "1",  # OpKernels do not depend on the Keras
+        "LD_PRELOAD": ":".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout,

@@ -77,7 +77,7 @@ def update(step, rows, seed):
 def fit_model(schedule):
     """Returns the trained state of a Keras model."""
     embedding = make_embedding()
-    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.05))
     model = clicks.make_model(embedding, schedule, optimizer)
     samples = clicks.batch(16, seed=fr.rank())
     model.fit(tf.data.Dataset.from_tensor_slices(samples).batch(4), verbose=0)

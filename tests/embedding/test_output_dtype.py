@@ -108,7 +108,7 @@ def test_one_dtype_for_all_features_needs_one_lookup(backend):
     from tf_fusedrec import keras, tf
 
     def layer(*dtypes):
-        table = fr.TableConfig("item", DIM, optimizer=keras.optimizers.legacy.SGD(1.0), initializer=fr.Constant(1.0))
+        table = fr.TableConfig("item", DIM, optimizer=keras.optimizers.SGD(1.0), initializer=fr.Constant(1.0))
         features = [fr.FeatureConfig(f"f{i}", "item", output_dtype=dtype) for i, dtype in enumerate(dtypes)]
         return fr.FusedEmbedding(features, [table], backend=backend)
 

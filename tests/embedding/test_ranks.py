@@ -16,6 +16,7 @@ from tests.support.graphs import count_ops
 from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Limits, Storage, Tier
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
 
 WORLD_SIZE, STEPS, SAMPLES = 3, 6, 12
 TABLES = {"item": 4, "user": 4, "wide": 8}
@@ -58,6 +59,8 @@ SCENARIOS = {
         "Adam", layer={}, table={"tier": Tier(memory_budget_per_rank=60 * 80)}, ids="many"
     ),
 }
+if not KERAS_IS_LEGACY:  # TFRA needs tf_keras
+    SCENARIOS = {name: scenario for name, scenario in SCENARIOS.items() if "backend" not in scenario.layer}
 
 
 def _batches(name):

@@ -55,7 +55,8 @@ def test_a_tf_keras_of_another_number_is_refused_with_the_remedy():
     assert last.startswith("ImportError: tf_fusedrec ") and words in last, done.stderr
 
 
-def test_a_missing_tf_keras_is_named_with_its_number():
+def test_a_missing_tf_keras_is_named_with_its_number(monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     last = run_without(["tf_keras"], "import tf_fusedrec").stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert "but none is installed. Remedy: pip install 'tf-keras==2.16.*' for 2.16." in last

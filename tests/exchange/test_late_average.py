@@ -25,7 +25,7 @@ def _model(name, schedule="sync"):
     import tf_fusedrec as fr
 
     embedding = clicks.make_embedding("Adam", topology=LATE, name=name)
-    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
     return clicks.make_model(embedding, schedule, optimizer, FEATURES), embedding
 
 
@@ -101,8 +101,8 @@ def _all(folder):
     uneven = [SAMPLES] * steps
     one, other = _model("late"), _model("late")
     found = {"waits": _waits(one[0]), "evaluated": _evaluated(*one)}
-    fr.checkpoint.save(folder, one[0])
-    fr.checkpoint.load(folder, other[0])
+    fr.checkpoint.save(folder, one[0], one[0].optimizer)
+    fr.checkpoint.load(folder, other[0], other[0].optimizer)
     for name, of_one, of_other in (
         ("resumed", [SAMPLES] * 3, [SAMPLES] * 3),
         ("uneven", uneven, uneven + [0] * (max(STEPS_OF_RANK) - steps)),
@@ -110,7 +110,7 @@ def _all(folder):
         states = []
         for (model, embedding), sizes in ((one, of_one), (other, of_other)):
             if name == "uneven":
-                fr.checkpoint.load(folder, model)
+                fr.checkpoint.load(folder, model, model.optimizer)
             model.fit(_data(sizes, 5), epochs=2, verbose=0)
             states.append(_state(model, embedding))
         found[name] = states

@@ -25,7 +25,7 @@ def train():
 
     model = clicks.make_model(
         clicks.make_embedding(),
-        optimizer=fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)),
+        optimizer=fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)),
     )
     batches = [clicks.batch(9, 10 * step + fr.rank()) for step in range(STEPS)]
     dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.SIGNATURE)

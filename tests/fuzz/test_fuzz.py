@@ -11,8 +11,6 @@ from tests.fuzz.op_calls import call_ops, record, scenario
 from tests.fuzz.targets import TARGETS
 from tf_fusedrec.ops._library import library
 
-pytestmark = pytest.mark.legacy
-
 DAMAGES = 40
 
 

@@ -11,8 +11,6 @@ from tests.golden.make import FOLDER, OPS, answers, make_model, state, train, we
 from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import loading
 
-pytestmark = pytest.mark.legacy
-
 VERSIONS = sorted(path.parent for path in FOLDER.glob("*/expected.json"))
 # Another processor may order the sums of matrix products otherwise.
 SAME = {"rtol": 1e-5, "atol": 1e-6}
@@ -28,6 +26,7 @@ def test_there_are_golden_files_and_they_are_small():
         assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < 450_000, version
 
 
+@pytest.mark.legacy  # the optimizer of the recorded numbers
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 def test_checkpoints_of_earlier_versions(version):
     want = expected(version)

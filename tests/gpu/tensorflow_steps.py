@@ -192,7 +192,7 @@ def model(device: str) -> None:
             embedding = make_embedding(run(host_rows))
         grm = make_model(run(host_rows), embedding, np.arange(1, 60), np.ones(59))
         grm.schedule = schedule
-        grm.compile(keras.optimizers.legacy.Adam(0.002))
+        grm.compile(keras.optimizers.Adam(0.002))
         dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=of_any_size(data[0]))
         found = np.array(grm.fit(dataset, epochs=4, verbose=0).history["loss"])
         on_device = "host_rows" if host_rows else "device"

@@ -39,7 +39,7 @@ def make_model() -> keras.Model:
     embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "a"), fr.FeatureConfig("y", "b")], tables)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in "xy"}
     rows = embedding(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1, name="score")(tf.concat([rows["x"], rows["y"]], 1)))
+    model = keras.Model(inputs, keras.layers.Dense(1, name="score")(keras.layers.Concatenate()([rows["x"], rows["y"]])))
     model.compile("sgd", "mse")
     return model
 

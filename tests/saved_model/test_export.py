@@ -133,7 +133,7 @@ def test_refusals(click, tmp_path):
     dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))], name="nan")
     dense.build([None, 2])
     own = {"s": fr.Signature(lambda inputs: {"y": dense(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
-    with pytest.raises(ValueError, match="dense weight 'dense.*bias:0' is not finite. Load"):
+    with pytest.raises(ValueError, match="dense weight '.*dense.*bias:0' is not finite. Load"):
         fr.export(dense, tmp_path / "served", signatures=own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 

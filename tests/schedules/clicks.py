@@ -54,6 +54,7 @@ def reset_function(model, embedding):
         *keras_api.optimizer_variables(model.optimizer),
         *[table.optimizer.iterations for table in tables],
     ]
+    variables = [keras_api.tf_variable(variable) for variable in variables]  # a list of weights would have rows
     values = [variable.numpy() for variable in variables]
 
     def reset():

@@ -10,6 +10,7 @@ import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import collectives, keras, schedules, tf
+from tf_fusedrec._tf_compat import keras_api
 from tf_fusedrec.exchange import dense_gradients
 
 K, UPDATES, SAMPLES = 3, 3, 12  # samples of all ranks in one of K small batches
@@ -33,7 +34,7 @@ def large_batches(rank, size):
     return (clicks.batch(K * SAMPLES, update) for update in range(UPDATES))
 
 
-def fit(kinds, steps, batches, optimizer="legacy"):
+def fit(kinds, steps, batches, optimizer="new"):
     """Body: the state of each kind of model after UPDATES updates: dense weights, slots, updates, this rank's rows."""
     rank, size, found = fr.rank(), fr.size(), {}
     for kind in kinds:
@@ -42,7 +43,7 @@ def fit(kinds, steps, batches, optimizer="legacy"):
         model = clicks.make_model(embedding, KINDS[kind], dense)
         data = tf.data.Dataset.from_generator(lambda: batches(rank, size), output_signature=clicks.SIGNATURE)
         model.fit(data, verbose=0)
-        slots = [variable.numpy() for variable in model.optimizer.variables()]
+        slots = [variable.numpy() for variable in keras_api.optimizer_variables(model.optimizer)]
         weights = [weight.numpy() for weight in model.trainable_weights]
         found[kind] = weights, slots, {name: embedding.export_table(name) for name in ("item", "user")}
     return found
@@ -72,12 +73,13 @@ def test_k_batches_train_as_the_large_batch(large):
         assert_equal([of_rank[kind] for of_rank in results], large)
 
 
-def test_both_kinds_of_keras_optimizers_accumulate(monkeypatch):
-    wanted = fit(["sync"], 1, large_batches, "new")["sync"]
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_both_kinds_of_keras_optimizers_accumulate(kind, monkeypatch):
+    wanted = fit(["sync"], 1, large_batches, kind)["sync"]
     traced = []
     train_step = schedules.Sync.train_step
     monkeypatch.setattr(schedules.Sync, "train_step", lambda *args: traced.append(args) or train_step(*args))
-    assert_equal([fit(["sync"], K, small_batches, "new")["sync"]], wanted)
+    assert_equal([fit(["sync"], K, small_batches, kind)["sync"]], wanted)
     assert len(traced) == 1, "a variable that the first trace makes demands a second one"
 
 
@@ -115,9 +117,7 @@ def test_a_plain_keras_model_gets_the_number_from_its_optimizer():
     for steps, size in ((1, 8), (4, 2)):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile(
-            collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1), accumulate_steps=steps), "mse"
-        )
+        model.compile(collectives.distributed_optimizer(keras.optimizers.SGD(0.1), accumulate_steps=steps), "mse")
         x = np.random.default_rng(0).normal(size=[32, 3]).astype(np.float32)
         model.fit(x, x[:, :1], batch_size=size, shuffle=False, verbose=0)
         weights.append(model.get_weights())
@@ -127,11 +127,11 @@ def test_a_plain_keras_model_gets_the_number_from_its_optimizer():
 def test_what_does_not_fit_is_refused_where_the_model_is_compiled():
     for steps in (0, 1.5, True):
         with pytest.raises(ValueError, match="accumulate_steps must be an int >= 1, got"):
-            collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1), accumulate_steps=steps)
-    other = collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1), accumulate_steps=2)
+            collectives.distributed_optimizer(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    other = collectives.distributed_optimizer(keras.optimizers.SGD(0.1), accumulate_steps=2)
     with pytest.raises(ValueError, match=r"accumulates 2 steps, and the tables of the model 1. Use distributed_opt"):
         clicks.make_model(clicks.make_embedding(), optimizer=other)
-    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.SGD(0.1))
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(
         ValueError, match="accumulate_steps 2 does not work with a LossScaleOptimizer, .*mixed_bfloat16"
     ):

@@ -8,6 +8,8 @@ from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules.uneven_batches import Guard
 
+pytestmark = pytest.mark.legacy
+
 # Samples of each step, of one rank alone: step i is a batch of rank i % R. The last has fewer than micro-batches.
 SAMPLES = (5, 6, 4, 7, 5, 1)
 # By kind of model, its schedule's equal on one process.

@@ -11,8 +11,6 @@ from tests.schedules import clicks
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.schedules import FrozenWindow, PipelinedModel
 
-pytestmark = pytest.mark.legacy
-
 
 def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled):
     """Returns model, embedding and history of a run whose epochs end with a batch of 6 samples."""

@@ -100,7 +100,7 @@ def _trained():
     rank, found = fr.rank(), {}
     for schedule in (Sync(), *WINDOW, *AHEAD, *IN_FLIGHT):
         embedding = clicks.make_embedding("Adagrad")
-        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.05))
         model = clicks.make_model(embedding, schedule, optimizer)
         data = tf.data.Dataset.from_tensor_slices(clicks.batch(4 * [3, 1][rank], seed=rank)).batch(4)
         model.fit(data, epochs=2, verbose=0)

@@ -43,7 +43,7 @@ def _facts():
             return fr.FusedEmbedding(features, tables)
 
     def facts(schedule, host_rows):
-        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
         model = clicks.make_model(embedding(host_rows), schedule, optimizer)
         data = tf.data.Dataset.from_tensor_slices(clicks.batch(24, 1)).batch(8)
         feed, batches = model.make_train_function(), iter(data)

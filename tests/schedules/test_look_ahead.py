@@ -13,8 +13,6 @@ from tests.support.graphs import ancestors
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
 
-pytestmark = pytest.mark.legacy
-
 PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(2), FrozenWindow(2))}
 LEADS = {
     "ids alone": (RouteAhead(), "sync"),

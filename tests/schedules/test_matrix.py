@@ -70,7 +70,7 @@ def _model(row, schedule):
     """Returns a compiled model with its embedding."""
     import tf_fusedrec as fr
 
-    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(DENSE_RATE))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(DENSE_RATE))
     embedding = clicks.make_embedding("Adagrad", topology=row.topology)
     return clicks.make_model(embedding, schedule, optimizer, FEATURES), embedding
 
@@ -118,7 +118,7 @@ def _simulated(row):
     members = np.split(np.arange(row.ranks), groups)
     batches = [[_joined([of_ranks[rank][step] for rank in ranks]) for ranks in members] for step in range(STEPS)]
     tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
-    model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(DENSE_RATE), FEATURES)
+    model = clicks.make_model(tables, "sync", keras.optimizers.SGD(DENSE_RATE), FEATURES)
     gradients = delayed.gradients_of(model, tables)
     begin, when = model.get_weights(), (row.topology.sync_every, row.topology.average_late)
     found = []

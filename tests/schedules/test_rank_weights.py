@@ -57,7 +57,7 @@ def fit(kinds):
             model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
         if kind == "equal_ranks":
             model.loss_weights = lambda pieces: tf.ones([len(pieces)])
-        model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.Adagrad(0.1)), "mse")
+        model.compile(collectives.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "mse")
         data = tf.data.Dataset.from_generator(batches, output_signature=clicks.SIGNATURE)
         history = model.fit(data, steps_per_epoch=len(SHARES), verbose=0).history
         rows = {name: embedding.export_table(name) for name in ("item", "user")}

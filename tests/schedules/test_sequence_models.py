@@ -10,7 +10,6 @@ from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.support.graphs import reduced_in_between
 
-pytestmark = pytest.mark.legacy
 M, STEPS = 2, 3
 COUNTED = ("ids", "last", "count", "updated", "pool")
 
@@ -38,7 +37,7 @@ def _trained(schedule, fields, batches):
 
     model, embedding = _make(fields)
     model.schedule = schedule
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)))
     model(batches[0], training=False)
     make_optimizer_slots(model)
     step = tf.function(unconverted(model.train_step), input_signature=[of_any_size(batches[0])])

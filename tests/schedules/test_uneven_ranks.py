@@ -3,11 +3,14 @@
 import functools
 
 import numpy as np
+import pytest
 
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules.feed import concatenated
+
+pytestmark = pytest.mark.both
 
 
 def _data(batches, rank):
@@ -25,7 +28,7 @@ def _made(schedule, steps_per_execution, features):
     import tf_fusedrec as fr
 
     embedding = clicks.make_embedding()
-    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
     model = clicks.make_model(embedding, schedule, optimizer, features, steps_per_execution=steps_per_execution)
     return model, embedding, clicks.reset_function(model, embedding)
 

@@ -13,8 +13,6 @@ from tests.schedules import clicks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import Pipelined, SemiAsync
 
-pytestmark = pytest.mark.legacy
-
 STEPS, SAMPLES = 12, 8
 
 
@@ -31,7 +29,7 @@ def _data():
 def _trained(schedule, **fit):
     """Returns the trained state."""
     embedding = clicks.make_embedding("Adagrad")
-    model = clicks.make_model(embedding, schedule, keras.optimizers.legacy.SGD(0.05))
+    model = clicks.make_model(embedding, schedule, keras.optimizers.SGD(0.05))
     model.fit(_data(), verbose=0, **fit)
     return clicks.state(model, embedding)
 
@@ -99,7 +97,7 @@ def test_tables_of_tfra_train_up_to_depth_2():
     """docs/tfra.md says so, because larger depths look up ahead. No rule of fr.optimizers is Adamax."""
     states = []
     for schedule in ("sync", Pipelined(1), Pipelined(2)):
-        table = {"optimizer": keras.optimizers.legacy.Adamax(0.1)}
+        table = {"optimizer": keras.optimizers.Adamax(0.1)}
         embedding = clicks.make_embedding(table=table, backend="tfra")
         model = clicks.make_model(embedding, schedule)
         model.fit(_data().take(5), verbose=0)

@@ -37,7 +37,7 @@ def served_model() -> tuple[keras.Model, Any]:
     embedding = fr.FusedEmbedding([fr.FeatureConfig(name, name) for name in TABLES], tables, seed=SEED)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in TABLES}
     rows = embedding(inputs)
-    return keras.Model(inputs, tf.concat([rows[name] for name in TABLES], axis=1)), embedding
+    return keras.Model(inputs, keras.layers.Concatenate()([rows[name] for name in TABLES])), embedding
 
 
 class ExportMachine(Machine):

@@ -28,7 +28,7 @@ class Program(NamedTuple):
 def programs(page: pathlib.Path) -> list[Program]:
     """Returns the python blocks of a page, in their order, and of each diff block the lines after the change.
 
-    A process with tf_keras, whose tests include those of several ranks, runs them with tf_keras.
+    A process with tf_keras runs them with tf_keras.
     """
     text = page.read_text(encoding="utf-8")
     if os.environ.get("TF_USE_LEGACY_KERAS") == "1":

@@ -31,6 +31,7 @@ def few_turns(monkeypatch):
     monkeypatch.setattr(harness, "measure", lambda variants, **_: measure(variants, warmup=0, repeats=1))
 
 
+@pytest.mark.legacy  # TFRA is the baseline of a case
 def test_a_quick_run_writes_its_cases(tmp_path, monkeypatch):
     """Every op, with its smallest inputs."""
     small = {

@@ -336,7 +336,7 @@ def test_a_call_that_no_step_can_share_is_refused(inside, words):
         ),
         ({"f": np.array(3)}, None, "Ids of feature 'f' must have a known rank of at least 1"),
         ({"f": [1]}, {"f": [1.0]}, "Feature 'f' got weights, but its combiner is None"),
-        ({"p": [1]}, {"p": [1]}, "Weights of feature 'p' must be floats, got int32"),
+        ({"p": [1]}, {"p": [1]}, "Weights of feature 'p' must be floats, got int"),
         ({"p": [1]}, {"q": [1.0]}, r"weights of 'fused_embedding' hold unknown features \['q'\]"),
         ({"p": [[[1]]]}, None, r"with combiner 'sum' must have shape \[B\] or \[B, L\]"),
     ],

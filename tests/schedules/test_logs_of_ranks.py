@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import run_ranks
-from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
+
+pytestmark = pytest.mark.legacy
 
 SAMPLES = 23
 SHARES = {1: [0, SAMPLES], 3: [0, 17, SAMPLES, SAMPLES]}  # the last rank has no samples
@@ -68,8 +69,7 @@ def logs_of_all():
         ends = make_ends(keras)
         by_name = model.evaluate(samples, verbose=0, return_dict=True, callbacks=[ends])
         as_list = model.evaluate(samples, verbose=0)
-        names = model.metrics_names if KERAS_IS_LEGACY else list(by_name)  # Keras 3 has one name for several metrics
-        assert np.ravel(as_list).tolist() == [by_name[key] for key in names] and ends.logs == [by_name]
+        assert np.ravel(as_list).tolist() == [by_name[key] for key in model.metrics_names] and ends.logs == [by_name]
         found[name] = by_name
         if name == "keras":
             history = model.fit(samples, validation_data=samples, verbose=0).history

@@ -10,7 +10,7 @@ from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules.feed import concatenated
 
-pytestmark = pytest.mark.both
+pytestmark = pytest.mark.legacy
 
 
 def _data(batches, rank):

@@ -53,6 +53,8 @@ assert float(tf.reduce_max(tf.abs(list(answer.values())[0] - model(batch[0], tra
 print(fr.__version__, LIBRARY_PATH)
 """
 
+CONFIGS_AND_MODELS = [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "models").rglob("*.py")]
+
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> pathlib.Path:
@@ -188,12 +190,20 @@ def test_an_empty_environment_trains_on_two_processes_without_a_compiler_within_
     install = [*pip, "install", "--no-index", "-f", str(tmp_path / "all"), *named]
     (tmp_path / "env").symlink_to(shutil.which("env"))  # with which horovodrun starts the ranks
     env = {"PATH": f"{tmp_path / 'venv/bin'}:{tmp_path}", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for command in (install, [*python, "pip", "check"], [*python, "tf_fusedrec.cli.main", "doctor"]):
+    for command in (install, [*python, "pip", "check"], [str(tmp_path / "venv/bin/fusedrec"), "doctor"]):
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace")
         assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout
     # Processor time, because other tests may run beside this one. Most of it is pip's, which uses one core.
     assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 80
+
+
+def test_the_wheel_has_the_program_with_its_models_and_configurations(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        names = {*files.namelist()}
+        (entries,) = (files.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    packed = {"tf_fusedrec/cli/main.py", *(f"tf_fusedrec/{path.relative_to(ROOT)}" for path in CONFIGS_AND_MODELS)}
+    assert packed <= names and "fusedrec = tf_fusedrec.cli.main:main" in entries
 
 
 def test_the_source_distribution_holds_what_a_build_needs(archive):
@@ -206,6 +216,7 @@ def test_the_source_distribution_holds_what_a_build_needs(archive):
         for suffix in ("cc", "h", "cu", "cuh")
         for p in (ROOT / "custom_ops").rglob(f"*.{suffix}")
     }
-    assert {*sources, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
+    packed = {f"tf_fusedrec/{path.relative_to(ROOT)}" for path in CONFIGS_AND_MODELS}
+    assert {*sources, *packed, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
     assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
     assert "Requires-Dist: tensorflow<2.23,>=2.16.2" in metadata

@@ -21,6 +21,7 @@ import yaml
 from tf_fusedrec.config import TableConfig, check_file_name
 from tf_fusedrec.data.plan import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
+from tf_fusedrec.models.data_sets.table import ColumnMap
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
 from tf_fusedrec.models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
@@ -36,6 +37,7 @@ from tf_fusedrec.models.experiment.yaml_records import (
     check_choice,
     check_fraction,
     check_positive,
+    did_you_mean,
     make_record,
     override_field,
     plain,
@@ -223,6 +225,8 @@ class Experiment:
                     f"data.window is {self.data.window}, but model.max_exposures is {longest}, so a row would lose "
                     "exposures. Raise model.max_exposures, or lower data.window."
                 )
+        if isinstance(self.model, RankingConfig) and self.data.source == "table":
+            _check_mapped(self.model, self.data.column_map)
         if self.train.stochastic_length and isinstance(self.model, RankingConfig) and self.model.item_lists:
             raise ValueError(
                 f"train.stochastic_length is {self.train.stochastic_length}, but model.item_lists "
@@ -320,6 +324,26 @@ def from_dict(fields: Mapping[str, Any], overrides: Sequence[str] = ()) -> Exper
     for name, record in sections.items():
         fields[name] = make_record(record, fields.get(name), name)
     return make_record(Experiment, fields, "")
+
+
+def _check_mapped(model: RankingConfig, columns: ColumnMap) -> None:
+    """Raises ValueError: an input of the model is no name of the column map, or has another role there."""
+    numbers = [*columns.numbers]
+    roles = {
+        "contextual": ["user_id", *columns.context],
+        "contextual_dense": [*columns.context_numbers],
+        "item_features": [*columns.features],
+        "item_lists": [*columns.lists],
+        "history_dense": [*numbers, *columns.outcomes],
+        "exposed_dense": numbers,
+    }
+    for field, mapped in roles.items():
+        for name in getattr(model, field):
+            if name not in mapped and not name.startswith("past_"):
+                raise ValueError(
+                    f"model.{field} names {name!r}, which data.columns does not map for it."
+                    f"{did_you_mean(name, mapped)} Mapped: {mapped}."
+                )
 
 
 def _ranking_record(fields: Any) -> type:

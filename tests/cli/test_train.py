@@ -73,6 +73,12 @@ def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, erro
             "CONFIG:5: train.balance must be one of ['rank', 'global'], got 'globl'. Did you",
         ),
         ("train: [", [], "CONFIG is not YAML: while parsing"),
+        (
+            "seed: 1",
+            ["--set", "data={source: table, columns: {user: u, item: i, time: t, labels: [y], features: [brand]}}"]
+            + ["--set", "model.item_features=[brnd]"],
+            "model.item_features names 'brnd', which data.columns does not map for it. Did you mean 'brand'? Mapped: ",
+        ),
     ],
 )
 def test_a_wrong_setting_has_its_file_and_line(tmp_path, capsys, wrong, words, error):

@@ -10,6 +10,7 @@ import functools
 import keyword
 import numbers
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -323,11 +324,12 @@ class TableConfig:
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
                 "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
             )
-        from tf_fusedrec.ops.table import check_tables
+        if "tensorflow" in sys.modules:  # else the table, which loads it, refuses what the op refuses
+            from tf_fusedrec.ops.table import check_tables
 
-        refusal = check_tables([self.record()])
-        if refusal:
-            raise ValueError(f"TableConfig.{refusal}")
+            refusal = check_tables([self.record()])
+            if refusal:
+                raise ValueError(f"TableConfig.{refusal}")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -28,7 +28,6 @@ from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.models.experiment.table_options import (
     TABLE_OPTIMIZERS,
     Defaults,
-    fields_of_tables,
     make_rule,
     make_tables,
 )
@@ -238,10 +237,10 @@ class Experiment:
         if self.train.keep_best:
             check_choice("train.keep_best", self.train.keep_best, self.metrics)
         check_at_least("seed", self.seed, 0)
-        for name, fields in fields_of_tables(*self._table_options).items():
-            if isinstance(self.model, RetrievalConfig) and fields["dim"] != self.model.dim:
+        for table in self.tables:
+            if isinstance(self.model, RetrievalConfig) and table.dim != self.model.dim:
                 raise ValueError(
-                    f"embedding.tables.{name}.dim is {fields['dim']}, but model.dim is {self.model.dim}, and a "
+                    f"embedding.tables.{table.name}.dim is {table.dim}, but model.dim is {self.model.dim}, and a "
                     "retrieval model compares its vectors with the rows themselves. Set model.dim."
                 )
 
@@ -254,11 +253,7 @@ class Experiment:
 
     @property
     def tables(self) -> list[TableConfig]:
-        """The record of each table. Loads TensorFlow. Raises ValueError: a value of an option does not fit."""
-        return make_tables(*self._table_options)
-
-    @property
-    def _table_options(self) -> tuple[Iterable[str], Defaults, Mapping[str, Any]]:
+        """The record of each table. Raises ValueError: a table or option is unknown, or a value does not fit."""
         config = self.embedding
         defaults = Defaults(
             dim=self.model.dim,
@@ -268,7 +263,7 @@ class Experiment:
             stddev=config.stddev,
             fields=config.all_tables,
         )
-        return self.model.table_of_feature.values(), defaults, config.tables
+        return make_tables(self.model.table_of_feature.values(), defaults, config.tables)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns nested dicts and lists for YAML and JSON. `from_dict` is the inverse."""

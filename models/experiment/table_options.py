@@ -48,17 +48,7 @@ class Defaults(typing.NamedTuple):
 
 
 def make_tables(names: Iterable[str], defaults: Defaults, tables: Mapping[str, Mapping[str, Any]]) -> list[TableConfig]:
-    """Returns the record of each table. Loads TensorFlow. Arguments and errors are those of `fields_of_tables`."""
-    return [
-        _record(f"embedding.tables.{name}", TableConfig, {"name": name, **fields})
-        for name, fields in fields_of_tables(names, defaults, tables).items()
-    ]
-
-
-def fields_of_tables(
-    names: Iterable[str], defaults: Defaults, tables: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Returns the fields of each table's record, by name of the table.
+    """Returns the record of each table.
 
     Args:
       names: Names of the tables.
@@ -79,7 +69,7 @@ def fields_of_tables(
                 f"embedding.all_tables.{field} is not taken: for all tables, set embedding.{instead}; for one table, "
                 f"embedding.tables.<name>.{field}."
             )
-    return {name: _fields(name, defaults, tables.get(name, {})) for name in names}
+    return [_make_table(name, defaults, tables.get(name, {})) for name in names]
 
 
 def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[str, Any]) -> Rule:
@@ -88,7 +78,7 @@ def make_rule(where: str, name: str, learning_rate: float, arguments: Mapping[st
     return _make(where, name, kind, {"learning_rate": learning_rate}, arguments)
 
 
-def _fields(name: str, defaults: Defaults, own: Any) -> dict[str, Any]:
+def _make_table(name: str, defaults: Defaults, own: Any) -> TableConfig:
     where = f"embedding.tables.{name}"
     mine = _checked(where, own, TableConfig)
     fields: dict[str, Any] = {"dim": defaults.dim}
@@ -100,7 +90,7 @@ def _fields(name: str, defaults: Defaults, own: Any) -> dict[str, Any]:
         values = {**fields.get(section, {}), **mine.get(section, {})}
         if values:
             mine[section] = _record(where, record, values)
-    return {**fields, **mine}
+    return _record(where, TableConfig, {"name": name, **fields, **mine})
 
 
 def _record(where: str, record: Any, values: Mapping[str, Any]) -> Any:

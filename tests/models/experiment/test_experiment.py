@@ -27,7 +27,8 @@ def test_every_config_loads_and_tells_its_command(path):
     loaded = experiment.load(path)
     assert loaded.name == path.stem
     assert experiment.from_dict(loaded.to_dict()) == loaded
-    assert f"--config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT / "configs").with_suffix("")
+    assert f"fusedrec train {name}" in path.read_text(encoding="utf-8")
 
 
 def test_overrides_are_yaml(tmp_path):

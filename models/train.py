@@ -15,7 +15,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from logging import getLogger
+from logging import basicConfig, getLogger
 from typing import Any
 
 import numpy as np
@@ -426,7 +426,7 @@ def main(
     """
     logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
     getLogger("tensorflow").propagate = False  # TensorFlow and absl would both print its warnings.
-    logging.use_absl_handler()  # It shows INFO, which Python's handler of last resort leaves out.
+    basicConfig(format="%(message)s")  # shows INFO, which Python's handler of last resort leaves out
     getLogger("tf_fusedrec.data").setLevel("INFO")
     try:
         _ = experiment.tables  # checks their options

@@ -325,4 +325,4 @@ def check_a_failed_advance_leaves_no_work_behind(kernels):
         buffer.close()
         if answer == 0:
             break
-    assert failed >= 5, failed
+    assert failed >= 4, failed

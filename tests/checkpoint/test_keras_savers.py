@@ -185,6 +185,7 @@ def test_keras_early_stopping_restores_the_tables(schedule):
         (2, lambda: keras.callbacks.EarlyStopping(restore_best_weights=True), r"EarlyStopping\(restore_best=True\)"),
         (2, lambda: keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True), "callbacks.Checkpoint, with"),
         (2, lambda: keras.callbacks.BackupAndRestore("x"), "callbacks.Checkpoint and its load"),
+        (2, lambda: keras.callbacks.TerminateOnNaN(), r"would stop a rank.*Use callbacks.Interrupt\(\) after it"),
         pytest.param(
             1, lambda: keras.callbacks.ModelCheckpoint("x.h5", save_weights_only=True), "would write no rows.*HDF5",
             marks=pytest.mark.legacy,

@@ -336,6 +336,17 @@ def called_back() -> dict[str, Any]:
     return {**answers, "rates of the dense weights": rates}
 
 
+@program("a loss that is not finite at one rank", ranks=2)
+def not_finite() -> dict[str, Any]:
+    """Rank 0 stops all ranks after the second of four steps."""
+    model, (x, y) = tower(optimizer=fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.01))), arrays()
+    if fr.rank() == 0:
+        y[20] = np.nan
+    callbacks = [keras.callbacks.TerminateOnNaN(), fr.callbacks.Interrupt()]
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+    return {"updates": int(model.optimizer.iterations)}
+
+
 @program("a scaled loss", ranks=2)
 def scaled() -> dict[str, Any]:
     """An overflow at rank 0 skips the second step of all ranks."""

@@ -22,15 +22,18 @@ _LOWER = re.compile(r"(^|_)(loss|logloss|error|entropy|mse|mae|rmse|ne)(_\d+)?$"
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Ends training on all ranks after the same step when any rank gets SIGINT (Ctrl-C) or SIGTERM.
+    """Ends training on all ranks after the same step when any rank gets SIGINT (Ctrl-C) or SIGTERM, or stops by itself.
 
-    Ranks agree by an all-reduced flag after every step. Put this callback before Checkpoint, which then saves the last
-    step. The previous signal handlers are restored after the first signal, and when training ends.
+    A rank stops by itself where an earlier callback sets stop_training, as keras.callbacks.TerminateOnNaN does. Ranks
+    agree by an all-reduced flag after every step. Put this callback before Checkpoint, which then saves the last step.
+    The previous signal handlers are restored after the first signal, and when training ends.
 
     Attributes:
       signal_name: After fit, the name of the signal, "another rank's signal" for a signal of another rank, or None.
+      stops_all_ranks: True, which lets fit take a TerminateOnNaN before this callback.
     """
 
+    stops_all_ranks = True
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
@@ -46,10 +49,11 @@ class Interrupt(keras.callbacks.Callback):
         self._restore()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        flag = tf.constant(0 if self._received is None else 1, tf.int32)
-        if int(collectives.all_reduce_sum(flag, name="fusedrec.interrupt")) > 0:
+        flags = tf.constant([self._received is not None, self.model.stop_training])
+        signals, stops = collectives.all_reduce_sum(tf.cast(flags, tf.int32), name="fusedrec.interrupt").numpy()
+        if signals:
             self.signal_name = self._received or "another rank's signal"
-            self.model.stop_training = True
+        self.model.stop_training = bool(signals or stops)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = signal.Signals(number).name

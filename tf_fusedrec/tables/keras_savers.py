@@ -150,16 +150,23 @@ class TableState(tf.train.experimental.PythonState):
         )
 
     def refuse_fit(self, callbacks: Sequence[Any], optimizer: Any) -> None:
-        """Raises ValueError if a callback, or the dense weights' optimizer, would keep these without their rows."""
+        """Raises ValueError if a callback, or the dense weights' optimizer, would keep these without their rows.
+
+        Also refuses a callback that would stop one rank alone.
+        """
         if _excluded.get() or not self._tables:
             return
         refuse_average(self._layer, optimizer)
-        for callback in callbacks:
+        for number, callback in enumerate(callbacks):
             name, remedy = type(callback).__name__, "callbacks.Checkpoint, with save_best=True for the best epoch"
             if self._ranks > 1 and getattr(callback, "restore_best_weights", False):
                 fault, remedy = "would restore no rows", "callbacks.EarlyStopping(restore_best=True)"
             elif self._ranks > 1 and isinstance(callback, keras.callbacks.BackupAndRestore):
                 fault, remedy = "would write the rows of one process", "callbacks.Checkpoint and its load"
+            elif self._ranks > 1 and isinstance(callback, keras.callbacks.TerminateOnNaN):
+                if any(getattr(later, "stops_all_ranks", False) for later in callbacks[number:]):
+                    continue
+                fault, remedy = "would stop a rank for which the others wait", "callbacks.Interrupt() after it"
             elif not keras_api.saves_whole_model(callback):
                 continue
             elif self._ranks > 1:

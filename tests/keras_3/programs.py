@@ -214,12 +214,14 @@ def several_steps() -> dict[str, Any]:
     return fitted(tower(optimizer=keras.optimizers.SGD(rate), steps_per_execution=2))
 
 
-@program("frozen tables")
+@program("frozen tables, and a frozen model", ranks=2)
 def frozen() -> dict[str, Any]:
-    model = Tower()
-    model.embedding.trainable = False
-    model.compile("sgd", "mse")
-    return fitted(model)
+    model, answers = Tower(), {}
+    for name, layer in (("tables", model.embedding), ("model", model)):
+        layer.trainable = False
+        model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.01)), "mse")
+        answers[name] = fitted(model)
+    return answers
 
 
 @program("keras.Model")

@@ -155,7 +155,8 @@ def make_slots(optimizer: Any, weights: Sequence[Any]) -> None:
 
 def apply_gradients(optimizer: Any, loss: tf.Tensor, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
     """Applies gradients that exist already, once for each update of the optimizer."""
-    optimizer.apply_gradients(zip(gradients, weights))
+    if weights:  # Keras 3 takes no empty list, which a frozen model has
+        optimizer.apply_gradients(zip(gradients, weights))
 
 
 def intercept(optimizer: Any, with_pairs: Callable[[Callable, list], Any]) -> Callable[[], None]:

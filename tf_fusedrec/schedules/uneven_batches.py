@@ -294,8 +294,8 @@ def keras_train_step(model: Any, data: Any) -> Any:
         loss = model.compute_loss(x, y, y_pred, sample_weight)
         scaled = model.optimizer.scale_loss(loss)
     keras_api.track_loss(model, mean_loss(model, loss), lambda: num_samples(data))
-    if weights := model.trainable_weights:  # Keras 3 refuses an empty list
-        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+    weights = model.trainable_weights
+    keras_api.apply_gradients(model.optimizer, loss, tape.gradient(scaled, weights), weights)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 

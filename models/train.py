@@ -179,19 +179,19 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
         listeners.append(model.progressive)
     split = "validation" if validates else "test"
     listeners.append(HeldOut((lambda: evaluate(folder, split)) if keep_best else None, interrupt))
-    others: list[keras.callbacks.Callback] = [throughput, utilization]
+    reporters: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.embedding_metrics:
-        others.append(callbacks.EmbeddingMetrics(embedding, folder=output / "tensorboard" / "tables"))
+        reporters.append(callbacks.EmbeddingMetrics(embedding, folder=output / "tensorboard" / "tables"))
     if train.timeline_steps and _is_chief():
-        others.append(Timeline(output / "timeline", steps=train.timeline_steps))
+        reporters.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():
-        others.append(Board(output / "tensorboard", record.fields["experiment"]))
+        reporters.append(Board(output / "tensorboard", record.fields["experiment"]))
     if train.tracker and _is_chief():
-        others.append(tracker(train.tracker, record))
+        reporters.append(tracker(train.tracker, record))
     if train.patience:
         watched = "val_loss" if validates else "loss"
-        others.append(callbacks.EarlyStopping(watched, patience=train.patience, verbose=1 if _is_chief() else 0))
-    others.append(Progress(record, lambda: saving))
+        reporters.append(callbacks.EarlyStopping(watched, patience=train.patience, verbose=1 if _is_chief() else 0))
+    reporters.append(Progress(record, lambda: saving))
     for call in itertools.chain([] if first is None else [first], calls):
         if resume:
             _say(f"resumed from {checkpoint} in epoch {call.epoch + 1}, with {call.steps - call.step} steps left of it")
@@ -207,7 +207,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
             epochs=call.end,
             steps_per_epoch=call.steps - call.step,
             shuffle=False,  # Keras 3 warns that it shuffles no data set
-            callbacks=[*listeners, saving, *others],
+            callbacks=[*listeners, saving, *reporters],
             verbose=0,
         )
         best = saving.best

@@ -154,6 +154,7 @@ def route(**changed):
         ({"send_splits": [[3], [0]]}, r"splits\[1\]\[0\] must be at least the 1 counts of a header, got 0"),
         ({"send_splits": [[3], [3]]}, r"messages\[1\]: message of rank 0 counts 1 ids but holds 2"),
         ({"send_splits": [[3], [2, 0]]}, r"splits\[1\] must have one entry per rank, 1 like splits\[0\], got 2"),
+        ({"send_splits": [[[3]], [[2]]]}, r"splits\[0\] must have rank 1"),
     ],
 )
 def test_arguments_of_other_ids_are_refused(changed, words):

@@ -171,7 +171,7 @@ def _overview(summaries: Mapping[str, TableSummary]) -> list[str]:
             (name, f"{summary.rows:,}", f"{summary.dim}", summary.dtype, summary.rule, size_text(summary.bytes),
              lookups, unseen, f"{summary.norm_mean:.3f}")
         )  # fmt: skip
-    return columns(rows, left=(0, 3, 4))
+    return columns(rows, left_aligned=(0, 3, 4))
 
 
 def _details(name: str, summary: TableSummary, texts: Mapping[int, str]) -> list[str]:
@@ -184,7 +184,7 @@ def _details(name: str, summary: TableSummary, texts: Mapping[int, str]) -> list
     for low, high, count in summary.histogram:
         span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         bars.append((span, f"{count:,}", "#" * -(-BAR * count // most)))
-    lines += ["", *columns(bars, left=(2,))]
+    lines += ["", *columns(bars, left_aligned=(2,))]
     for title, rows in (("hottest", summary.hottest), ("coldest", summary.coldest)):
         lines += ["", *columns([(title, "lookups", "age", "|row|"), *(_cells(row, texts) for row in rows)])]
     return lines
@@ -250,7 +250,7 @@ def _export(path: pathlib.Path) -> tuple[Answer, list[str]]:
     version = identity.get("version", "none: an early export, which no delta fits")
     answer = {"export": str(path), "format": described["format"], "ops": described["ops"], **identity, "tables": tables}
     lines = [f"{path}: an export, format {described['format']}, ops {described['ops']!r}", f"version {version}", ""]
-    return answer, [*lines, *columns(rows, left=(0, 3))]
+    return answer, [*lines, *columns(rows, left_aligned=(0, 3))]
 
 
 def _data_set(path: pathlib.Path) -> tuple[Answer, list[str]]:
@@ -269,7 +269,10 @@ def _data_set(path: pathlib.Path) -> tuple[Answer, list[str]]:
     names = list(dict.fromkeys(name for columns_of in info.columns.values() for name in columns_of))
     table = [("column", *info.columns), ("rows", *(f"{rows[split]:,}" for split in info.columns))]
     table += [(name, *(info.columns[split].get(name, "-") for split in info.columns)) for name in names]
-    return {"data": str(path), **dataclasses.asdict(info), "rows": rows}, [*lines, *columns(table, left=(0, 1, 2, 3))]
+    return {"data": str(path), **dataclasses.asdict(info), "rows": rows}, [
+        *lines,
+        *columns(table, left_aligned=(0, 1, 2, 3)),
+    ]
 
 
 READERS: dict[pathlib.Path, Callable[[pathlib.Path], tuple[Answer, list[str]]]] = {
@@ -298,12 +301,13 @@ def size_text(size: int) -> str:
     return f"{size / 1024**power:,.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size} B"
 
 
-def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Lines of a table. Columns named in `left` begin at the left, others end at the right."""
+def columns(rows: Sequence[Sequence[str]], left_aligned: Sequence[int] = (0,)) -> list[str]:
+    """Lines of a table. Columns in `left_aligned` begin at the left, others end at the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths))
+            cell.ljust(width) if at in left_aligned else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths))
         ).rstrip()
         for row in rows
     ]

@@ -222,7 +222,8 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
     if best is not None:
         kept = fr.checkpoint.load(checkpoint, model, model.optimizer, save="best")["best"]
-        _say(f"best epoch: {kept['epoch'] + 1}, {keep_best}: {kept['value']:.4f}")
+        title = screen.title_of(keep_best, record.fields["labels"])
+        _say(f"best epoch: {kept['epoch'] + 1}, {title} {kept['value']:.4f}")
     results, samples = evaluate(folder)
     facts = _model_facts(experiment, model)
     for name, share in _moved(experiment, model).items():

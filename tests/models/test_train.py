@@ -69,7 +69,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         ended = next(i for i, loss in enumerate(losses) if i and loss >= min(losses[:i]))
         assert len(losses) == ended + 1 == saved(tmp_path)["epoch"] < 40
         best = int(np.argmax(written["epoch_mrr"]))
-        assert f"best epoch: {best + 1}, mrr: {written['epoch_mrr'][best]:.4f}" in output
+        assert f"best epoch: {best + 1}, MRR {written['epoch_mrr'][best]:.4f}" in output
         assert f"Epoch {ended + 1}: early stopping" in output and not [tag for tag in written if "rows/" in tag]
     results = record["results"]
     if not follows:

@@ -24,6 +24,7 @@ NAMES = {
     "outcome": "watched|dwell|duration|seconds|spent|revenue",
 }
 FEW = 1000  # distinct integers up to which a column is an id, not a number
+CROSSED = 100  # most values of a column that is crossed with the user
 
 
 def add_parser(subparsers: Any) -> None:
@@ -141,7 +142,7 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
     def names(*some: str) -> str:
         return f"[{', '.join(map(json.dumps, having(*some)))}]"
 
-    labels = having("label")
+    labels, crossed = having("label"), [name for name in having("feature") if columns[name]["distinct"] <= CROSSED]
     lines = [
         f"# Written by `fusedrec new`, which looked at the first {ROWS:,} rows. Check the roles of the columns.",
         f"name: {name}",
@@ -166,14 +167,17 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         f"  click_label: exposed_{labels[0] if labels else 'click'}",
         f"  conversion_label: exposed_{labels[1] if len(labels) > 1 else labels[0] if labels else 'click'}",
         *([f"  other_labels: [{', '.join(labels[2:])}]"] if labels[2:] else []),
-        f"  contextual: {names('context')}",
+        f"  contextual: [{', '.join(['user_id', *map(json.dumps, having('context'))])}]",
         f"  contextual_dense: {names('context_number')}",
         f"  item_features: {names('feature')}",
         f"  item_lists: {names('list')}",
         f"  history_dense: {names('number', 'outcome')}",
         f"  exposed_dense: {names('number')}",
+        "  # tastes of each user, where a column has few values",
+        f"  crosses: [{', '.join(json.dumps(f'user_id*{name}') for name in crossed)}]",
         "  dim: 16",
-        "train: {epochs: 3}",
+        "embedding: {optimizer: adam, learning_rate: 0.005}",
+        "train: {epochs: 10, patience: 2, learning_rate: 0.002, target_tokens_per_rank: 1024}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

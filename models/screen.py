@@ -203,11 +203,9 @@ def rising(record: Record) -> str | None:
     if best >= len(values) - 1:
         return None
     trend = "loss rises" if name == "val_loss" else f"{title_of(name[4:], {})} falls"
-    stops = "" if record["experiment"]["train"]["patience"] else " --set train.patience=1 stops there;"
-    return (
-        f"validation {trend} since epoch {best + 1}: the model begins to overfit.{stops} the best epoch so far is "
-        f"{best + 1}."
-    )
+    stops = f" --set train.patience=1 stops there; the best epoch so far is {best + 1}."
+    stops = "" if record["experiment"]["train"]["patience"] else stops
+    return f"validation {trend} since epoch {best + 1}: the model begins to overfit.{stops}"
 
 
 def ending(record: Record, width: int) -> str:

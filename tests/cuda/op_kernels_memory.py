@@ -141,7 +141,7 @@ class HostRows:
 
 
 def run_host_rows(lacking: Lacking) -> None:
-    for hot_rows, lookups in ((0, 10), (30, 11)):
+    for hot_rows, lookups in ((0, 9), (30, 10)):
         table, random = HostRows(lacking, hot_rows), np.random.default_rng(0)
         for step, ids in enumerate((range(5), range(3, 60), range(40, 60), range(100), range(90), range(70, 120))):
             table.train(random, ids, step + 1, lacks=step < 4)

@@ -8,7 +8,7 @@ namespace fusedrec::attention {
 namespace {
 
 constexpr int64_t kSlots = 512;  // not the device's: the order of sums must not depend on it
-constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a launch
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the blocks of a launch
 
 // sums[x] = sum over the slots of slots[slot, x], in their order.
 FUSEDREC_KERNEL SumSlotsKernel(const float* __restrict__ slots, int64_t num_slots, int64_t size,
@@ -55,7 +55,11 @@ int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memor
   static_cast<AttentionCall<void>&>(*problem) = call;
   const std::vector<Item> items[2] = {ItemsOf(call, false), backward ? ItemsOf(call, true) : std::vector<Item>()};
   const int64_t columns = call.heads * call.value_dim, parts = PartsOf(call);
-  if (static_cast<int64_t>(std::max(items[0].size(), items[1].size())) > kMostBlocks / parts) return kCudaInvalidValue;
+  const int64_t blocks = std::max(items[0].size(), items[1].size()) * parts;
+  if (std::max({call.tokens, call.per_head ? call.queries * call.heads : 0, call.channels * columns,
+                2 * call.bias.max_length, blocks}) > kMost) {
+    return kCudaInvalidValue;
+  }
   const bool gate_grads = backward && call.gate != nullptr, norm_grads = gate_grads && call.norm_weight != nullptr;
   problem->slices = parts;
   problem->slots = std::min(static_cast<int64_t>(items[1].size()) * parts, kSlots);

@@ -135,11 +135,11 @@ def test_only_what_is_tolerated_is_considered(model):
 
 
 @pytest.mark.slow
-def test_schedules_that_the_tables_refuse_are_left_out():
+def test_tables_that_evict_take_every_schedule():
     evicts, _ = make_model(limits=fr.Limits(max_rows_per_rank=1000, eviction="lru"))
     found = fr.plan(evicts, make_batch(), fr.Cluster(4, GIGABYTE), tolerate=["stale_rows"])
     assert {one.schedule for one in found.forecasts} >= {Sync(), DualBuffer(), Nested(2)}
-    assert not any(isinstance(one.schedule, SemiAsync) for one in found.forecasts)
+    assert any(isinstance(one.schedule, SemiAsync) for one in found.forecasts)
     # max_rows_per_rank is a limit of each rank.
     assert found.best.memory_bytes_per_rank > 2 * 1000 * (2 * 16 * 4)
 

@@ -173,7 +173,8 @@ class Board(keras.callbacks.TensorBoard):
         super().on_train_batch_end(batch, _curves(logs))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, _curves(logs))
+        with tf.summary.record_if(True):  # Keras 3 writes epochs under the condition of steps
+            super().on_epoch_end(epoch, _curves(logs))
 
 
 def _plain(value: Any) -> bool | int | float | str:

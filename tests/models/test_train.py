@@ -176,7 +176,7 @@ def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkey
     (tmp_path / "run/saved_model").mkdir(parents=True)
     (tmp_path / "run/saved_model/of_an_earlier_run").touch()
 
-    def full(*_):
+    def full(*_, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(train, "export", full)

@@ -158,8 +158,22 @@ def check_input_name(what: str, name: Any) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Storage:
+class _Record:
+    """Its text has the fields that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if value != default:
+                text = repr(value)
+                shown.append(f"{field.name}={type(value).__name__ if text.startswith('<') else text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Storage(_Record):
     """How a table of backend "native" stores its rows. Tables of one group store them alike.
 
     Attributes:
@@ -176,8 +190,8 @@ class Storage:
     hot_after: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Limits(_Record):
     """Rows that one table of backend "native" keeps. Tables of one group may differ in them.
 
     Counts are per rank, because they protect the memory of a rank. Twice the ranks keep twice the rows.
@@ -215,8 +229,8 @@ class Limits:
     frequency_decay_steps: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Tier:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tier(_Record):
     """Where a rank keeps rows of a table of backend "native" that do not fit. A group has the sum of its amounts.
 
     Attributes:
@@ -239,8 +253,8 @@ class Tier:
     hot_rows_per_rank: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class External:
+@dataclasses.dataclass(frozen=True, repr=False)
+class External(_Record):
     """Rows of another model, which are never trained (FusedRec, section 2). Works with any backend.
 
     Attributes:
@@ -254,8 +268,8 @@ class External:
     table: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class TableConfig:
+@dataclasses.dataclass(frozen=True, repr=False)
+class TableConfig(_Record):
     """One embedding table.
 
     Attributes:
@@ -437,8 +451,8 @@ RECORDS = {"storage": Storage, "limits": Limits, "tier": Tier, "external": Exter
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureConfig:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FeatureConfig(_Record):
     """One input of FusedEmbedding.
 
     Attributes:

@@ -9,7 +9,7 @@ import tf_fusedrec as fr
 from tests.oracles.hash_table import TableOracle
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
-from tf_fusedrec import optimizers, tf
+from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.data import lookahead
 from tf_fusedrec.files.hash_order import table_seed
 from tf_fusedrec.tables import places
@@ -150,3 +150,10 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
         places.check(places.CPU, records(tables, averaged=True), accumulate_steps=1)
     with pytest.raises(ValueError, match="rule 'weight_sync'.*Use Topology.rule='gradient_sync'"):
         places.check(places.HOST_ROWS, records(host_rows[:1], averaged=True), accumulate_steps=1)
+
+
+def test_a_record_shows_what_differs_from_its_defaults():
+    item = fr.TableConfig("item", 8, keras.optimizers.Adam(0.1), limits=fr.Limits(ttl=3))
+    text = "TableConfig(name='item', dim=8, optimizer=Adam, limits=Limits(ttl=3))"
+    assert repr(item) == text and repr(fr.Tier()) == "Tier()"
+    assert repr(fr.FeatureConfig("f", item, "mean")) == f"FeatureConfig(name='f', table={text}, combiner='mean')"

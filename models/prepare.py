@@ -69,7 +69,7 @@ def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
     if info.task != experiment.task:
         raise ValueError(
             f"{folder} holds {info.task} data, but the experiment's task is {experiment.task!r}. "
-            "Choose a configuration for that task with --config, or other data with --data."
+            "Name a configuration for that task, or other data with --data."
         )
     return folder
 
@@ -81,7 +81,7 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
     if source is not None and synthetic:
         raise ValueError(
             f"data.input (--data) is {data.input!r}, which is not in our Parquet layout (no dataset.json), and "
-            f"data.source {data.source!r} converts nothing. Choose a configuration for that data with --config; "
+            f"data.source {data.source!r} converts nothing. Name a configuration for that data; "
             f"there are converters for {[name for name in SOURCES if not name.startswith('synthetic')]}."
         )
     if source is None and not synthetic:

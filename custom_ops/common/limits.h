@@ -1,4 +1,4 @@
-// Refusals.
+// Invalid makes the status of a refusal. RequireIn and RequireSize check a number.
 #pragma once
 
 #include "absl/status/status.h"

@@ -52,7 +52,7 @@ FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
       c->set_output(2, c->UnknownShapeOfRank(1));
       return absl::OkStatus();
     })
-    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, with this one, stay until the next.");
+    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, this one included, are neither evicted nor moved until the next lookup.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
     .Input("message: int64").Input("received_splits: int32")

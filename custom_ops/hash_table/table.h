@@ -96,7 +96,8 @@ class Table {
   }
 
   // The training step. `ahead`, which may be null, has the mark of a look-ahead in version, moves and fingerprint, and on
-  // a CPU its handles; there, `rows` begin as its rows. window: lookups, with this one, whose gradients are to come.
+  // a CPU its handles; there, `rows` begin as its rows. window: lookups, this one included, whose gradients are to come.
+  // Their rows neither leave nor move until the next lookup.
   //   inverse [V], handles [V]  out: *num_rows of the handles are written
   virtual absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                               const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) = 0;

@@ -114,12 +114,12 @@ def test_exports_and_data_sets_are_described(tmp_path, capsys):
     [
         (["nowhere"], "no such folder: nowhere. Name a run, a checkpoint"),
         (["."], ". is none of what this command reads: a run"),
-        (["{saved}/tuesday", "--table", "itm"], "--table is 'itm', but .* holds \\['item', 'user'\\]"),
+        (["{saved}/tuesday", "--table", "itm"], "--table is 'itm', but .* has the tables \\['item', 'user'\\]"),
         (["{saved}/tuesday", "--id", "3"], "--id is '3' without --table"),
         (["{saved}/tuesday", "--table", "item", "--id", "99"], "--id is '99' \\(id 99\\), which table 'item' does n"),
         (["{saved}/tuesday", "--save", "7"], "save 7 is not one of the saves in"),
         (["{saved}/tuesday", "--rows", "0"], "--rows is 0, want at least 1"),
-        (["{saved}/tuesday", "--against", "."], "--against is ., which holds no checkpoint"),
+        (["{saved}/tuesday", "--against", "."], "--against is ., which has no checkpoint"),
         ([str(GOLDEN / "export-ours"), "--table", "item"], "--table is for checkpoints, and .* is none"),
     ],
 )  # fmt: skip

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import termios
 
 import pytest
 
@@ -51,7 +50,6 @@ def test_rank_0_shows_its_output_as_it_is_and_every_rank_has_a_log(tmp_path):
 def test_rank_0_has_a_terminal_where_the_launcher_has_one(tmp_path):
     """A bar that is drawn again and again reaches the terminal, and the log has its last form."""
     master, slave = pty.openpty()
-    termios.tcsetattr(slave, termios.TCSANOW, termios.tcgetattr(slave))
     program = "import os, sys; print(sys.stdout.isatty(), os.get_terminal_size()); print('1/2\\r2/2')"
     with fusedrec(tmp_path, program, stdout=slave) as job:
         os.close(slave)
@@ -81,6 +79,15 @@ FAILURES = {
     ),
     "a code without words": ("sys.exit(7)", r"    it printed nothing, and ended with exit code 7\n"),
     "last words": ("print('no disk'); sys.exit(7)", r"    no disk\n"),
+    "a rank that named its cause and was killed at its exit": (
+        "import signal; print('tf_fusedrec: rank 1 failed first: no file', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        r"    no file\n",
+    ),
+    "an end that the watchdog names": (
+        "print('tf_fusedrec: rank 1: failed: rank 0 has ended'); sys.exit(7)",
+        r"    rank 0 has ended\n",
+    ),
 }
 
 

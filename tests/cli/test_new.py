@@ -58,3 +58,16 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch, capsys):
     ):
         assert main(["new", *words]) == 1
         assert capsys.readouterr().err.startswith(f"error: {error}")
+
+
+def test_files_of_a_folder_that_are_no_data_are_skipped_and_names_stay_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "2026-11-25.csv")
+    assert main(["new", "2026-11-25.csv"]) == 0
+    assert load("2026_11_25.yaml").name == "2026_11_25"  # YAML reads it as a number without quotes
+    folder = tmp_path / "days"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    assert main(["new", "days"]) == 1 and "FILE: no file ends in .csv" in capsys.readouterr().err
+    write_table(folder / "day.parquet")
+    assert main(["new", "days"]) == 0 and "columns of days/day.parquet" in capsys.readouterr().out

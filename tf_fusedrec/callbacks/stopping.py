@@ -22,9 +22,9 @@ _LOWER = re.compile(r"(^|_)(loss|logloss|error|entropy|mse|mae|rmse|ne)(_\d+)?$"
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Ends training on all ranks after the same step when any rank gets SIGINT (Ctrl-C) or SIGTERM, or stops by itself.
+    """Ends training on all ranks after one step when a rank gets SIGINT (Ctrl-C) or SIGTERM, or sets stop_training.
 
-    A rank stops by itself where an earlier callback sets stop_training, as keras.callbacks.TerminateOnNaN does. Ranks
+    An earlier callback may set stop_training on one rank, as keras.callbacks.TerminateOnNaN does. Ranks
     agree by an all-reduced flag after every step. Put this callback before Checkpoint, which then saves the last step.
     The previous signal handlers are restored after the first signal, and when training ends.
 

@@ -3,8 +3,8 @@
     fusedrec compare runs/clicks_dlrm/2026-11-25_2342 runs/clicks_grm
     fusedrec compare runs/a runs/b runs/c --resamples 4000
 
-RUN is a folder of a run, or of all runs of a name, which stands for the newest. The runs must have been evaluated on
-the same users. A folder with samples.npz alone, as programs of benchmarks/ write it, has metrics and no settings.
+RUN is the folder of one run, or of all runs of a name; then the newest is taken. The runs must have been evaluated on
+the same users. A folder with only samples.npz, as programs of benchmarks/ write it, has metrics and no settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.resamples < 0 or not 0 < arguments.level < 1:
         raise ValueError(
-            f"--resamples must be >= 0 and --level lie between 0 and 1, got {arguments.resamples} and "
+            f"--resamples must be at least 0 and --level between 0 and 1, got {arguments.resamples} and "
             f"{arguments.level}. Use values in these ranges."
         )
     most = len(ascii_lowercase)
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for letter, folder in letters.items():
         print(f"{letter}  {folder}")
-    if records:
+    if len(records) == len(letters):
         print("\n".join(["", *_settings(unequal, equal, records)]))
     labels = records[first]["labels"] if first in records else {}
     print(f"\n{users:,} users, the same rows of the test")

@@ -133,7 +133,8 @@ def _data_of(described: Mapping[str, Any]) -> pathlib.Path | None:
 
 def _tables(folder: pathlib.Path, described: Mapping[str, Any], only: str | None) -> dict[str, SavedTable]:
     if only is not None and only not in described["tables"]:
-        raise ValueError(f"--table is {only!r}, but {folder} holds {sorted(described['tables'])}. Name one of them.")
+        known = sorted(described["tables"])
+        raise ValueError(f"--table is {only!r}, but {folder} has the tables {known}. Name one of them.")
     return {
         name: SavedTable(folder, name, table)
         for name, table in sorted(described["tables"].items()) if only in (None, name)
@@ -153,8 +154,8 @@ def _about(folder: pathlib.Path, described: dict[str, Any]) -> tuple[Answer, lis
         f"{folder}: format {described['format']}, {ranks} rank{'s' * (ranks > 1)}, {time}, {size_text(size)}",
         f"save    {save}  (kept: {', '.join(kept)})",
     ]
-    experiment = (described["extra"] or {}).get("experiment") if isinstance(described["extra"], dict) else None
-    if experiment is not None:
+    experiment = described["extra"].get("experiment") if isinstance(described["extra"], dict) else None
+    if isinstance(experiment, dict) and "model" in experiment:  # `extra` is any value of the user
         model = experiment["model"]
         lines.append(f"model   {model.get('kind', experiment['name'])}, dim {model['dim']}")
     return header, [*lines, ""]
@@ -199,7 +200,7 @@ def _one_row(table: SavedTable, texts: Texts, arguments: argparse.Namespace) -> 
     row_id = texts.id_of(table.name, arguments.id)
     pair = table.find(row_id)
     if pair is None:
-        raise ValueError(f"--id is {arguments.id!r} (id {row_id}), which table {table.name!r} does not hold.")
+        raise ValueError(f"--id is {arguments.id!r} (id {row_id}), which table {table.name!r} does not have.")
     row, numbers = pair
     nearest = [(near, cosine) for near, cosine in table.nearest(numbers, arguments.rows + 1) if near != row_id]
     nearest = nearest[: arguments.rows]
@@ -217,7 +218,7 @@ def _one_row(table: SavedTable, texts: Texts, arguments: argparse.Namespace) -> 
 def _changes(tables: Mapping[str, SavedTable], texts: Texts, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
     folder = checkpoint_of(arguments.against)
     if folder is None:
-        raise ValueError(f"--against is {arguments.against}, which holds no checkpoint. Name a run or a checkpoint.")
+        raise ValueError(f"--against is {arguments.against}, which has no checkpoint. Name a run or a checkpoint.")
     before = _tables(folder, saves.read_manifest(folder), arguments.table)
     changes = {
         name: table.change_since(before[name], arguments.rows) for name, table in tables.items() if name in before

@@ -1,7 +1,7 @@
 """Starts the ranks of a job, shows the output of rank 0, and says last why a job failed.
 
-Horovod's rendezvous server joins the ranks. Every rank has a log with all its output. Ranks of another host run below
-ssh, whose input carries signals: a shell there passes them on, and ends its rank when the launcher is gone.
+Horovod's rendezvous server joins the ranks. Every rank has a log with all its output. Ranks of another host run under
+ssh. A shell there reads signals from ssh's input and passes them on. It kills its rank when the input ends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any, TextIO
 
 from tf_fusedrec.cli.main import DONE, RANK_FAILED, REFUSED, STOPPED
 
-TO_END_S = 15.0  # time in which ranks end by themselves after the failure of another one
+TO_END_S = 15.0  # seconds that the other ranks have to end after a rank has failed
 OF_A_SIGNAL = 128  # A shell adds the number of the signal that ended a process.
 REFUSAL = "error: "  # begins the line of a rank that refuses the user's settings or data
-# The line of a rank about the first failed one (tf_fusedrec/exchange/job_end.py).
-CAUSE = re.compile(r"^tf_fusedrec: rank (\d+) failed first: (.+)$", re.MULTILINE)
+# Lines of ranks about the first failed one (tf_fusedrec/exchange/job_end.py, watchdog.py), the surest form first.
+CAUSES = [re.compile(rf"^tf_fusedrec: rank (\d+){form}: (.+)$", re.MULTILINE) for form in (" failed first", ": failed")]
 TRACEBACK = "Traceback (most recent call last):\n"
 FRAME = re.compile(r'^  File "(.+)", line \d+, in .+\n(?:    .*\n)?', re.MULTILINE)
 ERROR = re.compile(r"^[^ \n].*(?:\n(?!tf_fusedrec: ).+){0,9}", re.MULTILINE)  # of a traceback, below its frames
@@ -102,7 +102,8 @@ class Rank:
         shown: tuple[TextIO, TextIO] | None,
     ):  # fmt: skip
         self.number, self.host, self.log = number, host, log
-        self.file = log.open("wb")
+        self.file = log.open("ab")
+        self.begin = self.file.tell()  # a resumed run writes on
         self.reader: threading.Thread | None = None
         output: Any = self.file
         if shown:
@@ -115,7 +116,7 @@ class Rank:
         self.process = subprocess.Popen(
             over_ssh(host, command, env) if host else command, env=None if host else env, start_new_session=True,
             stdin=subprocess.PIPE if host else subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.PIPE if shown else subprocess.STDOUT,
+            stderr=subprocess.PIPE if shown else subprocess.STDOUT, bufsize=0,
         )  # fmt: skip
         if shown:
             os.close(output)
@@ -136,17 +137,20 @@ class Rank:
 
     def report_end(self, events: queue.SimpleQueue[Rank | None]) -> None:
         """Puts this rank into a queue when it has ended."""
-        self.wait()
-        events.put(self)
+        try:
+            self.wait()
+        finally:
+            events.put(self)  # the launcher waits for it
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the rank's process."""
-        with contextlib.suppress(ProcessLookupError, BrokenPipeError):
-            if self.process.stdin is None:
+        """Sends a signal to the rank's process. SIGKILL ends the rank's children, too."""
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError, ValueError):  # ValueError: stdin was closed
+            if number == signal.SIGKILL:  # the end of ssh ends the rank of another host
+                os.killpg(self.process.pid, number)
+            elif self.process.stdin is None:
                 self.process.send_signal(number)
-            elif not self.process.stdin.closed:
+            else:
                 self.process.stdin.write(b"%d\n" % number)
-                self.process.stdin.flush()
 
     def _copy(self, targets: dict[int, TextIO]) -> None:
         """Copies streams to the screen, and their lines, without what a progress bar draws again, to the log."""
@@ -157,16 +161,19 @@ class Rank:
                     block = os.read(source, 65536)
                 except OSError:  # a terminal that no process has open
                     block = b""
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(OSError):  # the terminal or the disk is gone, and rank 0 must not block
                     targets[source].buffer.write(block)
                     targets[source].flush()
                 *lines, partial[source] = (partial[source] + block).split(b"\n")
+                drawn = partial[source].rstrip(b"\r")  # a bar is kept as it was drawn last
+                partial[source] = drawn.rpartition(b"\r")[2] + partial[source][len(drawn) :]
                 if not block:
                     lines = [partial[source]] if partial[source] else []
                     del targets[source]
-                for line in lines:
-                    self.file.write(line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
-                self.file.flush()
+                with contextlib.suppress(OSError):
+                    for line in lines:
+                        self.file.write(line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+                    self.file.flush()
 
 
 def over_ssh(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
@@ -181,7 +188,7 @@ def over_ssh(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[
 
 @contextlib.contextmanager
 def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, str]]]]:
-    """Yields the host ("" for this one) and the own variables of each rank, while the rendezvous server runs.
+    """Yields host ("" for this one) and environment variables of each rank, while the rendezvous server runs.
 
     Raises:
       ValueError: The options of the launcher do not fit, or several ranks are asked for without Horovod.
@@ -233,7 +240,7 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
     Ctrl-C and SIGTERM reach the ranks once, so that they can save; the second one ends them at once.
 
     Args:
-      arguments: Those of add_options, and json: whether standard output is for the caller, and errors for the ranks'.
+      arguments: Options of add_options, and json. With json, the output of rank 0 goes to stderr.
       command: Program and arguments.
       logs: Folder that gets rank-N.log of each rank.
 
@@ -276,7 +283,8 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
                     now = time.monotonic()
                     failed, seconds, deadline = event, now - began, now + TO_END_S
         finally:
-            _send(ranks, signal.SIGKILL)
+            if len(codes) < len(ranks):
+                _send(ranks, signal.SIGKILL)
     if failed is None:  # a rank may have got the signal itself
         return STOPPED if signals or STOPPED in codes.values() else DONE, None
     failure = why(ranks, failed, codes, seconds)
@@ -293,8 +301,8 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
 
 def why(ranks: Sequence[Rank], first: Rank, codes: Mapping[Rank, int], seconds: float) -> Failure:
     """Returns the reason of a failure: what the ranks say of it, else the end of the rank that ended first."""
-    logs = [rank.log.read_text(encoding="utf-8", errors="replace") for rank in ranks]
-    named = next((match for log in logs if (match := CAUSE.search(log))), None)
+    logs = [rank.log.read_bytes()[rank.begin :].decode("utf-8", errors="replace") for rank in ranks]
+    named = next((match for form in CAUSES for log in logs if (match := form.search(log))), None)
     rank = ranks[int(named[1])] if named else first
     text, code = logs[rank.number], codes[rank]
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("tf_fusedrec: rank ")]
@@ -306,7 +314,7 @@ def why(ranks: Sequence[Rank], first: Rank, codes: Mapping[Rank, int], seconds: 
         place = "\n".join(line[2:] for line in of_user[-1][0].splitlines()) if of_user else ""
         match = ERROR.search(trace, frames[-1].end() if frames else 0)
         error = match[0].rstrip() if match else ""
-    if code > OF_A_SIGNAL:
+    if code > OF_A_SIGNAL and not named:
         cause = killed_by(code - OF_A_SIGNAL)
     else:
         printed = lines[-1] if lines else f"it printed nothing, and ended with exit code {code}"

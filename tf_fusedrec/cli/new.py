@@ -34,6 +34,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from tf_fusedrec.models.data_sets.table_files import ENDINGS
+
     for path in arguments.files:
         if not path.exists():
             raise ValueError(f"FILE: no such file or folder {str(path)!r}.")
@@ -42,14 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or pathlib.Path(f"{name}.yaml")
     if output.exists():
         raise ValueError(f"--output {str(output)!r} exists. Remove it, or pass another --output.")
-    first = min(path for file in arguments.files for path in ([file] if file.is_file() else file.iterdir()))
+    listed = [path for file in arguments.files for path in ([file] if file.is_file() else file.iterdir())]
+    first = min((path for path in listed if path.name.endswith(ENDINGS)), default=None)
+    if first is None:
+        raise ValueError(f"FILE: no file ends in {', '.join(ENDINGS)}. Name CSV or Parquet files, or their folder.")
     columns = profile(read(first))
     roles = propose(columns)
     output.write_text(text_of(name, source, columns, roles), encoding="utf-8")
     if arguments.json:
         print(json.dumps({"config": str(output), "roles": roles}, indent=1))
     else:
-        print(f"{output}: {len(columns)} columns of {first}. Check the roles, then: fusedrec train {output}")
+        scope = f" All files of {source}/ will be read." if len(arguments.files) > 1 else ""
+        print(f"{output}: {len(columns)} columns of {first}.{scope} Check the roles, then: fusedrec train {output}")
     return 0
 
 
@@ -75,7 +81,10 @@ def profile(table: Any) -> dict[str, dict[str, Any]]:
 
     columns = {}
     for name in table.column_names:
-        values, dtype = table[name], table[name].type
+        values = table[name]
+        if pa.types.is_dictionary(values.type):  # categories of pandas
+            values = values.cast(values.type.value_type)
+        dtype = values.type
         is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
         texts = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
         distinct = [] if is_list else pc.unique(values.drop_null()).to_pylist()
@@ -143,9 +152,10 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         return f"[{', '.join(map(json.dumps, having(*some)))}]"
 
     labels, crossed = having("label"), [name for name in having("feature") if columns[name]["distinct"] <= CROSSED]
+    tasks = labels[:2] or ["click"]
     lines = [
         f"# Written by `fusedrec new`, which looked at the first {ROWS:,} rows. Check the roles of the columns.",
-        f"name: {name}",
+        f"name: {json.dumps(name)}",
         "task: ranking",
         "data:",
         "  source: table",
@@ -154,7 +164,7 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         *(f"    {role}: {json.dumps(column_with(role))}{comment(column_with(role)) if having(role) else ''}"
           for role in ("user", "item", "time")),
         "    order: any  # file: a user's rows are in one file, by time",
-        *(block("labels", "label") or ["    labels: {click: ???}  # no column has the values 0 and 1 alone"]),
+        *(block("labels", "label") or ["    labels: {click: ???}  # no column has exactly the values 0 and 1"]),
         *block("context", "context"),
         *block("context_numbers", "context_number"),
         *block("features", "feature"),
@@ -164,9 +174,9 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         *(f"# left out: {column}{comment(column)}" for column in having("")),
         "model:",
         "  kind: dlrm  # or din, dcn, grm",
-        f"  click_label: exposed_{labels[0] if labels else 'click'}",
-        f"  conversion_label: exposed_{labels[1] if len(labels) > 1 else labels[0] if labels else 'click'}",
-        *([f"  other_labels: [{', '.join(labels[2:])}]"] if labels[2:] else []),
+        f"  click_label: {json.dumps(f'exposed_{tasks[0]}')}",
+        f"  conversion_label: {json.dumps(f'exposed_{tasks[-1]}')}",
+        *([f"  other_labels: [{', '.join(map(json.dumps, labels[2:]))}]"] if labels[2:] else []),
         f"  contextual: [{', '.join(['user_id', *map(json.dumps, having('context'))])}]",
         f"  contextual_dense: {names('context_number')}",
         f"  item_features: {names('feature')}",

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         output = arguments.output or folder / "report.html"
         if not output.parent.is_dir():
-            raise ValueError(f"--output {str(output)!r} lies in no folder. Use a file in an existing folder.")
+            raise ValueError(f"--output: no such folder: {output.parent}. Use a file in an existing folder.")
         output.write_text(report.html(facts), encoding="utf-8")
         print(f"report  {output}")
     return 0

@@ -111,6 +111,8 @@ def report(say: Callable[[str], None]) -> dict[str, dict[str, str]]:
         fail("TFRA", error)
     add("custom ops", custom_ops())
     add("GPU", {f"device {number}": name for number, name in enumerate(gpus())} or {"devices": "none"})
+    parts["training"] = {}
+    say("training")
     single = None
     try:
         single = trial.run(1)

@@ -352,9 +352,9 @@ class TrainingCalls:
         self._joined = join(anchor)
 
     def of_next_call(self, lookups: Sequence[Lookup]) -> list[Lookup]:
-        """The lookups of one more call, behind those of the calls so far.
+        """The lookups of one more call of the layer in this step, numbered after those of its earlier calls.
 
-        Raises ValueError if a table cannot be looked up again before its update.
+        Raises ValueError if a table allows no further lookup before its update.
         """
         counted = [lookup._replace(lookups_per_update=self.count[lookup.group.prefix] + 1) for lookup in lookups]
         for lookup in counted:

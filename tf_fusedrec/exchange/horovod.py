@@ -1,7 +1,7 @@
 """The engine Horovod: collectives, process sets and the timeline.
 
-tools/horovod.patch changes its queue and Gloo's loop for ranks that share cores: with a Horovod that lacks it, the loop
-spins on a core while another thread has the lock of a connection.
+tools/horovod.patch changes Horovod's queue and Gloo's loop for ranks that share cores. Without it, the loop spins while
+another thread has the lock of a connection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Horovod:
         if timeline:
             # horovodrun --timeline-filename has set a different value, which check_timeline refuses.
             os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-        # Milliseconds between two looks of its thread. Its default, 1, is a large part of a step with many collectives.
+        # Milliseconds between two cycles of Horovod's thread. Its default, 1, is a large part of a step.
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")
         process_sets = {ranks: self._hvd.ProcessSet(list(ranks)) for ranks in sets}
         self._hvd.init(process_sets=list(process_sets.values()) or None)

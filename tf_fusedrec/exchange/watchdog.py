@@ -192,7 +192,7 @@ class Watchdog:
         self._awake_since = time.monotonic()
         self._idle_report_s = report_after_s
         self._lock, self._printing = threading.Lock(), threading.Lock()
-        self._has_ended = False  # whether the cause is printed
+        self._cause_is_printed = False
         self.ended = False  # whether the program of this rank has ended
         # Called with the text of the exception that C++ ends this process for.
         self.on_termination: Callable[[str], None] | None = None
@@ -333,6 +333,6 @@ class Watchdog:
 
     def _print(self, text: str, is_last: bool = False) -> None:
         with self._printing:
-            if not self._has_ended:
+            if not self._cause_is_printed:
                 print(f"tf_fusedrec: {text}", file=sys.stderr, flush=True)
-            self._has_ended |= is_last
+            self._cause_is_printed |= is_last

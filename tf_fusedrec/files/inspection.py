@@ -1,4 +1,4 @@
-"""Looks into the tables of a checkpoint, in NumPy alone. Memory holds a part of one table at a time.
+"""Reads the tables of a checkpoint with NumPy only, one part of a table at a time.
 
 A part is a range of hashes, as a rank of many would read it. So parts of two checkpoints have the same ids.
 """
@@ -118,7 +118,7 @@ class SavedTable:
         )  # fmt: skip
 
     def find(self, row_id: int) -> tuple[Row, np.ndarray] | None:
-        """The row of an id and its numbers <float32>[D], or None. Reads the blocks that can hold the id alone."""
+        """The row of an id and its numbers <float32>[D], or None. Reads only the blocks that can have the id."""
         place = int(mix64(np.array([row_id]))[0])
         for _, records in self.chunks(place, _HASHES):
             if len(records):

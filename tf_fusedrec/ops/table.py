@@ -129,7 +129,7 @@ def table_lookup(
       received_splits: <int32>[R], entries of each block, header included.
       ahead: table_look_ahead of this message. Only rows that are new or changed since then are searched and copied.
       with_rows: False reads no rows: TableRows.rows is <dtype>[0, D]. It excludes `ahead`.
-      window: Number of lookups, with this one, whose gradients are to come. Their rows neither leave nor move.
+      window: Number of lookups, this one included, whose gradients are to come. Their rows neither leave nor move.
       dim: D of the table.
       dtype: float32, float16 or bfloat16, dtype of the returned rows; with `ahead`, they have the dtype of its rows.
 

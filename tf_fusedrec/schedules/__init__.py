@@ -32,7 +32,7 @@ _MODULES = {
     "weigh_by_samples": "schedules.uneven_batches",
     **dict.fromkeys(_RECORDS, "schedules.schedule"),
 }
-__all__ = [*sorted(_MODULES)]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -56,7 +56,8 @@ absl::Status HashTable::CheckGradients(const Gradients& grads, uint32_t* clock) 
     first = of_handle;
     sum += Mix64(static_cast<uint32_t>(handle));
   }
-  if (rows_.pins().lookups().HandlesOf(first) != sum) {  // only some of that lookup's, or some twice; or it was long ago
+  // With other sums, some handles are missing or come twice, or the lookup was long ago. Only repeats are refused.
+  if (rows_.pins().lookups().HandlesOf(first) != sum) {
     std::vector<int64_t> named;
     for (const int64_t handle : grads.handles) {
       if (handle != kNoRow) named.push_back(handle);

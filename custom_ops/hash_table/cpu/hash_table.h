@@ -113,7 +113,7 @@ class HashTable : public Table {
   }
 
  protected:
-  // Lookup of a message for which the look-ahead, if any, was made.
+  // Lookup without the check that the look-ahead, if any, is of this message.
   absl::Status LookUp(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                       const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows);
   // Begins an update of rows of the lookup of this clock (0: none has a row). Returns the version that it makes.

@@ -102,11 +102,14 @@ absl::Status HashTable::LookAhead(const TableCall& call, const Message& message,
 absl::Status HashTable::Read(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                              const RowsOut& rows) {
   if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
+  if (window == 0) {
+    ReadRows(message, call.parallel_for, rows, {{}, spec().unknown_zeros, nullptr, nullptr});
+    return absl::OkStatus();
+  }
   Pins coming = rows_.pins().Current();
   ++coming.now;
   coming.window = window;
-  ReadRows(message, call.parallel_for, rows,
-           window > 0 ? Reading{{}, false, ahead, &coming} : Reading{{}, spec().unknown_zeros, nullptr, nullptr});
+  ReadRows(message, call.parallel_for, rows, {{}, false, ahead, &coming});
   return absl::OkStatus();
 }
 

@@ -98,7 +98,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row, or -1 where admission refuses the id
 //   num_rows  host, out
-//   window    lookups, with this one, whose gradients are to come: rows of no other may leave, until the next lookup
+//   window    lookups, this one included, whose gradients are to come: their rows stay until the next lookup
 // rows may be null, with out_rows 0.
 // kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
 // for rows whose time to live is over at this lookup, which have left.

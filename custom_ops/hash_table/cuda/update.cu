@@ -4,9 +4,9 @@
 // of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, rule_step.cc), so rows have the same
 // bits.
 //
-// Gradients may wait for an update: a sum per row over several lookups, or parts of one (gradient_sum.h). A row's number leads
-// to its sum, without a search. Each call numbers the rows of all its handles, which are distinct, by their places. So no
-// threads contend, and a sum adds the totals of the calls in their order, as on the CPU.
+// Gradients may wait for an update: a sum per row over several lookups, or parts of one (gradient_sum.h). A row's number
+// leads to its sum without a search. Each call numbers the rows of all its handles, which are distinct, by their places.
+// So no threads contend, and a sum adds the totals of the calls in their order, as on the CPU.
 #include "common/sort.cuh"
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"

@@ -18,7 +18,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
     // On a GPU, tier.host_rows decides which of its places it is.
     const std::string refused = ReadTables(texts, kOn == On::kGpu ? kOnDevice : kOnCpu, &spec_);
-    OP_REQUIRES(ctx, refused.empty(), absl::InvalidArgumentError(refused));
+    OP_REQUIRES(ctx, refused.empty(), Invalid(refused));
   }
 
   void Compute(OpKernelContext* ctx) override {

@@ -28,6 +28,15 @@ int SumSlots(const float* slots, int64_t num_slots, int64_t size, float* sums, v
 // Rows of a tile: the list of items needs it before the size of heads is known.
 int RowsOf(const AttentionCall<void>& call) { return call.type == kNumberFloat ? 32 : 64; }
 
+// Number of tiles that ItemsOf lists.
+int64_t NumItems(const AttentionCall<void>& call, bool keys) {
+  int64_t items = 0;
+  for (int64_t b = 0; b < call.batch; ++b) {
+    items += (RowLength(call, b) - (keys ? 0 : FirstQuery(call, b)) + RowsOf(call) - 1) / RowsOf(call);
+  }
+  return items;
+}
+
 // Tiles of rows of all sequences, the costliest first. A query of a causal row sees the tokens before it. A key is seen by
 // the tokens after it.
 std::vector<Item> ItemsOf(const AttentionCall<void>& call, bool keys) {
@@ -53,13 +62,13 @@ int64_t PartsOf(const AttentionCall<void>& call) {
 // Copies the host arrays of a call to the device and clears what blocks add to.
 int Prepare(const AttentionCall<void>& call, bool backward, ScratchMemory* memory, Problem<void>* problem, void* stream) {
   static_cast<AttentionCall<void>&>(*problem) = call;
-  const std::vector<Item> items[2] = {ItemsOf(call, false), backward ? ItemsOf(call, true) : std::vector<Item>()};
   const int64_t columns = call.heads * call.value_dim, parts = PartsOf(call);
-  const int64_t blocks = std::max(items[0].size(), items[1].size()) * parts;
+  const int64_t blocks = std::max(NumItems(call, false), backward ? NumItems(call, true) : 0) * parts;
   if (std::max({call.tokens, call.per_head ? call.queries * call.heads : 0, call.channels * columns,
                 2 * call.bias.max_length, blocks}) > kMost) {
     return kCudaInvalidValue;
   }
+  const std::vector<Item> items[2] = {ItemsOf(call, false), backward ? ItemsOf(call, true) : std::vector<Item>()};
   const bool gate_grads = backward && call.gate != nullptr, norm_grads = gate_grads && call.norm_weight != nullptr;
   problem->slices = parts;
   problem->slots = std::min(static_cast<int64_t>(items[1].size()) * parts, kSlots);

@@ -44,7 +44,11 @@ Packed Steady() { return Packed(Batch{{Range(0, kSteady), Range(0, kSteady)}}); 
 // A batch of training: row minus one half, so that values differ from the initial ones.
 void Train(HashTable* table, const Packed& packed, const ParallelFor& parallel_for) {
   const std::vector<float> grads(packed.received().size() * kDim, 1.0f);
-  while (!Apply(table, MustLookUp(table, packed, parallel_for), grads, {0.5f, 1}, parallel_for).ok()) {  // a removal ends handles
+  // A removal by another thread ends handles, and the batch is looked up again.
+  for (int tries = 0;; ++tries) {
+    const absl::Status done = Apply(table, MustLookUp(table, packed, parallel_for), grads, {0.5f, 1}, parallel_for);
+    if (done.ok()) return;
+    CHECK(absl::IsFailedPrecondition(done) && tries < 1000, "update: ", done.message());
   }
 }
 

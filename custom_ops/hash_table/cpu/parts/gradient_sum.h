@@ -13,7 +13,7 @@ bool AllFinite(const float* x, int n);
 // Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
 class GradientSum {
  public:
-  // in: whose inverse names its handles.
+  // in: checked. Its inverse [V] has the place in handles of the row of each gradient.
   GradientSum(const Gradients& in, int dim);
 
   bool IsEmpty(int64_t number) const { return begin_[number] == begin_[number + 1]; }

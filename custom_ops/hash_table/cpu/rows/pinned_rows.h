@@ -1,8 +1,8 @@
 // Tells which rows may be in use, so that they neither leave nor move, and which handles are no longer valid.
 //
 // The header of a row has the clock of its last lookup (`last`). A row is pinned if this clock belongs to a lookup that
-// runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait. Each lookup says how
-// many lookups, with itself, have gradients to come: its window, in force until the next lookup.
+// runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait. The window is
+// the number of lookups whose gradients are to come, the last one included. Each lookup sets it.
 #pragma once
 
 #include <algorithm>

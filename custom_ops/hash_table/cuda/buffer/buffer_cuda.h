@@ -70,8 +70,8 @@ FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuff
 // Sets the version of the active buffer, which its next update counts on from. Handles stay valid.
 FUSEDREC_CUDA_API void fusedrec_buffer_set_version(FusedrecDeviceBuffer* buffer, int64_t version);
 
-// Copies rows of the next batch to the device. They replace the rows of an earlier call. Page-locked records are read
-// until the next host_memory or advance.
+// Copies rows of the next batch to the device. They replace those of an earlier call with the same `more`, and all of them
+// without `more`. Page-locked records are read until the next host_memory or advance.
 //   more            whether these are further rows of the batch of the last prefetch; hot is then null
 //   ids             host, distinct, grouped by segment
 //   segment_splits  [segments + 1]  host
@@ -86,8 +86,8 @@ FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, boo
 //                                        but for updates of the batch under way; late_splits may be null: there are none
 //   moves                                host, may be null: all rows of the batch under way leave
 // kCudaInvalidValue: ids of one call are not distinct. kDeviceNotWritten: write_back has not been called since the last
-// advance. kDeviceOutOfMemory. Then the active buffer and the pool have not changed, and the caller prefetches the next
-// batch anew. Waits.
+// advance. kDeviceOutOfMemory. After these, the active buffer and the pool are what they were, and the caller prefetches
+// the next batch again. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
     const int64_t* late_splits, const char* late_records, const FusedrecPoolMoves* moves, void* stream);
 

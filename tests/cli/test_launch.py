@@ -129,6 +129,50 @@ except KeyboardInterrupt:
     assert "failed" not in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+def test_a_save_that_fails_after_ctrl_c_is_a_failure(tmp_path, options):
+    program = f"""{RANK}
+try:
+    print("started", flush=True)
+    time.sleep(300)
+except KeyboardInterrupt:
+    pass
+raise OSError(28, "No space left on device")
+"""
+    with fusedrec(tmp_path, program, *options) as job:
+        assert job.stdout.readline() == "started\n"
+        job.send_signal(signal.SIGINT)
+        errors = job.communicate(timeout=50)[1]
+    assert job.returncode == 3 and "OSError: [Errno 28] No space left on device\n" in errors, errors
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_the_terminal_is_a_ctrl_c_unless_nohup_ignores_it(tmp_path, ignored):
+    """The ranks save although a shell and the kernel both send SIGHUP, and nothing can be shown any more."""
+    program = f"""{RANK}
+print("started", flush=True)
+try:
+    time.sleep({1 if ignored else 300})
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    open("saved", "w").close()
+    sys.exit(130)
+"""
+    master, slave = pty.openpty()
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+    if ignored:
+        streams["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with fusedrec(tmp_path, program, "-n", "2", **streams) as job:
+        os.close(slave)
+        assert os.read(master, 100).startswith(b"started")
+        os.close(master)
+        for _ in range(2):
+            job.send_signal(signal.SIGHUP)
+        job.wait(timeout=50)
+    assert (tmp_path / "saved").exists() != ignored
+    assert ignored or job.returncode == 130
+
+
 def test_json_has_the_failure_and_the_output_of_rank_0_goes_to_the_errors(tmp_path):
     code, output, errors = output_of(tmp_path, "print('shown'); raise ValueError('planned')", "--json")
     assert code == 3 and errors.startswith("shown\n")

@@ -119,3 +119,18 @@ def test_a_model_of_other_settings_is_named_by_its_fields():
     before = {"dim": 16, "crosses": ["a*b"], "more": {"x": 1, "y": 2}}
     now = {"dim": 8, "crosses": ["a*b"], "more": {"x": 1}}
     assert list(changes(before, now, "model")) == ["model.dim 16 -> 8", "model.more.y 2 -> None"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_failed_job_says_how_to_go_on_from_its_last_checkpoint(tmp_path, monkeypatch, capsys, whole):
+    def read_manifest(folder):
+        assert folder == tmp_path / "run/checkpoint"
+        if not whole:
+            raise ValueError("no checkpoint")
+
+    (tmp_path / "run/checkpoint").mkdir(parents=True)
+    monkeypatch.setattr("tf_fusedrec.files.saves.read_manifest", read_manifest)
+    monkeypatch.setattr(train.launch, "launch", lambda *_: (3, None))
+    assert main(["train", "--output", str(tmp_path / "run"), "-n", "2"]) == 3
+    errors = capsys.readouterr().err
+    assert ("continue with: " in errors) == whole and (f"train --resume {tmp_path / 'run'} -n 2\n" in errors) == whole

@@ -135,7 +135,7 @@ class Rank:
         self.file.close()
         return OF_A_SIGNAL - code if code < 0 else code
 
-    def report_end(self, events: queue.SimpleQueue[Rank | None]) -> None:
+    def report_end(self, events: queue.SimpleQueue[Rank | signal.Signals]) -> None:
         """Puts this rank into a queue when it has ended."""
         try:
             self.wait()
@@ -237,7 +237,8 @@ def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, 
 def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.Path) -> tuple[int, Failure | None]:
     """Runs a command on all ranks until they end. Returns the exit code, and why the job failed.
 
-    Ctrl-C and SIGTERM reach the ranks once, so that they can save; the second one ends them at once.
+    Ctrl-C, SIGTERM and the end of the terminal reach the ranks once as SIGINT, so that they can save; a second one ends
+    them at once. Ranks that fail then, because no checkpoint can be written, have failed.
 
     Args:
       arguments: Options of add_options, and json. With json, the output of rank 0 goes to stderr.
@@ -249,12 +250,12 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
     """
     logs.mkdir(parents=True, exist_ok=True)
     shown = (sys.stderr if arguments.json else sys.stdout, sys.stderr)
-    events: queue.SimpleQueue[Rank | None] = queue.SimpleQueue()  # a rank that has ended; None: a signal
+    events: queue.SimpleQueue[Rank | signal.Signals] = queue.SimpleQueue()  # Rank: it has ended
     began = time.monotonic()
     ranks: list[Rank] = []
     codes: dict[Rank, int] = {}
-    signals, failed, deadline = 0, None, None
-    with places(arguments) as all_places, _signals(lambda: events.put(None)):
+    signals, failed, while_stopping, deadline = 0, None, False, None
+    with places(arguments) as all_places, _signals(events.put):
         here = sum(not host for host, _ in all_places)
         # With a thread per core in every rank, TensorFlow's choice, ranks wake each other for tiny ops.
         threads = str(max(1, len(os.sched_getaffinity(0)) // max(1, here)))
@@ -272,21 +273,29 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
                     _send(ranks, signal.SIGKILL)
                     deadline = None
                     continue
-                if event is None:
+                if isinstance(event, signal.Signals):
+                    if event == signal.SIGHUP and signals:  # a shell and the kernel both tell that a terminal is gone
+                        continue
                     signals += 1
                     if signals == 1:
-                        print("\nstopping after this step; once more to end at once ...", file=sys.stderr, flush=True)
+                        with contextlib.suppress(OSError):  # the terminal is gone
+                            print(
+                                "\nstopping after this step; once more to end at once ...", file=sys.stderr, flush=True
+                            )
                     _send(ranks, signal.SIGINT if signals == 1 else signal.SIGKILL)
                     continue
                 codes[event] = event.wait()
-                if codes[event] not in (DONE, STOPPED) and not signals and failed is None:
+                if codes[event] not in (DONE, STOPPED) and signals < 2 and failed is None:
                     now = time.monotonic()
-                    failed, seconds, deadline = event, now - began, now + TO_END_S
+                    failed, seconds, while_stopping = event, now - began, signals > 0
+                    if not while_stopping:  # else another rank may be saving
+                        deadline = now + TO_END_S
         finally:
             if len(codes) < len(ranks):
                 _send(ranks, signal.SIGKILL)
-    if failed is None:  # a rank may have got the signal itself
-        return STOPPED if signals or STOPPED in codes.values() else DONE, None
+    # A program without handlers ends one rank by the signal, and others by the collective that has lost this rank.
+    if failed is None or (while_stopping and (signals > 1 or STOPPED in codes.values())):
+        return STOPPED if signals or STOPPED in codes.values() else DONE, None  # a rank may have got the signal itself
     failure = why(ranks, failed, codes, seconds)
     if failure.cause.startswith(REFUSAL) and codes[failed] == REFUSED:
         if failure.rank:  # rank 0 has shown its own line
@@ -336,10 +345,12 @@ def _send(ranks: Sequence[Rank], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def _signals(note: Callable[[], None]) -> Iterator[None]:
-    """Calls `note` for each SIGINT and SIGTERM."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: note()) for number in numbers]
+def _signals(note: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Calls `note` for each SIGINT, SIGTERM and SIGHUP, unless SIGHUP is ignored, as under nohup."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _: note(signal.Signals(number))) for number in numbers]
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ saved_model, run.json, tensorboard, and the logs of the ranks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import pathlib
@@ -22,7 +23,7 @@ import sys
 from typing import Any
 
 from tf_fusedrec.cli import launch
-from tf_fusedrec.cli.main import DONE, command_line
+from tf_fusedrec.cli.main import DONE, RANK_FAILED, command_line
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 DEFAULT_CONFIG = "grm_tiny"
@@ -54,26 +55,31 @@ def add_experiment(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from tf_fusedrec.files.saves import read_manifest
     from tf_fusedrec.models.run_folder import new_folder, read_record, run_of
 
     experiment, overrides = read_experiment(arguments), overrides_of(arguments)
     output = run_of(arguments.resume) if arguments.resume else arguments.output
+    if launch.is_rank() and output is None:
+        raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
+    output = output or new_folder(experiment.name)
+    go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
     if launch.is_rank():
         from tf_fusedrec.models import train
 
-        if output is None:
-            raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
-        go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
         resume = arguments.resume is not None
         rows_of = run_of(arguments.warm_start) / "checkpoint" if arguments.warm_start else None
         return train.main(experiment, output, arguments.config or "", overrides, resume, go_on, rows_of)
     words = arguments.words
-    if output is None:
-        output = new_folder(experiment.name)
+    if arguments.output is None and arguments.resume is None:
         words = [words[0], f"--output={output}", *words[1:]]  # a "--" may stand before the configuration
     if not arguments.json:
         print(f"{output}: the ranks start ...", flush=True)
     code, failure = launch.launch(arguments, [sys.executable, "-m", "tf_fusedrec.cli.main", *words], output / "logs")
+    if code == RANK_FAILED and (output / "checkpoint").is_dir():
+        with contextlib.suppress(ValueError):  # no whole checkpoint
+            read_manifest(output / "checkpoint")
+            print(f"checkpoint: {output / 'checkpoint'}; continue with: {go_on}", file=sys.stderr)
     if arguments.json:
         document = {"code": code, "run": str(output), "failure": failure and vars(failure)}
         document["results"] = read_record(output)["results"] if code == DONE else {}

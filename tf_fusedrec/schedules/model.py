@@ -360,11 +360,13 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 class FunctionalPipelinedModel(PipelinedModel, keras_api.Functional):
     """A PipelinedModel of inputs and outputs, made by PipelinedModel(inputs, outputs). Keras saves and restores it."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    if KERAS_IS_LEGACY:
 
-    # Keras writes the layers into a config only where the constructor has the arguments of its own.
-    __init__.__signature__ = inspect.signature(keras_api.Functional.__init__)  # type: ignore[attr-defined]
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+
+        # tf_keras writes the layers into a config only where the constructor has the arguments of its own.
+        __init__.__signature__ = inspect.signature(keras_api.Functional.__init__)  # type: ignore[attr-defined]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "schedule": serialize(self.schedule)}

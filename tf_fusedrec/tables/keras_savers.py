@@ -187,7 +187,7 @@ class TableState(tf.train.experimental.PythonState):
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """Reads the tables from such a file."""
-        if "tables" not in store:
+        if "tables" not in store.keys():  # noqa: SIM118  The store of Keras 3.9 has no __contains__.
             raise ValueError(f"FusedEmbedding {self._layer!r}: the file holds no tables; this layer did not save it.")
         self.deserialize(np.asarray(store["tables"]).tobytes())
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tf_fusedrec import ops, tf
+from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import AttentionState
 from tf_fusedrec.models.experiment.model_config import GRMConfig, RetrievalConfig
@@ -71,7 +71,7 @@ class KeptStates:
         of_user = ((tf.int64, 1), (tf.int64, 1), (tf.float32, config.dim))
         context = config.context_tokens if isinstance(config, GRMConfig) else 0
         self.cache = StateCache(
-            ops.StateParts(tuple(of_token), of_user), longest=context + config.max_history, max_bytes=options.max_bytes,
+            of_token=of_token, of_user=of_user, longest=context + config.max_history, max_bytes=options.max_bytes,
             dtype=options.dtype, page_tokens=options.page_tokens, ttl=options.ttl,
         )  # fmt: skip
 

@@ -111,7 +111,7 @@ def parquet(path, ids, rows, kind, **names):
 def test_parquet_files_are_read_by_row_group(kind, tmp_path):
     table = DictTable("item")
     path = parquet(tmp_path / "rows.parquet", IDS, ROWS.tolist(), kind)
-    assert fr.checkpoint.warm_start_parquet(embedding_of(table), "item", path) == 5
+    assert fr.checkpoint.warm_start(embedding_of(table), "item", path) == 5
     assert table.calls == [("restore", "item", "rows", n) for n in (2, 2, 1)]
     held = table.rows["rows"]["item"]
     np.testing.assert_array_equal([held[i]["row"] for i in IDS.tolist()], ROWS.astype(np.float32))
@@ -121,8 +121,10 @@ def test_parquet_columns_may_have_other_names(tmp_path):
     path = parquet(tmp_path / "r.parquet", IDS, ROWS.tolist(), pa.list_(pa.float32()), id="key", row="value")
     table = DictTable("item")
     with pytest.raises(ValueError, match=r"r.parquet has no column 'id'; it has \['key', 'value'\]"):
-        fr.checkpoint.warm_start_parquet(embedding_of(table), "item", path)
-    fr.checkpoint.warm_start_parquet(embedding_of(table), "item", path, id_column="key", row_column="value")
+        fr.checkpoint.warm_start(embedding_of(table), "item", path)
+    with pytest.raises(ValueError, match="rows must be None with the file .*r.parquet, got an array"):
+        fr.checkpoint.warm_start(embedding_of(table), "item", path, ROWS)
+    fr.checkpoint.warm_start(embedding_of(table), "item", path, id_column="key", row_column="value")
     assert table.size("item") == 5
 
 
@@ -154,5 +156,5 @@ def test_unsuitable_rows_are_refused(ids, rows, kind, words, tmp_path):
             fr.checkpoint.warm_start(embedding_of(table), "item", ids, rows)
         else:
             path = parquet(tmp_path / "rows.parquet", ids, rows, kind)
-            fr.checkpoint.warm_start_parquet(embedding_of(table), "item", path)
+            fr.checkpoint.warm_start(embedding_of(table), "item", path)
     assert kind is not None or table.size("item") == 0

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.legacy
 SAMPLES = (5, 6, 4, 7, 5, 1)
 # By kind of model, its schedule's equal on one process.
 REFERENCES = {
-    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "semi_async": "semi_async", "plain": "plain",
+    "sync": "sync", "dual_buffer": "sync", "nested": "frozen_window", "semi_async": "semi_async",
+    "accumulated": "accumulated",
 }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def make_model(kind):
     embedding = fr.FusedEmbedding(
         [fr.FeatureConfig("item", "item"), fr.FeatureConfig("past", "item", combiner="mean")],
         [fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.1), initializer=fr.Uniform(-1, 1))],
-        accumulate_steps=2 if kind == "plain" else 1,
+        accumulate_steps=2 if kind == "accumulated" else 1,
         name=f"embedding_{kind}",
     )
     inputs = {
@@ -88,12 +89,8 @@ def make_model(kind):
     # Its state follows from weights, and it assigns weights: a step without samples is a step like any other.
     hidden = keras.layers.SpectralNormalization(keras.layers.Dense(6, activation="tanh", use_bias=False))(hidden)
     outputs = keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden))
-    optimizer = collectives.distributed_optimizer(
-        keras.optimizers.AdamW(0.05, weight_decay=0.01), accumulate_steps=2 if kind == "plain" else 1
-    )
-    if kind == "plain":
-        model = schedules.weigh_by_samples(keras.Model(inputs, outputs))
-    elif kind == "semi_async":
+    optimizer = collectives.distributed_optimizer(keras.optimizers.AdamW(0.05, weight_decay=0.01))
+    if kind == "semi_async":
         model = OwnStep(keras.Model(inputs, outputs), embedding, schedule=layouts[kind])
     else:
         model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
@@ -179,8 +176,7 @@ def test_ranks_that_have_data_in_turns_train_as_one_process(trained, kind):
         # Sums of float32 in another order, through six steps of Adam; weights and rows are of the order of 1.
         for weight, of_one in zip(of_rank["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(weight, of_one, atol=1e-4)
-        if kind != "plain":  # Keras' logs are a rank's own
-            assert of_rank["history"] == pytest.approx(expected["history"], abs=1e-4)
+        assert of_rank["history"] == pytest.approx(expected["history"], abs=1e-4)
         assert of_rank["finite"] and np.isfinite(of_rank["losses"]).all() and np.isfinite(of_rank["evaluated"]).all()
         assert of_rank["scale"] in (0, 2.0**15)  # Keras' initial scale, which no step has lowered
     ids, rows = (np.concatenate([of_rank["rows"][i] for of_rank in of_ranks]) for i in range(2))

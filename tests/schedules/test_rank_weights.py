@@ -6,14 +6,13 @@ import pytest
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras
-from tf_fusedrec.schedules import PipelinedModel, weigh_by_samples
+from tf_fusedrec.schedules import PipelinedModel
 
 SAMPLES = 12
 # Samples of each rank in every step. Each rank has an empty batch once, and one step is one rank's alone.
 SHARES = ((7, 0, 5), (0, 11, 1), (1, 3, 8), (0, 12, 0), (4, 8, 0))
 # Nested has the look-ahead of DualBuffer and the micro-batches of FrozenWindow.
-KINDS = ("sync", "semi_async", "nested", "plain", "global_mean", "equal_ranks")
-OF_KERAS = ("plain", "global_mean")  # models without a schedule
+KINDS = ("sync", "semi_async", "nested", "global_mean", "equal_ranks")
 
 
 def fit(kinds):
@@ -49,9 +48,7 @@ def fit(kinds):
         joined = keras.layers.Concatenate()(list(embedding(inputs).values()))
         hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(joined)
         outputs = keras.layers.Dense(1)(hidden)
-        if kind == "plain":
-            model = fr.schedules.weigh_by_samples(keras.Model(inputs, outputs))
-        elif kind == "global_mean":
+        if kind == "global_mean":
             model = GlobalMean(inputs, outputs)
         else:
             model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
@@ -91,7 +88,7 @@ def test_three_ranks_of_uneven_batches_equal_one_process(trained, kind):
     assert max(differences(trained, kind)) < 2e-5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("equal_ranks", *OF_KERAS)])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("equal_ranks", "global_mean")])
 def test_the_logged_loss_is_that_of_one_process(trained, kind):
     """Keras logs of a model of its own are each rank's. The factor of a rank is no part of them."""
     for of_rank in trained[1]:
@@ -119,18 +116,3 @@ def test_means_and_sums_in_one_model_are_refused_on_several_ranks(monkeypatch):
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
     with pytest.raises(ValueError, match=r"are sums over samples, \['mean_squared_error'\], and means, .*Use"):
         PipelinedModel(model.inputs, outputs).compile("sgd", named)
-    plain = keras.Model(model.inputs, outputs)
-    plain.compile("sgd", named)
-    with pytest.raises(ValueError, match="are sums over samples"):
-        weigh_by_samples(plain)
-
-
-def test_a_weighted_model_saves_and_loads_as_one_of_its_class(tmp_path):
-    x = keras.Input([3])
-    model = weigh_by_samples(keras.Model(x, keras.layers.Dense(1)(x)))
-    assert weigh_by_samples(model) is model and type(model).__mro__.count(type(model)) == 1
-    model.compile("sgd", "mse")
-    model.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(np.ones([1, 3])), model(np.ones([1, 3])))

@@ -15,8 +15,8 @@ dense.py writes dense weights. The formats of all other files are in files/.
 
 from tf_fusedrec.checkpoint.checkpointer import Checkpointer, save
 from tf_fusedrec.checkpoint.loading import load, read_tables
-from tf_fusedrec.checkpoint.warm_start import warm_start, warm_start_parquet
+from tf_fusedrec.checkpoint.warm_start import warm_start
 from tf_fusedrec.files.saves import saves
 from tf_fusedrec.tables.keras_savers import without_tables
 
-__all__ = ["Checkpointer", "load", "read_tables", "save", "saves", "warm_start", "warm_start_parquet", "without_tables"]
+__all__ = ["Checkpointer", "load", "read_tables", "save", "saves", "warm_start", "without_tables"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
+def warm_start(
+    model: keras.Model | FusedEmbedding,
+    table: str,
+    ids: np.ndarray | str | os.PathLike,
+    rows: np.ndarray | None = None,
+    *,
+    id_column: str = "id",
+    row_column: str = "row",
+) -> int:
     """Sets rows of one table. Their optimizer slots start like the slots of new rows. Not collective.
 
     In a callback of fit, all ranks must call it, because a schedule then restarts its work on coming batches. Every
@@ -29,21 +38,39 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
     Args:
       model: Model with a FusedEmbedding layer that has the table, or the layer itself.
       table: Name of the table.
-      ids: <int64>[n], distinct.
-      rows: <float>[n, D], finite; rounded to the table's dtype.
+      ids: <int64>[n], distinct; or the path of a Parquet file of ids and rows, which is read by row group.
+      rows: <float>[n, D], finite; rounded to the table's dtype. None with a file.
+      id_column: Name of the file's column of integer ids, distinct in the whole file.
+      row_column: Name of the file's column of lists, or fixed-size lists, of D floats.
 
     Returns:
       Number of rows that this rank kept.
 
     Raises:
-      ValueError: the table is unknown; shapes or dtypes are wrong; ids repeat; a number is not finite.
+      ValueError: the table is unknown; shapes or dtypes are wrong; ids repeat; a number is not finite; a file comes
+        with rows, lacks a column or has null values. Row groups before the refused one stay set.
 
     Examples:
       >>> fr.checkpoint.warm_start(model, "item", np.array([1, 2]), np.zeros([2, 4], "float32"))
       2
+      >>> import pyarrow.parquet
+      >>> rows = pyarrow.table({"id": [1, 2], "row": [[0.0] * 4, [1.0] * 4]})
+      >>> pyarrow.parquet.write_table(rows, "rows.parquet")
+      >>> fr.checkpoint.warm_start(model, "item", "rows.parquet")
+      2
     """
     layout, backend = _find_table(model, table)
-    ids, rows = np.asarray(ids), np.asarray(rows)
+    if not isinstance(ids, (str, os.PathLike)):
+        return _set_rows(layout, backend, table, np.asarray(ids), np.asarray(rows))
+    if rows is not None:
+        raise ValueError(
+            f"rows must be None with the file {os.fspath(ids)}, got an array. Use an array of ids, or no rows."
+        )
+    groups = _row_groups(ids, id_column, row_column, backend.spec(table)["dim"])
+    return sum(_set_rows(layout, backend, table, *group) for group in groups)
+
+
+def _set_rows(layout: RankLayout, backend: Any, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
     dim = backend.spec(table)["dim"]
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(f"ids of table {table!r} are {ids.dtype} {list(ids.shape)}, want integers [n]. Cast them.")
@@ -74,41 +101,12 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
     return len(records)
 
 
-def warm_start_parquet(
-    model: keras.Model | FusedEmbedding,
-    table: str,
-    path: str | os.PathLike,
-    *,
-    id_column: str = "id",
-    row_column: str = "row",
-) -> int:
-    """Sets rows of one table from a Parquet file, one row group at a time. Not collective; see warm_start.
-
-    Args:
-      model: Model with a FusedEmbedding layer that has the table, or the layer itself.
-      table: Name of the table.
-      path: Path of the file. Every rank reads all of it.
-      id_column: Name of the column of integer ids, distinct in the whole file.
-      row_column: Name of the column of lists, or fixed-size lists, of D floats.
-
-    Returns:
-      Number of rows that this rank kept.
-
-    Raises:
-      ValueError: a column is missing or has another type; a value is null; a row has another length; warm_start refuses
-        the rows. Row groups before the refused one stay set.
-
-    Examples:
-      >>> import pyarrow.parquet
-      >>> rows = pyarrow.table({"id": [1, 2], "row": [[0.0] * 4, [1.0] * 4]})
-      >>> pyarrow.parquet.write_table(rows, "rows.parquet")
-      >>> fr.checkpoint.warm_start_parquet(model, "item", "rows.parquet")
-      2
-    """
+def _row_groups(
+    path: str | os.PathLike, id_column: str, row_column: str, dim: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the ids and the rows of each row group of a Parquet file."""
     import pyarrow.parquet as pq  # not with `import tf_fusedrec`
 
-    dim = _find_table(model, table)[1].spec(table)["dim"]
-    taken = 0
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         for column in (id_column, row_column):
@@ -118,9 +116,7 @@ def warm_start_parquet(
             columns = file.read_row_group(group, columns=[id_column, row_column])
             ids, rows = columns[id_column].combine_chunks(), columns[row_column].combine_chunks()
             _check_columns(path, ids, rows, dim)
-            values = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), dim)
-            taken += warm_start(model, table, ids.to_numpy(), values)
-    return taken
+            yield ids.to_numpy(), rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), dim)
 
 
 def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: int) -> None:

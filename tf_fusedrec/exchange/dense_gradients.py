@@ -22,7 +22,7 @@ def distributed_optimizer(
     """An optimizer for dense weights that averages their gradients over ranks. One process gets `optimizer` itself.
 
     `fit`, `minimize` and `apply_gradients` all average. The mean weighs ranks equally, not samples. If batches of ranks
-    differ in size, use a PipelinedModel, schedules.weigh_by_samples(model) or losses.global_mean.
+    differ in size, use a PipelinedModel or losses.global_mean.
 
     Rank 0 broadcasts its weights while the first step is traced, before the step runs. An eager loop has no trace, so
     its first gradients belong to each rank's initial weights. Frozen weights and constants that the trace of the first

@@ -174,6 +174,9 @@ def average_state(model: keras.Model, samples: int = 1, steps: int = 0) -> None:
       model: Keras model.
       samples: Number of samples that this rank has trained since the last call.
       steps: Number of training steps in which this rank had samples since the last call.
+
+    Examples:
+      >>> fr.schedules.average_state(keras.Sequential([keras.layers.BatchNormalization()]))
     """
     if collectives.size() == 1 or not model.built:
         return

@@ -16,8 +16,7 @@ A running server also takes a delta. versions.py lets every answer read one vers
 which are replaced at once. served_rows.py reads changed rows before loaded ones, for all tables of a group at once.
 """
 
-from tf_fusedrec.ops import StateParts
 from tf_fusedrec.saved_model.state_cache import StateCache
 from tf_fusedrec.saved_model.warmup import write_warmup_requests
 
-__all__ = ["StateCache", "StateParts", "write_warmup_requests"]
+__all__ = ["StateCache", "write_warmup_requests"]

@@ -34,14 +34,17 @@ class CachedStates(NamedTuple):
 
 
 class StateCache(tf.Module):
-    """States of users, bounded in bytes, in host memory of the server. StateParts describes the parts.
+    """States of users, bounded in bytes, in host memory of the server.
+
+    A state has tokens and parts of the user. Each part is (dtype, columns), of float32, bfloat16, float16 or int64.
 
     A state belongs to the version of the model that computed it. The signature "apply_delta" begins a new version, and
     so does `next_version`: all states become unreachable at once. A program that changes weights or rows of a loaded
     model otherwise calls `next_version` after its last change. Each loaded model has its own cache.
 
     Args:
-      parts: Parts of a token and of a user, as the model computes them.
+      of_token: One or more parts of a token, as the model computes them.
+      of_user: Parts of a user, which each write replaces.
       longest: Tokens of the longest state.
       max_bytes: Limit of the memory. The state used least recently leaves first.
       dtype: "float32", or "bfloat16" for half the bytes: dtype in which the cache keeps float32 parts of tokens.
@@ -53,16 +56,17 @@ class StateCache(tf.Module):
       InvalidArgumentError: Another argument is out of range.
 
     Examples:
-      >>> parts = fr.saved_model.StateParts(of_token=((tf.float32, 16),), of_user=((tf.int64, 1),))
-      >>> cache = fr.saved_model.StateCache(parts, longest=100, max_bytes=1 << 20)
+      >>> parts = {"of_token": [(tf.float32, 16)], "of_user": [(tf.int64, 1)]}
+      >>> cache = fr.saved_model.StateCache(**parts, longest=100, max_bytes=1 << 20)
       >>> cache.state_bytes(100) < 1 << 20  # fr.Signature(..., resources=(cache,)) takes it
       True
     """
 
     def __init__(
         self,
-        parts: ops.StateParts,
         *,
+        of_token: Sequence[tuple[tf.DType, int]],
+        of_user: Sequence[tuple[tf.DType, int]],
         longest: int,
         max_bytes: int,
         dtype: str = "float32",
@@ -72,9 +76,10 @@ class StateCache(tf.Module):
         super().__init__(name="states")
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f'dtype must be "float32" or "bfloat16", got {dtype!r}.')
-        self._computed, self._page_tokens, self._longest = parts, page_tokens, longest
-        of_token = [(tf.as_dtype(dtype) if part == tf.float32 else part, columns) for part, columns in parts.of_token]
-        self._kept = parts._replace(of_token=tuple(of_token))
+        self._computed = ops.StateParts(tuple(of_token), tuple(of_user))
+        self._page_tokens, self._longest = page_tokens, longest
+        kept = [(tf.as_dtype(dtype) if part == tf.float32 else part, columns) for part, columns in of_token]
+        self._kept = ops.StateParts(tuple(kept), tuple(of_user))
         if self.state_bytes(longest) > max_bytes:
             raise ValueError(
                 f"max_bytes must hold the longest state: {longest} tokens, {self.state_bytes(longest)} bytes; got "

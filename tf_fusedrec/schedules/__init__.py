@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from tf_fusedrec.schedules.schedule import Stages as Stages
     from tf_fusedrec.schedules.schedule import Sync as Sync
     from tf_fusedrec.schedules.schedule import register as register
-    from tf_fusedrec.schedules.uneven_batches import weigh_by_samples as weigh_by_samples
 
 _RECORDS = ("DualBuffer", "FrozenWindow", "Nested", "Pipelined", "Schedule", "SemiAsync", "Stages", "Sync", "register")
 _MODULES = {
     "EmbeddingCall": "schedules.planned_calls",
     "PipelinedModel": "schedules.model",
     "average_state": "exchange.model_state",
-    "weigh_by_samples": "schedules.uneven_batches",
     **dict.fromkeys(_RECORDS, "schedules.schedule"),
 }
 __all__ = sorted(_MODULES)

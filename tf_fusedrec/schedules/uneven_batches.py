@@ -226,7 +226,7 @@ class MeanOverSamples:
 
     loss: Any
     name: str
-    micro_batch = WHOLE
+    micro_batch: MicroBatch
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -302,36 +302,6 @@ def keras_train_step(model: Any, data: Any) -> Any:
 def mean_loss(model: Any, loss: tf.Tensor) -> tf.Tensor:
     """The mean over the samples of this rank, of which compute_loss has made `loss`."""
     return model.__dict__.pop("_mean_loss", loss)
-
-
-def weigh_by_samples(model: keras.Model) -> keras.Model:
-    """Makes the loss of a Keras model the mean over the samples of all ranks. A PipelinedModel needs no call.
-
-    Every rank must make equally many training steps. A rank without samples takes part with an empty batch.
-
-    Args:
-      model: A keras.Model, compiled or not, with an optimizer that averages gradients over ranks. It changes.
-
-    Returns:
-      The model. Its class gets the mixin MeanOverSamples. A saved and loaded model needs a new call.
-
-    Raises:
-      ValueError: some of the losses are sums over samples and others means.
-
-    Examples:
-      >>> plain = keras.Sequential([keras.layers.Dense(1, input_shape=[3])])
-      >>> plain.compile("sgd", "mse")
-      >>> plain = fr.schedules.weigh_by_samples(plain)
-      >>> fr.schedules.average_state(plain)  # before an evaluation of a plain Keras model on several ranks
-    """
-    are_sums(model)
-    if not isinstance(model, MeanOverSamples):
-        model_class = type(model)
-        # The name and module stay, so that Keras saves and loads the model as one of the user's class.
-        weighted = type(model_class.__name__, (MeanOverSamples, model_class), {"__module__": model_class.__module__})
-        object.__setattr__(model, "__class__", weighted)
-        model.train_function = None  # a function that is traced already has the old loss
-    return model
 
 
 def _factor(model: Any, weight: tf.Tensor) -> tf.Tensor:

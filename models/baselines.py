@@ -86,20 +86,6 @@ def popularity_entropy(popularity: np.ndarray, item_ids: np.ndarray, target_ids:
     return np.where(item_ids[at] == target_ids, -np.log(share[at]), np.nan)
 
 
-def normalized(entropy: np.ndarray, baseline: np.ndarray, times: np.ndarray | float = 1.0) -> float:
-    """Returns the normalized entropy: the sum of `entropy` over the sum of `baseline`, without nan entries.
-
-    Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014. There, the baseline
-    predicts the mean rate of clicks. Here, it predicts items by their popularity.
-
-    Args:
-      entropy, baseline: <float64>[B] of model and baseline, nan at the same places.
-      times: <int64>[B], the number of times that each entry counts.
-    """
-    total = float(np.nansum(times * baseline))
-    return float(np.nansum(times * entropy)) / total if total else np.nan
-
-
 def _log_odds(shown: np.ndarray, label: np.ndarray, ids: np.ndarray, prior: float) -> np.ndarray:
     """Returns the log odds of each id's smoothed rate, or of the mean rate for ids that were never shown."""
     known, index, count = np.unique(shown, return_inverse=True, return_counts=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec.metrics import exact
-from tf_fusedrec.models import baselines
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
@@ -143,7 +142,7 @@ def _of_entropies(samples: Mapping[str, np.ndarray], user: np.ndarray) -> dict[s
     if "entropy" not in samples:
         return {}
     entropy, baseline = samples["entropy"], samples["baseline_entropy"]
-    return {"ne": lambda times: baselines.normalized(entropy, baseline, times[user])}
+    return {"ne": lambda times: exact.entropy_ratio(entropy, baseline, times[user])}
 
 
 def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[str, Metric]:

@@ -10,8 +10,11 @@ import fcntl
 import pathlib
 import shutil
 from collections.abc import Iterator
+from typing import IO
 
 _LOCK = ".lock"  # end of the name of a file beside each data set
+_INFO = "dataset.json"  # A process that reads the data set has a lock of it.
+_HELD: dict[pathlib.Path, IO[bytes]] = {}  # by this process
 
 
 @contextlib.contextmanager
@@ -32,12 +35,27 @@ def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
     """Returns the size in bytes of each data set in a cache, by folder."""
     return {
         path.parent: sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
-        for path in sorted(root.glob("*/dataset.json"))
+        for path in sorted(root.glob(f"*/{_INFO}"))
     }
 
 
-def clear(folder: pathlib.Path) -> None:
-    """Removes a data set from its cache."""
-    with locked(folder):
+def hold(folder: pathlib.Path) -> None:
+    """Keeps a data set from `clear` until this process ends. Call it inside of `locked`."""
+    file = (folder / _INFO).open("rb")
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+    _HELD[folder.resolve()] = file
+
+
+def clear(folder: pathlib.Path) -> bool:
+    """Removes a data set from its cache, unless a process holds it. Returns whether it is gone."""
+    with locked(folder), (folder / _INFO).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
         shutil.rmtree(folder)
-    folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)
+        folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)
+    return True

@@ -25,6 +25,7 @@ from tf_fusedrec.models.export import saved_experiment, trained_model
 from tf_fusedrec.models.prepare import prepare_data, with_new_data
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
+from tf_fusedrec.models.run_folder import checkpoint_of
 
 _ITEMS_AT_ONCE = 1 << 16
 _SCORES_AT_ONCE = 1 << 20  # logits in memory at a time; 4 MiB stay in the cache from the product to the sum
@@ -191,7 +192,7 @@ def _evaluate_retrieval(
             results[f"{prefix}hr@{cutoff}"] = exact.hit_rate(ranks, cutoff)
             results[f"{prefix}ndcg@{cutoff}"] = exact.ndcg(ranks, cutoff)
         results[f"{prefix}mrr"] = exact.mrr(ranks)
-    results["ne"] = baselines.normalized(samples["entropy"], samples["baseline_entropy"])
+    results["ne"] = exact.entropy_ratio(samples["entropy"], samples["baseline_entropy"])
     return Evaluation(results, samples)
 
 
@@ -252,7 +253,7 @@ def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
     """
     if not run.is_dir():
         raise ValueError(f"RUN must be an output folder of `fusedrec train`, got {str(run)!r}, which is no folder.")
-    checkpoint = run / "checkpoint" if (run / "checkpoint").is_dir() else run
+    checkpoint = checkpoint_of(run) or run
     experiment = saved_experiment(checkpoint)
     if data is not None:
         experiment = with_new_data(experiment, data, held_out="all")

@@ -90,6 +90,7 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
     with data_cache.locked(folder):
         if not folder.exists():
             _write(experiment, source, folder)
+        data_cache.hold(folder)
     return folder
 
 

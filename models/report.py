@@ -40,8 +40,8 @@ class Facts(NamedTuple):
     picture: str  # PNG of a recorded step in base 64, or ""
 
 
-def facts(folder: pathlib.Path) -> Facts:
-    """Reads a run.
+def facts(folder: pathlib.Path, most_bytes: int | None = None) -> Facts:
+    """Reads a run. Tables of a checkpoint of more than `most_bytes` bytes are left out.
 
     Raises:
       ValueError: run.json or a file of the checkpoint is damaged, or the run has ended before its training began.
@@ -61,7 +61,7 @@ def facts(folder: pathlib.Path) -> Facts:
                 activity[task] = [*_by_activity(samples, task, *seen)]
     steps, picture = folder / "timeline/steps.json", folder / "timeline/step.png"
     return Facts(
-        record, calibration, activity, _tables(folder / "checkpoint"),
+        record, calibration, activity, _tables(folder / "checkpoint", most_bytes),
         json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else [],
         base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
     )  # fmt: skip
@@ -117,11 +117,14 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _tables(checkpoint: pathlib.Path) -> dict[str, dict[str, Any]]:
+def _tables(checkpoint: pathlib.Path, most_bytes: int | None) -> dict[str, dict[str, Any]]:
     if not manifest.exists(checkpoint):
         return {}
-    described = saves.read_manifest(checkpoint)["tables"]
-    shown = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in sorted(described.items())}
+    described = saves.read_manifest(checkpoint)
+    if most_bytes is not None and saves.size_of(checkpoint, described) > most_bytes:
+        return {}
+    tables = sorted(described["tables"].items())
+    shown = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in tables}
     return {
         name: {**summary._asdict(), "hottest": [*map(list, summary.hottest)], "coldest": [*map(list, summary.coldest)]}
         for name, summary in shown.items()

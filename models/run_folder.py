@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import tf_fusedrec as fr
+from tf_fusedrec.files import manifest
 
 RUNS = pathlib.Path("runs")
 RECORD = "run.json"
@@ -106,14 +107,21 @@ def run_of(path: str | os.PathLike) -> pathlib.Path:
     raise ValueError(f"{os.fspath(path)!r} {state}. Pass a folder of `fusedrec train`; `fusedrec runs` lists them.")
 
 
-def runs(root: pathlib.Path = RUNS) -> list[pathlib.Path]:
-    """Returns the folders of all runs one or two levels below `root`, newest first."""
+def checkpoint_of(path: pathlib.Path) -> pathlib.Path | None:
+    """The checkpoint of a checkpoint's folder, of a run, or of the newest run of a name."""
+    folders = (path, path / "checkpoint", path / "latest/checkpoint")
+    return next((folder for folder in folders if manifest.exists(folder)), None)
+
+
+def runs(root: pathlib.Path = RUNS) -> dict[pathlib.Path, dict[str, Any]]:
+    """Returns the records of all runs one or two levels below `root` by folder, newest first.
+
+    Raises:
+      ValueError: A run.json is damaged.
+    """
     folders = [path.parent for level in ("*", "*/*") for path in root.glob(f"{level}/{RECORD}")]
-    return sorted((path for path in folders if not path.is_symlink()), key=_started, reverse=True)
-
-
-def _started(folder: pathlib.Path) -> str:
-    return read_record(folder)["started"]
+    records = {folder: read_record(folder) for folder in folders if not folder.is_symlink()}
+    return dict(sorted(records.items(), key=lambda run: run[1]["started"], reverse=True))
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:

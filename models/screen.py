@@ -217,7 +217,7 @@ def ending(record: Record, width: int) -> str:
     folder, is_done = shlex.quote(record["folder"]), record["state"] == "done"
     longer = f" --set train.epochs={2 * record['epochs_wanted']}" if is_done and record["epochs_wanted"] else ""
     if is_done:
-        lines.append(f"report  fusedrec report {folder}")
+        lines.append(f"report  {record.get('report') or f'fusedrec report {folder}'}")
     lines.append(f"resume  fusedrec train --resume {folder}{longer}")
     if is_done:
         lines.append(f"serve   fusedrec serve {folder}")

@@ -28,7 +28,7 @@ from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.config import Normal, TruncatedNormal
 from tf_fusedrec.data.columns import check_features
 from tf_fusedrec.files.saves import read_manifest
-from tf_fusedrec.models import screen
+from tf_fusedrec.models import report, screen
 from tf_fusedrec.models.build import (
     columns,
     features,
@@ -64,6 +64,7 @@ from tf_fusedrec.models.run_folder import RunRecord, circumstances, claim
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 _MOST_ROWS = 100_000  # of a rank, by which a table is judged
+_MOST_BYTES = 1 << 28  # of a checkpoint whose tables the report shows without being asked; about a second
 _TRUNCATED = 0.774  # variance of a normal distribution that is cut at two standard deviations, over the whole one's
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -244,6 +245,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
             shutil.copyfile(folder / REQUEST, output / REQUEST)
             record.update(request=str(output / REQUEST))
         record.update(state="done", results={**record.fields["results"], "served_difference": difference})
+        record.update(report=_report(output))
         print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
@@ -344,6 +346,16 @@ def _write_test(folder: pathlib.Path, results: Mapping[str, float]) -> None:
         for name, value in results.items():
             tf.summary.scalar(f"test/{name}", value)
     writer.close()
+
+
+def _report(folder: pathlib.Path) -> str:
+    """Writes the report and returns its path, or "" if it cannot be written: the run is whole without it."""
+    path = folder / "report.html"
+    try:
+        path.write_text(report.html(report.facts(folder, _MOST_BYTES)), encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+    return str(path)
 
 
 def _replace(new: pathlib.Path, path: pathlib.Path) -> None:

@@ -150,8 +150,8 @@ raise OSError(28, "No space left on device")
 def test_the_end_of_the_terminal_is_a_ctrl_c_unless_nohup_ignores_it(tmp_path, ignored):
     """The ranks save although a shell and the kernel both send SIGHUP, and nothing can be shown any more."""
     program = f"""{RANK}
-print("started", flush=True)
 try:
+    print("started", flush=True)
     time.sleep({1 if ignored else 300})
 except KeyboardInterrupt:
     time.sleep(0.5)

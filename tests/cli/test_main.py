@@ -41,6 +41,12 @@ def test_a_checkpoint_is_shown_without_tensorflow(tmp_path):
     assert "\nred shoe " in done.stdout and done.stdout.endswith("\nFalse\n")
 
 
+def test_reports_and_comparisons_of_runs_need_no_tensorflow():
+    program = "import sys; from tf_fusedrec.cli import runs; from tf_fusedrec.models import compare, report; "
+    program += "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])
 def test_every_command_has_help_with_an_example(capsys, name):
     with pytest.raises(SystemExit, match="^0$"):

@@ -1,12 +1,13 @@
 """Runs have folders and records of their own. `fusedrec runs` lists them, and clears data that no job reads."""
 
-import fcntl
 import json
 import subprocess
+import sys
 
 import pytest
 
 from tests.models.test_screen import DONE
+from tests.support.shared import ROOT
 from tf_fusedrec.cli.main import main
 from tf_fusedrec.models import run_folder
 
@@ -54,12 +55,16 @@ def test_the_newest_run_comes_first_and_data_tell_their_size(root, capsys):
     assert [*answer["runs"]] == ["runs/clicks/2026-11-25_2342"] and [*answer["data"].values()] == [1000, 1000]
 
 
-def test_data_of_a_running_job_are_not_cleared(root, capsys):
-    with (root / "mine/job.lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def test_data_that_a_process_holds_are_not_cleared(root):
+    """A job of another folder of runs holds them, too."""
+    program = "import pathlib; from tf_fusedrec.models import data_cache; "
+    program += f"data_cache.hold(pathlib.Path({str(root / '.data/table-2')!r})); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as job:
+        job.stdout.readline()
         assert main(["runs", "--clear-data"]) == 0
-    assert "running" in capsys.readouterr().out
-    assert [path.name for path in (root / ".data").iterdir()] == ["table-2"]
+        job.communicate(b"\n")
+    assert sorted(path.name for path in (root / ".data").iterdir()) == ["table-2", "table-2.lock"]
     assert main(["runs", "--clear-data"]) == 0 and [*(root / ".data").iterdir()] == []
 
 

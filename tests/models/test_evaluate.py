@@ -10,6 +10,7 @@ from tests.models import experiments
 from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.cli.main import main as program
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.metrics import exact
 from tf_fusedrec.models import baselines
 from tf_fusedrec.models.baselines import PRIOR_EXPOSURES
 from tf_fusedrec.models.build import make_embedding, make_model
@@ -133,8 +134,8 @@ def test_targets_outside_the_catalogue_are_left_out_of_the_entropy():
     assert entropy[0] == pytest.approx(np.log(1 + np.exp(-1))) and np.isnan(entropy[1])
     baseline = baselines.popularity_entropy(np.array([1, 0]), np.array([5, 7]), np.array([5, 6]))
     assert baseline[0] == pytest.approx(-np.log(2 / 3)) and np.isnan(baseline[1])
-    assert baselines.normalized(entropy, baseline) == pytest.approx(entropy[0] / baseline[0])
-    assert np.isnan(baselines.normalized(entropy[1:], baseline[1:]))
+    assert exact.entropy_ratio(entropy, baseline) == pytest.approx(entropy[0] / baseline[0])
+    assert np.isnan(exact.entropy_ratio(entropy[1:], baseline[1:]))
 
 
 def saved(folder, model, **embedding):

@@ -38,12 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.run_folder
     if not folder.is_dir():
         raise ValueError(f"RUN: no such folder {str(folder)!r}.")
-    for inside in ("checkpoint", "latest/checkpoint"):
-        folder = folder / inside if (folder / inside).is_dir() else folder
     from tf_fusedrec.models.export import export, saved_experiment, summary, trained_model
     from tf_fusedrec.models.item_index import IndexOptions
     from tf_fusedrec.models.kept_states import StateOptions
+    from tf_fusedrec.models.run_folder import checkpoint_of
 
+    folder = checkpoint_of(folder) or folder
     states = StateOptions(arguments.state_bytes, arguments.state_ttl) if arguments.state_bytes else None
     index = IndexOptions(share=arguments.index_share) if arguments.index_share else None
     export(

@@ -23,6 +23,7 @@ import numpy as np
 
 from tf_fusedrec.files import disk, manifest, saves
 from tf_fusedrec.files.inspection import Row, SavedTable, TableSummary
+from tf_fusedrec.models.run_folder import checkpoint_of
 
 EXPORT = pathlib.Path("assets.extra/tables.json")
 FORMS = "a run, a checkpoint (manifest.json), an export (assets.extra/tables.json) or a data set (dataset.json)"
@@ -63,12 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         answer, lines = reader(path)
     print(json.dumps(answer, indent=1) if arguments.json else "\n".join(lines))
     return 0
-
-
-def checkpoint_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The checkpoint of a checkpoint's folder, of a run, or of the newest run of a name."""
-    folders = (path, path / "checkpoint", path / "latest/checkpoint")
-    return next((folder for folder in folders if manifest.exists(folder)), None)
 
 
 def _checkpoint(folder: pathlib.Path, arguments: argparse.Namespace) -> tuple[Answer, list[str]]:
@@ -144,7 +139,7 @@ def _tables(folder: pathlib.Path, described: Mapping[str, Any], only: str | None
 def _about(folder: pathlib.Path, described: dict[str, Any]) -> tuple[Answer, list[str]]:
     save, kept = described["save"], saves.saves(folder)
     time = datetime.datetime.fromtimestamp((folder / save / manifest.NAME).stat().st_mtime).strftime("%Y-%m-%d %H:%M")
-    size = sum(path.stat().st_size for name in manifest.saves_of(described) for path in (folder / name).iterdir())
+    size = saves.size_of(folder, described)
     header = {
         "checkpoint": str(folder), "format": described["format"], "ranks": described["ranks"], "written": time,
         "bytes": size, "save": save, "kept": kept, "extra": described["extra"],

@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from tf_fusedrec.models import data_cache, screen
-from tf_fusedrec.models.run_folder import RUNS, read_record, runs
+from tf_fusedrec.models.run_folder import RUNS, runs
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,16 +29,11 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.root.is_dir():
         raise ValueError(f"--root {str(arguments.root)!r} is no folder. Use `fusedrec train` first, or another --root.")
-    records = {folder: read_record(folder) for folder in runs(arguments.root)}
-    shown = {str(folder): record for folder, record in records.items() if arguments.name in (None, record["name"])}
+    shown = {str(path): one for path, one in runs(arguments.root).items() if arguments.name in (None, one["name"])}
     cache = arguments.cache or arguments.root / ".data"
     sizes = data_cache.cached(cache)
     if arguments.clear_data:
-        running = [record for record in records.values() if record["state"] == "running" and "data" in record]
-        read = {pathlib.Path(record["data"]["folder"]).resolve() for record in running}
-        for folder in [folder for folder in sizes if folder.resolve() not in read]:
-            data_cache.clear(folder)
-            del sizes[folder]
+        sizes = {folder: size for folder, size in sizes.items() if not data_cache.clear(folder)}
     if arguments.json:
         data = {str(folder): size for folder, size in sizes.items()}
         print(json.dumps({"runs": shown, "data": data}, indent=1))

@@ -92,6 +92,11 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
     return contents
 
 
+def size_of(directory: pathlib.Path, contents: dict[str, Any]) -> int:
+    """The bytes of all files that a save needs, `contents` being its manifest."""
+    return sum(path.stat().st_size for name in manifest.saves_of(contents) for path in (directory / name).iterdir())
+
+
 def begin(directory: pathlib.Path) -> str:
     """Removes the remains of interrupted saves and makes the folder of a new save. Returns its unique name."""
     for folder in _folders(directory):

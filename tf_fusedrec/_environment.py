@@ -65,7 +65,8 @@ def check_versions(tensorflow: str | None, keras_version: str | None) -> None:
         )
     record = pathlib.Path(__file__).parent / "ops" / "_build_info.py"  # setup.py writes it with the ops
     built = runpy.run_path(str(record)).get("TENSORFLOW_VERSION") if record.exists() else None
-    if tensorflow and built and built != tensorflow:
+    # TensorFlow writes 2.22.0-rc0, and pip 2.22.0rc0.
+    if tensorflow and built and built.replace("-", "") != tensorflow.replace("-", ""):
         raise ImportError(
             f"The custom ops were built for TensorFlow {built}, but TensorFlow {tensorflow} is installed; "
             f"custom ops are bound to the exact version. {OPS_REMEDY}"
@@ -73,12 +74,12 @@ def check_versions(tensorflow: str | None, keras_version: str | None) -> None:
 
 
 def _installed(name: str) -> str | None:
-    """The version of an installed release; None where its name is another one, such as tensorflow-cpu."""
+    """The version of an installed release or candidate; None where its name is another one, as tensorflow-cpu."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return version if re.fullmatch(r"[\d.]+", version) else None
+    return version if re.fullmatch(r"[\d.]+(rc\d+)?", version) else None
 
 
 KERAS_PACKAGE = "tf_keras" if KERAS_IS_LEGACY else "keras"

@@ -14,6 +14,7 @@ import numpy as np
 
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.losses.objectives import total_weight
+from tf_fusedrec.metrics import SummedMetric
 from tf_fusedrec.schedules import PipelinedModel
 
 Batch = Mapping[str, Any]
@@ -28,6 +29,19 @@ def constant(layer: keras.layers.Layer, name: str, values: np.ndarray | np.numbe
     )
     weight.assign(values)
     return weight
+
+
+class _Total(SummedMetric):
+    """A sum over steps. keras.metrics.Sum makes more ops in a step."""
+
+    def __init__(self, name: str):
+        super().__init__(name, total=())
+
+    def update_state(self, value: tf.Tensor) -> None:
+        self.add(value)
+
+    def value_of(self, *states: tf.Tensor) -> tf.Tensor:
+        return states[0]
 
 
 class SequenceModel(PipelinedModel, abc.ABC):
@@ -46,11 +60,8 @@ class SequenceModel(PipelinedModel, abc.ABC):
         # The checkpoint holds the step count, so that a resumed run makes the same draws.
         self.step = constant(self, "step", np.int64(0))
         self._loss = keras.metrics.Mean(name="loss")
-        # float64 counts exactly up to 2**53. float32 would stop at 16 million tokens.
-        self._events = keras.metrics.Sum(name="events", dtype="float64")
-        self._samples = keras.metrics.Sum(name="samples", dtype="float64")
-        self._tokens = keras.metrics.Sum(name="tokens", dtype="float64")
-        self._gflops = keras.metrics.Sum(name="gflops", dtype="float64")
+        self._events, self._samples = _Total("events"), _Total("samples")
+        self._tokens, self._gflops = _Total("tokens"), _Total("gflops")
 
     def build(self, input_shape: Any) -> None:
         """Leaves the layers to the first call. Keras 3 would call the model with symbols to build them."""

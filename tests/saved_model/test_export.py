@@ -122,9 +122,11 @@ def test_refusals(click, tmp_path):
     for name in ("", "name", "versions"):
         with pytest.raises(ValueError, match=f"the name '{name}' of a signature is empty or an attribute"):
             fr.export(model, tmp_path / "served", signatures={name: own["s"]._replace(inputs={})})
-    inputs = keras.Input([None], dtype=tf.int64, name="f", ragged=True), keras.Input([], name="f_row_splits")
+    inputs = keras.Input([None], dtype=tf.int64, name="f", ragged=True), keras.Input([1], name="f_row_splits")
+    split = fr.FeatureConfig("f", fr.TableConfig("splits", 2, fr.optimizers.SGD(0.1)), combiner="sum")
+    output = keras.layers.Concatenate()([fr.FusedEmbedding([split])({"f": inputs[0]})["f"], inputs[1]])
     with pytest.raises(ValueError, match="two inputs of 'splits' have the name 'f_row_splits' in a signature"):
-        fr.export(keras.Model(inputs, inputs[1], name="splits"), tmp_path / "served")
+        fr.export(keras.Model(inputs, output, name="splits"), tmp_path / "served")
     table, feature = fr.TableConfig("twice", 2, fr.optimizers.SGD(0.1)), fr.FeatureConfig("x", "twice")
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
     rows = [fr.FusedEmbedding([feature], [table], name=name)(inputs)["x"] for name in ("one", "two")]

@@ -96,7 +96,7 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
     def add(self, *values: tf.Tensor) -> None:
         """Adds to the states, in the order of __init__. For update_state of a subclass."""
         for state, value in zip(self._states, values):
-            state.assign_add(tf.cast(value, tf.float64))
+            keras_api.tf_variable(state).assign_add(tf.cast(value, tf.float64))  # Keras 3's own makes three ops
 
 
 def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:

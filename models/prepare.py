@@ -23,6 +23,7 @@ from tf_fusedrec.models.data_sets.layouts import read_info
 from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_movielens_ranking
 from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 from tf_fusedrec.models.data_sets.table import convert_table
+from tf_fusedrec.models.data_sets.table_files import ENDINGS
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
@@ -120,6 +121,7 @@ def growing_folder(data: DataConfig, path: str | os.PathLike, after: Partition |
     return GrowingFolder(
         path,
         marker=data.marker or None,
+        files=ENDINGS if data.follows_table and not data.marker else (),
         poll_s=data.poll_s,
         timeout_s=data.timeout_s or None,
         max_partitions=data.max_partitions or None,
@@ -132,7 +134,8 @@ def _of_first_partition(experiment: Experiment) -> Experiment:
     data = experiment.data
     first = next(iter(growing_folder(data, data.input)), None)
     if first is None:
-        raise ValueError(f"data.input {data.input!r} has ended without a partition (a folder with {data.marker}).")
+        wanted = f"a folder with {data.marker}" if data.marker else f"a file *{', *'.join(ENDINGS)}"
+        raise ValueError(f"data.input {data.input!r} has ended without a partition ({wanted}).")
     return dataclasses.replace(experiment, data=dataclasses.replace(data, input=first.path, follow=False))
 
 
@@ -176,8 +179,8 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
     if source is None:
         facts.update(sizes=experiment.data.sizes(), seed=experiment.seed)
     else:
-        # Converters also read the files beside the log (movies, user features).
-        folder = source if source.is_dir() else source.parent
+        # Other converters than that of tables also read the files beside the log (movies, user features).
+        folder = source if source.is_dir() or experiment.data.source == "table" else source.parent
         facts["files"] = [
             (path.name, path.stat().st_size, path.stat().st_mtime_ns)
             for each in (folder, *map(pathlib.Path, experiment.data.earlier))

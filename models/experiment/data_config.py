@@ -46,7 +46,9 @@ class DataConfig:
     window: int = 32  # movielens_ranking, table: exposures of a row
     cache: str = "runs/.data"  # folder of converted data, on a file system that all ranks see
     follow: bool = False  # train/, or the input of a table, grows by partitions, see tf_fusedrec.data.GrowingFolder
-    marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
+    marker: str = (
+        "_SUCCESS"  # file in a complete partition; "" takes folders with Parquet files, a table's single files
+    )
     poll_s: float = 30.0
     timeout_s: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
     max_partitions: int = 0  # largest number of partitions; 0: all
@@ -66,8 +68,6 @@ class DataConfig:
             _ = self.column_map
         elif self.columns:
             raise ValueError(f"data.columns is for the source 'table', but data.source is {self.source!r}. Remove it.")
-        if self.follow and self.source == "table" and not self.marker:
-            raise ValueError("data.marker is empty, but partitions of a table need one, such as _SUCCESS. Set it.")
         if self.earlier and self.source != "table":
             raise ValueError(f"data.earlier is for the source 'table', but data.source is {self.source!r}. Remove it.")
         given = list(self.sizes())

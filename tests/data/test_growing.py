@@ -1,7 +1,9 @@
 """GrowingFolder in one process: the partitions that count, their order, waiting, the end, and messages."""
 
 import logging
+import os
 import threading
+import time
 
 import pytest
 
@@ -66,6 +68,33 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
         (tmp_path / "_STOP").unlink()
         assert names(tmp_path, timeout_s=0.05) == found
     assert "ends after 3 partitions: no new partition arrived in 0.05 s" in caplog.text
+
+
+def test_files_are_partitions_when_two_polls_find_them_equal(tmp_path):
+    for name in ("day10.csv", "day9.csv", ".day8.csv", "_day7.csv", "day6.csv.tmp", "day11.parquet"):
+        (tmp_path / name).write_text("a\n", encoding="utf-8")
+    complete = ["day9.csv", "day10.csv", "day11.parquet"]
+    growing = GrowingFolder(tmp_path, files=(".csv", ".parquet"), poll_s=0.01, timeout_s=0)
+    found = [*growing]
+    assert [partition.name for partition in found] == complete
+    assert growing.before(found[2]) == [f"{tmp_path}/day9.csv", f"{tmp_path}/day10.csv"]
+
+
+def test_a_file_that_is_written_slowly_is_whole_and_those_after_it_wait(tmp_path):
+    def write():
+        for _ in range(20):
+            with (tmp_path / "day1.csv").open("a", encoding="utf-8") as file:
+                file.write("line\n")
+            time.sleep(0.02)
+        (tmp_path / "_STOP").touch()
+
+    (tmp_path / "day1.csv").touch()
+    (tmp_path / "day2.csv").touch()
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = [(one.name, os.path.getsize(one.path)) for one in GrowingFolder(tmp_path, files=[".csv"], poll_s=0.3)]
+    writer.join()
+    assert found == [("day1.csv", 100), ("day2.csv", 0)]
 
 
 def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):

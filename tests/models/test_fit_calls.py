@@ -133,7 +133,8 @@ def _list(column):
     return column.to_list() if isinstance(column, tf.RaggedTensor) else column.numpy().tolist()
 
 
-def test_partitions_of_a_table_are_converted_as_they_come(tmp_path):
+@pytest.mark.parametrize("marker", ["_SUCCESS", ""])
+def test_partitions_of_a_table_are_converted_as_they_come(tmp_path, marker):
     """The first one, of CSV, is divided into parts. The second one, of Parquet, follows the history of the first."""
     raw, random = tmp_path / "raw", np.random.default_rng(0)
     names = ["user", "item", "time", "clicked"]
@@ -142,7 +143,8 @@ def test_partitions_of_a_table_are_converted_as_they_come(tmp_path):
         users, clicked = random.integers(0, 4, 40), random.integers(0, 2, 40)
         days.append([users, random.integers(0, 9, 40), np.arange(40) + 1000 * (day + 1), clicked])
         (raw / f"day={day}").mkdir(parents=True)
-        (raw / f"day={day}/_SUCCESS").touch()
+        if marker:
+            (raw / f"day={day}" / marker).touch()
     lines = ["user,item,time,clicked", *(",".join(map(str, row)) for row in zip(*days[0]))]
     (raw / "day=0/log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     pq.write_table(pa.table(dict(zip(names, days[1]))), raw / "day=1/log.parquet")
@@ -151,7 +153,7 @@ def test_partitions_of_a_table_are_converted_as_they_come(tmp_path):
     model = {"kind": "dlrm", "conversion_label": "exposed_click", "dim": 4, "max_history": 200}
     fields = {
         "name": "days", "task": "ranking", "model": model, "train": {"epochs": 1, "target_tokens_per_rank": 512},
-        "data": {**data, "follow": True, "max_partitions": 2, "held_out": "test"},
+        "data": {**data, "follow": True, "marker": marker, "poll_s": 0.05, "max_partitions": 2, "held_out": "test"},
     }  # fmt: skip
     experiment = from_dict(fields)
     folder = prepare_data(experiment, tmp_path / "cache")

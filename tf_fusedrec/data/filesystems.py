@@ -77,6 +77,12 @@ def folders_with(folder: Folder, marker: str | None) -> list[str]:
     return sorted(folders)
 
 
+def files_with(folder: Folder, endings: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Size in bytes and time of change in nanoseconds of the files below `folder` with one of the endings, by path."""
+    found = {file: (info.size, info.mtime_ns) for file, info in _infos(folder)}
+    return {file: state for file, state in found.items() if file.endswith(endings) and not _is_hidden(file)}
+
+
 def partition_values(file: str) -> Mapping[str, str]:
     """Values {key: value} from the folders of a path: "day=7/hour=12/a.parquet" gives day and hour."""
     return dict(part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
@@ -98,9 +104,13 @@ def readable(where: str) -> Iterator[None]:
 
 
 def _files(folder: Folder) -> Iterator[str]:
+    return (file for file, _ in _infos(folder))
+
+
+def _infos(folder: Folder) -> Iterator[tuple[str, fs.FileInfo]]:
     for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True)):
         if info.type == fs.FileType.File:
-            yield info.path[len(folder.path) :].lstrip("/")
+            yield info.path[len(folder.path) :].lstrip("/"), info
 
 
 def _is_hidden(path: str) -> bool:

@@ -8,16 +8,18 @@
 
 A partition is a folder at any depth (day=2026-11-21/hour=07). It is complete when it has the marker, such as the
 _SUCCESS of Spark and Hive jobs. With marker=None it is complete when it appears, for writers that fill a hidden folder
-and rename it. Numbers in names compare as numbers, so hour=10 follows hour=9.
+and rename it. With files=(".csv", ".parquet"), every file is a partition, complete when it has stopped changing.
+Numbers in names compare as numbers, so hour=10 follows hour=9.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pyarrow import fs
@@ -50,6 +52,8 @@ class GrowingFolder:
     Args:
       path, filesystem: See ParquetFolder.
       marker: Name of the file that marks a complete partition; None takes every folder with Parquet files.
+      files: Endings of files that are partitions themselves; () takes folders. A file is complete when two polls see
+        the same size and time. Until then, those after it wait, too. `marker` has no effect then.
       poll_s: Seconds between two polls, > 0.
       timeout_s: Seconds to wait for one partition; None waits forever.
       max_partitions: Number of partitions in all, including the partitions of an earlier job; None for all.
@@ -71,6 +75,7 @@ class GrowingFolder:
         path: str | os.PathLike,
         *,
         marker: str | None = "_SUCCESS",
+        files: Sequence[str] = (),
         poll_s: float = 30.0,
         timeout_s: float | None = None,
         max_partitions: int | None = None,
@@ -84,6 +89,7 @@ class GrowingFolder:
         if max_partitions is not None and max_partitions < 1:
             raise ValueError(f"max_partitions must be >= 1, or None for all, got {max_partitions}.")
         self._path, self._filesystem, self._marker = os.fspath(path).rstrip("/"), filesystem, marker
+        self._files, self._last_poll = tuple(files), dict[str, tuple[int, int] | None]()
         self._poll_s, self._timeout, self._most = poll_s, timeout_s, max_partitions
         self._last = after
         self._seen: set[str] = set()  # names of yielded and skipped partitions
@@ -99,8 +105,16 @@ class GrowingFolder:
     def before(self, partition: Partition) -> list[str]:
         """Paths of the complete partitions before one, in the order of their names. Not collective."""
         folder = filesystems.resolve(self._path, self._filesystem)
-        names = sorted(filesystems.folders_with(folder, self._marker), key=_order)
-        return [f"{self._path}/{name}" for name in names if _order(name) < _order(partition.name)]
+        return [f"{self._path}/{name}" for name in self._partitions(folder) if _order(name) < _order(partition.name)]
+
+    def _partitions(self, folder: filesystems.Folder) -> dict[str, tuple[int, int] | None]:
+        """Size and time of partitions that are files, and None for folders, in the order of their names."""
+        found: dict[str, tuple[int, int] | None] = {}
+        if self._files:
+            found.update(filesystems.files_with(folder, self._files))
+        else:
+            found.update(dict.fromkeys(filesystems.folders_with(folder, self._marker)))
+        return {name: found[name] for name in sorted(found, key=_order)}
 
     def _number(self) -> int:
         return 0 if self._last is None else self._last.number + 1
@@ -124,9 +138,11 @@ class GrowingFolder:
             folder = filesystems.resolve(self._path, self._filesystem)
             stop = folder.filesystem.get_file_info(f"{folder.path}/{STOP}").type != fs.FileType.NotFound
             # The folder is listed after the check for STOP, because writers add STOP after the last partition.
-            names = sorted(filesystems.folders_with(folder, self._marker), key=_order)
+            found = self._partitions(folder)
         except (ValueError, OSError) as caught:
             return None, True, f"{self._path}: cannot list new partitions ({caught}). Check that the folder exists."
+        before, self._last_poll = self._last_poll, found
+        names = list(itertools.takewhile(lambda name: found[name] in (None, before.get(name)), found))
         for name in names:
             if self._last is None or _order(name) > _order(self._last.name):
                 self._seen.add(name)
@@ -134,7 +150,7 @@ class GrowingFolder:
             if name not in self._seen:
                 self._seen.add(name)
                 _LOG.warning("skipped: %s/%s: it arrived after its successor %s", self._path, name, self._last[1])
-        if stop or (self._timeout is not None and waited >= self._timeout):
+        if len(names) == len(found) and (stop or (self._timeout is not None and waited >= self._timeout)):
             why = f"{STOP} exists" if stop else f"no new partition arrived in {self._timeout} s"
             _LOG.info("%s ends after %d partitions: %s", self._path, self._number(), why)
             return None, True, None

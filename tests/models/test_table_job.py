@@ -23,8 +23,9 @@ def test_the_shop_of_the_docs_trains_with_its_own_column_names(tmp_path, monkeyp
         command, capture_output=True, encoding="utf-8", timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "table, shop, 2 files, 1200 of 1200 rows, customer strings as fingerprints" in done.stdout
-    results = read_record(run_of(tmp_path / "runs/shop"))["results"]
+    record = read_record(run_of(tmp_path / "runs/shop"))
+    assert "table, shop, 2 files, 1200 of 1200 rows, customer strings as fingerprints" in record["data"]["source"]
+    results = record["results"]
     # A customer's own rate for the brand ranks its offers: 0.9 against 0.1.
     assert results["test"]["ctr_auc"] > 0.7 > results["test"]["baseline_ctr_auc"]
     assert results["served_difference"] < 1e-4

@@ -134,8 +134,8 @@ def _of_first_partition(experiment: Experiment) -> Experiment:
     data = experiment.data
     first = next(iter(growing_folder(data, data.input)), None)
     if first is None:
-        wanted = f"a folder with {data.marker}" if data.marker else f"a file *{', *'.join(ENDINGS)}"
-        raise ValueError(f"data.input {data.input!r} has ended without a partition ({wanted}).")
+        form = f"a folder with {data.marker}" if data.marker else f"a file *{', *'.join(ENDINGS)}"
+        raise ValueError(f"data.input {data.input!r} has ended without a partition ({form}).")
     return dataclasses.replace(experiment, data=dataclasses.replace(data, input=first.path, follow=False))
 
 

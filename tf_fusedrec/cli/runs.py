@@ -29,7 +29,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.root.is_dir():
         raise ValueError(f"--root {str(arguments.root)!r} is no folder. Use `fusedrec train` first, or another --root.")
-    shown = {str(path): one for path, one in runs(arguments.root).items() if arguments.name in (None, one["name"])}
+    records = runs(arguments.root).items()
+    shown = {str(path): record for path, record in records if arguments.name in (None, record["name"])}
     cache = arguments.cache or arguments.root / ".data"
     sizes = data_cache.cached(cache)
     if arguments.clear_data:

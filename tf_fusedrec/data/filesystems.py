@@ -79,8 +79,8 @@ def folders_with(folder: Folder, marker: str | None) -> list[str]:
 
 def files_with(folder: Folder, endings: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     """Size in bytes and time of change in nanoseconds of the files below `folder` with one of the endings, by path."""
-    found = {file: (info.size, info.mtime_ns) for file, info in _infos(folder)}
-    return {file: state for file, state in found.items() if file.endswith(endings) and not _is_hidden(file)}
+    states = {file: (info.size, info.mtime_ns) for file, info in _infos(folder)}
+    return {file: state for file, state in states.items() if file.endswith(endings) and not _is_hidden(file)}
 
 
 def partition_values(file: str) -> Mapping[str, str]:

@@ -109,12 +109,12 @@ class GrowingFolder:
 
     def _partitions(self, folder: filesystems.Folder) -> dict[str, tuple[int, int] | None]:
         """Size and time of partitions that are files, and None for folders, in the order of their names."""
-        found: dict[str, tuple[int, int] | None] = {}
+        states: dict[str, tuple[int, int] | None] = {}
         if self._files:
-            found.update(filesystems.files_with(folder, self._files))
+            states.update(filesystems.files_with(folder, self._files))
         else:
-            found.update(dict.fromkeys(filesystems.folders_with(folder, self._marker)))
-        return {name: found[name] for name in sorted(found, key=_order)}
+            states.update(dict.fromkeys(filesystems.folders_with(folder, self._marker)))
+        return {name: states[name] for name in sorted(states, key=_order)}
 
     def _number(self) -> int:
         return 0 if self._last is None else self._last.number + 1
@@ -138,11 +138,11 @@ class GrowingFolder:
             folder = filesystems.resolve(self._path, self._filesystem)
             stop = folder.filesystem.get_file_info(f"{folder.path}/{STOP}").type != fs.FileType.NotFound
             # The folder is listed after the check for STOP, because writers add STOP after the last partition.
-            found = self._partitions(folder)
+            partitions = self._partitions(folder)
         except (ValueError, OSError) as caught:
             return None, True, f"{self._path}: cannot list new partitions ({caught}). Check that the folder exists."
-        before, self._last_poll = self._last_poll, found
-        names = list(itertools.takewhile(lambda name: found[name] in (None, before.get(name)), found))
+        before, self._last_poll = self._last_poll, partitions
+        names = list(itertools.takewhile(lambda name: partitions[name] in (None, before.get(name)), partitions))
         for name in names:
             if self._last is None or _order(name) > _order(self._last.name):
                 self._seen.add(name)
@@ -150,7 +150,7 @@ class GrowingFolder:
             if name not in self._seen:
                 self._seen.add(name)
                 _LOG.warning("skipped: %s/%s: it arrived after its successor %s", self._path, name, self._last[1])
-        if len(names) == len(found) and (stop or (self._timeout is not None and waited >= self._timeout)):
+        if len(names) == len(partitions) and (stop or (self._timeout is not None and waited >= self._timeout)):
             why = f"{STOP} exists" if stop else f"no new partition arrived in {self._timeout} s"
             _LOG.info("%s ends after %d partitions: %s", self._path, self._number(), why)
             return None, True, None

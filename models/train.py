@@ -130,15 +130,13 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
             record.begin_new_data()
         calls = fit_calls(experiment, folder, saved)
 
-        item_ids, popularity = read_items(folder)
-        if resume and saved is None and isinstance(experiment.model, RankingConfig):
-            # The checkpoint has the frequent items, of the catalog's size when the run began.
+        items = read_items(folder)
+        item_ids = items[0]
+        if resume and saved is None:  # The checkpoint has the items, of the catalog's size when the run began.
             item_ids = np.arange(max(read_manifest(checkpoint)["extra"]["items"], 1))
-            popularity = np.ones(len(item_ids), np.int64)
-        model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
-        optimizer = keras.optimizers.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
-        model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-        model(no_rows(read))  # Creates the weights that a checkpoint restores.
+            items = (item_ids, np.ones(len(item_ids), np.int64))
+        statistics = read_statistics(experiment.model, folder)
+        model = _compiled(experiment, make_model(experiment, embedding, *items, statistics))
 
         if rows_of is not None:
             _say(_take_rows(model, rows_of))
@@ -146,6 +144,11 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
         if resume:
             best = fr.checkpoint.load(checkpoint, model, model.optimizer).get("best")
             best = best if saved is not None and best is not None and best["monitor"] == monitor else None
+            if saved is None and isinstance(model, HSTURetrieval):
+                items = read_items(folder)
+                item_ids = items[0]
+                model = _with_weights_of(model, _compiled(experiment, make_model(experiment, embedding, *items)))
+            model.optimizer.learning_rate = train.learning_rate  # a checkpoint has that of the earlier run
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
@@ -249,6 +252,26 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
         print("\n" + screen.ending(record.fields, line_width(terminal_width())), flush=True)
     fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
+
+
+def _compiled(experiment: Experiment, model: RankingModel | HSTURetrieval) -> RankingModel | HSTURetrieval:
+    """Returns the model with its optimizer and with the weights that a checkpoint restores."""
+    train = experiment.train
+    optimizer = keras.optimizers.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
+    model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
+    model(no_rows(columns(experiment.model, "train")))
+    return model
+
+
+def _with_weights_of(trained: HSTURetrieval, model: HSTURetrieval) -> HSTURetrieval:
+    """Returns `model`, which has the trained model's tables and another catalog, with its weights and optimizer."""
+    for each in (trained, model):
+        each.optimizer.build(each.trainable_variables)
+    before = [*trained.weights, *trained.optimizer.variables]
+    for weight, value in zip([*model.weights, *model.optimizer.variables], before, strict=True):
+        if weight is not model.catalogue:
+            weight.assign(value)
+    return model
 
 
 def _take_rows(model: RankingModel | HSTURetrieval, checkpoint: pathlib.Path) -> str:

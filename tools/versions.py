@@ -109,10 +109,11 @@ class Environment:
     def install(self, wheels: pathlib.Path) -> None:
         """Installs the package with its ops, the Horovod of `wheels`, the Keras and the test tools."""
         package = ("--no-build-isolation", "-c", "requirements/dev.txt", "-e", ".[distributed,serve]", *TEST_TOOLS)
+        # An earlier run's tf-keras may require another TensorFlow (see below), and its Horovod may be another build of
+        # the same version, which pip would keep.
+        self.run("packages of an earlier run", "-m", "pip", "uninstall", "--yes", "tf-keras", "horovod")
         keras = [f"keras=={self.keras}.*"] if "." in self.keras else []  # else TensorFlow's own
         self.run("ops, package and test tools", *PIP_INSTALL, *package, *keras, "-f", str(wheels))
-        # An earlier run's tf-keras may require another TensorFlow (see below).
-        self.run("tf-keras of an earlier run", "-m", "pip", "uninstall", "--yes", "tf-keras")
         self.run("check", "-m", "pip", "check")
         # The tests compare both. The newest up to TensorFlow's number; one of the number below requires another one.
         newest = int(self.tensorflow.split(".")[1]) + 1

@@ -24,7 +24,9 @@ from tests.support.tensorboard import scalars
 from tf_fusedrec.checkpoint import read_tables
 from tf_fusedrec.cli.main import main as fusedrec
 from tf_fusedrec.models import evaluate, train
+from tf_fusedrec.models.data_sets.synthetic import write_synthetic_retrieval
 from tf_fusedrec.models.experiment import from_dict
+from tf_fusedrec.models.export import trained_model
 from tf_fusedrec.models.prepare import prepare_data
 from tf_fusedrec.models.run_folder import read_record
 
@@ -169,6 +171,28 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert "interrupted by SIGINT; checkpoint: " in output and running.returncode == 130
     second = saved(tmp_path)
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
+
+
+@pytest.mark.both
+def test_a_retrieval_run_goes_on_with_a_catalog_that_has_grown(tmp_path):
+    """Dense weights stay, which a step of 1e-30 cannot move, and all rows. The second catalog has 13 more items."""
+    trained = []
+    (tmp_path / "run").mkdir()
+    for day, (items, rate) in {"monday": (20, 0.01), "tuesday": (33, 1e-30)}.items():
+        folder = tmp_path / day
+        write_synthetic_retrieval(folder, seed=items, users=40, items=items, clusters=4, mean_history=6)
+        fields = {**experiments.RETRIEVAL, "train": {**experiments.RETRIEVAL["train"], "learning_rate": rate}}
+        experiment = from_dict({**fields, "data": {**fields["data"], "input": str(folder)}})
+        resume = day == "tuesday"
+        assert train.run(experiment, train.started(experiment, tmp_path / "run", resume=resume), resume) == 0
+        weights = trained_model(tmp_path / "run/checkpoint").trainable_variables
+        rows = read_tables(tmp_path / "run/checkpoint")["item"]
+        trained.append(([weight.numpy() for weight in weights], {*rows.ids.tolist()}))
+        assert saved(tmp_path)["items"] == items
+    (before, known), (after, more) = trained
+    for weight, same in zip(before, after, strict=True):
+        np.testing.assert_array_equal(weight, same)
+    assert known <= more and len(more) > 20
 
 
 def test_a_failed_export_leaves_the_earlier_one_and_the_results(tmp_path, monkeypatch):

@@ -46,9 +46,7 @@ class DataConfig:
     window: int = 32  # movielens_ranking, table: exposures of a row
     cache: str = "runs/.data"  # folder of converted data, on a file system that all ranks see
     follow: bool = False  # train/, or the input of a table, grows by partitions, see tf_fusedrec.data.GrowingFolder
-    marker: str = (
-        "_SUCCESS"  # file in a complete partition; "" takes folders with Parquet files, a table's single files
-    )
+    marker: str = "_SUCCESS"  # file of a complete partition; "" takes folders with Parquet files, or files of a table
     poll_s: float = 30.0
     timeout_s: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
     max_partitions: int = 0  # largest number of partitions; 0: all

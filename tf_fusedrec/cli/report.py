@@ -4,7 +4,8 @@
     fusedrec report runs/clicks_dlrm                     the newest run of a name
     fusedrec report runs/clicks_dlrm --text              the same on this terminal
 
-The page needs no other file. It reads all tables of the checkpoint once.
+The page needs no other file. All tables of the checkpoint are read once. The page that `fusedrec train` writes leaves
+tables out if the checkpoint has more than 256 MiB.
 """
 
 from __future__ import annotations

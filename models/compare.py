@@ -8,12 +8,13 @@ exposures of one user are not independent. Both runs must have been evaluated on
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_fusedrec.metrics import exact
+from tf_fusedrec.models import page, screen
 
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
@@ -220,3 +221,50 @@ def verdict(metric: str, row: Mapping[str, float]) -> str:
         return ""
     falls = metric == "ne" or metric.endswith("_ne")
     return "better" if (row["low"] > 0) != falls else "worse"
+
+
+def html(
+    runs: Mapping[str, pathlib.Path], records: Mapping[str, Mapping[str, Any]], unequal: Mapping[str, Sequence[Any]],
+    tables: Mapping[str, Mapping[str, Mapping[str, float]]], level: float,
+) -> str:  # fmt: skip
+    """Returns the comparison as one HTML page: settings, data and code that differ, curves of all runs, and metrics.
+
+    Args:
+      runs: Folder of each run by its letter.
+      records: run.json of each run that has one.
+      unequal: First result of `differing`.
+      tables: Result of `compare` with the first run, by letter.
+      level: Level of the intervals.
+    """
+    first = next(iter(runs))
+    parts = ["<h1>Comparison of runs</h1>", page.table(("run", "folder"), [(name, str(runs[name])) for name in runs])]
+    if unequal:
+        rows = [(name, *map(str, values)) for name, values in unequal.items()]
+        parts += ["<h2>What differs</h2>", page.table(("", *runs), rows)]
+    if curves := [*_curves(records)]:
+        parts += ["<h2>Training</h2><div class=row>", *curves, "</div>"]
+    labels = records.get(first, {}).get("labels", {})
+    for letter, metrics in tables.items():
+        heads = ("metric", first, letter, f"{letter} - {first}", f"{100 * level:g} % interval", "")
+        rows = [
+            (screen.title_of(name, labels), f"{row['a']:.4f}", f"{row['b']:.4f}", f"{row['difference']:+.4f}",
+             f"{row['low']:+.4f} to {row['high']:+.4f}", verdict(name, row))
+            for name, row in metrics.items()
+        ]  # fmt: skip
+        parts += [f"<h2>{letter} and {first}</h2>", page.table(heads, rows)]
+    return page.document("Comparison of runs", parts)
+
+
+def _curves(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the plots of the epochs of all runs, by the metrics of the first one."""
+    trained = {letter: record for letter, record in records.items() if record.get("epochs")}
+    names = {"loss": "loss", "held-out loss": "val_loss"}
+    if trained:
+        names |= {one.title: one.held_out for one in screen.epoch_metrics(next(iter(trained.values())))}
+    for title, name in names.items():
+        lines = {
+            letter: [(epoch["epoch"], epoch[name]) for epoch in record["epochs"] if epoch.get(name) is not None]
+            for letter, record in trained.items()
+        }
+        if lines := {letter: points for letter, points in lines.items() if points}:
+            yield page.plot(f"{title} by epoch", lines)

@@ -7,11 +7,10 @@ checkpoint. `html` and `text` show them. A part whose files are gone is left out
 from __future__ import annotations
 
 import base64
-import html as markup
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import yaml
 from tf_fusedrec.files import manifest, saves
 from tf_fusedrec.files.inspection import SavedTable
 from tf_fusedrec.metrics import exact
-from tf_fusedrec.models import compare, screen
+from tf_fusedrec.models import compare, page, screen
 from tf_fusedrec.models.run_folder import read_record
 
 BINS = 10  # of predicted probabilities, of equal numbers of events
@@ -207,36 +206,14 @@ def _count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --dim: #667080; --line: #d8dde5; --page: #fff; --card: #f6f8fa;
-  --a: #2364aa; --b: #d1651b; --good: #1a7f37; --bad: #c0332b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9f0; --dim: #9aa5b4; --line: #38414d; --page: #14181e;
-  --card: #1c222b; --a: #6cb0f5; --b: #f0a05a; --good: #5ac878; --bad: #f27d74; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1060px;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: 13px; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 500; }
-.scroll { overflow-x: auto; } .row { display: flex; flex-wrap: wrap; gap: 1rem; } .dim { color: var(--dim); }
-.yes { color: var(--good); } .worse { color: var(--bad); }
-img { max-width: 100%; } .hint { border-left: 3px solid var(--b); padding-left: .8rem; }
-svg { background: var(--card); border-radius: 6px; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
-svg .title { fill: var(--ink); font-size: 13px; } .grid { stroke: var(--line); }
-.a { stroke: var(--a); fill: var(--a); } .b { stroke: var(--b); fill: var(--b); }
-svg path.a, svg path.b { fill: none; stroke-width: 2; } svg text.a, svg text.b { stroke: none; }
-"""
-
-
 def html(shown: Facts) -> str:
     """Returns the report as one HTML page."""
     record = shown.record
     said = f"{record['state']} · {screen.duration(record['seconds'])} · started {record['started']}"
     parts = [
-        f"<h1>{_safe(record['folder'])}</h1><p class=dim>{_safe(said)}</p>",
-        f"<pre>{_safe(screen.header(record, 100))}</pre>",
-        *(f"<p class=hint>{_safe(hint)}</p>" for hint in screen.hints(record)),
+        f"<h1>{page.safe(record['folder'])}</h1><p class=dim>{page.safe(said)}</p>",
+        f"<pre>{page.safe(screen.header(record, 100))}</pre>",
+        *(f"<p class=hint>{page.safe(hint)}</p>" for hint in screen.hints(record)),
     ]
     if record["epochs"]:
         parts += ["<h2>Training</h2><div class=row>", *_curves(record), "</div>"]
@@ -246,31 +223,18 @@ def html(shown: Facts) -> str:
         plots = [_calibration_plot(record["labels"][task], bins) for task, bins in shown.calibration.items()]
         parts += ["<h2>Calibration</h2><div class=row>", *plots, "</div>"]
     for title, rows in _as_tables(shown):
-        parts += [f"<h2>{_safe(title[:1].upper() + title[1:])}</h2>", _table(rows[0], rows[1:])]
+        parts += [f"<h2>{page.safe(title[:1].upper() + title[1:])}</h2>", page.table(rows[0], rows[1:])]
     if shown.picture:
         parts.append(f'<img alt="a recorded step" src="data:image/png;base64,{shown.picture}">')
     parts += ["<h2>Data</h2>", _data(record["data"])]
     code = {name: record[name] for name in ("command", "code", "versions", "ranks", "hosts")}
-    parts += ["<h2>Settings</h2>", f"<pre>{_safe(_yaml(record['experiment']))}</pre>"]
-    parts += ["<h2>Command, code and versions</h2>", f"<pre>{_safe(_yaml(code))}</pre>"]
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    title = f"<title>{_safe(record['folder'])}</title><style>{_STYLE}</style>"
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head>\n<body>\n{body}\n</body></html>\n'
-
-
-def _safe(value: Any) -> str:
-    return markup.escape(str(value))
+    parts += ["<h2>Settings</h2>", f"<pre>{page.safe(_yaml(record['experiment']))}</pre>"]
+    parts += ["<h2>Command, code and versions</h2>", f"<pre>{page.safe(_yaml(code))}</pre>"]
+    return page.document(record["folder"], parts)
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False, default_flow_style=None, width=100)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"<tr>{''.join(f'<th>{_safe(head)}</th>' for head in heads)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{_safe(cell)}</td>' for cell in row)}</tr>" for row in rows]
-    return f"<div class=scroll><table>{''.join(lines)}</table></div>"
 
 
 def _test(record: Mapping[str, Any]) -> str:
@@ -283,9 +247,9 @@ def _test(record: Mapping[str, Any]) -> str:
             interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
             cells[2:] = [f"{row['baseline']:.4f}", f"{row['difference']:+.4f}", interval]
         marked = f"<td class={sure or 'dim'}>{sure}</td>"
-        lines.append(f"<tr>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}{marked}</tr>")
+        lines.append(f"<tr>{''.join(f'<td>{page.safe(cell)}</td>' for cell in cells)}{marked}</tr>")
     heads = ("metric", "value", "baseline", "difference", "95 % interval", "surely better?")
-    return _table(heads, []).replace("</table>", "".join(lines) + "</table>")
+    return page.table(heads, []).replace("</table>", "".join(lines) + "</table>")
 
 
 def _data(data: Mapping[str, Any]) -> str:
@@ -298,13 +262,13 @@ def _data(data: Mapping[str, Any]) -> str:
         )
         rows.append((name, *(f"{split[part]:,}" for part in ("events", "users", "rows")), labels, missing or "none"))
     said = f"{data['source']}. {data['rule']} Fingerprint {data['fingerprint']}, in {data['folder']}."
-    return f"<p>{_safe(said)}</p>" + _table(heads, rows)
+    return f"<p>{page.safe(said)}</p>" + page.table(heads, rows)
 
 
 def _curves(record: Mapping[str, Any]) -> Iterator[str]:
     steps, epochs = record["steps"], record["epochs"]
     if len(steps["step"]) > 1:
-        yield _plot("loss by step", {"train": [*zip(steps["step"], steps["loss"])]})
+        yield page.plot("loss by step", {"train": [*zip(steps["step"], steps["loss"])]})
     pairs: list[tuple[str, str | None, str]] = [("loss", "loss", "val_loss")]
     pairs += [(one.title, one.train, one.held_out) for one in screen.epoch_metrics(record)]
     for title, train, held_out in pairs:
@@ -314,50 +278,11 @@ def _curves(record: Mapping[str, Any]) -> Iterator[str]:
             if points:
                 series[word] = points
         if series:
-            yield _plot(f"{title} by epoch", series)
-
-
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 340, 220, 52, 30, 28
-
-
-def _plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], square: bool = False) -> str:
-    """Returns an SVG of at most two lines. `square` gives both axes the same range."""
-    xs = [x for points in series.values() for x, _ in points]
-    ys = [y for points in series.values() for _, y in points]
-    low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
-    if square:
-        low_x = low_y = min(low_x, low_y)
-        high_x = high_y = max(high_x, high_y)
-    pad = 0.0 if square else (high_y - low_y or abs(high_y) or 1.0) * 0.08
-    low_y, high_y = low_y - pad, high_y + pad
-
-    def place(x: float, y: float) -> str:
-        across = (x - low_x) / (high_x - low_x or 1.0) * (_WIDTH - _LEFT - 14)
-        up = (y - low_y) / (high_y - low_y or 1.0) * (_HEIGHT - _TOP - _BOTTOM)
-        return f"{_LEFT + across:.1f},{_HEIGHT - _BOTTOM - up:.1f}"
-
-    parts = [f"<text class=title x={_LEFT} y=18>{_safe(title)}</text>"]
-    for share in (0.0, 0.5, 1.0):
-        value = low_y + share * (high_y - low_y)
-        x, y = place(low_x, value).split(",")
-        parts.append(f"<line class=grid x1={x} x2={_WIDTH - 14} y1={y} y2={y} />")
-        parts.append(f"<text x={_LEFT - 6} y={y} text-anchor=end dominant-baseline=middle>{value:.4g}</text>")
-    for value, anchor in ((low_x, "start"), (high_x, "end")):
-        x = place(value, low_y).split(",")[0]
-        parts.append(f"<text x={x} y={_HEIGHT - 10} text-anchor={anchor}>{value:.4g}</text>")
-    for at, ((name, points), color) in enumerate(zip(series.items(), "ab")):
-        parts.append(f'<path class={color} d="M{" L".join(place(*point) for point in points)}" />')
-        if len(points) < 30:
-            dots = (place(*point).split(",") for point in points)
-            parts += [f"<circle class={color} cx={across} cy={down} r=2.5 />" for across, down in dots]
-        corner = f"x={_WIDTH - 14} y={18 + 14 * at}"
-        parts.append(f"<text class={color} {corner} text-anchor=end>{_safe(name)}</text>")
-    label = f'role=img aria-label="{_safe(title)}"'
-    return f'<svg width={_WIDTH} height={_HEIGHT} viewBox="0 0 {_WIDTH} {_HEIGHT}" {label}>{"".join(parts)}</svg>'
+            yield page.plot(f"{title} by epoch", series)
 
 
 def _calibration_plot(label: str, bins: Sequence[Mapping[str, float]]) -> str:
     observed = [(one["predicted"], one["observed"]) for one in bins]
     ends = (edge(value for point in observed for value in point) for edge in (min, max))
     right = [(end, end) for end in ends]
-    return _plot(f"{label}: observed by predicted", {"model": observed, "right": right}, square=True)
+    return page.plot(f"{label}: observed by predicted", {"model": observed, "right": right}, square=True)

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.models.test_report import Page
 from tests.oracles.metrics import auc_oracle, gauc_oracle
 from tf_fusedrec.cli.main import main
 from tf_fusedrec.models import compare
@@ -109,6 +110,30 @@ def test_settings_data_and_code_that_differ_are_told(tmp_path, capsys):
     assert ["code", "012345678", "fedcba987", "+", "2", "changed", "files"] in lines
     assert ["(5", "other", "settings", "and", "facts", "are", "equal)"] in lines  # name, patience, data, ranks, numpy
     assert [words for words in lines if words[:2] == ["click", "AUC"]]
+
+
+def test_the_page_of_a_comparison_has_the_curves_of_all_runs_and_what_the_text_has(tmp_path, capsys):
+    runs = [
+        ranking_run(tmp_path / name, signal, seed) for seed, (name, signal) in enumerate(zip("abc", (0.2, 2.0, 1.0)))
+    ]
+    for number, run in enumerate(runs):
+        epochs = [{"epoch": epoch, "loss": 1.0 / epoch, "val_ctr_auc": 0.5 + number / 10} for epoch in (1, 2)]
+        record = {
+            "state": "done", "seconds": 1.0, "ranks": 1, "versions": {}, "labels": {"ctr": "<click>"}, "epochs": epochs,
+            "experiment": {"train": {"epochs": number}}, "data": {"fingerprint": "1"}, "code": {},
+        }  # fmt: skip
+        (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    page = tmp_path / "compared.html"
+    assert main(["compare", *map(str, runs), "--resamples", "50", "--html", str(page)]) == 0
+    shown, parsed = capsys.readouterr().out, Page(page.read_text(encoding="utf-8"))
+    assert shown.endswith(f"\npage  {page}\n") and parsed.open == []
+    plots = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    assert [plot["aria-label"] for plot in plots] == ["loss by epoch", "<click> AUC by epoch"]
+    assert [page.read_text(encoding="utf-8").count(f"<path class={color}") for color in "abc"] == [2, 2, 2]
+    for words in ("train.epochs", "<click> GAUC", "better", *re.findall(r"[+-]\d\.\d{4} to [+-]\d\.\d{4}", shown)):
+        assert words in parsed.text
+    assert main(["compare", *map(str, runs), "--html", str(tmp_path / "none/page.html")]) == 1
+    assert "--html: no such folder: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

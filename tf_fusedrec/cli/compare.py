@@ -2,6 +2,7 @@
 
     fusedrec compare runs/clicks_dlrm/2026-11-25_2342 runs/clicks_grm
     fusedrec compare runs/a runs/b runs/c --resamples 4000
+    fusedrec compare runs/a runs/b --html compared.html      also as a page, with the curves of all runs
 
 RUN is the folder of one run, or of all runs of a name; then the newest is taken. The runs must have been evaluated on
 the same users. A folder with only samples.npz, as programs of benchmarks/ write it, has metrics and no settings.
@@ -24,6 +25,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="two runs or more")
     parser.add_argument("--resamples", type=int, default=1000, help="number of bootstrap draws (1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (0)")
+    parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="also write a page that needs no other file")
     parser.add_argument("--level", type=float, default=0.95, help="level of the interval, between 0 and 1 (0.95)")
 
 
@@ -48,6 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         letter: compare.compare(samples[first], samples[letter], arguments.resamples, arguments.seed, arguments.level)
         for letter in later
     }
+    if arguments.html is not None:
+        if not arguments.html.parent.is_dir():
+            raise ValueError(f"--html: no such folder: {arguments.html.parent}. Use a file in an existing folder.")
+        page = compare.html(letters, records, unequal, tables, arguments.level)
+        arguments.html.write_text(page, encoding="utf-8")
     users = len({*samples[first]["user"].tolist()})
     if arguments.json:
         answer = {"runs": {letter: str(folder) for letter, folder in letters.items()}, "differences": unequal}
@@ -62,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{users:,} users, the same rows of the test")
     for letter, table in tables.items():
         print("\n".join(_metrics(letter, table, labels, arguments.level)))
+    if arguments.html is not None:
+        print(f"\npage  {arguments.html}")
     return 0
 
 

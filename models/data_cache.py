@@ -40,7 +40,7 @@ def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
 
 
 def hold(folder: pathlib.Path) -> None:
-    """Keeps a data set from `clear` until this process ends. Call it inside of `locked`."""
+    """Keeps a data set from `clear` until this process ends."""
     file = (folder / _INFO).open("rb")
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -56,6 +56,5 @@ def clear(folder: pathlib.Path) -> bool:
             return False
         except OSError:
             pass
-        shutil.rmtree(folder)
-        folder.with_name(folder.name + _LOCK).unlink(missing_ok=True)
+        shutil.rmtree(folder)  # The lock stays, because another job may be waiting for it.
     return True

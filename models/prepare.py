@@ -64,6 +64,7 @@ def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
         raise ValueError(f"data.input (--data) is {data.input!r}, which does not exist. Pass a file or folder.")
     if source is not None and (source / "dataset.json").is_file():
         folder = source
+        data_cache.hold(folder)
     else:
         folder = _convert(experiment, source, root)
     info = read_info(folder)

@@ -372,11 +372,11 @@ def _write_test(folder: pathlib.Path, results: Mapping[str, float]) -> None:
 
 
 def _report(folder: pathlib.Path) -> str:
-    """Writes the report and returns its path, or "" if it cannot be written: the run is whole without it."""
+    """Writes the report and returns its path, or "" if it cannot be written."""
     path = folder / "report.html"
     try:
         path.write_text(report.html(report.facts(folder, _MOST_BYTES)), encoding="utf-8")
-    except (OSError, ValueError):
+    except Exception:  # The run is whole without it, and `fusedrec report` shows the error.
         return ""
     return str(path)
 

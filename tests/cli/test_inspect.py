@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -107,6 +108,20 @@ def test_exports_and_data_sets_are_described(tmp_path, capsys):
     write_synthetic_ranking(tmp_path / "data", users=40, items=30)
     text = shown(capsys, tmp_path / "data")
     assert "ranking data, 40 users, 30 items" in text and re.search(r"\nexposed_item +list<int64> +list<int64>", text)
+
+
+def test_a_delta_says_what_it_changes_and_names_a_damaged_file(tmp_path, capsys):
+    delta = tmp_path / "delta"
+    shutil.copytree(GOLDEN / "delta-ours", delta)
+    shutil.copy(GOLDEN / "apply_delta.py", delta)
+    text = shown(capsys, delta)
+    assert "a delta of an export, format 2\nversion None -> None\n" in text  # of a time without versions
+    ids, removed = (np.load(delta / f"changes/user.{part}.npy") for part in ("ids", "removed"))
+    size = sum((delta / f"changes/user.{part}.npy").stat().st_size for part in ("ids", "removed", "rows"))
+    assert re.search(rf"\nuser +{len(ids)} +{len(removed)} +2 +bfloat16 +{size} B", text), text
+    (delta / "changes/user.ids.npy").write_bytes(b"")
+    assert main(["inspect", str(delta)]) == 1
+    assert re.match("error: file '.*user.ids.npy' is damaged", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

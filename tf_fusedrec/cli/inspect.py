@@ -1,4 +1,4 @@
-"""Looks into a checkpoint, a run, an export or a data set.
+"""Looks into a checkpoint, a run, an export, a delta of an export or a data set.
 
     fusedrec inspect runs/clicks                                tables of the last save
     fusedrec inspect runs/clicks --table item                   lookups, hottest and coldest rows
@@ -7,7 +7,7 @@
     fusedrec inspect runs/clicks/saved_model
 
 Every file of the save is verified, and a damaged one is named. A checkpoint is read in parts of 64 MiB, without
-TensorFlow. An export is read whole, by TensorFlow.
+TensorFlow. An export or a delta is read whole, by TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from tf_fusedrec.files.inspection import Row, SavedTable, TableSummary
 from tf_fusedrec.models.run_folder import checkpoint_of
 
 EXPORT = pathlib.Path("assets.extra/tables.json")
-FORMS = "a run, a checkpoint (manifest.json), an export (assets.extra/tables.json) or a data set (dataset.json)"
+FORMS = (
+    "a run, a checkpoint (manifest.json), an export (assets.extra/tables.json), a delta (delta.json) or a data set "
+    "(dataset.json)"
+)
 BAR = 30  # characters of the longest bar of a histogram
 
 Answer = dict[str, Any]
@@ -249,6 +252,24 @@ def _export(path: pathlib.Path) -> tuple[Answer, list[str]]:
     return answer, [*lines, *columns(rows, left_aligned=(0, 3))]
 
 
+def _delta(path: pathlib.Path) -> tuple[Answer, list[str]]:
+    from tf_fusedrec.saved_model import applying
+
+    described = applying.read_delta(path)
+    base, result = described.get("identity", {}).get("version"), applying.identity(path / "model").get("version")
+    rows = [("table", "changed", "removed", "dim", "dtype", "bytes")]
+    tables = {}
+    for name, form in described["tables"].items():
+        files = {part: path / f"changes/{name}.{part}.npy" for part in ("ids", "removed", "rows")}
+        changed, removed = (len(np.load(files[part], mmap_mode="r")) for part in ("ids", "removed"))
+        size = sum(file.stat().st_size for file in files.values())
+        tables[name] = {"changed": changed, "removed": removed, **form, "bytes": size}
+        rows.append((name, f"{changed:,}", f"{removed:,}", f"{form['dim']}", form["dtype"], size_text(size)))
+    answer = {"delta": str(path), "format": described["format"], "base": base, "version": result, "tables": tables}
+    lines = [f"{path}: a delta of an export, format {described['format']}", f"version {base} -> {result}", ""]
+    return answer, [*lines, *columns(rows, left_aligned=(0, 4))]
+
+
 def _data_set(path: pathlib.Path) -> tuple[Answer, list[str]]:
     import dataclasses
 
@@ -273,6 +294,7 @@ def _data_set(path: pathlib.Path) -> tuple[Answer, list[str]]:
 
 READERS: dict[pathlib.Path, Callable[[pathlib.Path], tuple[Answer, list[str]]]] = {
     EXPORT: _export,
+    pathlib.Path("delta.json"): _delta,
     pathlib.Path("dataset.json"): _data_set,
 }
 

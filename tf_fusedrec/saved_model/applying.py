@@ -71,7 +71,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
     base, delta, output = (pathlib.Path(path) for path in (base, delta, output))
     if os.path.lexists(output):
         raise ValueError(f"output {os.fspath(output)!r} exists. Use another folder, or remove it.")
-    description, described = _read_delta(delta), describe(base)
+    description, described = read_delta(delta), describe(base)
     if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
     if identity(base) != description.get("identity", {}):
@@ -115,7 +115,7 @@ def _wrong_base(base: pathlib.Path, delta: pathlib.Path, why: str) -> str:
     )
 
 
-def _read_delta(delta: pathlib.Path) -> dict:
+def read_delta(delta: pathlib.Path) -> dict:
     """Reads delta.json and verifies that all its files exist inside the folder, undamaged."""
     path = delta / "delta.json"
     if not path.exists():

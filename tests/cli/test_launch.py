@@ -1,5 +1,6 @@
 """Ranks show the output of rank 0 alone, a failed rank is named last with its cause, and Ctrl-C lets ranks save."""
 
+import functools
 import json
 import os
 import pathlib
@@ -160,9 +161,9 @@ except KeyboardInterrupt:
 """
     master, slave = pty.openpty()
     streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-    if ignored:
-        streams["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with fusedrec(tmp_path, program, "-n", "2", **streams) as job:
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL  # These tests may run under nohup themselves.
+    prepare = functools.partial(signal.signal, signal.SIGHUP, handler)
+    with fusedrec(tmp_path, program, "-n", "2", preexec_fn=prepare, **streams) as job:
         os.close(slave)
         assert os.read(master, 100).startswith(b"started")
         os.close(master)

@@ -223,6 +223,13 @@ def verdict(metric: str, row: Mapping[str, float]) -> str:
     return "better" if (row["low"] > 0) != falls else "worse"
 
 
+def words(table: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yields title, a, b, difference, interval and verdict of each metric of a result of `compare`."""
+    for name, row in table.items():
+        numbers = (f"{row['a']:.4f}", f"{row['b']:.4f}", f"{row['difference']:+.4f}")
+        yield (screen.title_of(name, labels), *numbers, f"{row['low']:+.4f} to {row['high']:+.4f}", verdict(name, row))
+
+
 def html(
     runs: Mapping[str, pathlib.Path], records: Mapping[str, Mapping[str, Any]], unequal: Mapping[str, Sequence[Any]],
     tables: Mapping[str, Mapping[str, Mapping[str, float]]], level: float,
@@ -246,12 +253,7 @@ def html(
     labels = records.get(first, {}).get("labels", {})
     for letter, metrics in tables.items():
         heads = ("metric", first, letter, f"{letter} - {first}", f"{100 * level:g} % interval", "")
-        rows = [
-            (screen.title_of(name, labels), f"{row['a']:.4f}", f"{row['b']:.4f}", f"{row['difference']:+.4f}",
-             f"{row['low']:+.4f} to {row['high']:+.4f}", verdict(name, row))
-            for name, row in metrics.items()
-        ]  # fmt: skip
-        parts += [f"<h2>{letter} and {first}</h2>", page.table(heads, rows)]
+        parts += [f"<h2>{letter} and {first}</h2>", page.table(heads, words(metrics, labels))]
     return page.document("Comparison of runs", parts)
 
 

@@ -47,6 +47,12 @@ def hold(folder: pathlib.Path) -> None:
     _HELD[folder.resolve()] = file
 
 
+def release(folder: pathlib.Path) -> None:
+    """Lets `clear` remove a data set that this process has held, if it has."""
+    if file := _HELD.pop(folder.resolve(), None):
+        file.close()
+
+
 def clear(folder: pathlib.Path) -> bool:
     """Removes a data set from its cache, unless a process holds it. Returns whether it is gone."""
     with locked(folder), (folder / _INFO).open("rb") as file:

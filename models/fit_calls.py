@@ -7,6 +7,7 @@ partition gets its own fit too, as one "epoch" of Keras.
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, StochasticLength, TokenBatches, cluster_samples
 from tf_fusedrec.data.growing import Partition, check_same_files
 from tf_fusedrec.data.plan import Cost
+from tf_fusedrec.models import data_cache
 from tf_fusedrec.models.build import columns, extra_tokens, ids_by_table, length_columns
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
@@ -86,10 +88,14 @@ def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str
             return pathlib.Path(partition.path)
         return prepare_partition(experiment, growing, partition) / "train" if partition.number else folder
 
+    begun: list[tuple[Partition, Mapping[str, Any] | None]] = []
     if after is not None and saved is not None and saved["epoch"] == 0:  # The checkpoint lies inside the partition.
-        yield from _partition(experiment, after, rows_of(after), saved)
-    for partition in growing:
-        yield from _partition(experiment, partition, rows_of(partition), None)
+        begun.append((after, saved))
+    for partition, start in itertools.chain(begun, ((partition, None) for partition in growing)):
+        rows = rows_of(partition)
+        yield from _partition(experiment, partition, rows, start)
+        if data.follows_table and partition.number:  # The first one has the parts that are held out.
+            data_cache.release(rows.parent)
 
 
 def _partition(

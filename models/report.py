@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     record: dict[str, Any]
     calibration: dict[str, list[dict[str, float]]]  # by task: `predicted`, `observed` with `low` and `high`, `events`
     activity: dict[str, list[dict[str, Any]]]  # by task: `users` in words, `events`, `auc`, `baseline`
-    tables: dict[str, dict[str, Any]]  # TableSummary of each table of the checkpoint
+    tables: dict[str, dict[str, Any]] | None  # TableSummary of each table of the checkpoint; None: they are left out
     steps: list[dict[str, float]]  # StepTimes of the recorded steps (train.timeline_steps)
     picture: str  # PNG of a recorded step in base 64, or ""
 
@@ -116,12 +116,12 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _tables(checkpoint: pathlib.Path, most_bytes: int | None) -> dict[str, dict[str, Any]]:
+def _tables(checkpoint: pathlib.Path, most_bytes: int | None) -> dict[str, dict[str, Any]] | None:
     if not manifest.exists(checkpoint):
         return {}
     described = saves.read_manifest(checkpoint)
     if most_bytes is not None and saves.size_of(checkpoint, described) > most_bytes:
-        return {}
+        return None
     tables = sorted(described["tables"].items())
     shown = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in tables}
     return {
@@ -161,7 +161,9 @@ def _as_tables(shown: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
             interval = f"{one['low']:.4f} to {one['high']:.4f}"
             rows.append((f"{one['predicted']:.4f}", f"{one['observed']:.4f}", interval, f"{one['events']:,}"))
         yield f"{labels[task]}: predicted and observed rates", rows
-    if shown.tables:
+    if shown.tables is None:
+        yield "tables of the checkpoint", [("left out because they are large; `fusedrec report` reads them",)]
+    elif shown.tables:
         rows = [
             (
                 "table",

@@ -64,7 +64,7 @@ from tf_fusedrec.models.run_folder import RunRecord, circumstances, claim
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 _MOST_ROWS = 100_000  # of a rank, by which a table is judged
-_MOST_BYTES = 1 << 28  # of a checkpoint whose tables the report shows without being asked; about a second
+_MOST_BYTES = 1 << 28  # of a checkpoint whose tables are in the report that the run writes
 _TRUNCATED = 0.774  # variance of a normal distribution that is cut at two standard deviations, over the whole one's
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
@@ -131,10 +131,9 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
         calls = fit_calls(experiment, folder, saved)
 
         items = read_items(folder)
-        item_ids = items[0]
         if resume and saved is None:  # The checkpoint has the items, of the catalog's size when the run began.
-            item_ids = np.arange(max(read_manifest(checkpoint)["extra"]["items"], 1))
-            items = (item_ids, np.ones(len(item_ids), np.int64))
+            number = max(read_manifest(checkpoint)["extra"]["items"], 1)
+            items = (np.arange(number), np.ones(number, np.int64))
         statistics = read_statistics(experiment.model, folder)
         model = _compiled(experiment, make_model(experiment, embedding, *items, statistics))
 
@@ -146,13 +145,12 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
             best = best if saved is not None and best is not None and best["monitor"] == monitor else None
             if saved is None and isinstance(model, HSTURetrieval):
                 items = read_items(folder)
-                item_ids = items[0]
                 model = _with_weights_of(model, _compiled(experiment, make_model(experiment, embedding, *items)))
             model.optimizer.learning_rate = train.learning_rate  # a checkpoint has that of the earlier run
         first = next(calls, None)  # reads the columns of the data
     extra = {
         "experiment": experiment.to_dict(),
-        "items": len(item_ids),
+        "items": len(items[0]),
         "id_kinds": read_info(folder).id_kinds,
         "data": str(folder.resolve()),  # has the text of ids, for people
     }

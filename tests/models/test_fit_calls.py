@@ -14,6 +14,7 @@ import pytest
 from tests.models import experiments
 from tf_fusedrec import ops, tf
 from tf_fusedrec.data.batches import piece_bounds
+from tf_fusedrec.models import data_cache
 from tf_fusedrec.models.build import ids_by_table
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.fit_calls import fit_calls
@@ -168,3 +169,8 @@ def test_partitions_of_a_table_are_converted_as_they_come(tmp_path, marker):
         assert history[users == user].min() == (days[0][0] == user).sum()
     again = list(fit_calls(experiment, folder, json.loads(json.dumps(calls[1].position(1, 0)))))
     assert [(call.epoch, call.steps, call.step) for call in again] == [(1, calls[1].steps, 0)]
+    # A long job keeps no file open for each trained partition. The first one has the test split.
+    assert {path == folder: data_cache.clear(path) for path in data_cache.cached(folder.parent)} == {
+        True: False,
+        False: True,
+    }

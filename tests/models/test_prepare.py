@@ -45,7 +45,11 @@ def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path):
 def test_a_file_of_sequences(tmp_path):
     (tmp_path / "seq.txt").write_text("1 2 3\n", encoding="utf-8")
     fields = {"name": "x", "task": "retrieval", "data": {"source": "sequences", "input": str(tmp_path / "seq.txt")}}
-    assert read_info(prepare_data(from_dict(fields), tmp_path / "data")).users == 1
+    folder = prepare_data(from_dict(fields), tmp_path / "data")
+    assert read_info(folder).users == 1
+    assert not data_cache.clear(folder) and folder.exists()  # this process may read it
+    data_cache.release(folder)
+    assert data_cache.clear(folder) and not folder.exists()
 
 
 def test_a_converted_folder_is_used_as_it_is(tmp_path):

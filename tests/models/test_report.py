@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 
 from tests.models.test_screen import DONE, METRICS
 from tests.oracles.metrics import auc_oracle
+from tests.support.shared import ROOT
 from tf_fusedrec.cli.main import main
-from tf_fusedrec.models import compare, report
+from tf_fusedrec.models import compare, report, train
 
 EVENTS = [3, 0, 7, 25, 1]  # training events of users 10, 11, ...
 
@@ -123,6 +125,23 @@ def test_recorded_steps_are_in_the_page_with_their_picture(run, capsys):
     assert 'src="data:image/png;base64,UE5H"' in page and "<td>4.00</td>" in page
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["5", "12.50", "8.00", "6.00", "4.00", "0.50"] in lines
+
+
+def test_tables_of_a_large_checkpoint_are_left_out_where_a_run_writes_its_report(run):
+    folder = run[0]
+    shutil.copytree(ROOT / "tests/golden/0.1.0/checkpoint", folder / "checkpoint")
+    size = sum(path.stat().st_size for path in folder.glob("checkpoint/save-*/*"))
+    words = "left out because they are large"
+    for most, left_out in ((None, False), (size, False), (0, True)):
+        found = report.facts(folder, most)
+        assert (found.tables is None) == left_out
+        assert (words in report.text(found, 100)) == (words in report.html(found)) == left_out
+
+
+def test_a_report_that_fails_ends_no_run(run, monkeypatch):
+    assert train._report(run[0]) == str(run[0] / "report.html") and (run[0] / "report.html").is_file()
+    monkeypatch.setattr(report, "facts", lambda *_: {}["missing"])
+    assert train._report(run[0]) == ""
 
 
 def test_parts_whose_files_are_gone_are_left_out(run, tmp_path, capsys):

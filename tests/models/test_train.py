@@ -21,7 +21,9 @@ from tests.models import experiments, job
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
+from tf_fusedrec import tf
 from tf_fusedrec.checkpoint import read_tables
+from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.cli.main import main as fusedrec
 from tf_fusedrec.models import evaluate, train
 from tf_fusedrec.models.data_sets.synthetic import write_synthetic_retrieval
@@ -187,9 +189,12 @@ def test_a_retrieval_run_goes_on_with_a_catalog_that_has_grown(tmp_path):
         assert train.run(experiment, train.started(experiment, tmp_path / "run", resume=resume), resume) == 0
         weights = trained_model(tmp_path / "run/checkpoint").trainable_variables
         rows = read_tables(tmp_path / "run/checkpoint")["item"]
-        trained.append(([weight.numpy() for weight in weights], {*rows.ids.tolist()}))
+        name = "dense_slot_iterations/0/.ATTRIBUTES/VARIABLE_VALUE"
+        iterations = tf.train.load_variable(dense_prefix(tmp_path / "run/checkpoint"), name)
+        trained.append(([weight.numpy() for weight in weights], {*rows.ids.tolist()}, iterations))
         assert saved(tmp_path)["items"] == items
-    (before, known), (after, more) = trained
+    (before, known, steps), (after, more, all_steps) = trained
+    assert all_steps > steps + 1 > 2  # the optimizer went on; without it, both days have as many steps
     for weight, same in zip(before, after, strict=True):
         np.testing.assert_array_equal(weight, same)
     assert known <= more and len(more) > 20

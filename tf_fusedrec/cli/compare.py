@@ -87,12 +87,9 @@ def _settings(unequal: Mapping[str, Sequence[Any]], equal: int, records: Mapping
 def _metrics(
     letter: str, table: Mapping[str, Mapping[str, float]], labels: Mapping[str, str], level: float
 ) -> list[str]:
-    from tf_fusedrec.models.compare import verdict
-    from tf_fusedrec.models.screen import title_of
+    from tf_fusedrec.models.compare import words
 
     lines = [f"{'metric':<{_WIDTH}}{'a':>9}{letter:>9}{f'{letter} - a':>10}    {100 * level:g} % interval"]
-    for name, row in table.items():
-        interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
-        cells = f"{row['a']:>9.4f}{row['b']:>9.4f}{row['difference']:>+10.4f}    {interval}  {verdict(name, row)}"
-        lines.append(f"{title_of(name, labels):<{_WIDTH}}{cells}".rstrip())
+    for title, a, b, difference, interval, verdict in words(table, labels):
+        lines.append(f"{title:<{_WIDTH}}{a:>9}{b:>9}{difference:>10}    {interval}  {verdict}".rstrip())
     return lines

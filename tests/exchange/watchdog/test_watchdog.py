@@ -86,8 +86,10 @@ import tf_fusedrec as fr
 from tests.exchange.watchdog.test_watchdog import stop_this_process
 from tf_fusedrec import keras, tf
 
-fr.init(report_after_s=1 if sys.argv[1] == "stops" else 30)
+fr.init(report_after_s=1 if sys.argv[1].startswith("stops") else 30)
 rank = fr.rank()
+if rank == 1 and sys.argv[1] == "stops early":
+    stop_this_process(12)
 embedding = fr.FusedEmbedding(
     tables=[fr.TableConfig(name="t", dim=4, optimizer=fr.optimizers.Adagrad(0.1))],
     features=[fr.FeatureConfig(name="f", table="t", combiner="sum")],
@@ -248,11 +250,12 @@ def test_a_rank_killed_inside_a_message_ends_all_ranks_at_once(tmp_path):
     assert took_s < 20  # 2 s on an idle machine, with the ends of the interpreters
 
 
+@pytest.mark.parametrize("when", ["stops", "stops early"])  # others wait in an op, or in a collective that Python calls
 def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_stood_still_is_named(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, when
 ):
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "4")
-    codes, errors = run_program(tmp_path, "stops")
+    codes, errors = run_program(tmp_path, when)
     assert 0 not in codes
     last = errors[0].strip().splitlines()[-1]
     assert re.match(

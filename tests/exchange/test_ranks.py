@@ -5,6 +5,7 @@ One launch for each number of processes serves all tests. Two processes are grou
 
 import dataclasses
 import functools
+import os
 import pathlib
 
 import numpy as np
@@ -92,6 +93,7 @@ def _run_all(checkpoint):
 
     ids, size = linear.ids_of(STEPS, fr.rank()), fr.size()
     found = {"ids": ids, "initial": linear.initial_rows(np.unique(np.concatenate(ids)), optimizers.SGD(0.0))}
+    found["threads"] = os.environ["TF_NUM_INTRAOP_THREADS"]
     if size == 4:
         for wire in (None, *WIRES):
             found["wire", wire] = _over_wire(wire, Topology(), f"wire_{wire}")
@@ -152,6 +154,10 @@ SLOTS = {
     "RowWiseAdagrad": {"accumulator": 0.0},
     "Adam": {"m": np.zeros(linear.DIM), "v": np.zeros(linear.DIM)},
 }
+
+
+def test_the_ranks_of_a_host_share_its_cores(results_of):
+    assert {result["threads"] for result in results_of(2)} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
 
 
 @pytest.mark.parametrize("name", list(AVERAGED))

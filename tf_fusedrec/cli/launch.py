@@ -256,10 +256,7 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
     codes: dict[Rank, int] = {}
     signals, failed, while_stopping, deadline = 0, None, False, None
     with places(arguments) as all_places, _signals(events.put):
-        here = sum(not host for host, _ in all_places)
-        # With a thread per core in every rank, TensorFlow's choice, ranks wake each other for tiny ops.
-        threads = str(max(1, len(os.sched_getaffinity(0)) // max(1, here)))
-        common = {"TF_NUM_INTRAOP_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
+        common = {**os.environ, "PYTHONUNBUFFERED": "1"}
         try:
             for number, (host, variables) in enumerate(all_places):
                 env = {**common, **variables, "FUSEDREC_RANK": str(number)}

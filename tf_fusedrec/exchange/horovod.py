@@ -50,6 +50,11 @@ class Horovod:
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")
         process_sets = {ranks: self._hvd.ProcessSet(list(ranks)) for ranks in sets}
         self._hvd.init(process_sets=list(process_sets.values()) or None)
+        if self._hvd.gloo_enabled():  # mpirun may have bound the rank to cores of its own
+            # With a thread per core in every rank, TensorFlow's choice, the ranks of a host wake each other for tiny
+            # ops. TensorFlow reads the variable at its first op.
+            threads = max(1, len(os.sched_getaffinity(0)) // self._hvd.local_size())
+            os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
         self._process_sets = process_sets
         self.rank, self.size = self._hvd.rank(), self._hvd.size()
         _hvd = self._hvd

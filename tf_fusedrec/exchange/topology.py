@@ -150,6 +150,9 @@ def init(
 ) -> None:
     """Joins the other processes under horovodrun, and does nothing otherwise. A second call is allowed.
 
+    The ranks of a host share its cores: TF_NUM_INTRAOP_THREADS, unless it is set, becomes cores / ranks, which counts
+    if TensorFlow has run no op yet.
+
     Args:
       topologies: Topologies of all layers; none for tables over all ranks.
       timeline: True if callbacks.Timeline will record steps of this job. It slows every step, because Horovod's writer

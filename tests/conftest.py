@@ -46,7 +46,6 @@ MAY_SKIP = re.compile(
         "needs TFRA", "TFRA is not installed",
         r"\.\./shared/.* is not there", "no shared/data",  # data sets that this project may not pass on
         "network namespaces need ", "this kernel refuses: ", ".*no TAP devices", "mounting a file system needs root",
-        "(top|pgrep|strace|perf) is not installed", "strace may not attach here", "perf may not record here",
         "this processor has ", "needs x86-64, ", "no 16 GiB of address space here", "not a git checkout",
     ])
     + ")"

@@ -12,7 +12,3 @@ def double(number):
 
 def served():
     processes.serve({"step": lambda n: time.sleep(0.01 * n)}, lambda: [1, 2], {"missing": ""})
-
-
-def wait_for_ever():
-    time.sleep(300)

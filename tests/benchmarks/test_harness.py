@@ -1,6 +1,5 @@
 """The harness: checks name what differs, clocks and turns are fair, and processes end with the benchmark."""
 
-import json
 import os
 import signal
 import subprocess
@@ -73,17 +72,6 @@ def test_the_slowest_rank_counts():
     for seen, slow in run_ranks(turns_of_two_ranks, 2):
         assert seen == [-1, 0, 1, 2] and len(slow) == 3
         assert min(slow) >= 0.08
-
-
-def test_a_result_has_machine_and_commit_and_a_table_its_cells(tmp_path, capsys):
-    harness.write_json(tmp_path / "r.json", {"cases": [{"n_ids": 3}]})
-    written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert written["cases"] == [{"n_ids": 3}] and {"machine", "commit", "load_average"} <= set(written)
-    assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
-    harness.print_table("title", [{"n_ids": 3}, {"ms_ours": 1.23456}])
-    harness.print_table("title", [])
-    words = "title n_ids ms_ours 3 - - 1.235 title nothing was measured"
-    assert capsys.readouterr().out.split() == words.split()
 
 
 def test_nodes_are_counted_once_for_every_call_of_their_function():
@@ -214,69 +202,39 @@ def sleeps(process):
 NEEDS_ROOT = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("namespace", marks=NEEDS_ROOT)])
-def test_sigterm_ends_children_and_removes_the_namespace(where):
+@pytest.mark.parametrize(
+    ("where", "sent"),
+    [("here", signal.SIGTERM), pytest.param("namespace", signal.SIGTERM, marks=NEEDS_ROOT), ("here", signal.SIGKILL)],
+)
+def test_a_benchmark_that_ends_takes_its_child_along(where, sent):
+    """A killed one leaves its grandchild, which only its own code could end."""
     program, family = begin([sys.executable, "-c", PROGRAM, where], sleeps)
     name = program.stdout.readline().strip()
-    program.terminate()
-    assert program.wait(timeout=60) == 128 + signal.SIGTERM
-    assert are_gone(family, 10)
+    child = next(one for one in family if one.ppid() == program.pid)
+    program.send_signal(sent)
+    assert program.wait(timeout=60) == (128 + sent if sent == signal.SIGTERM else -sent)
+    assert are_gone(family if sent == signal.SIGTERM else [child], 10)
+    are_gone(family, 0)
     if where == "namespace":
         listed = subprocess.check_output(["ip", "netns", "list"], encoding="utf-8", errors="replace")
         assert name.startswith("fusedrec-") and name not in listed
 
 
-def test_a_killed_benchmark_takes_its_child_along():
-    program, family = begin([sys.executable, "-c", PROGRAM, "here"], sleeps)
-    child = next(one for one in family if one.ppid() == program.pid)
-    program.kill()
-    assert are_gone([child], 10)
-    are_gone(family, 0)
-
-
-@pytest.mark.nightly
-def test_sigterm_ends_ranks():
-    code = "from tests.benchmarks.children import processes, wait_for_ever as wait\n"
-    code += "processes.program(lambda: processes.ask_ranks(wait, 2))"
-    program, family = begin([sys.executable, "-c", code], lambda one: "HOROVOD_RANK" in one.environ())
-    program.terminate()
-    assert program.wait(timeout=60) == 128 + signal.SIGTERM
-    assert are_gone(family, 20)
-
-
-ECHO = """
-import socket
-with socket.create_server(("10.0.0.2", 9999)) as server:
-    print("ready", flush=True)
-    connection, _ = server.accept()
-    while data := connection.recv(1 << 20):
-        connection.sendall(data)
-"""
-# Round trips of one byte, then a megabyte that must come back as it was.
+# A port without a server answers a connection with a refusal, one round trip later.
 ASK = """
-import os, socket, time
-with socket.create_connection(("10.0.0.2", 9999)) as connection:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(20):
-        begin = time.monotonic()
-        connection.sendall(b"x")
-        connection.recv(1)
-        print(time.monotonic() - begin)
-    sent, got = os.urandom(1 << 20), b""
-    connection.sendall(sent)
-    while len(got) < len(sent):
-        got += connection.recv(1 << 20)
-    assert got == sent
+import socket, time
+begin = time.monotonic()
+try:
+    socket.create_connection(("10.0.0.2", 9999))
+except ConnectionRefusedError:
+    print(time.monotonic() - begin)
 """
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(WHY_NOT is not None or not network.TAP_DEVICE.exists(), reason=f"{WHY_NOT}, or no TAP devices")
-def test_the_cable_delays_and_loses_nothing(tmp_path):
+def test_the_cable_delays(tmp_path):
     with network.two_hosts(tmp_path, tmp_path / "delay") as (on_first, _):
-        second = (tmp_path / "ssh").read_text(encoding="utf-8").split("exec fusedrec-")[2].split()[0]
-        with subprocess.Popen(network.inside(f"fusedrec-{second}", [sys.executable, "-c", ECHO]), stdout=-1) as echo:
-            assert echo.stdout.readline() == b"ready\n"
-            network.set_delay(tmp_path / "delay", 0.02)
-            done = subprocess.run([*on_first, sys.executable, "-c", ASK], capture_output=True, check=True, timeout=60)
-    assert min(float(line) for line in done.stdout.split()) >= 0.04
+        network.set_delay(tmp_path / "delay", 0.02)
+        done = subprocess.run([*on_first, sys.executable, "-c", ASK], capture_output=True, check=True, timeout=60)
+    assert float(done.stdout) >= 0.04

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,9 +17,6 @@ from benchmarks.ops import cases
 from tests.cuda import libraries
 from tests.gpu import session
 
-MEASURES = {
-    "peer", "ms_ours", "ms_p90_ours", "ms_peer", "ms_p90_peer", "ratio", "ids_per_s", "bytes_per_s", "ms_floor"
-}  # fmt: skip
 RATES = Rates(copy_bytes_per_s=2e12, matrix_flops=5e14, link_bytes_per_s=4e10)
 
 
@@ -29,27 +25,6 @@ def few_turns(monkeypatch):
     measure = harness.measure
     monkeypatch.setattr(harness, "Copy", functools.partial(harness.Copy, megabytes_each=1))
     monkeypatch.setattr(harness, "measure", lambda variants, **_: measure(variants, warmup=0, repeats=1))
-
-
-@pytest.mark.legacy  # TFRA is the baseline of a case
-def test_a_quick_run_writes_its_cases(tmp_path, monkeypatch):
-    """Every op, with its smallest inputs."""
-    small = {
-        "n_ids": [2000], "tokens": [64], "features": [6], "exists_share": [0.5], "segments": [3], "ranks": [2],
-        "zipf_alpha": [1.1],
-    }  # fmt: skip
-    smaller = {
-        case: {axis: (small.get(axis, quick), ()) for axis, (quick, _) in axes.items()}
-        for case, axes in cases.AXES.items()
-    }
-    monkeypatch.setattr(cases, "AXES", smaller)
-    monkeypatch.setattr("sys.argv", ["ops", "--quick", "--json", str(tmp_path / "r.json")])
-    benchmark.main()
-    written = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["cases"]
-    assert list(dict.fromkeys(case["op"] for case in written)) == list(cases.CASES)
-    for case in written:
-        assert {*cases.AXES[cases.CASES[case["op"]]], *MEASURES} <= set(case)
-        assert all(case[measure] > 0 for measure in MEASURES - {"peer"})
 
 
 def test_a_wrong_result_is_not_measured(monkeypatch):
@@ -83,16 +58,6 @@ def test_every_case_runs_over_the_emulation():
     """Checks, calls and fields of the benchmarks, so that a machine with a GPU is not lent to find a wrong name."""
     done = libraries.under_sanitizers("tests.gpu.benchmarks_over_emulation", str(libraries.build()))
     assert done.returncode == 0 and "the cases of the benchmarks run" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_session_runs_every_op_with_kernels_and_every_benchmark_on_a_gpu(tmp_path):
-    from benchmarks.ops import gpu as gpu_cases
-
-    named = libraries.OPS
-    steps = [step.name for step in session.steps_of(tmp_path)]
-    assert [name for name in steps if name.startswith("checks.")] == [f"checks.{op}" for op in named]
-    assert all(importlib.util.find_spec(f"tests.cuda.checks.{op}") for op in named)
-    assert [name for name in steps if name.startswith("quick.")] == [f"quick.{name}" for name in gpu_cases.CASES]
 
 
 def test_a_run_that_is_cut_off_leaves_the_cases_before(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import itertools
 import json
 import time
 
@@ -14,14 +13,13 @@ from benchmarks.harness import harness, network, processes
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap import clustering, device, figures, real_model
 from benchmarks.overlap.device import DEVICE, MEMORY, Compute, DeviceSize
-from benchmarks.overlap.figures import VARIANTS, Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
+from benchmarks.overlap.figures import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
 from benchmarks.overlap.real_model import Size
-from benchmarks.papers import horovod_queue, ladder
+from benchmarks.papers import horovod_queue
 from benchmarks.planner import __main__ as planner
 from benchmarks.scale import __main__ as scale
-from tf_fusedrec import ops, tf
+from tf_fusedrec import tf
 from tf_fusedrec.data.rows import Ragged
-from tf_fusedrec.models.build import columns, make_embedding
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
 WHY_NOT = network.why_not()
@@ -90,28 +88,6 @@ def test_a_record_is_parted_by_kind():
     assert {name: kind_of(name) for name in kinds} == kinds
 
 
-def turn(step, **times):
-    return dict.fromkeys(("exposed", "free", "compute", "lookup", *figures.PARTS), 0.0) | {
-        "step": step, "cpu": 20.0, **times
-    }  # fmt: skip
-
-
-def test_figures_are_made_of_turns():
-    bare = turn(110, rows=50, gradients=50)
-    full = {
-        "sync": turn(250, exposed=100, free=10, compute=140), "frozen_M4": turn(200, exposed=20, compute=140),
-        "sync_lookup45": turn(400, exposed=100, compute=140, lookup=200),
-        "dual_lookup45": turn(300, exposed=100, compute=140, lookup=200),
-    }  # fmt: skip
-    answer = {"device": 0.5, "variants": {name: {"full": one, "bare": bare} for name, one in full.items()}}
-    one = figures.case({"rate": "1gbit"}, answer, layers=4, ranks=4)
-    assert (one["ratio"], one["device_cores"], one["variants"]["sync"]["cores"]) == (1.4, 2, 4 * 20 / 250)
-    found = figures.fields(one, VARIANTS, "_x")
-    assert found["exposed_ratio_frozen_M4_x"] == 0.2 and found["speedup_frozen_M4_x"] == 1.25
-    assert found["speedup_dual_lookup45_x"] == 400 / 300 and found["speedup_2d_x"] is None
-    assert found["floor_ratio_worst_x"] == pytest.approx(200 / (140 + 100 / 6))
-
-
 @pytest.mark.parametrize("program", [overlap, planner, horovod_queue], ids=lambda program: program.__name__)
 def test_without_root_the_reason_is_said(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
@@ -121,29 +97,6 @@ def test_without_root_the_reason_is_said(program, tmp_path, monkeypatch, capsys)
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert result["not_measured"] == "network namespaces need root"
     assert "not measured: network namespaces need root" in capsys.readouterr().out
-
-
-def test_the_compute_of_micro_batches_has_their_fixed_time():
-    assert Compute(fixed=(1, 2), per_token=(0.1, 0.2)).seconds(10, 4) == pytest.approx(4 * 3 + 10 * 0.3)
-
-
-@pytest.mark.nightly
-def test_the_device_layer_equals_plain_ops():
-    random = np.random.default_rng(0)
-    rows = tf.constant(random.normal(size=[5, 37]), tf.float32)  # 37: two whole vectors and a rest
-    weight, upstream = (tf.constant(random.normal(size=[n]), tf.float32) for n in (21, 5))
-
-    def plain(rows, weight, _):
-        return tf.reduce_sum(rows, axis=1) / tf.sqrt(37.0) + tf.reduce_mean(weight)
-
-    found = []
-    for layer in (device.layer, plain):
-        with tf.GradientTape() as tape:
-            tape.watch([rows, weight])
-            hidden = layer(rows, weight, tf.constant([0.0, 0.0], tf.float64))
-        found.append((hidden, *tape.gradient(hidden, [rows, weight], upstream)))
-    for got, want in zip(*found):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)  # sums in another order
 
 
 @pytest.mark.nightly
@@ -200,8 +153,7 @@ def test_tiny_runs_of_overlap(capsys):
 
 def test_the_regret_is_that_of_the_measured_steps():
     forecasts = [{"choice": "dual", "ms": 90.0, "bytes": 0.0}, {"choice": "sync", "ms": 99.0, "bytes": 1010.0}]
-    variants = {"sync": turn(120), "dual": turn(110), "frozen_M4": turn(100)}
-    variants = {name: {"full": full} for name, full in variants.items()}
+    variants = {name: {"full": {"step": ms}} for name, ms in (("sync", 120), ("dual", 110), ("frozen_M4", 100))}
     measured = {"message_s": 0.001, "bytes": 1000.0, "variants": variants}
     one = planner.case(planner.NETWORKS[0], measured, forecasts)
     assert (one["best"], one["chosen"], one["bytes_error"]) == ("frozen_M4", "dual", pytest.approx(0.01))
@@ -222,17 +174,6 @@ def test_a_slow_cable_calls_for_less_bytes():
         by_name["sync_bf16"]["bytes"] < by_name["sync"]["bytes"] and by_name["sync_bf16"]["ms"] < by_name["sync"]["ms"]
     )
     assert by_name["sync"]["ms"] > 1e3 * 64 * 3e-5  # the compute of 64 tokens on the device stream
-
-
-def test_a_step_is_charged_with_its_splits():
-    # Eight at once take 14 ms more than one, so an all-to-all of nothing makes two exchanges of 1 ms.
-    slow = {"latency_ms": 1.0, "empty_1": 8.0, "empty_8": 22.0, "sync": 300.0, "nested_M8": 200.0}
-    at_once = {"latency_ms": 0.0, "empty_1": 1.0, "empty_8": 2.0, "sync": 240.0, "nested_M8": 220.0}
-    assert horovod_queue.figures(slow, at_once, {"alone": 5.0, "queued": 65.0}) == pytest.approx({
-        "latency_ms": 1, "splits_ms": 1, "negotiation_ms": 6, "blocked_ms": 60, "step_ms_sync": 300,
-        "latency_part_sync": 0.2, "splits_part_sync": 0.2 / 8, "step_ms_nested": 200, "latency_part_nested": 0,
-        "splits_part_nested": 0,
-    })  # fmt: skip
 
 
 def test_the_cost_model_has_the_errors_of_the_kept_result(tmp_path, monkeypatch):
@@ -270,33 +211,6 @@ def test_balance_is_as_computed_by_hand_and_as_good_as_expected(tmp_path):
     tokens = balance.write(tmp_path, 400, seed=0, row_group_size=256)
     read = np.concatenate([times.row_lengths() for times in balance.pipeline(tmp_path)])
     np.testing.assert_array_equal(np.sort(read), np.sort(np.tile(tokens, balance.EPOCHS)))
-
-
-@pytest.mark.parametrize("balanced", [False, True])
-def test_batches_of_the_ladder_have_every_row_once(balanced):
-    tokens = ladder.lengths(20 * 2 * ladder.ROWS, seed=3)
-    steps = ladder.plan(tokens, 2, balanced)
-    rows = [row for step in steps for row in step]
-    assert sorted(itertools.chain(*rows)) == list(range(320)) and all(len(step) == 2 for step in steps)
-    costs = np.array([[ladder.COST.of(tokens)[part].sum() for part in step] for step in steps[:-1]])
-    gap = (np.abs(costs[:, 0] - costs[:, 1]) / costs.mean(axis=1)).mean()
-    assert gap < 0.3 if balanced else gap > 0.3
-
-
-def test_every_variant_of_the_ladder_has_one_technique_more():
-    for number, variant in enumerate(ladder.VARIANTS.values()):
-        assert list(variant) == [True] * number + [False] * (3 - number)
-    assert [len(make_embedding(ladder.experiment(merged)).internals.groups) for merged in (True, False)] == [1, 12]
-    tokens = np.array([5, 0, 12, 1] * 8)
-    rows, config = ladder.make_rows(tokens), ladder.experiment(merged=True).model
-    assert set(rows.columns) == {column.name for column in columns(config, "train")}
-    np.testing.assert_array_equal(rows.ragged("history_shop").lengths(), tokens)
-    assert rows.ragged("history_time").values.max() < rows.ragged("exposed_time").values.min()
-    ids, splits = tf.constant([7, 7, 3, 7], tf.int64), tf.constant([0, 3, 4], tf.int64)
-    with ladder._duplicates_travel():
-        kept = ops.segment_unique(ids, splits)
-    assert kept.ids.numpy().tolist() == [7, 7, 3, 7] == tf.gather(kept.ids, kept.inverse).numpy().tolist()
-    assert ops.segment_unique(ids, splits).ids.numpy().tolist() == [7, 3, 7]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.checkpoint import __main__ as checkpoint
 from benchmarks.harness import harness, ranks
 from benchmarks.harness.harness import Batches
-from benchmarks.harness.ranks import Turns
 from benchmarks.table import __main__ as table
 from benchmarks.table import ablation, peers, work
 from benchmarks.train_step import __main__ as train_step
@@ -31,15 +30,6 @@ def test_every_drawn_id_has_a_row_and_gradients_have_exact_sums():
     assert work.floor_bytes(n=100, distinct=10, dim=4, payload=20) == sum((800, 640, 160, 1600, 1600, 400))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_copy_copies_everything(threads):
-    copy = harness.Copy(threads, megabytes_each=1)
-    copy()
-    assert copy.bytes_moved == 2 * threads << 20 and len(copy._parts) == threads
-    for target, source in copy._parts:
-        np.testing.assert_array_equal(target, source)
-
-
 def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
     # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
     assert table.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
@@ -54,23 +44,6 @@ def test_a_pause_counts_when_it_comes_in_every_repeat():
     )
     pauses = table.pauses(np.array([[0.001, 0.001, 0.005, 0.001, 0.001]] * 2))
     assert pauses["max_growth_pause_ms"] == pytest.approx(4) and pauses["rows_at_pause"] == 1000 + 2 * 2048
-
-
-def test_the_summary_takes_the_worst_case_and_passes_over_what_was_skipped():
-    versus = [("adagrad", 7.0), ("adagrad", 6.0), ("adam", 9.0)]
-    against = [{"optimizer": rule, "ratio": ratio} for rule, ratio in versus] + [{"optimizer": "adam", "skipped": "x"}]
-    rates = [
-        {"threads": threads, "ids_per_s": rate, "ratio_vs_memory_floor": floor, "bytes_per_row_overhead": overhead}
-        for threads, rate, floor, overhead in ((1, 8e6, 0.5, 70.0), (1, 7e6, 0.6, 60.0), (2, 9e6, 0.4, 60.0))
-    ]
-    peers_ratios = [{"peer": "torch_sgd", "ratio": 2.0}, {"peer": "torch_sgd", "ratio": 1.5}]
-    evictions = [
-        {"exact": exact, "median_step_ms": 2.0, "p999_step_ms": p999, "longest_step_ms": longest}
-        for exact, p999, longest in ((False, 4.0, 5.0), (False, 5.0, 4.0), (True, 50.0, 60.0))
-    ]
-    growth = {"max_growth_pause_ms": 3.0, "copy_rows_ms": 200.0}
-    found = table.summary(against, rates, growth, evictions, peers_ratios)
-    assert list(found.values()) == [6.0, 9.0, 7e6, 9e6, 1.5, 0.4, 70.0, 3.0, 200.0, 3.0, 2.5]
 
 
 @pytest.mark.nightly
@@ -138,12 +111,6 @@ def test_dedup_counts_ids_and_rows_and_finds_lost_gradients(monkeypatch):
         ablation.check_dedup(dim=3)
 
 
-def test_dimensions_count_distinct_ids_by_owner():
-    together, alone = ablation.sent_ids(np.array([[5, 5, 7, 8], [5, 9, 9, 9]]))
-    assert alone.shape == (2, ablation.RANKS) and alone.sum(axis=1).tolist() == [3, 2]
-    np.testing.assert_array_equal(together, alone.sum(axis=0))
-
-
 def test_all_variants_train_alike_and_take_turns(monkeypatch):
     import horovod.tensorflow as hvd  # after tf_fusedrec, which chooses the version of Keras
 
@@ -163,24 +130,6 @@ def test_all_variants_train_alike_and_take_turns(monkeypatch):
         ranks.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})
     with pytest.raises(harness.CheckFailed, match="do not move"):
         ranks.check_losses({"tfra": [0.7, 0.7], "ours": [0.7, 0.7]})
-
-
-def test_phases_are_differences_of_three_graphs(monkeypatch):
-    class Slow:
-        name, step = "slow", None
-
-        def pooled(self, ids):
-            return ids
-
-        loss = pooled
-
-    def turns(calls, **_):
-        assert list(calls) == ["slow lookup", "slow forward", "slow backward"]
-        return Turns({name: np.array([s]) for name, s in zip(calls, (2.0, 5.0, 10.0))}, {})
-
-    monkeypatch.setattr(ranks, "turns", turns)
-    found = train_step.phases_ms([Slow()], None, warmup=1, repeats=1)
-    assert found == {"slow": {"lookup": 2000.0, "forward": 3000.0, "backward": 5000.0}}
 
 
 def test_a_tier_reads_its_file_and_a_table_that_differs_is_not_measured(tmp_path, monkeypatch):

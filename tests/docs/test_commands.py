@@ -4,9 +4,7 @@ import contextlib
 import importlib
 import io
 import re
-import runpy
 import shlex
-import sys
 import types
 
 import numpy as np
@@ -21,7 +19,6 @@ from tf_fusedrec.models.serve.batching import sizes_of
 from tf_fusedrec.models.serve.loaded import Signature, Spec
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-RUN_HERE = ("python -m tf_fusedrec.models.data_sets.convert synthetic-",)
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
 
@@ -67,17 +64,6 @@ def test_the_request_has_the_inputs_of_the_main_job():
     for role in ("history", "exposed"):
         assert sizes[f"{role}_row_splits end"] == sizes[f"{role}_item"] == sizes[f"{role}_time"]
         assert sizes[f"{role}_row_splits"] == sizes["user_budget"]
-
-
-@pytest.mark.parametrize("command", [command for command in SHOWN if command.startswith(RUN_HERE)])
-def test_cheap_commands_end_well(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(command)[2:]
-    monkeypatch.setattr(sys, "argv", words)
-    for imported in (words[0], f"{words[0]}.__main__"):  # A command begins without its module.
-        monkeypatch.delitem(sys.modules, imported, raising=False)
-    runpy.run_module(words[0], run_name="__main__")
-    assert any(path.is_file() for path in tmp_path.rglob("*")), "it wrote nothing"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -49,7 +49,8 @@ def test_every_page_is_in_the_index_and_in_the_navigation():
     assert pages <= in_navigation
 
 
-def test_the_pages_have_links_and_pictures():
-    """Guards the test above, which would pass on pages without links."""
-    found = [target for page in PAGES for target in targets((ROOT / page).read_text(encoding="utf-8"))]
-    assert len(found) > 50 and sum(target.endswith((".svg", ".png")) for target in found) >= 10
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/extending.md"])
+def test_files_that_a_page_mentions_exist(page):
+    for name in re.findall(r"`((?:tf_fusedrec|custom_ops|models|configs|tests|tools|benchmarks)/[\w./]*)`",
+                           (ROOT / page).read_text(encoding="utf-8")):  # fmt: skip
+        assert (ROOT / name).exists(), name

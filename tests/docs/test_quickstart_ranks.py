@@ -1,15 +1,20 @@
-"""The unchanged programs of the quick start give one model on two ranks, equal to one process."""
+"""Unchanged programs of pages on two ranks: the quick start trains the model of one process; topology makes groups."""
 
+import contextlib
+import io
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from tests.docs.commands import ROOT, programs
 from tests.support.ranks import run_ranks
+from tf_fusedrec.exchange.topology import Topology
 
 PAGE = ROOT / "docs/quickstart.md"
+TOPOLOGY = ROOT / "docs/topology.md"
 
 
 def run_page(folder):
@@ -55,3 +60,16 @@ def test_two_ranks_train_the_model_of_one(by_ranks):
 
 def test_rank_0_alone_writes_for_tensorboard(by_ranks):
     assert [board for *_, board in by_ranks[2]] == [True, False]
+
+
+def print_topology():
+    """Body: returns what the first program of the topology page prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(programs(TOPOLOGY)[0].code, TOPOLOGY.name, "exec"), {"__name__": "docs"})
+    return printed.getvalue()
+
+
+def test_two_ranks_are_two_groups_with_a_replica_each():
+    shown = re.findall(r"^```text\n(.*?)^```", TOPOLOGY.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert run_ranks(print_topology, 2, topologies=[Topology(groups=2)]) == [shown[1]] * 2

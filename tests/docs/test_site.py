@@ -4,12 +4,10 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from tests.docs.commands import ROOT
-from tf_fusedrec import ops, tf
-from tools.docs import configuration, generate, hooks
+from tools.docs import generate
 
 
 def test_the_site(tmp_path):
@@ -82,36 +80,3 @@ def test_a_typed_figure_is_found(page):
 )
 def test_settings_names_and_figures_of_others_are_no_typed_figures(page):
     assert not list(generate.typed(page))
-
-
-def test_a_result_keeps_what_was_read_and_its_machine():
-    result = generate.parse('{"ms": 2.5, "raw": [1, 2], "machine": "m", "cases": [{"dim": 8}, {"dim": 9, "x": 1}]}')
-    assert result.ms and result.cases(dim="9").x
-    assert generate.trimmed(result) == {"ms": 2.5, "machine": "m", "cases": [{"dim": 8}, {"dim": 9, "x": 1}]}
-
-
-def test_the_drawing_of_the_message_shows_what_the_ops_answer():
-    texts = re.findall(r"<text.*?>(.*?)</text>", (ROOT / "docs/img/message.svg").read_text(encoding="utf-8"))
-    cells = np.array([int(text) for text in texts if text.isdigit()])
-    ids, unique_ids, message = cells[:7], cells[7:12], cells[12:]
-    lines = {text.split("  ")[0]: text.split("  ")[1] for text in texts if "  " in text}
-    unique = ops.segment_unique(tf.constant(ids), tf.constant([0, 4, 7], tf.int64))
-    ranked = ops.rank_partition(unique.ids, unique.splits, num_ranks=2)
-    np.testing.assert_array_equal(unique.ids, unique_ids)
-    np.testing.assert_array_equal(ranked.message[: len(message)], message)
-    assert " ".join(map(str, unique.inverse.numpy())) == lines["inverse [N]"]
-    assert " ".join(map(str, ranked.restore.numpy())) == lines["restore [U]"]
-
-
-def test_constants_are_spelled_out():
-    assert not re.search(r"\bone of (?:\w+\.)*[A-Z][A-Z_]{3,}\b", configuration.page())
-
-
-def test_links_to_files_of_the_repository_lead_to_pages_of_the_site():
-    page = "[a](../models/README.md) [b](tables.md#x) ![c](img/table.svg) [d](https://x.org/a.md) [e](#here)"
-    assert hooks.site_links(page, "index.md") == page.replace("../models/README.md", "main_job.md")
-    readme = "[a](../custom_ops/README.md) [b](../docs/tables.md#rows)"
-    assert hooks.site_links(readme, "main_job.md") == "[a](ops.md) [b](tables.md#rows)"
-    assert (
-        hooks.site_links("[a](../../models/README.md) [b](data.md)", "api/x.md") == "[a](../main_job.md) [b](data.md)"
-    )

@@ -7,15 +7,6 @@ import pytest
 from tests.support.shared import ROOT
 
 
-def test_every_command_sets_up_first_and_runs_from_the_virtual_environment():
-    for arguments in (["train", "NP=3"], ["test"], ["nightly"], ["bench"], ["docs"], ["wheel"], ["lint"]):
-        command = ["make", "-n", *arguments]
-        plan = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True)
-        set_up, rest = plan.stdout.split("-m tools.setup_env", 1)
-        assert "tools/find_python.sh" in set_up and ".venv/bin/" not in set_up and ".venv/bin/" in rest, arguments
-        assert rest.startswith(' --train="$NP"\n' if arguments[0] == "train" else "\n"), arguments
-
-
 @pytest.mark.parametrize(
     "value", ['x"; touch broken; "', "$(touch broken)", "$$(touch broken)", "$(shell touch broken)"]
 )

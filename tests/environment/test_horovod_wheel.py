@@ -4,15 +4,13 @@ import importlib.metadata
 import multiprocessing
 import os
 import pathlib
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.support.shared import ROOT
-from tools import horovod_wheel, object_cache
-from tools.steps import StepFailed, clean_environment, run_logged
+from tools import horovod_wheel
+from tools.steps import StepFailed, run_logged
 
 KEY = "horovod-0-tensorflow-0-g++12-x86_64"
 
@@ -65,23 +63,6 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
     assert [path.name for path in (tmp_path / "tf_fusedrec").iterdir()] == [f"{KEY}.lock"]
 
 
-def test_a_killed_set_up_is_waited_for_while_its_command_lives(tmp_path):
-    """A set-up dies at once, as by SIGKILL, after its command has begun."""
-    program = (
-        "import os, pathlib, threading; from tools import object_cache, steps\n"
-        f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        "os.mkfifo(folder / 'began')\n"
-        "threading.Thread(target=lambda: os._exit(int((folder / 'began').read_text()))).start()\n"
-        "command = ['sh', '-c', 'echo 9 > began; until [ -e go ]; do sleep 0.02; done; sleep 0.3; echo > done']\n"
-        "with object_cache.locked(folder / 'lock', ''):\n"
-        "    steps.run_logged(command, folder / 'log', folder, dict(os.environ))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 9
-    (tmp_path / "go").touch()
-    with object_cache.locked(tmp_path / "lock", "waiting"):
-        assert (tmp_path / "done").exists()
-
-
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -100,24 +81,6 @@ def test_a_failed_command_shows_the_tail_of_its_log_and_where_it_lies(tmp_path):
     assert "| a.cc:3: error: no such type\n      | ...\n" in message
     assert "| the reason" in message and "| line 100" in message and "line 50" not in message
     assert "ended with 3" in message and f"The whole log: {log}" in message
-
-
-def test_the_users_variables_do_not_lead_the_builds_astray(tmp_path, monkeypatch):
-    for name in ("HOROVOD_WITH_MPI", "MAKEFLAGS", "PYTHONPATH"):
-        monkeypatch.setenv(name, "1")
-    env = clean_environment(tmp_path)
-    assert not {"HOROVOD_WITH_MPI", "MAKEFLAGS", "PYTHONPATH"} & set(env)
-    assert env["PATH"].startswith(f"{tmp_path}/bin:")
-
-
-def test_the_command_installs_the_wheel_for_the_tensorflow_here(monkeypatch, capsys):
-    built, installed = [], []
-    monkeypatch.setattr(horovod_wheel, "wheel", lambda root, python, key, env: built.append(key) or "horovod.whl")
-    monkeypatch.setattr(horovod_wheel, "install", lambda root, python, found, env: installed.append((python, found)))
-    horovod_wheel.main()
-    tensorflow = importlib.metadata.version("tensorflow")
-    assert built == [horovod_wheel.cache_key(ROOT, tensorflow)]
-    assert installed == [(pathlib.Path(sys.executable), "horovod.whl")]
 
 
 def test_the_command_names_what_is_missing(monkeypatch, tmp_path):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import threading
 
 import pytest
 
 from tools import object_cache
-from tools.object_cache import CompiledHeaders, Failed, Output, make_all
+from tools.object_cache import Failed, Output
 
 TEXTS = {"a.h": "inline int a() { return 2; }\n", "a.cc": '#include "a.h"\nint of_a() { return a(); }\n'}
 
@@ -64,48 +63,10 @@ def test_other_flags_frameworks_and_compilers_are_compiled(made, tmp_path):
     assert len(outputs) == 4
 
 
-def test_a_change_of_compiled_headers_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def object_of(clone: str, header: str) -> Output:
-        root = tmp_path / clone
-        root.mkdir(exist_ok=True)
-        (root / "all.h").write_text(f"#pragma once\ninline int a() {{ return {header}; }}\n", encoding="utf-8")
-        (root / "b.cc").write_text('#include "all.h"\nint of_b() { return a(); }\n', encoding="utf-8")
-        headers = CompiledHeaders(root, ["g++", f"-I{root}"], pathlib.Path("all.h"), pathlib.Path("build"), "2")
-        return headers.object(pathlib.Path("b.cc"))
-
-    (path,) = make_all([object_of("first", "1")])
-    assert (tmp_path / "first/build/all.h.gch").exists()
-    assert make_all([object_of("second", "1")]) == [path] and not (tmp_path / "second/build").exists()
-    assert object_of("first", "2").find() is None
-
-
-def test_a_header_that_is_gone_is_not_found_in_the_cache(made, tmp_path):
-    made("clone")
-    (tmp_path / "clone/a.h").unlink()
-    with pytest.raises(Failed, match="(?s)a[.]h.*this command failed"):
-        made("clone")
-
-
 def test_a_failed_command_leaves_nothing(made, tmp_path):
     with pytest.raises(Failed, match="no-such-flag"):
         made("clone", "--no-such-flag")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith("lock")]
-
-
-def test_processes_that_need_the_same_output_wait_for_one(made, tmp_path):
-    root, answers = tmp_path / "clone", []
-    made("clone", "-O1")
-    command = [str(tmp_path / "compiler"), f"-I{root}", "-c", "-O2"]
-    wait = lambda: answers.append(Output(root, command, [pathlib.Path("a.cc")], ".o").make())  # noqa: E731
-    (tmp_path / "log").write_text("", encoding="utf-8")
-    threads = [threading.Thread(target=wait) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(answers)) == 1 and (tmp_path / "log").read_text(encoding="utf-8") == "ran\n"
 
 
 def test_the_outputs_that_were_used_last_stay(made, tmp_path, monkeypatch):

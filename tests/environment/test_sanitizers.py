@@ -71,19 +71,6 @@ def test_faults_are_found(clone, capsys, program, kind, words):
     assert words in capsys.readouterr().err
 
 
-def test_a_source_that_does_not_compile_fails(clone, capsys):
-    root = clone("sound")
-    (root / "custom_ops/a/a.cc").write_text("int Read(", encoding="utf-8")
-    assert sanitizers.main([]) == 1
-    shown = capsys.readouterr().err
-    assert "custom_ops/a/a.cc:1" in shown and "error: this command failed" in shown
-
-
-def test_an_unknown_kind_is_refused(capsys):
-    assert sanitizers.main(["memory"]) == 2
-    assert "unknown kind 'memory'. Known: address, thread" in capsys.readouterr().err
-
-
 def test_the_threads_of_the_table_are_watched():
     tests = {path.name for path in sanitizers.tests(sanitizers.KINDS["thread"])}
     assert {"threads_test.cc", "look_ahead_test.cc", "pipeline_test.cc"} <= tests

@@ -7,13 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.support.shared import ROOT
 from tools import prerequisites, setup_env
-from tools.steps import StepFailed, run_beside
 
 
 def program(path: pathlib.Path, text: str) -> pathlib.Path:
@@ -57,31 +55,33 @@ def stamp(step: str) -> None:
     (setup_env.STAMPS / step).write_text(setup_env.inputs_of(step, "3.11.7"), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["requirements/runtime.txt", "requirements/dev.txt", "requirements/horovod.txt", "setup.py", "custom_ops/a/a.h"],
-)
-def test_a_changed_file_is_noticed_by_its_content(clone, name):
-    path: pathlib.Path = clone / name
-    path.touch()
-    assert setup_env.is_complete()
-    path.write_text("tensorflow==3\nhorovod==2\n", encoding="utf-8")
-    assert not setup_env.is_complete()
+def write(name: str, text: str = "tensorflow==3\nhorovod==2\n"):
+    return lambda clone, patch: (clone / name).write_text(text, encoding="utf-8")
+
+
+def want(name: str):
+    return lambda clone, patch: patch.setenv(name, "true")
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        *map(write, ("requirements/runtime.txt", "requirements/dev.txt", "requirements/horovod.txt", "setup.py",
+                     "custom_ops/a/a.h")),
         lambda clone, patch: (clone / "custom_ops/a/a.cc").rename(clone / "custom_ops/a/b.cc"),
         lambda clone, patch: (clone / "ops.so").unlink(),
-        *(lambda clone, patch, name=name: patch.setenv(name, "true")
-          for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS", "CXX", "NVCC", "PYTHON")),
+        *map(want, ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS", "CXX", "NVCC", "PYTHON")),
+        # An installation that was broken off, and a virtual environment that was copied here.
+        lambda clone, patch: setup_env.INSTALLING.touch(),
+        write(".venv/bin/pip", "#!/elsewhere/.venv/bin/python3.11\nimport re\n"),
     ],
 )  # fmt: skip
-def test_new_names_of_sources_a_removed_library_and_other_wishes_are_noticed(clone, monkeypatch, change):
+def test_changes_of_files_by_their_content_and_other_wishes_are_noticed(clone, monkeypatch, change):
     monkeypatch.setattr(setup_env, "running_version", lambda: "3.10.13")  # of interest to PYTHON alone
+    (clone / "setup.py").touch()
+    assert setup_env.is_complete()
     change(clone, monkeypatch)
-    assert setup_env.venv_version() is None or not setup_env.is_done("package", "3.11.7")
+    assert not setup_env.is_complete()
 
 
 def test_a_gpu_driver_installed_later_is_noticed(clone, monkeypatch):
@@ -92,25 +92,6 @@ def test_a_gpu_driver_installed_later_is_noticed(clone, monkeypatch):
     assert setup_env.is_complete()
     program(driver, "")
     assert not setup_env.is_complete()
-
-
-def test_an_installation_that_was_broken_off_is_made_afresh(clone):
-    setup_env.INSTALLING.touch()
-    assert setup_env.venv_version() is None
-
-
-def test_a_virtual_environment_that_was_copied_here_is_not_used(clone):
-    (clone / ".venv/bin/pip").write_text("#!/elsewhere/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
-    assert setup_env.venv_version() is None
-
-
-def test_training_on_one_process_needs_neither_horovod_nor_tools(clone):
-    for step in ("horovod", "development"):
-        (setup_env.STAMPS / step).unlink()
-    assert setup_env.is_complete(setup_env.ONE_PROCESS)
-    assert not setup_env.is_complete(setup_env.SEVERAL) and not setup_env.is_complete()
-    (setup_env.STAMPS / "runtime").unlink()
-    assert not setup_env.is_complete(setup_env.ONE_PROCESS)
 
 
 @pytest.mark.parametrize(
@@ -134,30 +115,6 @@ def test_the_compiler_runs_beside_the_steps_that_need_no_ops(clone, monkeypatch,
     monkeypatch.setattr(setup_env, "install", lambda step, version: done.append(step))
     setup_env.set_up(wanted)
     assert done == steps
-
-
-def test_a_command_beside_runs_while_the_body_runs_and_its_failure_comes_after(tmp_path):
-    waits = ["sh", "-c", "until [ -e go ]; do sleep 0.02; done; echo done > end"]
-    with run_beside(waits, tmp_path / "log", tmp_path, dict(os.environ)):
-        (tmp_path / "go").touch()
-    assert (tmp_path / "end").read_text(encoding="utf-8") == "done\n"
-    body = []
-    with (
-        pytest.raises(StepFailed, match="the reason"),
-        run_beside(["sh", "-c", "echo the reason; exit 3"], tmp_path / "log", tmp_path, dict(os.environ)),
-    ):
-        body.append("done")
-    assert body
-
-
-def test_a_failed_body_ends_the_command_beside_it(tmp_path):
-    hangs = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
-    with pytest.raises(StepFailed, match="planned"), run_beside(hangs, tmp_path / "log", tmp_path, dict(os.environ)):
-        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text(encoding="utf-8").strip()):
-            time.sleep(0.02)
-        raise StepFailed("planned")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
 
 @pytest.mark.parametrize("given", ["zwei", "0", "-1", ""])

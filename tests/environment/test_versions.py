@@ -1,6 +1,5 @@
 """Versions of TensorFlow, Python and Keras: which can be, and what their environments are made of."""
 
-import pathlib
 import re
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import sys
 import pytest
 
 from tools import debian_root, versions
-from tools.steps import StepFailed
 
 
 @pytest.mark.parametrize(
@@ -36,15 +34,6 @@ def test_a_missing_compiler_is_named_before_anything_is_made(tmp_path, monkeypat
     assert versions.main() == 1
     assert capsys.readouterr().err.startswith("missing: a C++ compiler; g++ is not on PATH.\n  Remedy: ")
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_python_that_is_not_there_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    shim: pathlib.Path = tmp_path / "python3.12"
-    shim.write_text("#!/bin/sh\nexit 127\n", encoding="utf-8")
-    shim.chmod(0o755)
-    with pytest.raises(StepFailed, match=r"missing: python3\.12; none on PATH runs\.\n  Remedy: install it"):
-        versions.find_python("3.12")
 
 
 def test_the_copy_follows_the_clone_and_keeps_its_virtual_environment(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ assert float(tf.reduce_max(tf.abs(list(answer.values())[0] - model(batch[0], tra
 print(fr.__version__, LIBRARY_PATH)
 """
 
-CONFIGS_AND_MODELS = [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "models").rglob("*.py")]
+PACKED = {*packed_files("**/*.py"), *packed_files("configs/**/*.yaml")}
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +151,11 @@ def test_the_wheel_is_for_any_python_on_this_platform_and_carries_the_library(wh
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
-    sources = {*packed_files("**/*.py"), *packed_files("configs/**/*.yaml")}
-    assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
+    assert {*PACKED, "tf_fusedrec/py.typed"} <= set(names)
     assert wheel.stat().st_size < 5e6  # GPU kernels have their own
     assert [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n] == []
+    (entries,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    assert "fusedrec = tf_fusedrec.cli.main:main" in entries
     (licence,) = (name for name in names if name.endswith(".dist-info/LICENSE"))
     assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
 
@@ -198,14 +199,6 @@ def test_an_empty_environment_trains_on_two_processes_without_a_compiler_within_
     assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 80
 
 
-def test_the_wheel_has_the_program_with_its_models_and_configurations(wheel):
-    with zipfile.ZipFile(wheel) as files:
-        names = {*files.namelist()}
-        (entries,) = (files.read(name).decode() for name in names if name.endswith("entry_points.txt"))
-    packed = {"tf_fusedrec/cli/main.py", *(f"tf_fusedrec/{path.relative_to(ROOT)}" for path in CONFIGS_AND_MODELS)}
-    assert packed <= names and "fusedrec = tf_fusedrec.cli.main:main" in entries
-
-
 def test_the_source_distribution_holds_what_a_build_needs(archive):
     """The other tests build the wheel from it."""
     with tarfile.open(archive) as files:
@@ -216,7 +209,6 @@ def test_the_source_distribution_holds_what_a_build_needs(archive):
         for suffix in ("cc", "h", "cu", "cuh")
         for p in (ROOT / "custom_ops").rglob(f"*.{suffix}")
     }
-    packed = {f"tf_fusedrec/{path.relative_to(ROOT)}" for path in CONFIGS_AND_MODELS}
-    assert {*sources, *packed, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
+    assert {*sources, *PACKED, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
     assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
     assert "Requires-Dist: tensorflow<2.23,>=2.16.2" in metadata

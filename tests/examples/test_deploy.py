@@ -24,24 +24,6 @@ JOB = yaml.safe_load((FOLDER / "mpijob.yaml").read_text(encoding="utf-8"))
 PYTHON_FOLDER = str(pathlib.Path(sys.executable).parent)
 PROBE = [sys.executable, "-c", "import os; print('rank', os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'])"]
 
-# Keys of MPIJob in v2beta1 and of a pod, at the paths that the example uses. A list's items share its path.
-POD = "spec.mpiReplicaSpecs.*.template.spec"
-KEYS = {
-    "": {"apiVersion", "kind", "metadata", "spec"},
-    "spec": {"slotsPerWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath", "mpiImplementation"},
-    "spec.runPolicy": {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend"},
-    "spec.mpiReplicaSpecs": {"Launcher", "Worker"},
-    "spec.mpiReplicaSpecs.*": {"replicas", "template", "restartPolicy"},
-    "spec.mpiReplicaSpecs.*.template": {"metadata", "spec"},
-    POD: {"containers", "volumes", "restartPolicy", "nodeSelector"},
-    f"{POD}.containers": {"name", "image", "command", "args", "env", "resources", "volumeMounts"},
-    f"{POD}.containers.env": {"name", "value", "valueFrom"},
-    f"{POD}.containers.resources": {"limits", "requests"},
-    f"{POD}.containers.volumeMounts": {"name", "mountPath", "subPath", "readOnly"},
-    f"{POD}.volumes": {"name", "persistentVolumeClaim", "hostPath", "emptyDir", "nfs"},
-    f"{POD}.volumes.persistentVolumeClaim": {"claimName", "readOnly"},
-}
-
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path):
@@ -70,24 +52,6 @@ def test_the_image_for_gpus_installs_as_the_page_of_gpus_says():
     assert len(shown) == 3
     for command in shown:
         assert any(" ".join(shlex.split(command)) in one for one in plain), command
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("FROM ubuntu:22.04\n", "FROM must name a release of Debian, .* got 'ubuntu:22.04'"),
-        ("RUN true\n", "must begin with FROM, got RUN"),
-    ],
-)
-def test_steps_that_a_debian_root_cannot_run_are_refused(tmp_path, text, words):
-    (tmp_path / "Dockerfile").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
-        debian_root.build(tmp_path / "Dockerfile", [])
-
-
-def test_steps_are_read_over_several_lines_and_without_comments():
-    found = debian_root.steps("# one\nFROM debian:bookworm AS build\nRUN a \\\n  && b\n\nenv A=1\n")
-    assert found == [("FROM", "debian:bookworm AS build"), ("RUN", "a && b"), ("ENV", "A=1")]
 
 
 def with_programs(folder: pathlib.Path, **scripts: str) -> dict[str, str]:
@@ -128,26 +92,6 @@ def test_the_slurm_script_names_every_host_with_its_ranks(tmp_path):
 def test_the_slurm_script_starts_ranks(tmp_path):
     env = {**with_programs(tmp_path, scontrol="echo localhost"), **of_slurm(nodes=1, tasks=2), "NETWORK": "lo"}
     assert ranks(printed([str(SLURM), "run", *PROBE], env)) == ["0 2"]
-
-
-def unknown_keys(value: object, path: str) -> list[str]:
-    """Returns the keys below `path` that KEYS does not have."""
-    if isinstance(value, list):
-        return [key for item in value for key in unknown_keys(item, path)]
-    if not isinstance(value, dict) or path not in KEYS:
-        return []
-    found = [f"{path}.{key}" for key in value if key not in KEYS[path]]
-    for key, item in value.items():
-        below = "*" if path == "spec.mpiReplicaSpecs" else key
-        found += unknown_keys(item, f"{path}.{below}".lstrip("."))
-    return found
-
-
-def test_the_kubernetes_job_has_the_keys_of_its_kind():
-    assert (JOB["apiVersion"], JOB["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
-    assert unknown_keys(JOB, "") == []
-    misspelt = {**JOB, "spec": {**JOB["spec"], "slotPerWorker": 2}}
-    assert unknown_keys(misspelt, "") == ["spec.slotPerWorker"]
 
 
 @pytest.mark.nightly

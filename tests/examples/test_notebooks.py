@@ -20,11 +20,6 @@ def printed(notebook):
     ]
 
 
-def test_all_examples_are_there():
-    wanted = {"movielens_retrieval", "multi_task_ranking", "serve_and_update", "tfra_swap"}
-    assert {path.stem for path in NOTEBOOKS} == wanted
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_notebook(path, monkeypatch):

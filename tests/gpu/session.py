@@ -1,6 +1,6 @@
 """Checks, benchmarks and compute-sanitizer on a machine with a GPU and PyTorch, without TensorFlow, in ten minutes.
 
-    python -m tests.gpu.session [--minutes 10] [--folder FOLDER] [--only NAME ...] [--again]
+    python -m tests.gpu.session [--minutes 10] [--folder FOLDER] [--only NAME ...]
 
 The library is built elsewhere, on any machine with TensorFlow, nvcc and this checkout:
 

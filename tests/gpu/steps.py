@@ -5,7 +5,7 @@
 
 A step is a command in a process group of its own. The session ends a step that exceeds its limit, and names it. A step
 that the budget cuts off gets no record, so the next session runs it. A record counts as long as the library is the
-same that made it. This module needs the standard library alone.
+same that made it; without its folder, every step runs again. This module needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSED, FAILED, HUNG, LEFT_OUT = "passed", "failed", "hung", "left out"
@@ -46,19 +46,6 @@ class Step:
     limit_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The steps of one session.
-
-    Attributes:
-      to_run: Steps to run, in order.
-      recorded: Steps that have a record already, which is kept.
-    """
-
-    to_run: list[Step]
-    recorded: list[Step]
-
-
 def identity(library: pathlib.Path) -> str:
     """The first 16 digits of the library's SHA-256. Records of another library do not count."""
     return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
@@ -81,38 +68,13 @@ def write_record(folder: pathlib.Path, record: dict) -> None:
     unfinished.replace(path)
 
 
-def plan(steps: Sequence[Step], folder: pathlib.Path, library: str, only: Sequence[str], again: bool) -> Plan:
-    """The steps to run, cheapest first.
-
-    Args:
-      steps: All steps of the session.
-      folder: Folder of the records.
-      library: identity() of the library.
-      only: Parts of names; a step needs one of them in its name. None: all steps.
-      again: True to run steps that have a record.
-
-    Raises:
-      ValueError: a part of `only` is in no name.
-    """
-    unknown = [part for part in only if not any(part in step.name for step in steps)]
-    if unknown:
-        raise ValueError(
-            f"--only {' '.join(unknown)}: no step has this in its name. Name one of {[step.name for step in steps]}."
-        )
-    chosen = [step for step in steps if not only or any(part in step.name for part in only)]
-    chosen = sorted(chosen, key=lambda step: step.expected_s)
-    recorded = [step for step in chosen if not again and read_record(folder, step.name, library) is not None]
-    return Plan([step for step in chosen if step not in recorded], recorded)
-
-
-def _end(process: subprocess.Popen) -> bool:
-    """Ends the group of a process. Returns False if the process outlives SIGKILL, as one inside a driver may."""
+def _end(process: subprocess.Popen) -> None:
+    """Ends the group of a process, which may outlive SIGKILL inside a driver."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(TO_END_S)
-    return process.returncode is not None
 
 
 def _tail(path: pathlib.Path) -> str:
@@ -124,7 +86,6 @@ def _tail(path: pathlib.Path) -> str:
 def run_step(step: Step, folder: pathlib.Path, library: str, left_s: float) -> dict | None:
     """Runs a step, and writes and returns its record; None if left_s ended it before its limit did."""
     log, begin, limit_s = folder / f"{step.name}.log", time.monotonic(), min(step.limit_s, left_s)
-    note = ""
     with log.open("wb") as out:
         process = subprocess.Popen(
             step.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -132,7 +93,8 @@ def run_step(step: Step, folder: pathlib.Path, library: str, left_s: float) -> d
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            code, note = None, "" if _end(process) else f"process {process.pid} outlives SIGKILL"
+            _end(process)
+            code = None
         except BaseException:  # Ctrl-C goes to this process alone
             _end(process)
             raise
@@ -141,28 +103,10 @@ def run_step(step: Step, folder: pathlib.Path, library: str, left_s: float) -> d
     state = HUNG if code is None else {0: PASSED, LEFT_OUT_CODE: LEFT_OUT}.get(code, FAILED)
     record = {
         "step": step.name, "state": state, "seconds": round(time.monotonic() - begin, 2), "exit_code": code,
-        "limit_s": step.limit_s, "library": library, "command": list(step.command), "note": note, "output": _tail(log),
+        "limit_s": step.limit_s, "library": library, "command": list(step.command), "output": _tail(log),
     }  # fmt: skip
     write_record(folder, record)
     return record
-
-
-def run(
-    planned: Plan, folder: pathlib.Path, library: str, budget_s: float, clock: Callable[[], float] = time.monotonic
-) -> Iterator[tuple[Step, dict | None]]:
-    """Runs the steps of a plan. Yields each with its record; None for steps that the budget leaves for later.
-
-    Args:
-      planned: The plan.
-      folder: Folder of the records.
-      library: identity() of the library.
-      budget_s: Seconds for all steps.
-      clock: Clock of the budget, in seconds.
-    """
-    end = clock() + budget_s
-    for step in planned.to_run:
-        left_s = end - clock()
-        yield step, run_step(step, folder, library, left_s) if left_s >= step.expected_s else None
 
 
 def options(description: str | None, folder: str) -> argparse.ArgumentParser:
@@ -173,7 +117,6 @@ def options(description: str | None, folder: str) -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=10.0, help="budget of this session (default: 10)")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / folder, help="folder of the records")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="steps with one of these in their names")
-    parser.add_argument("--again", action="store_true", help="run steps that have a record, too")
     return parser
 
 
@@ -182,32 +125,36 @@ def session(steps: Sequence[Step], library: pathlib.Path, arguments: argparse.Na
 
     Returns:
       The exit code: 1 if a step failed or hung, 3 if none did and some are left for a later session, else 0.
+
+    Raises:
+      ValueError: a part of --only is in no name.
     """
-    folder = arguments.folder.resolve()
+    only, folder, made_by = arguments.only, arguments.folder.resolve(), identity(library)
+    unknown = [part for part in only if not any(part in step.name for step in steps)]
+    if unknown:
+        names = [step.name for step in steps]
+        raise ValueError(f"--only {' '.join(unknown)}: no step has this in its name. Name one of {names}.")
     folder.mkdir(parents=True, exist_ok=True)
-    made_by = identity(library)
-    planned = plan(steps, folder, made_by, arguments.only, arguments.again)
-    ended: dict[str, dict] = {step.name: read_record(folder, step.name, made_by) or {} for step in planned.recorded}
-    left: list[str] = []
-    for name, record in ended.items():
-        print(f"{name}: has a record, {record['state']}", flush=True)
-    for step, made in run(planned, folder, made_by, 60.0 * arguments.minutes):
-        if made is None:
+    chosen = [step for step in steps if not only or any(part in step.name for part in only)]
+    end, ended, left = time.monotonic() + 60.0 * arguments.minutes, list[dict](), list[str]()
+    for step in sorted(chosen, key=lambda step: step.expected_s):
+        record, left_s = read_record(folder, step.name, made_by), end - time.monotonic()
+        if record is None and left_s >= step.expected_s:
+            record = run_step(step, folder, made_by, left_s)
+        if record is None:
             left.append(step.name)
             continue
-        ended[step.name] = made
-        print(f"{step.name}: {made['state']} in {made['seconds']} s {made['note']}".rstrip(), flush=True)
-    for name, record in ended.items():
-        if record["state"] == LEFT_OUT:
-            print(f"left out: {name}: {' '.join(record['output'].strip().splitlines()[-1:])}")
+        reason = record["output"].strip().splitlines()[-1:] if record["state"] == LEFT_OUT else []
+        print(" ".join([f"{step.name}: {record['state']} in {record['seconds']} s", *reason]), flush=True)
+        ended.append(record)
+    failed = [record for record in ended if record["state"] in (FAILED, HUNG)]
+    for record in failed:
+        log = folder / f"{record['step']}.log"
+        print(f"\n{record['step']}: {record['state']}, exit code {record['exit_code']}, {log}\n{record['output']}")
     if left:
         print(f"left for the next session: {', '.join(left)}")
-    failed = {name: record for name, record in ended.items() if record["state"] in (FAILED, HUNG)}
-    for name, record in failed.items():
-        print(f"\n{name}: {record['state']}, exit code {record['exit_code']}, {folder / f'{name}.log'}")
-        print(record["output"])
     if failed:
-        print("failures: " + ", ".join(f"{name} ({record['state']})" for name, record in failed.items()))
+        print("failures: " + ", ".join(f"{record['step']} ({record['state']})" for record in failed))
     elif not left:
         print("all passed")
     return 1 if failed else 3 if left else 0

@@ -1,6 +1,6 @@
 """What TensorFlow does with the ops on a GPU: placement, memory, streams, bits, a fitted model, two ranks.
 
-    python -m tests.gpu.tensorflow_session [--minutes 10] [--folder FOLDER] [--only NAME ...] [--again]
+    python -m tests.gpu.tensorflow_session [--minutes 10] [--folder FOLDER] [--only NAME ...]
 
 Needs TensorFlow with its CUDA libraries, a GPU, and this package built with nvcc against that TensorFlow
 (FUSEDREC_CUDA=1 python setup.py build_ext --inplace); Horovod for two ranks. One process runs each step

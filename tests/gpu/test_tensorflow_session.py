@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.ops.gpu import CASES
+from tests.cuda import libraries
 from tests.gpu import session, steps, tensorflow_session
 
 # Words that the output of a step on the CPU must have.
@@ -53,14 +56,33 @@ def test_the_session_passes_on_a_gpu(tmp_path):
     assert len([json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")]) == 6
 
 
-def test_the_session_of_kernels_begins_with_checks_and_ends_with_the_sanitizer(tmp_path, monkeypatch):
+def test_the_session_of_kernels_has_every_op_every_benchmark_and_the_sanitizer(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "sanitizer", lambda: "/bin/compute-sanitizer")
-    planned = steps.plan(session.steps_of(tmp_path), tmp_path, "test", [], again=False).to_run
-    kinds = [step.name.split(".")[0] for step in planned]
-    order = ["checks", "quick", "benchmarks", "memcheck", "racecheck"]
-    assert kinds == sorted(kinds, key=order.index) and set(kinds) == set(order)
-    assert sum(step.expected_s for step in planned if not step.name.startswith("racecheck")) < 1200
-    assert all(step.expected_s < step.limit_s <= 240 for step in planned)
-    quick = next(step for step in planned if step.name == "quick.table")
-    assert quick.command[-2:] == (str(tmp_path / "quick.table.results.json"), "--quick")
-    assert planned[-1].command[:3] == ("/bin/compute-sanitizer", "--tool", "racecheck")
+    kinds = {"checks": libraries.OPS, "quick": CASES, "benchmarks": CASES, "memcheck": libraries.OPS,
+             "racecheck": libraries.OPS}  # fmt: skip
+    wanted = [f"{kind}.{name}" for kind, names in kinds.items() for name in names]
+    assert [step.name for step in session.steps_of(tmp_path)] == wanted
+    assert all(importlib.util.find_spec(f"tests.cuda.checks.{op}") for op in libraries.OPS)
+
+
+def test_a_session_goes_on_where_the_last_one_ended(tmp_path, capsys):
+    """A step fails, one hangs, one does not apply, and one is too long for the budget."""
+
+    def step(name, script, expected_s=0.0):
+        return steps.Step(name, ("sh", "-c", script), expected_s, limit_s=0.5)
+
+    library = tmp_path / "library"
+    library.write_bytes(b"1")
+    planned = [step("fails", f"echo >>{tmp_path}/ran; echo why; exit 3"), step("hangs", "exec sleep 60"),
+               step("absent", "echo no device; exit 77"), step("long", "true", expected_s=60.0)]  # fmt: skip
+    options = steps.options("", "").parse_args(["--minutes", "0.5", "--folder", str(tmp_path / "records")])
+    assert [steps.session(planned, library, options) for _ in range(2)] == [1, 1]
+    printed = capsys.readouterr().out
+    assert "absent: left out in" in printed and "s no device\n" in printed and "exit code 3" in printed
+    assert "left for the next session: long\nfailures: fails (failed), hangs (hung)\n" in printed
+    assert (tmp_path / "ran").read_text(encoding="utf-8") == "\n", "the second session repeated a step"
+    library.write_bytes(b"2")
+    assert steps.session(planned[3:], library, options) == 3
+    options.only = ["nothing"]
+    with pytest.raises(ValueError, match=r"--only nothing: no step has this in its name. Name one of \['fails'"):
+        steps.session(planned, library, options)

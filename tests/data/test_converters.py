@@ -305,11 +305,6 @@ def test_string_ids_become_fingerprints_and_find_their_features(tmp_path):
     assert len(strings(tmp_path / "out")) == 9 and strings(tmp_path / "out")["v17"] == v17
 
 
-def test_the_small_log_is_what_its_generator_makes():
-    for name, text in small_log.contents().items():
-        assert small_log.read(name) == text, f"python -m tests.support.small_log writes {name} again"
-
-
 def test_no_row_of_a_log_of_real_skew_knows_its_future(tmp_path):
     log = small_log.columns()
     info = convert_kuairand(small_log.FOLDER, tmp_path / "out")
@@ -395,11 +390,7 @@ REFUSALS = [
     (by_time, {}, "must be a KuaiRand log or a folder with one of log.csv, log.csv.gz"),
     (functools.partial(by_user, test_fraction=1), FULL, "test_fraction must lie between 0 and 1"),
     (functools.partial(by_user, split="half"), FULL, r"split must be one of \['time', 'user'\]"),
-    (
-        by_time,
-        {**FULL, "user_features.csv": "user,degree\n1,2\n"},
-        "user_features.csv: column 'user_id' is missing",
-    ),
+    (by_time, {**FULL, "user_features.csv": "user,degree\n1,2\n"}, "user_features.csv: column 'user_id' is missing"),
     (by_time, {"log.csv": "user_id,video_id,time_ms\n1,2,3\n"}, r"the columns .*, want one of the labels \['is_cl"),
     (by_time, {"log.csv": HEADER}, "log.csv: has no impressions"),
     (by_time, {"log.csv": HEADER + "1,2,3,1,,5,5\n"}, "log.csv, line 2: got long_view '', want a number"),

@@ -109,9 +109,7 @@ def test_the_past_of_every_row_is_that_of_a_loop_over_the_log(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"held_out must be one of \('both', 'test', 'validation', 'all', 'none'\), got 'train'"
-    ):
+    with pytest.raises(ValueError, match=r"held_out must be one of \('both', 'test', .*, 'none'\), got 'train'"):
         write(tmp_path / "d", events_of(USER, TIME), held_out="train")
     with pytest.raises(ValueError, match="log.csv: got no event for train, of 3 events with 1 distinct times"):
         write(tmp_path / "d", events_of([1, 1, 2], [5, 5, 5]))

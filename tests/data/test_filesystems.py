@@ -31,10 +31,7 @@ def test_folders_names_are_columns(tmp_path):
     assert [row[:2] for row in rows] == [(user // 3 % 2, user) for user in range(12)]
     days = [row[2] for row in rows]
     assert len(set(days[:6])) == len(set(days[6:])) == 1 and days[0] != days[6]
-    with pytest.raises(
-        ValueError,
-        match="column 'day' comes from the folder day=1, but is declared as .*Declare it as a scalar int64 or string",
-    ):
+    with pytest.raises(ValueError, match="'day' comes from the folder day=1, .*Declare it as a scalar int64 or string"):
         ParquetFolder(tmp_path, [Column("day", ragged=True)])
     (tmp_path / "day=2").rename(tmp_path / "day=late")
     with pytest.raises(ValueError, match="column 'day' must be int64, got the folder day=late. Declare it with"):

@@ -1,7 +1,6 @@
 """Tables of events with foreign column names: rows by hand from CSV and Parquet, and every fault by file and row."""
 
 import decimal
-import pathlib
 
 import numpy as np
 import pyarrow as pa
@@ -309,13 +308,3 @@ def test_refused_maps(changed, message):
         column_map({**MAP, **changed})
     with pytest.raises(ValueError, match=r"data.columns lacks \['time', 'labels'\]"):
         column_map({"user": "a", "item": "b"})
-
-
-def test_integers_are_ids_and_seconds(tmp_path):
-    rows = [[str(1 + at // 4), str(at % 3), str(1000 + at), str(at % 2)] for at in range(8)]
-    csv_file(tmp_path / "raw/a.csv", rows, ["u", "i", "t", "y"])
-    columns = {"user": "u", "item": "i", "time": "t", "labels": {"click": "y"}}
-    convert(pathlib.Path(tmp_path / "raw/a.csv"), tmp_path / "d", columns)
-    found = [row for part in ("train", "test") for row in lists(tmp_path / "d" / part, "user_id exposed_time*")]
-    assert sorted(time - 1000 for row in found for time in row[1]) == list(range(8))
-    assert {row[0] for row in found} == {1, 2}

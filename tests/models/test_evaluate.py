@@ -185,7 +185,9 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path, capsys):
         assert program(["evaluate", *map(str, arguments or [run])]) == 1
         assert re.match(f"error: {message}", capsys.readouterr().err)
 
+    refused("RUN: no such folder: .*/run. Name the output folder of fusedrec train.")
     run.mkdir()
+    refused("--data: no such file or folder: nowhere.csv.", run, "--data", "nowhere.csv")
     refused("folder must hold a checkpoint, but .*run/manifest.json is missing")
     data = prepare_data(from_dict(experiments.RETRIEVAL), run / "data")
     saved(run / "checkpoint", untrained())

@@ -168,17 +168,8 @@ def test_a_run_above_its_baseline_that_goes_on_learning_gets_no_hint():
 
 def test_retrieval_shows_its_cutoffs_and_a_run_without_a_split_no_column_of_it():
     fields = {**RECORD, "labels": {}, "validates": "test"}
-    assert screen.epochs_heading(fields, 100).split() == [
-        "epoch",
-        "loss",
-        "test",
-        "HR@10",
-        "test",
-        "NDCG@10",
-        "events/s",
-        "time",
-        "left",
-    ]
+    words = " ".join(screen.epochs_heading(fields, 100).split())
+    assert words == "epoch loss test HR@10 test NDCG@10 events/s time left"
     fields = {**RECORD, "labels": {"ctr": "click", "ctcvr": "click"}, "validates": ""}
     words = " ".join(screen.epochs_heading(fields, 100).split())
     assert words == "epoch loss click AUC events/s time left"
@@ -233,9 +224,7 @@ def test_a_tracker_gets_the_settings_and_is_refused_without_its_package(tmp_path
     record = RunRecord(tmp_path / "2026-11-25_2342")
     record.fields["experiment"] = {"name": "clicks", "train": {"epochs": 3}}
     monkeypatch.setattr(run_callbacks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=f"train.tracker is '{kind}', which is not installed. Use `pip install {kind}`"
-    ):
+    with pytest.raises(ValueError, match=f"tracker is '{kind}', which is not installed. Use `pip install {kind}`"):
         run_callbacks.tracker(kind, record)
     monkeypatch.setattr(run_callbacks.importlib.util, "find_spec", lambda name: name)
     told, callback = {}, object()

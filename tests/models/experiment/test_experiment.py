@@ -57,10 +57,7 @@ BOUNDS = {
 # 10^9 values by nine aliases.
 BOMB = "[&a0 [x], " + ", ".join(f"&a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9)) + "]"
 REFUSED = [
-    (
-        "train.epoch=1",
-        r"train has an unknown field 'epoch'. Did you mean 'epochs'. Known fields: \['accumulate_steps', 'balance', ",
-    ),
+    ("train.epoch=1", r"train has an unknown field 'epoch'. Did you mean 'epochs'. Known fields: \['accumulate_steps'"),
     ("trian={}", r"the top level has an unknown field 'trian'. Did you mean 'train'. Known fields: \['data', "),
     ("model.num_negatives=5", "model has an unknown field 'num_negatives'"),
     ("train.epochs=two", r"train.epochs must be int, got 'two' \(str\)"),
@@ -81,16 +78,10 @@ REFUSED = [
     ("model.attention_dropout=1.0", "model.attention_dropout must be 0 <= attention_dropout < 1, got 1.0"),
     ("model.history_dropout=1.0", "model.history_dropout must be 0 <= history_dropout < 1, got 1.0"),
     ("model.item_dropout=0.1", "model.item_dropout 0.1 trains the row of unknown items, which needs"),
-    (
-        "model={item_lists: [genre], crosses: ['item*genre']}",
-        r"'item\*genre', want a\*b of two names of \['item', 'hour'",
-    ),
+    ("model={item_lists: [genre], crosses: ['item*genre']}", r"'item\*genre', want a\*b of two names of \['item'"),
     ("model={contextual: [gender], crosses: ['gender*gender']}", "at least one of .*'item', 'hour'"),
     ("model.crosses=[year]", "model.crosses has 'year'"),
-    (
-        "model={exposed_dense: [count], log1p: [rate]}",
-        r"model.log1p names 'rate', want one of the dense names \['count'\]",
-    ),
+    ("model={exposed_dense: [count], log1p: [rate]}", r"log1p names 'rate', want one of the dense names \['count'\]"),
     ("model.exposed_dense=[a, a]", "model.exposed_dense names a column twice"),
     ("model.list_combiner=max", "model.list_combiner must be one of .*, got 'max'"),
     ("model={kind: dlrm, time_features: false}", "the bottom network has no input"),
@@ -112,29 +103,17 @@ REFUSED = [
     ("embedding.sync_every=3", "embedding: Topology.sync_every and moment_scale need the rule 'weight_sync'"),
     ("embedding.wire_dtype=int8", "embedding.wire_dtype must be one of .*, got 'int8'"),
     ("embedding.arguments=[epsilon]", r"embedding.arguments must hold names and their values, got \['eps"),
-    (
-        "embedding={optimizer: adam, arguments: {beta_2: 1.0}}",
-        "embedding.arguments: Adam.beta_2 must be a finite number ",
-    ),
-    (
-        "embedding={optimizer: sgd, arguments: {epsilon: 1e-8, beta: 1}}",
-        r"embedding.arguments names \['beta', 'epsilon'\], and 'sgd' takes \['clipnorm', 'momentum', 'nesterov'\]",
-    ),
+    ("embedding={optimizer: adam, arguments: {beta_2: 1.0}}", "embedding.arguments: Adam.beta_2 must be a finite "),
+    ("embedding={optimizer: sgd, arguments: {epsilon: 1, beta: 1}}", r"\['beta', 'epsilon'\], and 'sgd' takes \['clip"),
     ("embedding={optimizer: sgd, arguments: {nesterov: 'yes'}}", r"arguments.nesterov must be bool, got 'yes' \(str\)"),
     ("embedding={optimizer: rowwise_adagrad, arguments: {epsilon: 0.0}}", "RowWiseAdagrad.epsilon .* > 0 .*, got 0.0"),
     ("train.beta_2=1.0", "train.beta_2 must lie between 0 and 1, got 1.0"),
     ("train.schedule=nest", "train.schedule: schedule must be .* one of the registered .*, got 'nest'"),
     ("train.schedule=dual_buffer(lead=9)", "train.schedule: lead must be an int from 1 to 4, got 9"),
-    (
-        "train={schedule: dual_buffer, cluster_samples: true}",
-        "train.cluster_samples is True, but train.schedule 'dual_buffer' has no micro-batches .*nested.M. with",
-    ),
+    ("train={schedule: dual_buffer, cluster_samples: true}", "schedule 'dual_buffer' has no micro-batches .*nested.M"),
     ("train={schedule: nested(1), cluster_samples: true}", r"train.schedule 'nested\(1\)' has no micro-b"),
     ("train.precision=float64", r"train.precision must be one of \['float32', 'mixed_b.*, got 'float64'"),
-    (
-        "train={precision: mixed_float16, schedule: nested(2)}",
-        r"train.precision is 'mixed_float16', but train.schedule 'nested\(2\)' .*Set train.precision to 'mixed_bf",
-    ),
+    ("train={precision: mixed_float16, schedule: nested(2)}", r"'nested\(2\)' .*Set train.precision to 'mixed_bf"),
     ("train={precision: mixed_float16, accumulate_steps: 2}", "train.accumulate_steps 2 lets gradients wait"),
     ("train.balance=host", r"train.balance must be one of \['rank', 'global'\], got 'host'"),
     ("train.epochs=2; train.patience=2", "train.patience must be below train.epochs = 2, got 2"),
@@ -150,10 +129,7 @@ REFUSED = [
     (RETRIEVAL + "model.sharing=rows", r"model.sharing must be one of \['negatives', 'logits'\], got 'rows'"),
     (RETRIEVAL + "model.log_q=true", "model.log_q corrects nothing where model.sampling is 'uniform'"),
     (RETRIEVAL + "model.negatives_dtype=int8", r"model.negatives_dtype must be one of .*, got 'int8'"),
-    (
-        RETRIEVAL + "model={negatives_dtype: float16, sampling: in_batch}",
-        "model.negatives_dtype 'float16' needs a lookup of negatives",
-    ),
+    (RETRIEVAL + "model={negatives_dtype: float16, sampling: in_batch}", "'float16' needs a lookup of negatives"),
     # Overrides that are none.
     ("train.epochs", "--set must be section.field=value, got 'train.epochs'"),
     ("a.b.c=1", "the top level has an unknown field 'a'"),

@@ -105,10 +105,7 @@ def test_options_of_all_tables_leave_external_tables_alone():
         ("tables.item=5", "embedding.tables.item must hold options of a table, got 5"),
         ("tables=[item]", "embedding.tables must hold names and their values"),
         ("all_tables.rows=5", r"embedding.all_tables names \['rows'\], and a table takes"),
-        (
-            "all_tables.optimizer=adam",
-            "embedding.all_tables.optimizer is not taken: for all tables, set embedding.optimiz",
-        ),
+        ("all_tables.optimizer=adam", "all_tables.optimizer is not taken: for all tables, set embedding.optimiz"),
         ("all_tables.initializer=zeros", "for all tables, set embedding.stddev; for one table, embed"),
         ("tables.item.limits=3", "embedding.tables.item.limits must hold options of a table, got 3"),
         ("tables.item.tier.ttl=3", r"item.tier names \['ttl'\], and a table takes \['fol"),
@@ -116,35 +113,30 @@ def test_options_of_all_tables_leave_external_tables_alone():
         ("tables.item.limits.ttl=null", "item: TableConfig.limits.ttl must be int, got None"),
         ("tables.item.tier.host_rows=1", "item: TableConfig.tier.host_rows must be bool, got 1"),
         ("tables.item.dim=0", "embedding.tables.item: TableConfig.dim of table 'item' must be an int in"),
-        (
-            "tables.item.limits.eviction=lru",
-            r"TableConfig.limits.eviction of table 'item' is 'lru' with limits.max_rows_per_rank 0",
-        ),
+        ("tables.item.limits.eviction=lru", "limits.eviction of table 'item' is 'lru' with limits.max_rows_per_rank 0"),
         ("tables.item.limits.eviction=3", "limits.eviction must be one of 'lru', 'lfu', None, got 3"),
         ("tables.item.optimizer=lion", r"item.optimizer.name must be one of \['adagrad'"),
         ("tables.item.optimizer=3", r"item.optimizer must be a name, or hold a name and arguments, got 3"),
         (
             "tables.item.optimizer={name: sgd, beta: 1}",
-            r"embedding.tables.item.optimizer names \['beta'\], and 'sgd' takes \['clipnorm', 'momentum', 'nesterov'\]",
+            r"item.optimizer names \['beta'\], and 'sgd' takes \['clipnorm', 'mom",
         ),
         ("tables.item.optimizer={beta_2: 0.5}", r"tables.item.optimizer names \['beta_2'\], and 'adagrad' takes"),
         ("tables.item.optimizer={learning_rate: fast}", "item.optimizer.learning_rate must be float, got 'fast'"),
-        (
-            "tables.item.optimizer={learning_rate: -1}",
-            "item.optimizer: Adagrad.learning_rate must be a finite number >= 0",
-        ),
+        ("tables.item.optimizer={learning_rate: -1}", "item.optimizer: Adagrad.learning_rate must be a finite number"),
         ("tables.item.initializer=glorot", r"item.initializer.name must be one of \['con"),
         (
             "tables.item.initializer={name: uniform, stddev: 1.0}",
-            r"embedding.tables.item.initializer names \['stddev'\], and 'uniform' takes \['maxval', 'minval'\]",
+            r"names \['stddev'\], and 'uniform' takes \['maxval', 'minval'\]",
         ),
         (
             "tables.item={external: {folder: a}, optimizer: sgd}",
-            r"embedding.tables.item: Table 'item' is external, .* its config sets \['optimizer'\]",
+            r"Table 'item' is external, .* config sets \['optimizer'\]",
         ),
+        # A retrieval model has one number of columns.
         (
-            "tables.item.dim=8; task=retrieval; data.source=movielens",  # a retrieval model has one number of columns
-            "embedding.tables.item.dim is 8, but model.dim is 50, .*Set model.dim",
+            "tables.item.dim=8; task=retrieval; data.source=movielens",
+            "item.dim is 8, but model.dim is 50, .*Set model.d",
         ),
     ],
 )

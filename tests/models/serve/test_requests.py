@@ -67,10 +67,7 @@ def test_a_lone_input_needs_no_name_and_strings_may_be_bytes():
         (b'{"inputs": {"x": [[1, 2]]}}', r"inputs \['w'\] are missing. The"),
         (b'{"inputs": {"x": [[1, 2]], "w": [1], "z": 1}}', r"inputs \['z'\] are unknown. The"),
         (b'{"inputs": {"x": [[1, 2]], "z": 1}}', r"inputs \['w'\] are missing and \['z'\] are unknown. The"),
-        (
-            b'{"inputs": {"x": [[1, 2.5]], "w": [1]}}',
-            r"'x' wants int64 \[\?, 2\], JSON Value: \[\[1, 2.5\]\] is",
-        ),
+        (b'{"inputs": {"x": [[1, 2.5]], "w": [1]}}', r"'x' wants int64 \[\?, 2\], JSON Value: \[\[1, 2.5\]\] is"),
         (b'{"inputs": {"x": [[1, "2"]], "w": [1]}}', "'x' wants int64"),
         (b'{"inputs": {"x": [[1, 9223372036854775808]], "w": [1]}}', "'x' wants int64"),
         (b'{"inputs": {"x": [[1, null]], "w": [1]}}', "'x' wants int64"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.shared import ROOT
 from tools import horovod_wheel
-from tools.steps import StepFailed, run_logged
+from tools.steps import StepFailed, clean_environment, run_logged
 
 KEY = "horovod-0-tensorflow-0-g++12-x86_64"
 
@@ -81,6 +81,14 @@ def test_a_failed_command_shows_the_tail_of_its_log_and_where_it_lies(tmp_path):
     assert "| a.cc:3: error: no such type\n      | ...\n" in message
     assert "| the reason" in message and "| line 100" in message and "line 50" not in message
     assert "ended with 3" in message and f"The whole log: {log}" in message
+
+
+def test_the_users_variables_do_not_lead_the_builds_astray(tmp_path, monkeypatch):
+    for name in ("HOROVOD_WITH_MPI", "MAKEFLAGS", "PYTHONPATH"):
+        monkeypatch.setenv(name, "1")
+    env = clean_environment(tmp_path)
+    assert not {"HOROVOD_WITH_MPI", "MAKEFLAGS", "PYTHONPATH"} & set(env)
+    assert env["PATH"].startswith(f"{tmp_path}/bin:")
 
 
 def test_the_command_names_what_is_missing(monkeypatch, tmp_path):

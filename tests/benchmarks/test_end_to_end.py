@@ -60,21 +60,3 @@ def test_another_loss_or_gradient_is_refused(tmp_path):
     np.savez(tmp_path / "gradients_padded.npz", **{**gradients, "positions": np.array([[0.5, -0.24]])})
     with pytest.raises(harness.CheckFailed, match="gradient of positions, padded"):
         benchmark.check(tmp_path, {"padded": 2.0})
-
-
-class Clock:
-    """A side whose steps take given times."""
-
-    def __init__(self, seconds):
-        self.asked, self._seconds = [], seconds
-
-    def steps(self, variant, count):
-        self.asked.append(count)
-        return [self._seconds] * count
-
-
-def test_medians_are_of_full_batches_and_sides_take_turns():
-    ours, theirs = Clock(0.5), Clock(2.0)
-    fields = benchmark.train({"ours": ours, "padded": theirs}, [128, 128, 24])
-    assert fields["ratio_vs_padded"] == 4 and fields["samples_per_s_ours"] == 256
-    assert ours.asked == theirs.asked == [1, 2, 1]

@@ -1,13 +1,11 @@
 """The harness: checks name what differs, clocks and turns are fair, and processes end with the benchmark."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from benchmarks.harness import harness, network, processes
@@ -20,18 +18,6 @@ from tests.support.ranks import run_ranks
 from tf_fusedrec import ops, tf
 
 WHY_NOT = network.why_not()
-SLEEPER = "import time; time.sleep(300)"
-PROGRAM = f"""
-import contextlib, sys
-from benchmarks.harness import network, processes
-def main():
-    with network.namespace() if sys.argv[1] == "namespace" else contextlib.nullcontext("none") as name:
-        inside = [] if name == "none" else network.inside(name, [])
-        family = "import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPER!r}])"
-        with processes.started([*inside, sys.executable, "-c", family]):
-            print(name, flush=True)
-processes.program(main)
-"""
 
 
 def test_checks_fail_beyond_the_tolerance_and_name_what_differs():
@@ -165,59 +151,6 @@ def test_a_failed_check_or_a_missing_horovodrun_ends_the_run(capsys, monkeypatch
         processes.program(lambda: processes.ask_ranks(double, 2, number=1))
     assert stop.value.code == 1
     assert "CHECK FAILED: 2 ranks need horovodrun, but it is not beside" in capsys.readouterr().err
-
-
-def begin(command, wanted):
-    """Starts a program. Returns it and its descendants once `wanted(descendant)` holds for two of them."""
-    program = subprocess.Popen(
-        command, cwd=harness.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
-        errors="replace", env={**os.environ, "PYTHONPATH": str(harness.ROOT)}, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and program.poll() is None:
-        family, found = psutil.Process(program.pid).children(recursive=True), 0
-        for one in family:
-            try:
-                found += wanted(one)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        if found >= 2:
-            return program, family
-        time.sleep(0.1)
-    program.kill()
-    raise AssertionError("the program did not start its children")
-
-
-def are_gone(family, within_s):
-    _, left = psutil.wait_procs(family, timeout=within_s)
-    for one in left:
-        one.kill()
-    return not left
-
-
-def sleeps(process):
-    return "time.sleep" in " ".join(process.cmdline())
-
-
-NEEDS_ROOT = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-@pytest.mark.parametrize(
-    ("where", "sent"),
-    [("here", signal.SIGTERM), pytest.param("namespace", signal.SIGTERM, marks=NEEDS_ROOT), ("here", signal.SIGKILL)],
-)
-def test_a_benchmark_that_ends_takes_its_child_along(where, sent):
-    """A killed one leaves its grandchild, which only its own code could end."""
-    program, family = begin([sys.executable, "-c", PROGRAM, where], sleeps)
-    name = program.stdout.readline().strip()
-    child = next(one for one in family if one.ppid() == program.pid)
-    program.send_signal(sent)
-    assert program.wait(timeout=60) == (128 + sent if sent == signal.SIGTERM else -sent)
-    assert are_gone(family if sent == signal.SIGTERM else [child], 10)
-    are_gone(family, 0)
-    if where == "namespace":
-        listed = subprocess.check_output(["ip", "netns", "list"], encoding="utf-8", errors="replace")
-        assert name.startswith("fusedrec-") and name not in listed
 
 
 # A port without a server answers a connection with a refusal, one round trip later.

@@ -1,7 +1,6 @@
 """The benchmarks of schedules and ranks: overlap, planner, scale, balance, and those of benchmarks/papers."""
 
 import dataclasses
-import gzip
 import json
 import time
 
@@ -9,21 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks.balance import __main__ as balance
-from benchmarks.harness import harness, network, processes
+from benchmarks.harness import harness, network
 from benchmarks.overlap import __main__ as overlap
-from benchmarks.overlap import clustering, device, figures, real_model
-from benchmarks.overlap.device import DEVICE, MEMORY, Compute, DeviceSize
+from benchmarks.overlap import device
+from benchmarks.overlap.device import DEVICE, MEMORY
 from benchmarks.overlap.figures import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
-from benchmarks.overlap.real_model import Size
 from benchmarks.papers import horovod_queue
 from benchmarks.planner import __main__ as planner
 from benchmarks.scale import __main__ as scale
 from tf_fusedrec import tf
-from tf_fusedrec.data.rows import Ragged
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
-WHY_NOT = network.why_not()
-NEEDS_ROOT = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 PARTS = Parts(ids=2, rows=60, gradients=60, dense=20, average=0, other=5)
 COMPUTE = {"fixed": (0.0, 0.0), "per_token": (1e-5, 2e-5)}
 
@@ -125,32 +120,6 @@ def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
     assert device.take_record() == {}, "a value without a time has no turn, and a record is read once"
 
 
-@pytest.mark.nightly
-@NEEDS_ROOT
-def test_tiny_runs_of_overlap(capsys):
-    size = DeviceSize(users=8, tokens_per_user=64, dim=512, weights=1000, batches=2)
-    compute = Compute(fixed=(0.001, 0.001), per_token=(1e-4, 1e-4))
-    variants = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
-    phases = [
-        {"rate": "200mbit", "variants": variants, "repeats": 3, "bare": 2, "device": 1.0},
-        {"rate": "20mbit", "variants": ["sync"], "repeats": 1, "bare": 2, "device": 1.0},
-    ]
-    fast, slow = overlap.run_ranks(4, size, compute, phases)
-    # The device takes its time, whatever the variant.
-    seconds = compute.seconds(size.tokens)
-    assert all(variant["compute_ms"] == pytest.approx(1e3 * seconds) for variant in fast["variants"].values())
-    # Half of the rows and gradients pass the cable, 1 MB from each host: 40 or 400 ms.
-    assert slow["parts"]["sync"]["rows"] > 2 * fast["parts"]["sync"]["rows"]
-    assert slow["parts"]["sync"]["gradients"] > 0 and slow["parts"]["sync"]["dense"] > 0
-    assert fast["variants"]["sync_lookup45"]["lookup_ms"] > 0 == fast["variants"]["sync"]["lookup_ms"]
-    for variant in fast["variants"].values():
-        assert 0 < variant["exposed_ms"] < variant["ms"] and variant["floor_ms"] > variant["compute_ms"]
-    figures.show(fast)
-    assert "dual: traced" in capsys.readouterr().out
-    size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
-    assert real_model.contended(size, ["sync"], 2)["contended_speedup_sync"] == 1.0
-
-
 def test_the_regret_is_that_of_the_measured_steps():
     forecasts = [{"choice": "dual", "ms": 90.0, "bytes": 0.0}, {"choice": "sync", "ms": 99.0, "bytes": 1010.0}]
     variants = {name: {"full": {"step": ms}} for name, ms in (("sync", 120), ("dual", 110), ("frozen_M4", 100))}
@@ -160,20 +129,6 @@ def test_the_regret_is_that_of_the_measured_steps():
     fields = planner.fields([one, {**one, "regret": 0.0}])
     assert (fields["workloads"], fields["within_5_percent"]) == (2, 1)
     assert fields["worst_regret"] == pytest.approx(0.1) and fields["median_error"] == pytest.approx(1 - 90 / 110)
-
-
-@pytest.mark.nightly
-def test_a_slow_cable_calls_for_less_bytes():
-    tiny = DeviceSize(users=16, tokens_per_user=4, dim=8, layers=2, weights=64, vocabulary=50, ids_of_topic=5)
-    pace = {"device": 1.0, "memory": 0.0, "message_s": 0.0, "bytes_per_s": 1e3}
-    size, names = dataclasses.asdict(tiny), ["sync", "sync_bf16", "2d"]
-    (found,) = processes.ask(planner.choose, size=size, compute=COMPUTE, names=names, paces=[pace])
-    by_name = {one["choice"]: one for one in found}
-    assert set(by_name) == set(names)
-    assert (
-        by_name["sync_bf16"]["bytes"] < by_name["sync"]["bytes"] and by_name["sync_bf16"]["ms"] < by_name["sync"]["ms"]
-    )
-    assert by_name["sync"]["ms"] > 1e3 * 64 * 3e-5  # the compute of 64 tokens on the device stream
 
 
 def test_the_cost_model_has_the_errors_of_the_kept_result(tmp_path, monkeypatch):
@@ -211,29 +166,3 @@ def test_balance_is_as_computed_by_hand_and_as_good_as_expected(tmp_path):
     tokens = balance.write(tmp_path, 400, seed=0, row_group_size=256)
     read = np.concatenate([times.row_lengths() for times in balance.pipeline(tmp_path)])
     np.testing.assert_array_equal(np.sort(read), np.sort(np.tile(tokens, balance.EPOCHS)))
-
-
-@pytest.fixture
-def data(tmp_path):
-    """A log of 400 users of two alternating kinds. Each has 5 to 12 of the 12 items of its kind."""
-    rng, lines = np.random.default_rng(0), ["user_id,item_id,timestamp"]
-    for user in range(400):
-        items = rng.permutation(12)[: rng.integers(5, 13)] + 100 * (user % 2)
-        lines += [f"{user},{item},{moment}" for moment, item in enumerate(items)]
-    (tmp_path / "amazon_sports").mkdir()
-    with gzip.open(tmp_path / "amazon_sports" / "interactions.csv.gz", "wt") as file:
-        file.write("\n".join(lines) + "\n")
-    return tmp_path / "amazon_sports"
-
-
-def test_clustering_counts_bytes_and_a_lost_sample_is_not_measured(data, monkeypatch):
-    result = clustering.measure(1, data, 2500)
-    assert result["bytes_m1"] == 24 * (8 + 2 * 4 * 64)
-    assert result["bytes_m1"] < result["bytes_clustered"] == result["ratio"] * result["bytes_naive"]
-    assert result["ratio"] < 0.8, "the two kinds of users were not parted"
-    batch = Ragged(np.array([1, 1, 2, 2, 3, 1, 4]), np.array([0, 2, 3, 5, 7]))  # 1 1 | 2 || 2 3 | 1 4
-    assert clustering.ids_sent(batch, 2) == 2 + 4 and clustering.ids_sent(batch, 1) == 4
-    monkeypatch.setattr(clustering, "clustered", lambda batch, micro_batches: batch.slice(0, 3))
-    with pytest.raises(harness.CheckFailed, match="samples of a clustered batch"):
-        clustering.measure(1, data, 2500)
-    assert clustering.measure(1, data / "nowhere") is None

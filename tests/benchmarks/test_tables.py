@@ -11,7 +11,7 @@ from benchmarks.checkpoint import __main__ as checkpoint
 from benchmarks.harness import harness, ranks
 from benchmarks.harness.harness import Batches
 from benchmarks.table import __main__ as table
-from benchmarks.table import ablation, peers, work
+from benchmarks.table import peers, work
 from benchmarks.train_step import __main__ as train_step
 from tf_fusedrec import optimizers, tf
 from tf_fusedrec.files import table_reader
@@ -35,15 +35,6 @@ def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
     assert table.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
     assert table.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
     assert table.memory_lacks(10**6) == "" and "available, 1000000.0 GB are needed" in table.memory_lacks(10**15)
-
-
-def test_a_pause_counts_when_it_comes_in_every_repeat():
-    quiet, disturbed = [0.001] * 5, [0.001, 0.900, 0.001, 0.001, 0.001]
-    assert table.pauses(np.array([quiet, disturbed])) == pytest.approx(
-        {"median_step_ms": 1, "max_growth_pause_ms": 0, "rows_at_pause": 1000, "longest_single_step_ms": 900}
-    )
-    pauses = table.pauses(np.array([[0.001, 0.001, 0.005, 0.001, 0.001]] * 2))
-    assert pauses["max_growth_pause_ms"] == pytest.approx(4) and pauses["rows_at_pause"] == 1000 + 2 * 2048
 
 
 @pytest.mark.nightly
@@ -86,29 +77,6 @@ def test_peers_get_the_same_rows_by_number_and_are_compared_first(tmp_path):
     assert ms["ours"].tolist() == [[1, 2]] * 3 and ms["mch"].tolist() == [[4, 8]] * 3
     with pytest.raises(harness.CheckFailed, match="rows after training against the rows of mch"):
         peers.take_turns(other, ours, tmp_path, pairs, 2, 3)
-
-
-def test_dedup_counts_ids_and_rows_and_finds_lost_gradients(monkeypatch):
-    monkeypatch.setattr(ablation, "IDS_PER_RANK", 300)
-    ids = ablation.batch_of(0, 0)
-    distinct = len(np.unique(ids))
-    for mode, want in {"none": (300, 300), "source": (distinct, distinct), "owner": (300, distinct)}.items():
-        native = ablation._table(f"count/{mode}", 3, optimizers.SGD(0.25))
-        at_source, at_owner = ablation.MODES[mode]
-        lookup = ablation._make_rows(native, f"count.{mode}.made", [tf.constant(ids)], 3)
-        step = ablation.make_step(native, f"count.{mode}", at_source=at_source, at_owner=at_owner, lookup=lookup)
-        _, (sent, read, _) = step(tf.constant(ids), tf.zeros([300, 3]))
-        assert (int(sent), int(read)) == want
-    ablation.check_dedup(dim=3)
-    honest = ablation.make_step
-
-    def wrong(native, name, *, at_source, at_owner, **lookup):
-        step = honest(native, name, at_source=at_source, at_owner=at_owner, **lookup)
-        return lambda ids, gradients: step(ids, gradients * (0.5 if at_source else 1.0))
-
-    monkeypatch.setattr(ablation, "make_step", wrong)
-    with pytest.raises(harness.CheckFailed, match="rows of dedup 'source' after 2 steps"):
-        ablation.check_dedup(dim=3)
 
 
 def test_all_variants_train_alike_and_take_turns(monkeypatch):

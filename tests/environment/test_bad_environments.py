@@ -83,54 +83,54 @@ def test_a_full_disk_and_a_wheel_for_another_python_are_named(tmp_path, command,
     assert f"Remedy: {words}" in told if words else "Remedy" not in told, told
 
 
-def answer(code: str, **variables: str) -> str:
-    """Returns the last line of the errors of a program, which must fail."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **variables}, capture_output=True, encoding="utf-8",
-        errors="replace",
-    )  # fmt: skip
-    assert done.returncode != 0
-    return done.stderr.strip().splitlines()[-1]
-
-
-def test_an_old_python_is_refused_before_tensorflow_is_loaded():
-    code = "import sys; sys.version_info = (3, 9, 18); sys.modules['tensorflow'] = None; import tf_fusedrec"
-    assert answer(code).startswith(
-        "ImportError: tf_fusedrec needs Python 3.10 to 3.14, but this is Python 3.9.18. Remedy: make an environment"
-    )
+# Programs by what they have loaded before the package, which refuses before it loads TensorFlow.
+IMPORTS = {
+    "nothing": "import sys; sys.modules['tensorflow'] = None; import tf_fusedrec",
+    "an old Python": "import sys; sys.version_info = (3, 9, 18); sys.modules['tensorflow'] = None; import tf_fusedrec",
+    # Modules in the place of a TensorFlow and a tf_keras that pip has no records of.
+    "TensorFlow": """
+import importlib.machinery, sys, types
+for name in ("tensorflow", "tf_keras"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+sys.modules["tensorflow"].version = types.SimpleNamespace(VERSION="2.16.2")
+sys.modules["tf_keras"].__version__ = "2.9.1"
+import tf_fusedrec
+""",
+}
+LEGACY, KERAS_3 = {"TF_USE_LEGACY_KERAS": "1"}, {"TF_USE_LEGACY_KERAS": "0"}
 
 
 @pytest.mark.parametrize(
-    ("installed", "words"),
+    ("there", "records", "variables", "words"),
     [
-        (
-            {"tensorflow": "2.99.0", "tf_keras": "2.99.0"},
-            r"were built for TensorFlow 2\.\S+, but TensorFlow 2\.99\.0 is installed; .* Remedy: ",
-        ),
+        ("an old Python", {}, {}, r"tf_fusedrec needs Python 3.10 to 3.14, but this is Python 3.9.18. Remedy: make an"),
+        ("nothing", {"tensorflow": "2.99.0", "tf_keras": "2.99.0"}, LEGACY,
+         r".* built for TensorFlow 2\.\S+, but TensorFlow 2\.99\.0 is installed; .* Remedy: "),
         # The newest tf_keras is one of the number below.
-        (
-            {"tensorflow": "2.22.0", "tf_keras": "2.21.0"},
-            r"were built for TensorFlow 2\.\S+, but TensorFlow 2\.22\.0 is",
-        ),
-        (
-            {"tf_keras": "2.9.1"},
-            r"tf_keras 2\.9\.1 is installed beside TensorFlow 2\..* Remedy: pip install --no-deps 'tf-keras==2",
-        ),
+        ("nothing", {"tensorflow": "2.22.0", "tf_keras": "2.21.0"}, LEGACY,
+         r".* built for TensorFlow 2\.\S+, but TensorFlow 2\.22\.0 is"),
+        ("nothing", {"tf_keras": "2.9.1"}, LEGACY,
+         r".*tf_keras 2\.9\.1 is installed beside TensorFlow 2\..* Remedy: pip install --no-deps 'tf-keras==2"),
+        ("TensorFlow", {}, LEGACY, r".*tf_keras 2\.9\.1 is installed beside TensorFlow 2\.16\.2. Remedy: pip"),
+        ("nothing", {"keras": "3.15.0"}, {**KERAS_3, "KERAS_BACKEND": "jax"},
+         r".* has KERAS_BACKEND=jax. Remedy: unset KERAS_BACKEND or set it to tensor"),
+        ("nothing", {"keras": "3.8.0"}, KERAS_3,
+         r".* needs Keras 3.9 or newer, but keras 3.8.0 is installed. Remedy: pip install --upgrade keras"),
     ],
-)
-def test_another_tensorflow_is_refused_before_it_is_loaded(installed, words, tmp_path):
-    """pip's records say so: TensorFlow takes seconds to load."""
-    for name, version in installed.items():
-        write_record(tmp_path, name, version)
-    code = "import sys; sys.modules['tensorflow'] = None; import tf_fusedrec"
-    told = answer(code, TF_USE_LEGACY_KERAS="1", PYTHONPATH=str(tmp_path))
-    assert re.match(f"ImportError: .*{words}", told), told
-
-
-def write_record(site: pathlib.Path, name: str, version: str) -> None:
-    (site / f"{name}-{version}.dist-info").mkdir()
-    record = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    (site / f"{name}-{version}.dist-info/METADATA").write_text(record, encoding="utf-8")
+)  # fmt: skip
+def test_an_environment_that_does_not_suit_is_refused(there, records, variables, words, tmp_path):
+    for name, version in records.items():
+        record = tmp_path / f"{name}-{version}.dist-info"
+        record.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (record / "METADATA").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS[there]], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", **variables},
+        capture_output=True, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    assert re.match(f"ImportError: {words}", done.stderr.strip().splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize(

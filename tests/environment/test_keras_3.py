@@ -1,4 +1,4 @@
-"""Keras 3 beside legacy Keras in one process: both train, and parts of one in a model of the other are refused."""
+"""Keras 3 beside legacy Keras in one process: both train. tests/keras_3/test_choice.py has what is refused."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from tf_fusedrec import optimizers, tf
 import keras as keras_3  # isort: skip  (TensorFlow's Keras is chosen by the import of tf_fusedrec)
 
 pytestmark = pytest.mark.legacy
-REMEDY = "which comes from Keras 3. Use its counterpart in tf_fusedrec.keras"
 IDS = np.arange(8)
 LABELS = np.linspace(0, 1, 8, dtype=np.float32)
 
@@ -59,57 +58,3 @@ def test_a_loop_trains_rows_below_a_model_of_keras_3(embedding):
         losses.append(float(loss))
     assert losses[-1] < 0.5 * losses[0]
     assert np.all(np.any(embedding.export_table("item")[1] != before, axis=1))
-
-
-def test_the_layer_inside_keras_3_is_refused(embedding):
-    class Wrapped(keras_3.Model):
-        def call(self, ids):
-            return embedding({"item": ids})["item"]
-
-    with pytest.raises(ValueError, match=r"is called inside 'wrapped'.*: it comes from Keras 3. Use its counterpart"):
-        Wrapped()(IDS)
-    assert len(embedding({"item": IDS})) == 1  # the refused call has ended
-    with pytest.raises(ValueError, match=f"feature 'item' must be .*, got KerasTensor, {REMEDY}"):
-        embedding({"item": keras_3.Input([], dtype="int64")})
-
-
-@pytest.mark.parametrize("kind", ["layer", "model"])
-def test_a_layer_of_keras_3_on_rows_of_a_functional_model_is_refused(embedding, kind):
-    rows = embedding({"item": fr.keras.Input([], dtype=tf.int64)})["item"]
-    part = keras_3_model() if kind == "model" else keras_3.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    with pytest.raises(
-        ValueError, match=f"layer '{part.name}' got a tensor of .*It is a {type(part).__name__}, {REMEDY}"
-    ):
-        part(rows)
-    assert fr.keras.layers.Dense(1)(tf.nn.relu(rows)).shape == (None, 1)  # the refused call has ended
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda: {"optimizer": keras_3.optimizers.SGD(0.1)},
-        lambda: {"loss": keras_3.losses.MeanSquaredError()},
-        lambda: {"metrics": ["mae", keras_3.metrics.MeanSquaredError()]},
-    ],
-)
-def test_what_compile_gets_of_keras_3_is_refused(embedding, given):
-    with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
-        legacy_model(embedding).compile(**{"optimizer": "sgd", "loss": "mse", **given()})
-    plain = legacy_model(embedding)
-    with pytest.raises(ValueError, match=rf"compile got (SGD|MeanSquaredError), {REMEDY}"):
-        fr.keras.Model(plain.inputs, plain.outputs).compile(**{"optimizer": "sgd", "loss": "mse", **given()})
-
-
-@pytest.mark.parametrize("held", [keras_3.layers.Dense(1), [keras_3.layers.Dense(1)], {"a": [keras_3.layers.Dense(1)]}])
-def test_layers_of_keras_3_inside_a_model_are_refused(embedding, held):
-    model = fr.schedules.PipelinedModel()
-    model.embedding, model.head = embedding, held
-    with pytest.raises(ValueError, match=f"attribute 'head' is or holds Dense, {REMEDY}"):
-        model.compile("sgd", "mse")
-
-
-def test_files_of_a_model_of_keras_3_are_refused(tmp_path):
-    with pytest.raises(TypeError, match=f"model must be .*, got Sequential, {REMEDY}"):
-        fr.checkpoint.save(tmp_path / "checkpoint", keras_3_model())
-    with pytest.raises(ValueError, match=f"export got 'sequential.*', {REMEDY}"):
-        fr.export(keras_3_model(), tmp_path / "served")

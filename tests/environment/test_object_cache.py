@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tools import object_cache
-from tools.object_cache import Failed, Output
+from tools.object_cache import Output
 
 TEXTS = {"a.h": "inline int a() { return 2; }\n", "a.cc": '#include "a.h"\nint of_a() { return a(); }\n'}
 
@@ -61,23 +61,6 @@ def test_other_flags_frameworks_and_compilers_are_compiled(made, tmp_path):
     object_cache.version.cache_clear()
     outputs.add(made("clone")[0])
     assert len(outputs) == 4
-
-
-def test_a_failed_command_leaves_nothing(made, tmp_path):
-    with pytest.raises(Failed, match="no-such-flag"):
-        made("clone", "--no-such-flag")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith("lock")]
-
-
-def test_the_outputs_that_were_used_last_stay(made, tmp_path, monkeypatch):
-    (first, _), (second, _) = made("clone"), made("clone", "-O1")
-    for output, time in ((first, 2), (second, 1)):
-        for path in (output, output.with_suffix(".inputs")):
-            os.utime(path, (time, time))
-    monkeypatch.setattr(object_cache, "KEPT_BYTES", 2 * first.stat().st_size)
-    made("clone", "-O2")
-    assert first.exists() and not second.exists()
-    assert made("clone", "-O1")[1]
 
 
 def test_a_cache_that_cannot_be_made_is_replaced_by_the_clone(made, tmp_path, monkeypatch):

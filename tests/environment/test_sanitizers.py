@@ -1,4 +1,4 @@
-"""`make sanitize` finds planted errors in a clone of one algorithm and one program, and compiles changes only."""
+"""`make sanitize` finds planted errors in a clone of one algorithm and one program."""
 
 import pathlib
 
@@ -41,16 +41,9 @@ def clone(tmp_path, monkeypatch):
     return write
 
 
-def test_a_sound_program_passes_and_is_compiled_once(clone, capsys):
-    root = clone("sound")
-    made = lambda: {path: path.stat().st_ino for path in root.glob("cache/**/*") if path.suffix in (".o", ".run")}  # noqa: E731
+def test_a_sound_program_passes(clone, capsys):
+    clone("sound")
     assert sanitizers.main(["address"]) == 0
-    first = made()
-    assert len(first) == 3  # two objects and the program
-    assert sanitizers.main(["address"]) == 0 and made() == first
-    (root / "custom_ops/a/a.cc").write_text(SOUND + "// changed\n", encoding="utf-8")
-    assert sanitizers.main(["address"]) == 0
-    assert made().items() > first.items() and len(made()) == 5
     assert "address: a ... " in capsys.readouterr().out
 
 

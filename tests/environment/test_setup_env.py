@@ -1,6 +1,5 @@
 """The set-up names what is missing, and repeats changed and interrupted steps only."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -92,29 +91,6 @@ def test_a_gpu_driver_installed_later_is_noticed(clone, monkeypatch):
     assert setup_env.is_complete()
     program(driver, "")
     assert not setup_env.is_complete()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "steps"),
-    [
-        (setup_env.EVERYTHING, ["runtime", "compiler", "development", "horovod", "compiled", "package"]),
-        (setup_env.SEVERAL, ["runtime", "compiler", "horovod", "compiled", "package"]),
-        (setup_env.ONE_PROCESS, ["runtime", "compiler", "compiled", "package"]),
-    ],
-)
-def test_the_compiler_runs_beside_the_steps_that_need_no_ops(clone, monkeypatch, wanted, steps):
-    done = []
-
-    @contextlib.contextmanager
-    def compile_beside(version):
-        done.append("compiler")
-        yield
-        done.append("compiled")
-
-    monkeypatch.setattr(setup_env, "compile_beside", compile_beside)
-    monkeypatch.setattr(setup_env, "install", lambda step, version: done.append(step))
-    setup_env.set_up(wanted)
-    assert done == steps
 
 
 @pytest.mark.parametrize("given", ["zwei", "0", "-1", ""])

@@ -1,12 +1,11 @@
 """Versions of TensorFlow, Python and Keras: which can be, and what their environments are made of."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tools import debian_root, versions
+from tools import versions
 
 
 @pytest.mark.parametrize(
@@ -34,20 +33,3 @@ def test_a_missing_compiler_is_named_before_anything_is_made(tmp_path, monkeypat
     assert versions.main() == 1
     assert capsys.readouterr().err.startswith("missing: a C++ compiler; g++ is not on PATH.\n  Remedy: ")
     assert not (tmp_path / "cache").exists()
-
-
-def test_the_copy_follows_the_clone_and_keeps_its_virtual_environment(tmp_path, monkeypatch):
-    clone = tmp_path / "clone"
-    for name in ("a.py", "folder/b.py"):
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        (clone / name).write_text(name, encoding="utf-8")
-    subprocess.run("git init -q && git add .", shell=True, cwd=clone, check=True)
-    monkeypatch.setattr(debian_root, "ROOT", clone)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    copy = versions.Environment("2.21.0", "3.12", "3")
-    (copy.clone / ".venv").mkdir(parents=True)
-    copy.copy_sources()
-    (clone / "folder/b.py").rename(clone / "folder/c.py")
-    copy.copy_sources()
-    names = {str(path.relative_to(copy.clone)) for path in copy.clone.rglob("*")}
-    assert names == {".venv", "a.py", "folder", "folder/c.py"}

@@ -23,12 +23,6 @@ from tests.support.setup_py import packed_files
 pytestmark = pytest.mark.nightly
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LOAD = """
-import tf_fusedrec
-from tf_fusedrec.ops._library import LIBRARY_PATH, library
-print(LIBRARY_PATH)
-print(tf_fusedrec.__version__, hasattr(library, "fusedrec_segment_unique"))
-"""
 TRAIN = """
 import importlib.util
 import tf_fusedrec as fr
@@ -96,14 +90,6 @@ def wheel(wheels) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def cuda_wheel(wheels) -> pathlib.Path:
-    if len(wheels) == 2:
-        pytest.skip("made without GPU kernels (FUSEDREC_CUDA=1 makes them)")
-    (path,) = (path for path in wheels if path.name.startswith("tf_fusedrec_cuda-"))
-    return path
-
-
-@pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> pathlib.Path:
     """Returns the Python of an environment with the wheel's declared requirements and nothing else."""
     (metadata,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
@@ -122,25 +108,9 @@ def installed(wheel, python) -> pathlib.Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def with_cuda(cuda_wheel, tmp_path_factory) -> pathlib.Path:
-    """Returns a folder with tf_fusedrec_cuda alone."""
-    folder = tmp_path_factory.mktemp("cuda")
-    install(cuda_wheel, folder)
-    return folder
-
-
 def install(wheel: pathlib.Path, folder: pathlib.Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), str(wheel)]
     subprocess.run(command, cwd=folder, check=True)
-
-
-def run_installed(program: str, cwd: pathlib.Path, *installed: pathlib.Path) -> subprocess.CompletedProcess:
-    """Runs a program from another folder, with the folders of installed wheels first on the path."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, installed)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=cwd, env=env, capture_output=True, encoding="utf-8", errors="replace"
-    )
 
 
 def test_the_wheel_is_for_any_python_on_this_platform_and_carries_the_library(wheel):
@@ -158,16 +128,6 @@ def test_the_wheel_is_for_any_python_on_this_platform_and_carries_the_library(wh
     assert "fusedrec = tf_fusedrec.cli.main:main" in entries
     (licence,) = (name for name in names if name.endswith(".dist-info/LICENSE"))
     assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
-
-
-def test_the_ops_with_gpu_kernels_take_the_place_of_the_others(cuda_wheel, wheel, installed, with_cuda, tmp_path):
-    # The CUDA runtime inside needs a newer Linux than the ops.
-    name, plain = (path.name.partition("-manylinux_")[0] for path in (cuda_wheel, wheel))
-    assert name == plain.replace("tf_fusedrec-", "tf_fusedrec_cuda-", 1)
-    done = run_installed(LOAD, tmp_path, with_cuda, installed)
-    assert done.returncode == 0, done.stderr
-    place, answer = done.stdout.splitlines()
-    assert place == str(with_cuda / "tf_fusedrec_cuda/_fusedrec_ops.so") and answer.endswith(" True")
 
 
 def test_a_model_trains_where_there_is_only_what_the_wheel_declares(installed, python, tmp_path):

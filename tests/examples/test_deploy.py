@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import sys
 import pytest
 import yaml
 
-from tests.docs.commands import commands
 from tests.support.shared import ROOT
 from tools import debian_root
 
@@ -41,17 +39,6 @@ def test_dockerfiles_copy_files_that_are_there(path):
     copied = [word for step in steps if step.instruction == "COPY" and "--from" not in step.words
               for word in step.words.split()[:-1]]  # fmt: skip
     assert copied and [word for word in copied if not (ROOT / word).exists()] == []
-
-
-def test_the_image_for_gpus_installs_as_the_page_of_gpus_says():
-    """The page's commands, up to pip's cache and the wheels that another step has installed."""
-    steps = debian_root.steps((FOLDER / "gpu.Dockerfile").read_text(encoding="utf-8"))
-    run = [" ".join(shlex.split(step.words)) for step in steps if step.instruction == "RUN"]
-    plain = [re.sub(r" --no-(cache-dir|deps)", "", command) for command in run]
-    shown = [command for command in commands(ROOT / "docs/gpu.md") if "pip install" in command]
-    assert len(shown) == 3
-    for command in shown:
-        assert any(" ".join(shlex.split(command)) in one for one in plain), command
 
 
 def with_programs(folder: pathlib.Path, **scripts: str) -> dict[str, str]:

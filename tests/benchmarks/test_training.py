@@ -12,12 +12,10 @@ import types
 import numpy as np
 import pytest
 
-import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, training
 from benchmarks.quality import __main__ as quality
 from benchmarks.retrieval_ml1m import __main__ as retrieval_ml1m
 from tests.data.shards import read_lists
-from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.models.compare import SAMPLES
 from tf_fusedrec.models.data_sets.layouts import read_items
@@ -178,19 +176,6 @@ def test_differences_are_of_means_over_seeds_and_draw_users():
     assert row["high"] == pytest.approx(0.25 + half, abs=0.2 * half)
     with pytest.raises(ValueError, match="evaluated on different samples"):
         training.differences([samples(none)], [{**samples(none), "a_label": np.ones(80)}], ["a_gauc"], 1)
-
-
-def test_the_mean_moment_is_that_of_the_rows():
-    embedding = fr.FusedEmbedding(
-        tables=[fr.TableConfig("item", 2, fr.optimizers.RowWiseAdagrad(0.1, variant="2d_sp"))],
-        features=[fr.FeatureConfig("items", "item", combiner="sum")],
-    )
-    ids = tf.ragged.constant([[1], [2], [1]], dtype=tf.int64)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(embedding({"items": ids}, training=True)["items"] * [3.0, 4.0])
-    tape.gradient(loss, embedding.trainable_variables)
-    # The gradient of a row is (3, 4) for each of its uses: 25 for id 2, and 4 * 25 for id 1, used twice.
-    assert training.mean_moment(embedding) == pytest.approx((25.0 + 100.0) / 2)
 
 
 # Splits and batches.

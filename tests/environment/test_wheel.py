@@ -157,18 +157,3 @@ def test_an_empty_environment_trains_on_two_processes_without_a_compiler_within_
     assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout
     # Processor time, because other tests may run beside this one. Most of it is pip's, which uses one core.
     assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 80
-
-
-def test_the_source_distribution_holds_what_a_build_needs(archive):
-    """The other tests build the wheel from it."""
-    with tarfile.open(archive) as files:
-        names = {name.partition("/")[2] for name in files.getnames()}
-        metadata = files.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
-    sources = {
-        str(p.relative_to(ROOT))
-        for suffix in ("cc", "h", "cu", "cuh")
-        for p in (ROOT / "custom_ops").rglob(f"*.{suffix}")
-    }
-    assert {*sources, *PACKED, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
-    assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
-    assert "Requires-Dist: tensorflow<2.23,>=2.16.2" in metadata

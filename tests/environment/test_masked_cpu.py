@@ -15,11 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from tests.golden import attention, hashes, tables
+from tests.golden import hashes
 from tests.support.setup_py import names_of_setup
 from tests.support.shared import ROOT
 from tf_fusedrec import ops, tf
@@ -65,26 +64,23 @@ def masked_package(folder: pathlib.Path, features: tuple[int, ...], linking: lis
     return package
 
 
-def answers() -> dict[str, Any]:
-    """What the ops of this process answer.
-
-    Returns:
-      tables: numbers of the golden programs of tables that have other bits.
-      attention: hashes of the golden cases.
-      pooled: means of rows of 19 columns, which leave a rest in every vector.
-    """
+def pooled() -> list[list[float]]:
+    """Means of rows of 19 columns, which leave a rest in every vector."""
     rows = tf.reshape(tf.sin(tf.range(50 * 19, dtype=tf.float32)), [50, 19])
     index, splits = tf.range(300) * 7 % 50, tf.constant([0, 100, 107, 107, 300], tf.int64)
-    pooled = ops.pooled_recover(rows, index, splits, tf.constant([1 / 100, 1 / 7, 0, 1 / 193], tf.float32))
-    found = tables.differing(range(tables.PROGRAMS))
-    return {"tables": found, "attention": attention.digests(), "pooled": pooled.numpy().tolist()}
+    scale = tf.constant([1 / 100, 1 / 7, 0, 1 / 193], tf.float32)
+    return ops.pooled_recover(rows, index, splits, scale).numpy().tolist()
 
 
 CHILD = """
 import json, tf_fusedrec
-from tests.environment.test_masked_cpu import answers
+from tests.environment.test_masked_cpu import pooled
+from tests.golden import attention, tables
 from tf_fusedrec.ops import _library
-print(json.dumps({"package": tf_fusedrec.__file__, "kernels": _library.cpu_kernels(), **answers()}))
+print(json.dumps({
+    "package": tf_fusedrec.__file__, "kernels": _library.cpu_kernels(), "pooled": pooled(),
+    "attention": attention.digests(), "tables": tables.differing(range(tables.PROGRAMS)),
+}))
 """
 
 
@@ -101,8 +97,8 @@ def test_the_ops_answer_alike_on_an_older_processor(level, linking, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "package": str(package / "__init__.py"), "kernels": level, "tables": [],
-        "attention": hashes.read("attention")[engine], "pooled": answers()["pooled"],
+        "package": str(package / "__init__.py"), "kernels": level, "pooled": pooled(),
+        "attention": hashes.read("attention")[engine], "tables": [],
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
-from tests.models.plain_embedding import PlainEmbedding
+from tests.models.ranking.exposure_oracle import make
 from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec import keras, tf
 from tf_fusedrec.models.experiment.model_config import GRMConfig
@@ -18,9 +18,7 @@ CROSSED_FIELDS = GRMConfig(**{**vars(CONFIG), "time_features": True, "num_blocks
 
 
 def make_grm(config=CONFIG):
-    keras.utils.set_random_seed(7)
-    table_of = config.table_of_feature
-    return GRM(config, PlainEmbedding(table_of, config.dim), np.arange(1, 60), np.arange(59))
+    return make(GRM, config)
 
 
 def loss_of(model, batch):

@@ -35,11 +35,11 @@ class Job:
     def state(self):
         return contents([self.table]), [w.tolist() for w in self.model.get_weights()]
 
-    def loaded(self):
-        """Returns extra and state that a new job loads from the directory."""
+    def loaded(self, which=None):
+        """Returns extra and state that a new job loads from one of the saves, by default the last."""
         other = Job(self.directory)
         other.table.clear()
-        extra = checkpoint.load(self.directory, other.model, layers=[other.embedding])
+        extra = checkpoint.load(self.directory, other.model, layers=[other.embedding], save=which)
         return extra, other.state()
 
 

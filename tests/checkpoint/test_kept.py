@@ -11,14 +11,6 @@ from tf_fusedrec.files import manifest
 from tf_fusedrec.files.saves import read_manifest
 
 
-def load(job, which=None):
-    """Returns extra and state of one of the saves in the job's directory."""
-    other = Job(job.directory)
-    other.table.clear()
-    extra = checkpoint.load(job.directory, other.model, layers=[other.embedding], save=which)
-    return extra, other.state()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("full_every", "parts"), [(1, [1] * 8), (3, [1, 2, 2, 1, 2, 2, 1, 2])])
 def test_the_last_saves_stay_and_each_is_what_it_was(full_every, parts, tmp_path):
@@ -34,10 +26,10 @@ def test_the_last_saves_stay_and_each_is_what_it_was(full_every, parts, tmp_path
         kept = [read_manifest(job.directory, save) for save in there[-3:]]
         assert set(there) == set().union(*map(manifest.saves_of, kept)) and len(kept) == min(step + 1, 3)
         for n, name in enumerate(there[-3:], len(states) - len(there[-3:])):
-            assert load(job, name) == load(job, n + 1) == (n, states[n])
+            assert job.loaded(name) == job.loaded(n + 1) == (n, states[n])
             assert read_manifest(job.directory, name)["extra"] == n
             assert len(read_tables(job.directory, n + 1)["item"][0]) == len(states[n][0]["rows", "item"])
-    assert load(job) == (7, states[7])
+    assert job.loaded() == (7, states[7])
     assert dense_prefix(job.directory, there[-2]) == str(job.directory / there[-2] / "dense")
 
 
@@ -45,13 +37,9 @@ def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     job = Job(tmp_path / "c")
     save(job)
     (there,) = checkpoint.saves(job.directory)
-    with pytest.raises(ValueError, match=rf"save 'best' is not in .*/c, which holds \['{there}'\]"):
-        load(job, "best")
-    for which in (2, "save-1-00000000", "../c"):
-        with pytest.raises(
-            ValueError, match=rf"save {which!r} is not one of the saves in .*/c, which holds \['{there}'\]"
-        ):
-            load(job, which)
+    for which, words in (("best", "in"), *((which, "one of the saves in") for which in (2, "save-1-00000000", "../c"))):
+        with pytest.raises(ValueError, match=rf"save {which!r} is not {words} .*/c, which holds \['{there}'\]"):
+            job.loaded(which)
     assert checkpoint.saves(tmp_path / "nothing") == []
 
 
@@ -63,8 +51,8 @@ def test_an_earlier_save_is_loaded_when_the_last_manifest_is_damaged(tmp_path):
     save(job, 2)
     (job.directory / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="manifest.json has format None"):
-        load(job)
-    assert load(job, 1) == (1, state)
+        job.loaded()
+    assert job.loaded(1) == (1, state)
 
 
 def test_the_callback_keeps_and_restores_an_earlier_save(tmp_path):
@@ -106,7 +94,7 @@ def test_folders_and_files_of_others_stay(tmp_path):
     assert set(before) <= set(after)
     assert there.startswith("save-12-")  # the first save, 10, had removed the rest of an interrupted one
     extra = {path.parts[0] for path in set(after) - set(before)}
-    assert extra == {"manifest.json", there} and load(job)[0] == 2
+    assert extra == {"manifest.json", there} and job.loaded()[0] == 2
 
 
 def test_a_save_of_ours_that_somebody_added_to_stays_whole(tmp_path):
@@ -118,7 +106,7 @@ def test_a_save_of_ours_that_somebody_added_to_stays_whole(tmp_path):
     for step in range(3):
         job.train()
         save(job, step)
-    assert load(job, first) == ("first", state) and len(checkpoint.saves(job.directory)) == 2
+    assert job.loaded(first) == ("first", state) and len(checkpoint.saves(job.directory)) == 2
 
 
 def test_folders_and_files_in_the_wrong_place_are_named(tmp_path):
@@ -130,12 +118,12 @@ def test_folders_and_files_in_the_wrong_place_are_named(tmp_path):
         path.rename(tmp_path / "aside")
         path.mkdir()
         with pytest.raises(ValueError, match=f"Checkpoint file .*{name} is a folder instead of a file"):
-            load(job)
+            job.loaded()
         path.rmdir()
         (tmp_path / "aside").rename(path)
     (job.directory / "manifest.json").rename(tmp_path / "manifest.json")
     (job.directory / "manifest.json").mkdir()
-    for call in (lambda: load(job), lambda: save(job, 2)):
+    for call in (lambda: job.loaded(), lambda: save(job, 2)):
         with pytest.raises(ValueError, match="manifest.json is a folder instead of a file"):
             call()
     (tmp_path / "file").write_text("x", encoding="utf-8")

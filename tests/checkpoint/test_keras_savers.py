@@ -17,16 +17,12 @@ pytestmark = pytest.mark.both
 INPUTS = {"a": np.array([1, -2, 3, 1]), "b": np.array([5, 6, 7, 7])}
 
 
-def compiled(backend, names=("item", "tag"), dim=4):
+def compiled(backend):
     """Returns a model whose tables train by Adam. One table lies in a nested model."""
-    adam = keras.optimizers.Adam(0.1)
-    key_encoding = {"key_encoding": "hash"} if backend == "tfra" else {}
-    emb = fr.FusedEmbedding(
-        tables=[fr.TableConfig(name, dim, adam) for name in names],
-        features=[fr.FeatureConfig(feature, name) for feature, name in zip("ab", names)],
-        backend=backend,
-        **key_encoding,
-    )
+    tables = [fr.TableConfig(name, 4, keras.optimizers.Adam(0.1)) for name in ("item", "tag")]
+    features = [fr.FeatureConfig("a", "item"), fr.FeatureConfig("b", "tag")]
+    options = {"key_encoding": "hash"} if backend == "tfra" else {}
+    emb = fr.FusedEmbedding(features, tables, backend=backend, **options)
     inputs = {name: keras.Input([], dtype=tf.int64) for name in "ab"}
     inner = keras.Model(inputs, emb(inputs))
     rows = inner(inputs)
@@ -46,12 +42,8 @@ def state(model, emb):
         for name in group.table.names
     }
     steps = {name: int(optimizer.iterations.numpy()) for name, optimizer in emb.optimizers.items()}
-    return (
-        tables,
-        steps,
-        [group.table.clock for group in emb.internals.groups],
-        [w.tolist() for w in model.get_weights()],
-    )
+    clocks = [group.table.clock for group in emb.internals.groups]
+    return tables, steps, clocks, [weight.tolist() for weight in model.get_weights()]
 
 
 @pytest.fixture(scope="module", params=["native", "tfra"])
@@ -144,12 +136,18 @@ def test_a_list_of_weights_from_before_the_training_empties_the_tables():
     model.set_weights([np.asarray(weight) for weight in weights])  # nothing is left behind
 
 
-def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
-    x = keras.Input([], dtype=tf.int64, name="f")
+def of_one_table(schedule):
+    """Returns a model and its embedding: a keras.Model if the schedule is None."""
     embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))])
-    rows = keras.layers.Dense(1)(embedding({"f": x})["f"])
-    model, kept = fr.schedules.PipelinedModel({"f": x}, rows, schedule=fr.schedules.SemiAsync()), []
+    x = keras.Input([], dtype=tf.int64, name="f")
+    parts = {"f": x}, keras.layers.Dense(1)(embedding({"f": x})["f"])
+    model = fr.schedules.PipelinedModel(*parts, schedule=schedule) if schedule else keras.Model(*parts)
     model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model, embedding
+
+
+def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
+    (model, embedding), kept = of_one_table(fr.schedules.SemiAsync()), []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: kept.append(model.get_weights()))
     data = tf.data.Dataset.from_tensors(({"f": np.arange(8)}, np.ones(8, np.float32)))
     model.fit(data.repeat(2), verbose=0, callbacks=[keep])
@@ -161,11 +159,7 @@ def test_a_list_of_weights_has_the_updates_that_a_schedule_makes_late():
 @pytest.mark.parametrize("schedule", [None, fr.schedules.SemiAsync()])
 def test_keras_early_stopping_restores_the_tables(schedule):
     """keras-team/keras #12511."""
-    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [fr.TableConfig("t", 4, fr.optimizers.SGD(0.5))])
-    x = keras.Input([], dtype=tf.int64, name="f")
-    parts = {"f": x}, keras.layers.Dense(1)(embedding({"f": x})["f"])
-    model = fr.schedules.PipelinedModel(*parts, schedule=schedule) if schedule else keras.Model(*parts)
-    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model, _ = of_one_table(schedule)
     ids, seen = np.arange(64), []
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, (ids % 2).astype(np.float32))).batch(16)
     validation = tf.data.Dataset.from_tensors(({"f": ids}, np.full(64, 0.2, np.float32)))
@@ -221,10 +215,9 @@ def test_averages_of_dense_weights_are_refused():
     fit(model, 1)  # rows that are not trained are their own average
 
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 3:
-            raise KeyboardInterrupt
+def stop(epoch, logs):
+    if epoch == 3:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -233,7 +226,8 @@ def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
     whole, whole_tables = compiled(backend)
     fit(whole, 5)
     with pytest.raises(KeyboardInterrupt):
-        fit(compiled(backend)[0], 5, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "b"), Stop()])
+        stopping = keras.callbacks.LambdaCallback(on_epoch_begin=stop)
+        fit(compiled(backend)[0], 5, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "b"), stopping])
     model, emb = compiled(backend)
     fit(model, 5, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "b")])
     assert state(model, emb) == state(whole, whole_tables)

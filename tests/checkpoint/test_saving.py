@@ -21,24 +21,22 @@ def job(request, tmp_path):
     return Job(tmp_path / "c", background=request.param)
 
 
-def test_a_rank_that_has_failed_is_named_at_once(tmp_path):
-    plan = saving.make_plan(tmp_path, 2, None, {})
-    table = DictTable("item")
-    saving.write_shard(tmp_path, plan, saving.copy_tables([table], plan, 0), 0)
-    saving.give_up(tmp_path, plan, 1, OSError(28, "No space left on device"))
-    words = f"Rank 1 could not write its part of {plan.save}. OSError: .* No space left"
-    with pytest.raises(RuntimeError, match=words):
-        saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=60)
-    assert not exists(tmp_path)
-
-
-def test_a_rank_that_tells_nothing_is_named_in_time(tmp_path):
+@pytest.mark.parametrize(
+    ("fails", "timeout_s", "words"),
+    [
+        (True, 60, "could not write its part of {}. OSError: .* No space left"),  # at once
+        (False, 0.05, "has not written its part of {} in time; the last checkpoint stays. Check that"),
+    ],
+)
+def test_a_rank_that_has_failed_or_is_silent_is_named(fails, timeout_s, words, tmp_path):
     plan = saving.make_plan(tmp_path, 3, None, {})
     for rank in (0, 2):
         saving.write_shard(tmp_path, plan, saving.copy_tables([DictTable("item")], plan, rank), rank)
-    words = f"Rank 1 has not written its part of {plan.save} in time; the last checkpoint stays. Check that"
-    with pytest.raises(RuntimeError, match=words):
-        saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=0.05)
+    if fails:
+        saving.give_up(tmp_path, plan, 1, OSError(28, "No space left on device"))
+    with pytest.raises(RuntimeError, match=f"Rank 1 {words.format(plan.save)}"):
+        saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=timeout_s)
+    assert not exists(tmp_path)
 
 
 def test_ranks_may_be_late(tmp_path):

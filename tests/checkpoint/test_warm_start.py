@@ -96,11 +96,6 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
     assert 101 not in emb.export_table("item")[0] and set(IDS[:3]) <= set(emb.export_table("item")[0])
 
 
-def test_an_unknown_table_is_refused():
-    with pytest.raises(ValueError, match=r"'fused_embedding' has no table 'user'. It has \['item'\]"):
-        fr.checkpoint.warm_start(layer(), "user", IDS, ROWS)
-
-
 def parquet(path, ids, rows, kind, **names):
     table = pa.table({names.get("id", "id"): pa.array(ids), names.get("row", "row"): pa.array(rows, kind)})
     pq.write_table(table, path, row_group_size=2)
@@ -117,13 +112,16 @@ def test_parquet_files_are_read_by_row_group(kind, tmp_path):
     np.testing.assert_array_equal([held[i]["row"] for i in IDS.tolist()], ROWS.astype(np.float32))
 
 
-def test_parquet_columns_may_have_other_names(tmp_path):
+def test_parquet_columns_may_have_other_names_that_are_named_and_tables_must_be_there(tmp_path):
     path = parquet(tmp_path / "r.parquet", IDS, ROWS.tolist(), pa.list_(pa.float32()), id="key", row="value")
     table = DictTable("item")
-    with pytest.raises(ValueError, match=r"r.parquet has no column 'id'; it has \['key', 'value'\]"):
-        fr.checkpoint.warm_start(embedding_of(table), "item", path)
-    with pytest.raises(ValueError, match="rows must be None with the file .*r.parquet, got an array"):
-        fr.checkpoint.warm_start(embedding_of(table), "item", path, ROWS)
+    for words, arguments in (
+        (r"r.parquet has no column 'id'; it has \['key', 'value'\]", ("item", path)),
+        ("rows must be None with the file .*r.parquet, got an array", ("item", path, ROWS)),
+        (r"'double' has no table 'user'. It has \['item'\]", ("user", IDS, ROWS)),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fr.checkpoint.warm_start(embedding_of(table), *arguments)
     fr.checkpoint.warm_start(embedding_of(table), "item", path, id_column="key", row_column="value")
     assert table.size("item") == 5
 

@@ -12,7 +12,7 @@ from tests.saved_model import click_model
 def click(tmp_path_factory):
     """The click model in two versions.
 
-    folder: Exports of version 1, "stock" and "ours", and "delta", the stock delta to version 2.
+    folder: Exports of version 1, "stock" and "ours", and their deltas to version 2, "stock-delta" and "ours-delta".
     model: The model at version 2.
     answers: Its answers by version and seed of the batch; by "exported", those of version 1 after its exports.
     """
@@ -28,5 +28,6 @@ def click(tmp_path_factory):
     told["exported"] = answers()
     click_model.train(model, [4, 5])
     told[2] = answers()
-    fr.export(model, folder / "delta", base=folder / "stock")
+    for ops in ("stock", "ours"):
+        fr.export(model, folder / f"{ops}-delta", ops, base=folder / ops)
     return types.SimpleNamespace(folder=folder, model=model, answers=told)

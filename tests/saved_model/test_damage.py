@@ -10,29 +10,13 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.saved_model import click_model
 from tests.saved_model.server import by_saved_model, by_v1
-from tf_fusedrec import keras, tf
+from tf_fusedrec import tf
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.native_tables import NativeTables
 
 IDS = np.array([-5, 0, 7, 2**40])
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Makes a base and a delta of each kind of operations, for one small table. tests/fuzz damages more."""
-    folder = tmp_path_factory.mktemp("exports")
-    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "t")], [fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))])
-    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
-    model = keras.Model(inputs, keras.layers.Dense(1, name="y")(embedding(inputs)["x"]))
-    model.compile("sgd", "mse")
-    model.fit({"x": IDS}, np.ones(4), batch_size=4, verbose=0)
-    for ops in ("stock", "ours"):
-        fr.export(model, folder / ops, ops)
-    model.fit({"x": IDS[:2]}, np.ones(2), batch_size=2, verbose=0)
-    for ops in ("stock", "ours"):
-        fr.export(model, folder / f"{ops}-delta", ops, base=folder / ops)
-    return folder
 
 
 def changed(path, data):
@@ -86,15 +70,14 @@ def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [by_saved_model, by_v1])
-def test_loaders_name_the_file_of_damaged_rows(load, folders, tmp_path):
-    shutil.copytree(folders / "ours", tmp_path / "served")
-    path = tmp_path / "served/assets/t.rows"
+def test_loaders_name_the_file_of_damaged_rows(load, click, tmp_path):
+    shutil.copytree(click.folder / "ours", tmp_path / "served")
+    path = tmp_path / "served/assets/user.rows"
+    words = r"rows file .*/user\.rows of table user is damaged: .*Copy the export again"
     for case in (flipped(path.read_bytes(), 8 * 40 + 3), path.read_bytes()[:-16]):
         changed(path, case)
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"rows file .*/t\.rows of table t is damaged: .*Copy the export again"
-        ):
-            load(str(tmp_path / "served"), {"x": tf.constant(IDS)})
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            load(str(tmp_path / "served"), click_model.served(click_model.batch(0)))
 
 
 def files_of(folder):
@@ -111,12 +94,12 @@ def refused(base, delta, words, output=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp_path):
+def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, click, tmp_path):
     base, delta, random = tmp_path / "base", tmp_path / "delta", np.random.default_rng(1)
-    shutil.copytree(folders / f"{ops}-delta", delta)
-    shutil.copytree(folders / ops, base)
+    shutil.copytree(click.folder / f"{ops}-delta", delta)
+    shutil.copytree(click.folder / ops, base)
     # A delta needs its base's description and rows. The rest comes from the delta.
-    rows = [base / "assets/t.rows"] if ops == "ours" else files_of(base / "variables")
+    rows = list((base / "assets").glob("*.rows")) if ops == "ours" else files_of(base / "variables")
     for path in [*files_of(delta), base / applying.DESCRIPTION, *rows]:
         data, names = path.read_bytes(), f"{path.name}|variables/variables|does not start from base"
         cases = [None, b""]
@@ -132,55 +115,58 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
     refused(base, delta, "model/extra' is not named by delta.json. Remove it")
     (delta / "model/extra").unlink()
     fr.apply_delta(base, delta, tmp_path / "out")
-    by_saved_model(str(tmp_path / "out"), {"x": tf.constant(IDS)})
+    by_saved_model(str(tmp_path / "out"), click_model.served(click_model.batch(0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a\\b", "..", "", "evil\0"])
-def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
+def test_hostile_names_of_tables_are_refused(name, click, tmp_path):
     base, delta = tmp_path / "base", tmp_path / "delta"
-    shutil.copytree(folders / "ours", base)
-    shutil.copytree(folders / "ours-delta", delta)
+    shutil.copytree(click.folder / "ours", base)
+    shutil.copytree(click.folder / "ours-delta", delta)
     for path in (base / applying.DESCRIPTION, delta / "delta.json"):
         told = json.loads(path.read_text(encoding="utf-8"))
         for part in ("tables", "base", "result"):
             if part in told:
-                told[part] = {name: told[part]["t"]}
+                told[part] = {name: told[part]["user"]}
         changed(path, json.dumps(told).encode())
-    refused(base, folders / "ours-delta", "tables.json.*table name .* cannot name a file", tmp_path / "out")
-    refused(folders / "ours", delta, "delta.json.*table name .* cannot name a file")
+    refused(base, click.folder / "ours-delta", "tables.json.*table name .* cannot name a file", tmp_path / "out")
+    refused(click.folder / "ours", delta, "delta.json.*table name .* cannot name a file")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "model/../../secret", "model//x", "model/link"])
-def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
+def test_files_outside_of_a_delta_are_refused(name, click, tmp_path):
     delta, secret = tmp_path / "in/delta", tmp_path / "in/secret"
-    shutil.copytree(folders / "ours-delta", delta)
+    shutil.copytree(click.folder / "ours-delta", delta)
     secret.write_bytes(b"x")
     (delta / "model/link").symlink_to(secret)
     told = json.loads((delta / "delta.json").read_text(encoding="utf-8"))
     told["files"][name] = [1, applying.checksum_of(secret)]
     told["files"].setdefault("model/link", told["files"][name])
     changed(delta / "delta.json", json.dumps(told).encode())
-    refused(folders / "ours", delta, "lies outside '.*delta'. Use files")
+    refused(click.folder / "ours", delta, "lies outside '.*delta'. Use files")
 
 
 @pytest.mark.slow
-def test_links_out_of_a_base_are_refused(folders, tmp_path):
-    for ops, file in (("ours", "assets/t.rows"), ("stock", "variables/variables.index")):
+def test_links_out_of_a_base_are_refused(click, tmp_path):
+    for ops, file in (("ours", "assets/user.rows"), ("stock", "variables/variables.index")):
         base = tmp_path / ops
-        shutil.copytree(folders / ops, base)
+        shutil.copytree(click.folder / ops, base)
         (base / file).rename(tmp_path / "elsewhere")
         (base / file).symlink_to(tmp_path / "elsewhere")
-        refused(base, folders / f"{ops}-delta", f"{pathlib.Path(file).name}' lies outside", tmp_path / "out")
+        refused(base, click.folder / f"{ops}-delta", f"{pathlib.Path(file).name}' lies outside", tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_nothing_and_names_the_folder(folders, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing_and_names_the_folder(click, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(applying, "write_records", full)
     refused(
-        folders / "ours", folders / "ours-delta", r"output '.*out' cannot be written.*No space left", tmp_path / "out"
+        click.folder / "ours",
+        click.folder / "ours-delta",
+        r"output '.*out' cannot be written.*No space left",
+        tmp_path / "out",
     )

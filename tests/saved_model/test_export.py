@@ -102,41 +102,44 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
     assert default_signatures(types.SimpleNamespace(serving_signatures=lambda: own)) is own
 
 
-def test_refusals(click, tmp_path):
-    model = click.model
-    (tmp_path / "here").mkdir()
-    with pytest.raises(ValueError, match=r"folder '.*here' exists. Use another folder"):
-        fr.export(model, tmp_path / "here")
-    with pytest.raises(ValueError, match=r"ops is 'theirs', must be one of \('stock', 'ours'\). Use"):
-        fr.export(model, tmp_path / "served", "theirs")
-    with pytest.raises(ValueError, match="not a functional Keras model. Use export"):
-        fr.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "served")
-    unborn = keras.Sequential([keras.layers.Dense(1)], name="unborn")
-    own = {"s": fr.Signature(lambda inputs: {"y": unborn(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
-    with pytest.raises(ValueError, match="did not exist before the export"):
-        fr.export(unborn, tmp_path / "served", signatures=own)
-    for name in ("home-town", "größe", "a b", "1a", "self", "_a"):
-        own = {"s": fr.Signature(lambda inputs: {"y": 1}, {name: tf.TensorSpec([None])})}
-        with pytest.raises(ValueError, match=f"the name of an input of signature 's' must .* got '{name}'. Rename it"):
-            fr.export(model, tmp_path / "served", signatures=own)
-    for name in ("", "name", "versions"):
-        with pytest.raises(ValueError, match=f"the name '{name}' of a signature is empty or an attribute"):
-            fr.export(model, tmp_path / "served", signatures={name: own["s"]._replace(inputs={})})
+def own(call, **inputs):
+    """Returns a signature "s" of a call, for fr.export."""
+    return {"signatures": {"s": fr.Signature(call, inputs or {"x": tf.TensorSpec([None, 2])})}}
+
+
+def of_strange_models():
+    """Yields models that no export can have, with the words of the refusal and options of fr.export."""
+    yield "not a functional Keras model. Use export", keras.Sequential([keras.layers.Dense(1)]), {}
+    unborn = keras.Sequential([keras.layers.Dense(1)])
+    yield "did not exist before the export", unborn, own(lambda inputs: {"y": unborn(inputs["x"])})
+    dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))])
+    dense.build([None, 2])
+    yield "dense weight '.*dense.*bias:0' is not finite. Load", dense, own(lambda inputs: {"y": dense(inputs["x"])})
     inputs = keras.Input([None], dtype=tf.int64, name="f", ragged=True), keras.Input([1], name="f_row_splits")
     split = fr.FeatureConfig("f", fr.TableConfig("splits", 2, fr.optimizers.SGD(0.1)), combiner="sum")
     output = keras.layers.Concatenate()([fr.FusedEmbedding([split])({"f": inputs[0]})["f"], inputs[1]])
-    with pytest.raises(ValueError, match="two inputs of 'splits' have the name 'f_row_splits' in a signature"):
-        fr.export(keras.Model(inputs, output, name="splits"), tmp_path / "served")
+    words = "two inputs of 'splits' have the name 'f_row_splits' in a signature"
+    yield words, keras.Model(inputs, output, name="splits"), {}
     table, feature = fr.TableConfig("twice", 2, fr.optimizers.SGD(0.1)), fr.FeatureConfig("x", "twice")
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
     rows = [fr.FusedEmbedding([feature], [table], name=name)(inputs)["x"] for name in ("one", "two")]
-    with pytest.raises(ValueError, match="two layers of 'both' have a table 'twice'"):
-        fr.export(keras.Model(inputs, rows, name="both"), tmp_path / "served")
-    dense = keras.Sequential([keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(np.nan))], name="nan")
-    dense.build([None, 2])
-    own = {"s": fr.Signature(lambda inputs: {"y": dense(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
-    with pytest.raises(ValueError, match="dense weight '.*dense.*bias:0' is not finite. Load"):
-        fr.export(dense, tmp_path / "served", signatures=own)
+    yield "two layers of 'both' have a table 'twice'", keras.Model(inputs, rows, name="both"), {}
+
+
+def test_refusals(click, tmp_path):
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ValueError, match=r"folder '.*here' exists. Use another folder"):
+        fr.export(click.model, tmp_path / "here")
+    cases = [(r"ops is 'theirs', must be one of \('stock', 'ours'\). Use", click.model, {"ops": "theirs"})]
+    for name in ("home-town", "größe", "a b", "1a", "self", "_a"):
+        words = f"the name of an input of signature 's' must .* got '{name}'. Rename it"
+        cases.append((words, click.model, own(lambda inputs: {"y": 1}, **{name: tf.TensorSpec([None])})))
+    for name in ("", "name", "versions"):
+        words = f"the name '{name}' of a signature is empty or an attribute"
+        cases.append((words, click.model, {"signatures": {name: fr.Signature(lambda inputs: {"y": 1}, {})}}))
+    for words, model, options in (*cases, *of_strange_models()):
+        with pytest.raises(ValueError, match=words):
+            fr.export(model, tmp_path / "served", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
@@ -205,7 +208,7 @@ def test_rows_of_all_ranks_are_gathered_once_also_from_replicas(dtype, replicas,
 def test_refusals_of_a_delta(click, tmp_path):
     model = click.model
     shutil.copytree(click.folder / "stock", tmp_path / "base")
-    shutil.copytree(click.folder / "delta", tmp_path / "delta")
+    shutil.copytree(click.folder / "stock-delta", tmp_path / "delta")
     delta, fine, ours = tmp_path / "delta", tmp_path / "base", click.folder / "ours"
     fr.apply_delta(fine, delta, tmp_path / "next")
     with pytest.raises(ValueError, match="'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full exp"):

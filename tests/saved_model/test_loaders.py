@@ -36,7 +36,7 @@ def served(click, tmp_path_factory):
     np.savez(folder / "inputs.npz", **click_model.served(click_model.batch(2)))
     python = make_environment(folder / "venv")
     # The delta contains the program that joins it with its base.
-    base, delta = click.folder / "stock", click.folder / "delta"
+    base, delta = click.folder / "stock", click.folder / "stock-delta"
     run(python, delta / "apply_delta.py", base, delta, folder / "click")
     run(python, SERVER, folder / "click", folder / "inputs.npz", folder)
     return folder

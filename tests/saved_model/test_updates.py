@@ -13,7 +13,6 @@ from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model import applying, delta
 from tf_fusedrec.saved_model.served_rows import Group
-from tf_fusedrec.saved_model.versions import layout_of
 
 LIMITS = np.iinfo(np.int64)
 LAST = {"stock": 3, "ours": 2}  # versions of each kind
@@ -195,16 +194,6 @@ def test_a_delta_that_no_server_could_take_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="differs from the model in .* constants.* a running server could not take"):
         write("other", 0.75, tmp_path / "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "same"]
-
-
-def test_layouts_see_captured_constants():
-    """For example the catalogue of a top-k."""
-
-    def layout(constant):
-        captured = tf.constant([constant])
-        return layout_of({}, [], {"s": tf.function(lambda x: x + captured, [tf.TensorSpec([1])], autograph=False)})
-
-    assert layout(1.0) == layout(1.0) != layout(2.0)
 
 
 def test_a_group_of_tables_has_two_searches(chain):

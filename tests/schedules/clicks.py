@@ -24,7 +24,9 @@ def make_embedding(rule="Adam", table=None, **layer):
     )
 
 
-def make_model(embedding, schedule="sync", optimizer=None, features=("item", "past", "user"), **compiled):
+def make_model(
+    embedding, schedule="sync", optimizer=None, features=("item", "past", "user"), regularizer=None, **compiled
+):
     """Returns a functional model, with equal dense weights each time."""
     keras.utils.set_random_seed(3)
     inputs = {
@@ -34,12 +36,19 @@ def make_model(embedding, schedule="sync", optimizer=None, features=("item", "pa
     }
     inputs = {name: inputs[name] for name in features}
     rows = embedding(inputs)
-    hidden = keras.layers.Dense(UNITS, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
+    hidden = keras.layers.Dense(UNITS, activation="tanh", kernel_regularizer=regularizer)
+    hidden = hidden(keras.layers.Concatenate()(list(rows.values())))
     model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
     # This metric has its variables. Variables that the first trace makes would cost a second trace.
     compiled = {"loss": "mse", "weighted_metrics": [keras.metrics.MeanAbsoluteError("mae")], **compiled}
     model.compile(optimizer or keras.optimizers.Adam(0.01), **compiled)
     return model
+
+
+def fit(model, data, after_batch, **arguments):
+    """Fits a model, and calls `after_batch` with the number and the logs of each batch."""
+    listener = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: after_batch(batch, logs))
+    return model.fit(data, verbose=0, callbacks=[listener], **arguments)
 
 
 def reset_function(model, embedding):
@@ -127,6 +136,12 @@ def records(embedding):
             arrays[f"{name} ids"] = ids[order]
             arrays.update({f"{name} {field}": of_table[field][order] for field in of_table.dtype.names})
     return arrays
+
+
+def joined(tables):
+    """Returns ids and rows of all ranks, by ascending id, from those that each rank exports."""
+    ids, rows = (np.concatenate(arrays) for arrays in zip(*tables))
+    return np.sort(ids), rows[np.argsort(ids)]
 
 
 def assert_same(got, wanted, but=(), where=""):

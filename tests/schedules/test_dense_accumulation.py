@@ -56,9 +56,9 @@ def assert_equal(of_ranks, wanted):
         for got, want in zip([*mine, *mine_slots], [*weights, *slots]):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
     for name, (ids, values) in rows.items():
-        found, vectors = (np.concatenate([table[name][i] for _, _, table in of_ranks]) for i in (0, 1))
-        np.testing.assert_array_equal(np.sort(found), ids)
-        np.testing.assert_allclose(vectors[np.argsort(found)], values, rtol=1e-3, atol=1e-4)
+        found, vectors = clicks.joined([table[name] for _, _, table in of_ranks])
+        np.testing.assert_array_equal(found, ids)
+        np.testing.assert_allclose(vectors, values, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.schedules.clicks import joined
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules.uneven_batches import Guard
@@ -179,8 +180,9 @@ def test_ranks_that_have_data_in_turns_train_as_one_process(trained, kind):
         assert of_rank["history"] == pytest.approx(expected["history"], abs=1e-4)
         assert of_rank["finite"] and np.isfinite(of_rank["losses"]).all() and np.isfinite(of_rank["evaluated"]).all()
         assert of_rank["scale"] in (0, 2.0**15)  # Keras' initial scale, which no step has lowered
-    ids, rows = (np.concatenate([of_rank["rows"][i] for of_rank in of_ranks]) for i in range(2))
-    np.testing.assert_allclose(rows[np.argsort(ids)], expected["rows"][1][np.argsort(expected["rows"][0])], atol=1e-4)
+    ids, rows = joined([of_rank["rows"] for of_rank in of_ranks])
+    np.testing.assert_array_equal(ids, expected["rows"][0])
+    np.testing.assert_allclose(rows, expected["rows"][1], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)

@@ -29,15 +29,6 @@ def assert_same(fits, **compiled):
     assert histories == of_sync
 
 
-class Stop(keras.callbacks.Callback):
-    """Ends training in the middle of an epoch, with a batch read ahead."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
-            self.model.stop_training = True
-            raise KeyboardInterrupt
-
-
 def unknown(data):
     return data.filter(lambda *_: True)
 

@@ -8,7 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.schedules.ahead import RouteAhead
-from tests.schedules.test_feed import Stop, dataset, unknown
+from tests.schedules.test_feed import dataset, unknown
 from tests.support.graphs import ancestors
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
@@ -34,6 +34,11 @@ TABLES = {
 }
 
 
+def stop(batch, _):
+    if batch == 1:
+        raise KeyboardInterrupt
+
+
 @functools.cache
 def fitted(schedule, table):
     """Returns the states after each fit, the evaluations between epochs, and the table's clock.
@@ -49,16 +54,16 @@ def fitted(schedule, table):
     for data, arguments in (
         (unknown(dataset()), {"epochs": 2, "validation_data": dataset(seed=2)}),
         (dataset(40, seed=3), {"epochs": 2, "steps_per_epoch": 2}),
-        (dataset(40), {"callbacks": [Stop()]}),
+        (dataset(40), {}),
         (dataset(14, seed=3), {"epochs": 2}),
         (dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4}),
         (dataset(), {"epochs": 2, "steps_per_epoch": 5}),
     ):
-        if "callbacks" in arguments:
-            with pytest.raises(KeyboardInterrupt):
-                model.fit(data, verbose=0, **arguments)
-        else:
+        if arguments:
             histories.append(model.fit(data, verbose=0, **arguments).history)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                clicks.fit(model, data, stop)
         states.append(clicks.state(model, embedding))
     return states, histories, embedding.internals.groups[0].table.clock
 
@@ -87,28 +92,24 @@ def test_rows_beyond_memory(tmp_path):
     clicks.assert_same(*states, but=["pool"])  # the place of a row may differ
 
 
-class SaveAt(keras.callbacks.Callback):
-    """Saves in the middle of an epoch, with a batch looked up ahead."""
-
-    def __init__(self, folder, step):
-        super().__init__()
-        self.folder, self.step = folder, step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.step:
-            fr.checkpoint.save(self.folder, self.model, self.model.optimizer)
-
-
 @pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(tmp_path):
-    """Counters of LRU, admission and ttl are equal too, because a look-ahead counts nothing before its turn."""
+    """Counters of LRU, admission and ttl are equal too, because a look-ahead counts nothing before its turn.
+
+    At the save, a batch is looked up ahead.
+    """
     table = {"limits": fr.Limits(max_rows_per_rank=60, eviction="lru", ttl=50, admission_count=2)}
     saved = []
     for i, schedule in enumerate(PAIRS["nested"]):
         folder = tmp_path / str(i)
         embedding = clicks.make_embedding(table=table)
         model = clicks.make_model(embedding, schedule)
-        model.fit(dataset(64, seed=5), verbose=0, callbacks=[SaveAt(folder, 3)])
+
+        def save(batch, _, model=model, folder=folder):
+            if batch == 3:
+                fr.checkpoint.save(folder, model, model.optimizer)
+
+        clicks.fit(model, dataset(64, seed=5), save)
         whole = clicks.state(model, embedding)
         rows = clicks.make_embedding(table=table)
         resumed = clicks.make_model(rows, schedule)
@@ -121,24 +122,18 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(t
     assert saved[0][1] == saved[1][1]
 
 
-class Meddle(keras.callbacks.Callback):
-    """Removes rows while a batch that needs them is looked up ahead."""
-
-    def __init__(self, embedding):
-        super().__init__()
-        self.table = embedding.internals.groups[0].table
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.table.remove("item", np.arange(6))
-        self.table.evict("user", 4)
-
-
 @functools.cache
 def state_with_removals(schedule):
-    """Returns the state after a fit that removes rows in flight."""
+    """Returns the state after a fit that removes rows of a batch that is looked up ahead."""
     embedding = clicks.make_embedding(table={"limits": fr.Limits(max_rows_per_rank=60, eviction="lru")})
     model = clicks.make_model(embedding, schedule)
-    model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
+    table = embedding.internals.groups[0].table
+
+    def remove(*_):
+        table.remove("item", np.arange(6))
+        table.evict("user", 4)
+
+    clicks.fit(model, dataset(40), remove)
     return clicks.state(model, embedding)
 
 

@@ -89,8 +89,7 @@ def _train(ranks):
         for schedule in row.schedules:
             model, embedding = _model(row, schedule)
             losses = []
-            keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs, to=losses: to.append(logs["loss"]))
-            model.fit(data, verbose=0, callbacks=[keep])
+            clicks.fit(model, data, lambda _, logs, to=losses: to.append(logs["loss"]))
             dense = [weight.numpy() for weight in model.trainable_weights if weight.shape.rank]  # not the anchor
             found[name, schedule] = dense, clicks.state(model, embedding), losses
     return found

@@ -39,22 +39,15 @@ def fit(kinds):
 
     for kind in kinds:
         embedding = clicks.make_embedding("Adagrad", name=f"embedding_{kind}")
-        keras.utils.set_random_seed(3)
-        inputs = {
-            "item": keras.Input([], dtype=tf.int64, name="item"),
-            "past": keras.Input([None], dtype=tf.int64, ragged=True, name="past"),
-            "user": keras.Input([], dtype=tf.int64, name="user"),
-        }
-        joined = keras.layers.Concatenate()(list(embedding(inputs).values()))
-        hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(joined)
-        outputs = keras.layers.Dense(1)(hidden)
+        optimizer = collectives.distributed_optimizer(keras.optimizers.Adagrad(0.1))
+        model = clicks.make_model(
+            embedding, layouts.get(kind, "sync"), optimizer, regularizer=keras.regularizers.L2(0.01)
+        )
         if kind == "global_mean":
-            model = GlobalMean(inputs, outputs)
-        else:
-            model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
+            model = GlobalMean(model.input, model.output)
+            model.compile(optimizer)
         if kind == "equal_ranks":
             model.loss_weights = lambda pieces: tf.ones([len(pieces)])
-        model.compile(collectives.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "mse")
         data = tf.data.Dataset.from_generator(batches, output_signature=clicks.SIGNATURE)
         history = model.fit(data, steps_per_epoch=len(SHARES), verbose=0).history
         rows = {name: embedding.export_table(name) for name in ("item", "user")}
@@ -75,10 +68,9 @@ def differences(trained, kind):
     dense = max(np.abs(a - b).max() for weights, _, _ in of_ranks for a, b in zip(weights, wanted))
     rows = 0.0
     for name, (ids, values) in wanted_rows.items():
-        all_ids = np.concatenate([of_rank[name][0] for _, of_rank, _ in of_ranks])
-        all_rows = np.concatenate([of_rank[name][1] for _, of_rank, _ in of_ranks])
-        np.testing.assert_array_equal(np.sort(all_ids), ids)
-        rows = max(rows, np.abs(all_rows[np.argsort(all_ids)] - values).max())
+        all_ids, all_rows = clicks.joined([of_rank[name] for _, of_rank, _ in of_ranks])
+        np.testing.assert_array_equal(all_ids, ids)
+        rows = max(rows, np.abs(all_rows - values).max())
     return dense, rows
 
 

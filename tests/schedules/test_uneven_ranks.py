@@ -53,20 +53,6 @@ class Batches(keras.utils.Sequence):
         return self._batches[i]
 
 
-class Calls(keras.callbacks.Callback):
-    """Records the batches after which evaluate and predict call."""
-
-    def __init__(self):
-        super().__init__()
-        self.tested, self.predicted = [], []
-
-    def on_test_batch_end(self, batch, logs=None):
-        self.tested.append(batch)
-
-    def on_predict_batch_end(self, batch, logs=None):
-        self.predicted.append(batch)
-
-
 def _arrays(rank, mine):
     """Returns the cases of arrays, which Keras repeats inside one data set for all epochs."""
     from tests.schedules.ahead import RouteAhead
@@ -152,11 +138,15 @@ def _cases():
         (two_at_once, unknown, {"steps": 6}),  # those behind the third one are not there
         (model, data.concatenate(empty.repeat(3 - mine)), {}),
     ):
-        calls = Calls()
+        tested, forecast = [], []  # the batches that callbacks see
+        calls = keras.callbacks.LambdaCallback(
+            on_test_batch_end=lambda batch, logs, to=tested: to.append(batch),
+            on_predict_batch_end=lambda batch, logs, to=forecast: to.append(batch),
+        )
         x = one.map(lambda x, y, weight: x)
         losses = of.evaluate(one, verbose=0, callbacks=[calls], **arguments)
         uneven.append((losses, of.predict(x, verbose=0, callbacks=[calls], **arguments)))
-        called.append((calls.tested, calls.predicted, int(of._test_counter), int(of._predict_counter)))
+        called.append((tested, forecast, int(of._test_counter), int(of._predict_counter)))
     validated = model.fit(data, epochs=2, validation_data=data, verbose=0).history["val_loss"]
     some = keras.Input([None])
     doubled = PipelinedModel(some, 2.0 * some)

@@ -26,46 +26,24 @@ def _data():
     return tf.data.Dataset.from_tensor_slices(joined).batch(SAMPLES)
 
 
-def _trained(schedule, **fit):
-    """Returns the trained state."""
-    embedding = clicks.make_embedding("Adagrad")
-    model = clicks.make_model(embedding, schedule, keras.optimizers.SGD(0.05))
-    model.fit(_data(), verbose=0, **fit)
-    return clicks.state(model, embedding)
-
-
-class Drain(keras.callbacks.Callback):
-    """Drains, like a checkpoint or an evaluation. Every due update must then be done."""
-
-    def __init__(self):
-        super().__init__()
-        self.updates = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch % 4 == 3:
-            self.model.drain()
-            embedding = next(layer for layer in self.model.layers if isinstance(layer, fr.FusedEmbedding))
-            self.updates.append((batch, int(embedding.internals.groups[0].table.optimizer.iterations)))
-
-
 @pytest.mark.slow
 def test_drains_make_the_updates_that_wait_and_change_nothing_else():
-    drain = Drain()
-    plain, drained = _trained(SemiAsync()), _trained(SemiAsync(), callbacks=[drain])
-    assert drain.updates == [(batch, batch + 1) for batch in range(3, STEPS, 4)]
+    """A checkpoint or an evaluation drains. Every due update is then done."""
+    states, updates = [], []
+    for every in (STEPS + 1, 4):
+        embedding = clicks.make_embedding("Adagrad")
+        model = clicks.make_model(embedding, SemiAsync(), keras.optimizers.SGD(0.05))
+
+        def drain(batch, _, model=model, table=embedding.internals.groups[0].table, every=every):
+            if batch % every == every - 1:
+                model.drain()
+                updates.append((batch, int(table.optimizer.iterations)))
+
+        clicks.fit(model, _data(), drain)
+        states.append(clicks.state(model, embedding))
+    plain, drained = states
+    assert updates == [(batch, batch + 1) for batch in range(3, STEPS, 4)]
     clicks.assert_same(drained, plain, but=("last", "updated"))  # by the table's clock, which counts lookups
-
-
-class Reload(keras.callbacks.Callback):
-    """Loads an earlier state in the middle of an epoch, with batches and a gradient under way."""
-
-    def __init__(self, load):
-        super().__init__()
-        self.load = load
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            self.load(self.model)
 
 
 @pytest.mark.slow
@@ -81,13 +59,14 @@ def test_a_load_in_the_middle_forgets_what_is_under_way(schedule, tmp_path):
         fr.checkpoint.warm_start(model, "item", np.arange(12), np.ones([12, clicks.DIM], np.float32))
 
     states = []
-    for first, callbacks in ((0, [Reload(load)]), (4, [])):
+    for first, reload_after in ((0, 3), (4, STEPS)):
         embedding = clicks.make_embedding()
         model = clicks.make_model(embedding, schedule)
         if first:
             model.train_on_batch(*batches()[8])  # makes slots of the optimizer
             load(model)
-        model.fit(_data().skip(first).take(8 - first), verbose=0, callbacks=callbacks)
+        data = _data().skip(first).take(8 - first)
+        clicks.fit(model, data, lambda batch, _, model=model, last=reload_after: load(model) if batch == last else None)
         states.append(clicks.state(model, embedding))
     clicks.assert_same(*states)
 

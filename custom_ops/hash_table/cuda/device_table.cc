@@ -222,7 +222,10 @@ class DeviceTable : public Table {
 absl::Status MakeDeviceTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                              std::unique_ptr<Table>* table) {
   if (spec.host_rows) return MakeHostRowsTable(spec, allocator, stream, table);
-  return OpenTable<DeviceTable>(spec, table, allocator, stream);
+  auto made = std::make_unique<DeviceTable>(spec);
+  const absl::Status opened = made->Open(allocator, stream);
+  if (opened.ok()) *table = std::move(made);
+  return opened;
 }
 
 DeviceTexts::DeviceTexts(const TableSpec& spec) {

@@ -384,7 +384,10 @@ class HostRowsTable : public HashTable {
 
 absl::Status MakeHostRowsTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                                std::unique_ptr<Table>* table) {
-  return OpenTable<HostRowsTable>(spec, table, allocator, stream);
+  auto made = std::make_unique<HostRowsTable>(spec);
+  const absl::Status opened = made->Open(allocator, stream);
+  if (opened.ok()) *table = std::move(made);
+  return opened;
 }
 
 }  // namespace fusedrec

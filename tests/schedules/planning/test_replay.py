@@ -32,22 +32,49 @@ def test_the_first_and_the_last_micro_batch_are_half_as_large():
     assert sum(shares(7, 3)) == pytest.approx(1)
 
 
-def test_sync_is_the_sum_of_its_parts():
-    assert step_s(COSTS, Sync()) == 0.5 + 0.25 + 2 + 1 + 8 + 0.5 + 1 + 1
-    assert step_s(COSTS, Pipelined(1)) == step_s(COSTS, Sync())
+# The parts of a step under Sync: ids are prepared and sent, rows looked up and sent, computed with, and trained.
+SYNC = 0.5 + 0.25 + 2 + 1 + 8 + 0.5 + 1 + 1
+FIFTHS, WINDOW = cut(COSTS, 5).pieces, (Piece(2.0, 0.25, 0.25),) * 4
 
 
-def test_the_update_of_a_window_runs_under_its_dense_all_reduce():
-    assert step_s(COSTS, FrozenWindow(1)) == step_s(COSTS, Sync()) - 0.5
-    slow = dataclasses.replace(COSTS, dense=4.0)
-    assert step_s(slow, FrozenWindow(1)) == 0.5 + 0.25 + 2 + 1 + 8 + 1 + 4
-    assert step_s(slow, Sync()) == 0.5 + 0.25 + 2 + 1 + 8 + 4 + 1 + 1
-
-
-def test_frozen_window_exposes_the_first_rows_and_the_last_gradients():
-    # The first and last piece have half the size of the others: an eighth of the exchange at M = 5.
-    step = step_s(cut(COSTS, 5), FrozenWindow(5))
-    assert step == pytest.approx(0.5 + 0.25 + 2 + 1 / 8 + 8 + 1 / 8 + 1, rel=1e-12)
+@pytest.mark.parametrize(
+    ("schedule", "costs", "expected"),
+    [
+        (Sync(), {}, SYNC),
+        (Pipelined(1), {}, SYNC),
+        (Pipelined(2), {}, SYNC),
+        (Sync(), {"dense": 4.0}, SYNC - 0.5 + 4),
+        (Sync(), {"average": 3.0}, SYNC + 3),
+        (Sync(), {"shared_cores": True}, SYNC),
+        # Rows do not wait for the ids of other groups, which travel under the lookup.
+        (Sync(), {"replica_ids": 1.5, "pieces": (WHOLE[0]._replace(replicas=2.0),)}, SYNC + 2),
+        # The update of a window runs under its dense all-reduce.
+        (FrozenWindow(1), {}, SYNC - 0.5),
+        (FrozenWindow(1), {"dense": 4.0}, 0.5 + 0.25 + 2 + 1 + 8 + 1 + 4),
+        # The first rows and the last gradients are exposed. They have half the size of the others: an eighth.
+        (FrozenWindow(5), {"pieces": FIFTHS}, 0.5 + 0.25 + 2 + 1 / 8 + 8 + 1 / 8 + 1),
+        # The sums of all micro-batches but the last one travel under compute.
+        (FrozenWindow(4), {"pieces": WINDOW}, 0.5 + 0.25 + 2 + 0.25 + 8 + 0.25 + 1),
+        (
+            FrozenWindow(4),
+            {"replica_ids": 1.5, "pieces": tuple(piece._replace(replicas=0.5) for piece in WINDOW)},
+            0.5 + 0.25 + 2 + 0.25 + 8 + 0.25 + 1 + 0.5,
+        ),
+        # Ids and lookups are hidden, and their refresh is not.
+        (DualBuffer(), {}, 0.125 + 1 + 8 + 0.5 + 1 + 1),
+        (Nested(5), {"pieces": FIFTHS}, 0.125 + 1 / 8 + 8 + 1 / 8 + 1),
+        # A look-ahead holds up the update behind it. Its ids queue behind the rows, which are ready first.
+        (DualBuffer(), {"lookup": 32.0}, 0.125 + 1 + 0.25 + 32 + 1),
+        (Pipelined(3), {}, 2 + 1 + 8 + 0.5 + 1 + 1),
+        (Pipelined(4), {}, 8 + 0.5 + 1 + 1),
+        # The dense all-reduce alone is exposed, unless gradients, update, lookup and rows, one chain, take longer.
+        (SemiAsync(), {}, 8 + 0.5),
+        (SemiAsync(), {"lookup": 16.0}, 1 + 1 + 16 + 1),
+        (Pipelined(6), {"lookup": 16.0}, 1 + 1 + 16 + 1),
+    ],
+)
+def test_a_step_takes_the_sum_of_what_is_exposed(schedule, costs, expected):
+    assert step_s(dataclasses.replace(COSTS, **costs), schedule) == expected
 
 
 def test_gradients_go_between_rows_that_leave_one_after_another():
@@ -59,50 +86,9 @@ def test_gradients_go_between_rows_that_leave_one_after_another():
     assert finished[rows[1]] < finished[back[0]] < finished[rows[2]]
 
 
-def test_dual_buffer_hides_ids_and_lookups():
-    assert step_s(COSTS, DualBuffer()) == 0.125 + 1 + 8 + 0.5 + 1 + 1
-    assert step_s(cut(COSTS, 5), Nested(5)) == pytest.approx(0.125 + 1 / 8 + 8 + 1 / 8 + 1, rel=1e-12)
-
-
-def test_a_look_ahead_holds_up_the_update_behind_it():
-    slow = dataclasses.replace(COSTS, lookup=32.0)
-    # The ids queue behind the rows, which are ready first.
-    assert step_s(slow, DualBuffer()) == 0.125 + 1 + 0.25 + 32 + 1
-
-
-def test_pipelined_3_routes_ahead_and_looks_up_in_the_step():
-    assert step_s(COSTS, Pipelined(3)) == 2 + 1 + 8 + 0.5 + 1 + 1
-    assert step_s(COSTS, Pipelined(2)) == step_s(COSTS, Sync())
-
-
-def test_semi_async_exposes_the_dense_all_reduce_alone():
-    assert step_s(COSTS, SemiAsync()) == 8 + 0.5
-    # Gradients, update, lookup and rows are one chain, longer than the compute here.
-    slow = dataclasses.replace(COSTS, lookup=16.0)
-    assert step_s(slow, SemiAsync()) == 1 + 1 + 16 + 1
-    assert step_s(slow, Pipelined(6)) == 1 + 1 + 16 + 1
-
-
-def test_pipelined_4_updates_in_the_step():
-    assert step_s(COSTS, Pipelined(4)) == 8 + 0.5 + 1 + 1
-
-
-def test_replicas_sum_behind_the_gradients_of_their_group():
-    summed = dataclasses.replace(COSTS, replica_ids=1.5, pieces=(WHOLE[0]._replace(replicas=2.0),))
-    # Rows do not wait for the ids of other groups, which travel under the lookup.
-    assert step_s(summed, Sync()) == step_s(COSTS, Sync()) + 2
-    parts = tuple(Piece(2.0, 0.25, 0.25, replicas=0.5) for _ in range(4))
-    window = dataclasses.replace(COSTS, pieces=parts)
-    # The sums of all micro-batches but the last one travel under compute.
-    without = dataclasses.replace(COSTS, pieces=tuple(part._replace(replicas=0.0) for part in parts))
-    assert step_s(window, FrozenWindow(4)) == step_s(without, FrozenWindow(4)) + 0.5
-    assert step_s(dataclasses.replace(COSTS, average=3.0), Sync()) == step_s(COSTS, Sync()) + 3
-
-
 def test_shared_cores_hide_no_lookup():
+    """Prepare, look-ahead, refresh, compute and update take turns; only exchanges run beside them."""
     shared = dataclasses.replace(COSTS, shared_cores=True)
-    assert step_s(shared, Sync()) == step_s(COSTS, Sync())
-    # prepare, look-ahead, refresh, compute and update take turns; only exchanges run beside them.
     assert step_s(shared, DualBuffer()) >= 0.5 + 2 + 0.125 + 8 + 1
 
 

@@ -42,7 +42,7 @@ MAY_SKIP = re.compile(
     "^Skipped: ("
     + "|".join([
         "no test on a GPU: ", "no session: ", "there is a GPU", "compute-sanitizer of the CUDA toolkit is not on PATH",
-        "(built|made) without GPU kernels", "cuobjdump of the CUDA toolkit is not on PATH", "nvidia-cuda-nvrtc-cu12",
+        "built without GPU kernels", "cuobjdump of the CUDA toolkit is not on PATH", "nvidia-cuda-nvrtc-cu12",
         "needs TFRA", "TFRA is not installed",
         r"\.\./shared/.* is not there", "no shared/data",  # data sets that this project may not pass on
         "network namespaces need ", "this kernel refuses: ", ".*no TAP devices", "mounting a file system needs root",

@@ -167,8 +167,8 @@ def attention(
     random = np.random.default_rng(longest + dim)
     lengths = lengths_of_rows(random, longest)
     case = random_case(lengths, HEADS, dim, dim, bias=bias)
-    forward = prepare(kernels, 2, case)
-    backward = prepare(kernels, 2, case, random.normal(size=case["value"].shape))
+    forward = prepare(kernels.memory, 2, case)
+    backward = prepare(kernels.memory, 2, case, random.normal(size=case["value"].shape))
     operations, tensor_bytes = _operations(lengths, dim), 2 * case["value"].size
     # Forward: query, key, value and out. Backward: these without out, and four gradients.
     work = Work(bytes=4 * tensor_bytes, flops=operations)
@@ -239,7 +239,7 @@ def bias_attention(
     lengths = lengths_of_rows(random, longest)
     case = jagged_attention_channels.channels(lengths, HEADS, dim, function=function)
     grads = random.normal(size=[sum(lengths), HEADS, 2 * dim])
-    forward, backward = (prepare(kernels, 2, case, of) for of in (None, grads))
+    forward, backward = (prepare(kernels.memory, 2, case, of) for of in (None, grads))
     dense, operations = _dense_forward(case, lengths), _operations(lengths, dim)
     value_bytes, time_bytes = 2 * case["value"].size, 2 * 8 * sum(lengths)
     # Forward: values, and both channels out. Backward: values, both channels' gradients, and gradients of values.
@@ -467,12 +467,12 @@ CASES = {
     "attention": Cases(
         [attention], [(64, 512, bias) for bias in (False, True)],
         [*itertools.product((64, 128), (512, 1024, 2048, 4096, 8192), (False, True))], ("triton",),
-        jagged_attention.check_rows_of_all_lengths,
+        lambda kernels: jagged_attention.check_rows_of_all_lengths(Launchers(kernels)),
     ),
     "bias_attention": Cases(
         [bias_attention], [(32, 512, function) for function in (None, "power")],
         [*itertools.product((32, 128), (512, 2048, 8192), (None, "power"))], (),
-        jagged_attention_channels.check_channels_of_rows_of_all_lengths,
+        lambda kernels: jagged_attention_channels.check_channels_of_rows_of_all_lengths(Launchers(kernels)),
     ),
     "table": Cases(
         [train, find_rows, exchange], [[8]], [[8], [64], [128]], ("torch",)

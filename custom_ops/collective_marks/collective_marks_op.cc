@@ -1,13 +1,8 @@
 #include "collective_marks/collective_marks.h"
+#include "common/kernel_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace fusedrec {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 
 REGISTER_OP("Fusedrec>MarkCollective")
     .Input("value: T")

@@ -13,6 +13,9 @@ absl::Status Invalid(const Words&... words) {
   return absl::InvalidArgumentError(absl::StrCat(words...));
 }
 
+// The remedy for a message of another rank that cannot be read.
+constexpr char kEqualRanks[] = " All ranks must run the same model with the same tables and micro-batches.";
+
 inline absl::Status RequireIn(const char* name, int64_t got, int64_t least, int64_t most, const char* remedy) {
   if (least <= got && got <= most) return absl::OkStatus();
   return Invalid(name, " must lie in [", least, ", ", most, "], got ", got, ". Remedy: ", remedy);

@@ -3,12 +3,12 @@
 //
 // Inputs, `->`, outputs; one operand for each argument.
 //   [n,d]           its dimensions; [] is a scalar
-//   features*[n]    a list of as many arguments as the attribute `features` says; dimensions of entry i belong to entry i
+//   features*[n]    a list: the attribute `features` is its length or types; dimensions of entry i belong to entry i
 //   =num_rows       a scalar input whose value, if the graph has it, is the dimension num_rows
 //   *               any shape
 // A dimension of several inputs has the first size that is known. The kernel refuses others, because its messages name
-// them. An output has a number, or names a dimension of the inputs or an attribute; else its size is unknown. `n+1` is one
-// more than n; `n unless pad` is unknown where the attribute `pad` is true.
+// them. An output has a number, or names a dimension of the inputs or an attribute, an int or a list with one
+// for each entry; else its size is unknown. `n+1` is one more than n; `n unless pad` is unknown where `pad` is true.
 #pragma once
 
 #include <algorithm>
@@ -105,7 +105,11 @@ class Shapes {
 
   static absl::Status CountOf(const Operand& operand, Context* c, int64_t* count) {
     *count = 1;
-    return operand.list.empty() ? absl::OkStatus() : c->GetAttr(operand.list, count);
+    std::vector<tensorflow::DataType> types;
+    if (operand.list.empty() || c->GetAttr(operand.list, count).ok()) return absl::OkStatus();
+    FUSEDREC_TRY(c->GetAttr(operand.list, &types));
+    *count = types.size();
+    return absl::OkStatus();
   }
 
   static absl::Status ReadInput(const Operand& operand, Context* c, int place, Sizes* sizes) {
@@ -140,6 +144,7 @@ class Shapes {
     if (!dim.unless.empty()) FUSEDREC_TRY(c->GetAttr(dim.unless, &unknown));
     if (unknown) return absl::OkStatus();
     int64_t number;
+    std::vector<int64_t> numbers;
     if (const auto named = sizes.find(dim.name); named != sizes.end()) {
       const std::vector<Size>& of = named->second;
       const auto is_known = [&](const Size& each) { return c->ValueKnown(each); };
@@ -147,7 +152,9 @@ class Shapes {
       *size = of[place < static_cast<int64_t>(of.size()) ? place : 0];
     } else if (std::isdigit(static_cast<unsigned char>(dim.name[0])) != 0) {
       *size = c->MakeDim(std::atoll(dim.name.c_str()));
-    } else if (c->GetAttr(dim.name, &number).ok()) {
+    } else if (c->GetAttr(dim.name, &number).ok() ||
+               (c->GetAttr(dim.name, &numbers).ok() && entry >= 0 && entry < static_cast<int64_t>(numbers.size()))) {
+      if (!numbers.empty()) number = numbers[entry];
       FUSEDREC_TRY(RequireIn(dim.name.c_str(), number, 0, kMostCount, "a size that memory has."));
       *size = c->MakeDim(number);
     }

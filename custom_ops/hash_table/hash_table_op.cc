@@ -4,9 +4,6 @@
 
 namespace fusedrec {
 
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
 REGISTER_OP("Fusedrec>HashTable")
     .Output("table: resource")
     .Attr("container: string = ''").Attr("shared_name: string = ''").Attr("anonymous: bool = false")
@@ -17,20 +14,7 @@ REGISTER_OP("Fusedrec>HashTable")
 
 #define FUSEDREC_TABLE_OP(name) REGISTER_OP(name).Input("table: resource").SetIsStateful()
 
-// A message and the rows that an op reads for it, [unknown, D]. The attribute `dim` gives D, because shape functions cannot
-// read the resource.
-static absl::Status RowsShape(InferenceContext* c) {
-  ShapeHandle unused;
-  for (int i = 1; i < c->num_inputs(); ++i) {  // message, received_splits; of a look-ahead rows, handles, mark
-    FUSEDREC_TRY(c->WithRank(c->input(i), i == 3 ? 2 : 1, &unused));
-  }
-  int64_t dim;
-  FUSEDREC_TRY(c->GetAttr("dim", &dim));
-  c->set_output(0, c->Matrix(c->UnknownDim(), c->MakeDim(dim)));
-  return absl::OkStatus();
-}
-
-// A lookup that a look-ahead may have begun.
+// A lookup that a look-ahead may have begun. `dim` gives the static shape, because shape functions cannot read the resource.
 #define FUSEDREC_LOOKUP_OP(name)                                                                                     \
   FUSEDREC_TABLE_OP(name)                                                                                            \
       .Input("message: int64").Input("received_splits: int32").Input("rows_ahead: A").Input("handles_ahead: N * int64") \
@@ -43,15 +27,7 @@ FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
     .Output("handles: int64").Output("inverse: int32")
     .Attr("read_rows: bool = true")
     .Attr("window: int >= 1 = 1")
-    .SetShapeFn([](InferenceContext* c) {
-      FUSEDREC_TRY(RowsShape(c));
-      bool reads_rows;
-      FUSEDREC_TRY(c->GetAttr("read_rows", &reads_rows));
-      if (!reads_rows) c->set_output(0, c->Matrix(0, c->Dim(c->output(0), 1)));
-      c->set_output(1, c->UnknownShapeOfRank(1));
-      c->set_output(2, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* [m] [r] A*[p,d] N*[w] N*[k] -> [0 unless read_rows,dim] [?] [?]"))
     .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, this one included, are neither evicted nor moved until the next lookup.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
@@ -63,7 +39,7 @@ FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
 
 FUSEDREC_LOOKUP_OP("Fusedrec>TableRead")
     .Attr("window: int >= 0 = 0")
-    .SetShapeFn(RowsShape)
+    .SetShapeFn(Shapes("* [m] [r] A*[p,d] N*[w] N*[k] -> [?,dim]"))
     .Doc("Deferred-hash lookup, inference form, which inserts and touches nothing; with a window, the rows that the next TableLookup of this window would return.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TablePrefetch")

@@ -173,6 +173,15 @@ inline absl::Status ReplicasAreFull(const TableSpec& spec, int64_t segment) {
       "rows together that may not leave. Remedy: a larger max_rows_per_rank, an eviction policy, or a smaller sync_every."));
 }
 
+// Makes a table of class T. args: of its Open.
+template <typename T, typename... Args>
+absl::Status OpenTable(const TableSpec& spec, std::unique_ptr<Table>* table, const Args&... args) {
+  auto made = std::make_unique<T>(spec);
+  FUSEDREC_TRY(made->Open(args...));
+  *table = std::move(made);
+  return absl::OkStatus();
+}
+
 // Two writers of one row would leave parts of both.
 inline absl::Status RequireDistinct(const char* name, absl::Span<const int64_t> ids, const char* remedy) {
   const int64_t repeat = FirstRepeat(ids.data(), ids.size());

@@ -6,8 +6,6 @@
 
 namespace fusedrec {
 
-constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
-
 absl::Status CheckBlocks(const std::vector<MessageView>& messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto& [entries, splits] = messages[i];
@@ -68,20 +66,20 @@ absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> se
         const int64_t count = joined.entries[at + s];
         if (count < 0 || count > free - ids) {
           return Invalid("message of rank ", r, " counts ", count, " ids in segment ", s, " of lookup ", i,
-              ", more than the ", free - ids, " entries left allow.", kRemedy);
+              ", more than the ", free - ids, " entries left allow.", kEqualRanks);
         }
         ids += count;
       }
       if (free < 0) {
         return Invalid("message of rank ", r, " must hold ", segments[i], " counts of lookup ", i, ", got ", end - at,
-            " entries.", kRemedy);
+            " entries.", kEqualRanks);
       }
       lengths[i * ranks + r] = static_cast<int32_t>(segments[i] + ids);
       at += segments[i] + ids;
     }
     if (at != end) {
       return Invalid(
-          "message of rank ", r, " must end after the last lookup, got ", end - at, " more entries.", kRemedy);
+          "message of rank ", r, " must end after the last lookup, got ", end - at, " more entries.", kEqualRanks);
     }
   }
   return absl::OkStatus();

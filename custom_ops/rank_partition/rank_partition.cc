@@ -11,7 +11,6 @@
 namespace fusedrec {
 
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
-constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
 
 static uint32_t OwnerOf(int64_t id, Owner owner, uint32_t ranks) {
   return owner == Owner::kTfra ? TfraOwner(id, ranks) : HashRangeOwner(id, ranks);
@@ -88,12 +87,12 @@ absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> rece
     const int64_t size = received_splits[r];
     if (size < num_segments || start + size > entries) {
       return Invalid(
-          name, "[", r, "] must lie in [", num_segments, ", ", entries - start, "], got ", size, ".", kRemedy);
+          name, "[", r, "] must lie in [", num_segments, ", ", entries - start, "], got ", size, ".", kEqualRanks);
     }
     start += size;
   }
   if (start == entries) return absl::OkStatus();
-  return Invalid(name, " must sum to the ", entries, " entries of message, got ", start, ".", kRemedy);
+  return Invalid(name, " must sum to the ", entries, " entries of message, got ", start, ".", kEqualRanks);
 }
 
 absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t num_ids) {
@@ -102,12 +101,12 @@ absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t
   for (size_t s = 0; s < counts.size(); ++s) {
     if (counts[s] < 0 || counts[s] > num_ids - ids) {
       return Invalid("message of rank ", rank, " counts ", counts[s], " ids in segment ", s, ", more than its ",
-          num_ids, " ids allow.", kRemedy);
+          num_ids, " ids allow.", kEqualRanks);
     }
     ids += counts[s];
   }
   if (ids == num_ids) return absl::OkStatus();
-  return Invalid("message of rank ", rank, " counts ", ids, " ids but holds ", num_ids, ".", kRemedy);
+  return Invalid("message of rank ", rank, " counts ", ids, " ids but holds ", num_ids, ".", kEqualRanks);
 }
 
 absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,

@@ -42,16 +42,6 @@ Copier CopierOf(int64_t row_bytes) {
   }
 }
 
-// A row of float is added up in place; narrower types need a float32 row beside it.
-template <typename T>
-inline void SumRows(const T* grads, int64_t dim, const int32_t* position, const int32_t* end, float* sum) {
-  std::fill(sum, sum + dim, 0.0f);
-  for (; position < end; ++position) {
-    const T* grad = grads + int64_t{*position} * dim;
-    for (int64_t d = 0; d < dim; ++d) sum[d] += static_cast<float>(grad[d]);
-  }
-}
-
 // sum[:] = first ? factor * row[:] : sum[:] + factor * row[:]
 template <typename T>
 inline __attribute__((always_inline)) void Add(const T* __restrict__ row, float factor, bool first, int64_t dim,
@@ -100,6 +90,7 @@ inline __attribute__((always_inline)) void PoolBags(const RowOf& row_of, int64_t
   }
 }
 
+// scale: of the rows of grads; null: 1 for all.
 template <typename T>
 inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, const int32_t* begin,
     const int32_t* bags, const float* scale, int64_t first, int64_t last, T* out) {
@@ -107,7 +98,7 @@ inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, 
   for (int64_t u = first; u < last; ++u) {
     SumInto(
         begin[u], begin[u + 1], begin[last], dim, [&](int64_t p) { return grads + int64_t{bags[p]} * dim; },
-        [&](int64_t p) { return scale[bags[p]]; }, 1.0f, wide.data(), out + u * dim);
+        [&](int64_t p) { return scale == nullptr ? 1.0f : scale[bags[p]]; }, 1.0f, wide.data(), out + u * dim);
   }
 }
 
@@ -123,6 +114,20 @@ FUSEDREC_CLONES void PoolPartsOfFloats(const float* const* rows, int64_t dim, co
 FUSEDREC_CLONES void SumFloats(const float* grads, int64_t dim, const int32_t* begin, const int32_t* bags,
                                const float* scale, int64_t first, int64_t last, float* out) {
   SumBags(grads, dim, begin, bags, scale, first, last, out);
+}
+
+// out[u, :] = sum of scale[g] * grads[g, :] over the g in bags[begin[u] .. begin[u + 1]).
+template <typename T>
+void SumByRow(const T* grads, int64_t dim, const int32_t* begin, const std::vector<int32_t>& bags, const float* scale,
+              const ParallelFor& parallel_for, T* out, int64_t out_rows) {
+  const int64_t mean = bags.size() / std::max<int64_t>(out_rows, 1) + 1;
+  parallel_for(out_rows, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      SumFloats(grads, dim, begin, bags.data(), scale, first, last, out);
+    } else {
+      SumBags(grads, dim, begin, bags.data(), scale, first, last, out);
+    }
+  });
 }
 
 }  // namespace
@@ -149,30 +154,11 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
 template <typename T>
 void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
                  int32_t* begin, T* out, int64_t out_rows) {
-  const int64_t num = index.size();
   // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending.
-  std::vector<int32_t> positions(num);
-  CountingSort(num, out_rows, [&](int64_t n) { return index[n]; }, begin,
+  std::vector<int32_t> positions(index.size());
+  CountingSort(index.size(), out_rows, [&](int64_t n) { return index[n]; }, begin,
                [&](int64_t n, int32_t to) { positions[to] = static_cast<int32_t>(n); });
-
-  const int64_t mean_uses = num / std::max<int64_t>(out_rows, 1) + 1;
-  parallel_for(out_rows, (20 + dim) * mean_uses, [&](int64_t first, int64_t last) {
-    std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
-    for (int64_t u = first; u < last; ++u) {
-      for (int32_t p = begin[u] + kAhead; p < begin[u + 1] + kAhead && p < begin[last]; ++p) {
-        FetchRow(grads + int64_t{positions[p]} * dim, dim);
-      }
-      T* row = out + u * dim;
-      const int32_t* from = positions.data() + begin[u];
-      const int32_t* to = positions.data() + begin[u + 1];
-      if constexpr (std::is_same<T, float>::value) {
-        SumRows(grads, dim, from, to, row);
-      } else {
-        SumRows(grads, dim, from, to, wide.data());
-        for (int64_t d = 0; d < dim; ++d) row[d] = static_cast<T>(wide[d]);
-      }
-    }
-  });
+  SumByRow(grads, dim, begin, positions, nullptr, parallel_for, out, out_rows);
 }
 
 template <typename T>
@@ -215,14 +201,7 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
     while (bag_end <= n) bag_end = bag_splits[++g + 1];
     bags[to] = g;
   });
-  const int64_t mean = index.size() / std::max<int64_t>(out_rows, 1) + 1;
-  parallel_for(out_rows, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
-    if constexpr (std::is_same<T, float>::value) {
-      SumFloats(grads, dim, begin, bags.data(), scale.data(), first, last, out);
-    } else {
-      SumBags(grads, dim, begin, bags.data(), scale.data(), first, last, out);
-    }
-  });
+  SumByRow(grads, dim, begin, bags, scale.data(), parallel_for, out, out_rows);
 }
 
 #define FUSEDREC_INSTANTIATE(T)                                                                                     \

@@ -57,15 +57,6 @@ absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
       ". Compose it from the outputs of SegmentUnique and RankPartition.");
 }
 
-// num_rows, in host memory, and the rows of a gradient with its padding.
-absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_t* out_rows) {
-  FUSEDREC_TRY(RequireRank("num_rows", num_rows, 0));
-  *rows = num_rows.scalar<int64_t>()();
-  FUSEDREC_TRY(RequireIn("num_rows", *rows, 0, kMostPositions, "the number of rows that were read from."));
-  *out_rows = pad ? BucketedSize(*rows) : *rows;
-  return RequireSize("num_rows, padded,", *out_rows);
-}
-
 // Rows in a tensor, or in a list of parts; *rows: of all.
 absl::Status RequireParts(const OpInputList& parts, bool is_list, int64_t* rows) {
   *rows = 0;
@@ -124,20 +115,34 @@ absl::Status PooledStatus(const Gpu& gpu, OpKernelContext* ctx, const char* laun
   return gpu.Check(launcher, answer);
 }
 
+// An op with or without rows of zeros after its output; PooledRecover has no attribute for them.
+class PaddedOp : public OpKernel {
+ public:
+  explicit PaddedOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    if (ctx->HasAttr("pad")) OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  }
+
+ protected:
+  int64_t Padded(int64_t rows) const { return pad_ ? BucketedSize(rows) : rows; }
+
+ private:
+  bool pad_ = false;
+};
+
 }  // namespace
 
 // On a GPU, an index out of range is not reported (recovery_cuda.h).
 template <On kOn, typename T>
-class RecoverOp : public OpKernel {
+class RecoverOp : public PaddedOp {
  public:
-  explicit RecoverOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_)); }
+  using PaddedOp::PaddedOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &rows = ctx->input(0), &index = ctx->input(1);
     OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
     OP_REQUIRES_OK(ctx, RequireVector("index", index));
     if (kOn == On::kCpu) OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows.dim_size(0)));
-    const int64_t num = index.NumElements(), dim = rows.dim_size(1), out_rows = pad_ ? BucketedSize(num) : num;
+    const int64_t num = index.NumElements(), dim = rows.dim_size(1), out_rows = Padded(num);
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
     if (out->NumElements() == 0) return;
@@ -150,16 +155,13 @@ class RecoverOp : public OpKernel {
               static_cast<char*>(out->data()), out_rows);
     }
   }
-
- private:
-  bool pad_;
 };
 
 // Inputs grads, index; pooled: bag_splits, bag_scale; num_rows.
 template <On kOn, typename T, bool kPooled>
-class GradOp : public OpKernel {
+class GradOp : public PaddedOp {
  public:
-  explicit GradOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_)); }
+  using PaddedOp::PaddedOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &grads = ctx->input(0), &index = ctx->input(1);
@@ -180,8 +182,11 @@ class GradOp : public OpKernel {
           Invalid("grads must have a row for each of the ", num, " entries of index, got ", grads.dim_size(0),
               ". Pass the gradient of Recover's output."));
     }
-    int64_t rows = 0, out_rows = 0;
-    OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(kPooled ? 4 : 2), pad_, &rows, &out_rows));
+    int64_t rows = 0;
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, kPooled ? 4 : 2, "num_rows", &rows));
+    OP_REQUIRES_OK(ctx, RequireIn("num_rows", rows, 0, kMostPositions, "the number of rows that were read from."));
+    const int64_t out_rows = Padded(rows);
+    OP_REQUIRES_OK(ctx, RequireSize("num_rows, padded,", out_rows));
     if (kOn == On::kCpu) OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
@@ -204,9 +209,6 @@ class GradOp : public OpKernel {
       }
     }
   }
-
- private:
-  bool pad_;
 };
 template <On kOn, typename T>
 using RecoverGradOp = GradOp<kOn, T, false>;
@@ -215,11 +217,9 @@ using PooledRecoverGradOp = GradOp<kOn, T, true>;
 
 // Rows in one tensor, or in a list. On a GPU, the pooled forms wait once, for whether the bags are sound.
 template <On kOn, typename T>
-class PooledRecoverOp : public OpKernel {
+class PooledRecoverOp : public PaddedOp {
  public:
-  explicit PooledRecoverOp(OpKernelConstruction* ctx) : OpKernel(ctx), in_parts_(ctx->HasAttr("num_parts")) {
-    if (in_parts_) OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
-  }
+  explicit PooledRecoverOp(OpKernelConstruction* ctx) : PaddedOp(ctx), in_parts_(ctx->HasAttr("num_parts")) {}
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList parts;
@@ -231,7 +231,7 @@ class PooledRecoverOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireVector("index", index));
     if (kOn == On::kCpu) OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     OP_REQUIRES_OK(ctx, RequireBags(splits, scale, index.NumElements(), kOn));
-    const int64_t bags = scale.NumElements(), dim = parts[0].dim_size(1), out_rows = pad_ ? BucketedSize(bags) : bags;
+    const int64_t bags = scale.NumElements(), dim = parts[0].dim_size(1), out_rows = Padded(bags);
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
     if constexpr (kOn == On::kGpu) {
@@ -257,7 +257,6 @@ class PooledRecoverOp : public OpKernel {
 
  private:
   const bool in_parts_;
-  bool pad_ = false;
 };
 
 FUSEDREC_KERNEL_OF_ROWS("Recover", RecoverOp, );

@@ -11,27 +11,6 @@
 namespace fusedrec {
 
 using tensorflow::DataType;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// Outputs from `first` on, one [rows, columns] for each part of the kind.
-static absl::Status PartShapes(InferenceContext* c, const char* columns_name, DimensionHandle rows, int first) {
-  std::vector<int64_t> columns;
-  FUSEDREC_TRY(c->GetAttr(columns_name, &columns));
-  for (size_t p = 0; p < columns.size() && first + static_cast<int>(p) < c->num_outputs(); ++p) {
-    c->set_output(first + p, c->Matrix(rows, columns[p] < 0 ? InferenceContext::kUnknownDim : columns[p]));
-  }
-  return absl::OkStatus();
-}
-
-// Checks the shapes of users, version and now, and returns that of users.
-static absl::Status RequireRequest(InferenceContext* c, ShapeHandle* users) {
-  ShapeHandle unused;
-  FUSEDREC_TRY(c->WithRank(c->input(2), 0, &unused));
-  FUSEDREC_TRY(c->WithRank(c->input(3), 0, &unused));
-  return c->WithRank(c->input(1), 1, users);
-}
 
 REGISTER_OP("Fusedrec>UserStates")
     .Output("states: resource")
@@ -50,18 +29,7 @@ REGISTER_OP("Fusedrec>UserStatesFind")
     .Attr("token_types: list({float, bfloat16, half, int64}) >= 1").Attr("token_columns: list(int) >= 1")
     .Attr("user_types: list({float, bfloat16, half, int64}) >= 0").Attr("user_columns: list(int) >= 0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle users;
-      DimensionHandle splits;
-      FUSEDREC_TRY(RequireRequest(c, &users));
-      FUSEDREC_TRY(c->Add(c->Dim(users, 0), 1, &splits));
-      c->set_output(0, users);
-      c->set_output(1, c->Vector(splits));
-      std::vector<tensorflow::DataType> types;
-      FUSEDREC_TRY(c->GetAttr("token_types", &types));
-      FUSEDREC_TRY(PartShapes(c, "token_columns", c->UnknownDim(), 2));
-      return PartShapes(c, "user_columns", c->Dim(users, 0), 2 + types.size());
-    })
+    .SetShapeFn(Shapes("* [b] [] [] -> [b] [b+1] token_types*[?,token_columns] user_types*[b,user_columns]"))
     .Doc("Reads the states of users, each as it was at one moment.");
 
 REGISTER_OP("Fusedrec>UserStatesWrite")
@@ -71,15 +39,7 @@ REGISTER_OP("Fusedrec>UserStatesWrite")
     .Attr("token_types: list({float, bfloat16, half, int64}) >= 1")
     .Attr("user_types: list({float, bfloat16, half, int64}) >= 0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle users, unused;
-      FUSEDREC_TRY(RequireRequest(c, &users));
-      FUSEDREC_TRY(c->WithRank(c->input(4), 1, &unused));
-      FUSEDREC_TRY(c->WithRank(c->input(5), 1, &unused));
-      for (int i = 6; i < c->num_inputs(); ++i) FUSEDREC_TRY(c->WithRank(c->input(i), 2, &unused));
-      c->set_output(0, users);
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("* [b] [] [] [n] [s] token_types*[t,c] user_types*[u,d] -> [b]"))
     .Doc("Appends tokens to states, or puts new states, user by user.");
 
 REGISTER_OP("Fusedrec>UserStatesDrop")

@@ -9,8 +9,6 @@
 namespace fusedrec {
 namespace {
 
-constexpr char kRemedy[] = " All ranks must run the same model with the same tables and micro-batches.";
-
 int64_t BitsOfMark(int64_t pieces) {
   int64_t bits = 1;
   while ((int64_t{1} << bits) < pieces) ++bits;
@@ -91,7 +89,7 @@ absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segme
       const int64_t block = messages[i].splits[r];
       if (block < segments) {
         return Invalid("splits[", i, "][", r, "] must be at least the ", segments, " counts of a header, got ", block,
-            ".", kRemedy);
+            ".", kEqualRanks);
       }
       const absl::Status status = CheckHeader(r, messages[i].entries.subspan(at, segments), block - segments);
       if (!status.ok()) {
@@ -208,7 +206,7 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
   const std::vector<int64_t> rows = RowsOfPeers(messages, segments);
   if (marks.splits.size() != rows.size()) {
     return Invalid("marks_splits must have one entry for each of the ", rows.size(), " ranks of messages, got ",
-        marks.splits.size(), ".", kRemedy);
+        marks.splits.size(), ".", kEqualRanks);
   }
   std::vector<int64_t> begin(rows.size()), done(rows.size(), 0);
   int64_t size = 0;
@@ -216,7 +214,7 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
     const int64_t wanted = 1 + (rows[r] + per_word - 1) / per_word;
     if (marks.splits[r] != wanted || size + wanted > static_cast<int64_t>(marks.entries.size())) {
       return Invalid("marks must have ", wanted, " entries for the ", rows[r], " ids of rank ", r, ", got ",
-          marks.splits[r], " of ", marks.entries.size() - size, " left.", kRemedy);
+          marks.splits[r], " of ", marks.entries.size() - size, " left.", kEqualRanks);
     }
     begin[r] = size + 1;
     size += wanted;
@@ -228,7 +226,7 @@ absl::Status ReadMarks(const std::vector<MessageView>& messages, int64_t segment
       const int64_t last = (word >> (done[r] % per_word * bits)) & ((uint64_t{1} << bits) - 1);
       if ((last < static_cast<int64_t>(i) || last >= pieces) && status.ok()) {
         status = Invalid("marks of rank ", r, " give the last piece ", last, " to an id of piece ", i, ", outside [", i,
-            ", ", pieces, ").", kRemedy);
+            ", ", pieces, ").", kEqualRanks);
       }
       last_row[first + n] = static_cast<int32_t>(last);
     }

@@ -38,6 +38,17 @@ def output_of(folder: pathlib.Path, program: str, *options: str) -> tuple[int, s
 RANK = "import os, sys, time; rank = int(os.environ.get('HOROVOD_RANK', 0)); "
 
 
+def interruptible(at_ctrl_c: str, seconds: float = 300) -> str:
+    """Returns a program that works for some seconds, and runs a line of code when it is interrupted."""
+    return f"""{RANK}
+try:
+    print("started", flush=True)
+    time.sleep({seconds})
+except KeyboardInterrupt:
+    {at_ctrl_c}
+"""
+
+
 def test_rank_0_shows_its_output_as_it_is_and_every_rank_has_a_log(tmp_path):
     program = RANK + "print(f'rank {rank}', sys.stdout.isatty()); "
     code, output, errors = output_of(tmp_path, program + "print('no', file=sys.stderr)", "-n", "2")
@@ -108,15 +119,8 @@ def test_the_rank_that_failed_first_and_its_cause_stand_last(tmp_path, monkeypat
     ("options", "signals", "saved"), [([], 1, True), (["-n", "2"], 1, True), (["-n", "2"], 2, False)]
 )
 def test_ctrl_c_lets_the_ranks_save_and_a_second_one_ends_them(tmp_path, options, signals, saved):
-    program = f"""{RANK}
-try:
-    print("started", flush=True)
-    time.sleep(300)
-except KeyboardInterrupt:
-    time.sleep({300 if signals > 1 else 0.2})
-    print("saved", flush=True)
-    sys.exit(130)
-"""
+    seconds = 300 if signals > 1 else 0.2
+    program = interruptible(f"time.sleep({seconds}); print('saved', flush=True); sys.exit(130)")
     with fusedrec(tmp_path, program, *options) as job:
         assert job.stdout.readline() == "started\n"
         for number in range(signals):
@@ -131,14 +135,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("options", [[], ["-n", "2"]])
 def test_a_save_that_fails_after_ctrl_c_is_a_failure(tmp_path, options):
-    program = f"""{RANK}
-try:
-    print("started", flush=True)
-    time.sleep(300)
-except KeyboardInterrupt:
-    pass
-raise OSError(28, "No space left on device")
-"""
+    program = interruptible("raise OSError(28, 'No space left on device') from None")
     with fusedrec(tmp_path, program, *options) as job:
         assert job.stdout.readline() == "started\n"
         job.send_signal(signal.SIGINT)
@@ -149,15 +146,7 @@ raise OSError(28, "No space left on device")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_the_end_of_the_terminal_is_a_ctrl_c_unless_nohup_ignores_it(tmp_path, ignored):
     """The ranks save although a shell and the kernel both send SIGHUP, and nothing can be shown any more."""
-    program = f"""{RANK}
-try:
-    print("started", flush=True)
-    time.sleep({1 if ignored else 300})
-except KeyboardInterrupt:
-    time.sleep(0.5)
-    open("saved", "w").close()
-    sys.exit(130)
-"""
+    program = interruptible("time.sleep(0.5); open('saved', 'w').close(); sys.exit(130)", 1 if ignored else 300)
     master, slave = pty.openpty()
     streams = {"stdin": slave, "stdout": slave, "stderr": slave}
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL  # These tests may run under nohup themselves.
@@ -188,10 +177,7 @@ def test_json_has_the_failure_and_the_output_of_rank_0_goes_to_the_errors(tmp_pa
         (["nowhere.py"], "PROGRAM: no such file 'nowhere.py'."),
         (["nothing"], "PROGRAM: no such program 'nothing'. Name a file that ends in .py, or a program on PATH."),
         (["--hostfile", "hosts", "a.py"], "--hostfile: no such file 'hosts'."),
-        (
-            ["-H", "192.0.2.1:2", "a.py"],
-            "hosts 192.0.2.1 need --network-interface, the card of the network, such as eth0.",
-        ),
+        (["-H", "192.0.2.1:2", "a.py"], "hosts 192.0.2.1 need --network-interface, the card of the network, such as"),
         (["-n", "3", "-H", "localhost:2", "a.py"], "Requested more processes (3) than there are available slots (2)"),
     ],
 )
@@ -199,7 +185,7 @@ def test_a_job_that_cannot_start_is_refused(tmp_path, monkeypatch, capsys, words
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").touch()
     assert main(["run", *words]) == 1
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert capsys.readouterr().err.startswith(f"error: {error}")
 
 
 def test_another_host_gets_the_folder_the_variables_and_the_signals(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -26,25 +27,33 @@ def test_the_overview_names_the_commands(capsys):
     assert max(map(len, shown.splitlines())) <= 120
 
 
-def test_an_overview_and_a_refusal_come_before_tensorflow_and_pyarrow_are_loaded():
-    heavy = "sorted({'tensorflow', 'keras', 'tf_keras', 'pyarrow'} & set(sys.modules))"
-    program = f"import sys; from tf_fusedrec.cli.main import main; main([]); main(['run', 'nothing']); print({heavy})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.endswith("\n[]\n") and done.stderr.startswith("error: PROGRAM: no such program")
+KERAS = ("tensorflow", "keras", "tf_keras")
+CHECKPOINT = ["inspect", str(ROOT / "tests/golden/0.1.0/checkpoint"), "--table", "item", "--data", "{folder}"]
 
 
-def test_a_checkpoint_is_shown_without_tensorflow(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "heavy", "shown"),
+    [
+        ([], (*KERAS, "pyarrow"), "  Start    new       "),
+        (["run", "nothing"], (*KERAS, "pyarrow"), "error: PROGRAM: no such program"),
+        (["train", "hstu_tiny", "--set", "train.epoch=3"], (*KERAS, "horovod"), "Did you mean 'epochs'?"),
+        (CHECKPOINT, ("tensorflow",), "\nred shoe "),
+        (["runs"], KERAS, ""),
+        (["report", "{folder}"], KERAS, "has no run.json"),
+        (["compare", "{folder}", "{folder}"], KERAS, "has no run.json"),
+    ],
+)
+def test_what_needs_no_tensorflow_does_not_load_it(tmp_path, words, heavy, shown):
     write_strings(tmp_path / STRINGS, {"item": {0: "red shoe"}})
-    words = ["inspect", str(ROOT / "tests/golden/0.1.0/checkpoint"), "--table", "item", "--data", str(tmp_path)]
-    program = f"import sys; from tf_fusedrec.cli.main import main; main({words}); print('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-    assert "\nred shoe " in done.stdout and done.stdout.endswith("\nFalse\n")
-
-
-def test_reports_and_comparisons_of_runs_need_no_tensorflow():
-    program = "import sys; from tf_fusedrec.cli import runs; from tf_fusedrec.models import compare, report; "
-    program += "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    words = [word.format(folder=tmp_path) for word in words]
+    program = (
+        f"import sys; from tf_fusedrec.cli.main import main; main({words}); print({set(heavy)} & {{*sys.modules}})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, encoding="utf-8",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True,
+    )  # fmt: skip
+    assert shown in done.stdout and done.stdout.endswith("set()\n"), done.stdout
 
 
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])

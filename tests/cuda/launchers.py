@@ -1,4 +1,4 @@
-"""The small ops by their launchers: NumPy arrays in and out, without TensorFlow.
+"""The ops without a table by their launchers: NumPy arrays in and out, without TensorFlow.
 
 Checks (tests/cuda/checks) call these, or the ops by tests/support/small_ops.py. Padded buffers are longer than their
 data.
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.cuda.checks.jagged_attention_call import from_bits, prepare
 from tests.cuda.memory import Allocator
 
 INVALID, OUT_OF_MEMORY = 1, 2  # of cuda_api.h
@@ -19,6 +20,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
 PADDING = 5
 SMALL_OPS = ("fuse_ids", "initial_rows", "join_messages", "rank_partition", "recovery", "segment_unique")
+OPS = (*SMALL_OPS, "jagged_attention")
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}  # 2: bits of bfloat16
 
 
@@ -40,11 +42,13 @@ class Refused(Exception):
 
 
 class Launchers:
-    """The small ops over the launchers of a library.
+    """The ops over the launchers of a library.
 
     Args:
       kernels: tests.cuda.memory.Kernels.
     """
+
+    times_of_float32 = 1  # errors of attention, of those in jagged_attention_call.py
 
     def __init__(self, kernels: Any):
         self.kernels, self.memory = kernels, kernels.memory
@@ -180,3 +184,14 @@ class Launchers:
         lists = pointers([self.memory.pointer(array).value for array in arrays]), sizes, len(parts)
         self.run("pooled_recover", kind, *lists, *more, self.allocator, out, bags + PADDING)
         return self.memory.get(out)
+
+    def attention(self, type_, case, grads=None):
+        """Returns out, also gated, or with grads of the output the gradients: by name, as float32.
+
+        case: as for the oracle (tests/oracles/jagged_attention.py), and query_splits; for gradients `attended`, the
+        result before the gate. Without a query, the channels of a bias.
+        """
+        prepared = prepare(self.memory, type_, case, grads)
+        self.run(prepared.launcher, prepared.call, self.allocator)
+        results = {name: self.memory.get(prepared.device[name]) for name in prepared.results}
+        return {name: x if x.dtype == np.float32 else from_bits(type_, x) for name, x in results.items()}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.cuda import op_kernels_programs as programs
+from tests.cuda.launchers import SMALL_OPS
 from tests.cuda.op_kernels import LABELS, run_op, same
 from tests.cuda.op_kernels_table import DIM, PLAIN, SEGMENTS, Side, look_up
 from tests.golden import attention, tables
@@ -75,7 +76,7 @@ class SmallOps(small_ops.TensorFlowOps):
 
 def run_small_ops(lacking: Lacking) -> None:
     run = SmallOps(lacking)
-    for check in small_ops.checks().values():
+    for check in small_ops.checks(SMALL_OPS).values():
         check(run)
     assert {name for name, count in lacking.failed.items() if count == 0} == {"Fusedrec>Recover"}, lacking.failed
     for number in [number for number in range(attention.CASES) if 0 < attention.tokens_of(number) <= 100][:6]:

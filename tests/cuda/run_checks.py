@@ -15,7 +15,7 @@ import time
 import types
 
 from tests.cuda import faults, libraries
-from tests.cuda.launchers import SMALL_OPS, Launchers
+from tests.cuda.launchers import OPS, Launchers
 from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
 
 # Workers, probability of giving way at an atomic operation, seed.
@@ -27,7 +27,7 @@ ORDERS = [(0.0, 0), (0.6, 1)]
 def run(op: str, checks: types.ModuleType, names: list[str], kernels: Kernels) -> None:
     """Runs checks; the first that fails raises."""
     emulated = isinstance(kernels.memory, NumpyMemory)
-    argument = Launchers(kernels) if op in SMALL_OPS else kernels
+    argument = Launchers(kernels) if op in OPS else kernels
     for name in names:
         check = getattr(checks, name)
         schedules = len(SCHEDULES) if emulated and not getattr(check, "once", False) else 1

@@ -45,6 +45,13 @@ def rows_of(flat, lengths):
     return np.split(np.asarray(flat), splits_of(lengths)[1:-1]) if len(lengths) else []
 
 
+def cuts(lengths, seed):
+    """Returns ascending places of each row from 0 to its length, in random steps, some of them of no token."""
+    random = np.random.default_rng(seed)
+    between = [np.sort(random.integers(0, n + 1, 3)) for n in lengths]
+    return [np.zeros_like(lengths), *np.transpose(between), np.array(lengths)]
+
+
 def oracle_file(name):
     """Reads the arrays and settings of one file of independent reference results."""
     arrays = dict(np.load(shared_path(f"oracle/hstu/{name}.npz")))

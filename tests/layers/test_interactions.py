@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec import keras, tf
+from tf_fusedrec import tf
 
 RANDOM = np.random.default_rng(0)
 
@@ -36,14 +36,3 @@ def test_feature_cross_is_equation_1(rank):
     np.testing.assert_array_equal(layer(x_0), layer(x_0, x_0))
     with pytest.raises(ValueError, match="projection_dim must be >= 1, got 0"):
         fr.layers.FeatureCross(0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [(fr.layers.DotInteraction, {"self_interaction": True}), (fr.layers.FeatureCross, {"projection_dim": 3})],
-)
-def test_keras_rebuilds_it_from_its_config(kind, given):
-    layer = kind(**given)
-    again = keras.layers.deserialize(keras.layers.serialize(layer))
-    assert type(again) is kind and again.get_config() == layer.get_config()
-    assert given.items() <= again.get_config().items()

@@ -1,9 +1,8 @@
-"""mmoe.py equals the loop oracle, and only the kept experts learn."""
+"""mmoe.py equals its dense form, and an expert is computed for the tokens that keep it only."""
 
 import numpy as np
 import pytest
 
-from tests.oracles.mmoe import mmoe_oracle
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import MMoE
 
@@ -14,18 +13,6 @@ def built(top_k, num_tasks=2):
     layer.build([None, 3])
     layer.expert_bias.assign(np.linspace(-0.5, 0.5, 20))
     return layer
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 4])
-@pytest.mark.parametrize("rows", [0, 1, 9])
-def test_against_the_loop_oracle(top_k, rows):
-    layer = built(top_k)
-    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
-    weights = [w.numpy().astype(np.float64) for w in layer.weights]
-    expected = mmoe_oracle(x, *weights, num_experts=4, num_tasks=2, top_k=top_k)
-    ours = layer(x)
-    assert [answer.shape for answer in ours] == [(rows, 5), (rows, 5)]
-    np.testing.assert_allclose(np.stack(ours), expected, atol=1e-6)  # float32 sums of 4 terms
 
 
 def test_equal_gates_keep_the_first_experts():
@@ -48,7 +35,7 @@ def dense(layer, x):
     return tf.unstack(tf.einsum("tge,teu->gtu", gates, experts))
 
 
-@pytest.mark.parametrize(("top_k", "rows"), [(1, 9), (2, 40), (3, 2), (3, 0), (4, 9)])
+@pytest.mark.parametrize(("top_k", "rows"), [(1, 9), (2, 40), (2, 1), (3, 2), (3, 0), (4, 9)])
 def test_chosen_experts_equal_the_dense_form_in_both_passes(top_k, rows):
     layer = built(top_k, num_tasks=3)
     x = tf.constant(np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32))
@@ -76,21 +63,6 @@ def test_an_expert_is_computed_for_the_tokens_that_keep_it_only(top_k):
     assert len(rows) == len(pairs) < 40 * 4
     expected = np.stack([experts[token, expert] for expert, token in pairs])
     np.testing.assert_allclose(rows, expected, atol=1e-6)  # float32 sums of 4 terms
-
-
-def test_weights_of_an_expert_that_no_token_keeps_are_not_read():
-    """NaN weights of expert 3 would show in all outputs if its gates of zero weighed it."""
-    layer = built(top_k=2)
-    layer.gate_kernel.assign(np.tile([[3.0, 2.0, 1.0, -9.0]], [3, 2]))
-    x = tf.constant(np.random.default_rng(0).uniform(size=[7, 3]).astype(np.float32))
-    expected = np.stack(layer(x))
-    kernel = layer.expert_kernel.numpy()
-    kernel[:, 15:] = np.nan
-    layer.expert_kernel.assign(kernel)
-    with tf.GradientTape() as tape:
-        out = tf.stack(layer(x))
-    np.testing.assert_array_equal(out, expected)
-    assert not np.any(tape.gradient(out, layer.expert_kernel)[:, 15:])
 
 
 @pytest.mark.parametrize(("top_k", "computed"), [(1, 2), (2, 4), (4, 4)])

@@ -42,17 +42,9 @@ def test_a_tiny_model_equals_the_reference_forward_and_backward():
         x = positions(rows)
         for block in blocks:
             x = block(x)
-        negatives = arrays["negatives"]
-        nll = losses.sampled_softmax(
-            x.values,
-            tf.gather(items, wanted),
-            items,
-            tf.constant(wanted),
-            tf.range(items.shape[0]),
-            settings["temperature"],
-            chosen=tf.constant(negatives),
-        )
-        loss = tf.reduce_mean(nll)
+        given = x.values, tf.gather(items, wanted), items, tf.constant(wanted), tf.range(items.shape[0])
+        chosen = tf.constant(arrays["negatives"])
+        loss = tf.reduce_mean(losses.sampled_softmax(*given, settings["temperature"], chosen=chosen))
     expected = np.concatenate([row[:n] for row, n in zip(arrays["seq_embeddings"], lengths)])
     unit = x.values / tf.norm(x.values, axis=-1, keepdims=True)
     np.testing.assert_allclose(unit, expected, atol=2e-6)  # float32, two blocks

@@ -1,9 +1,12 @@
-"""stock_attention.py equals the op's definitions under all masks and biases, and reference results."""
+"""stock_attention.py equals the op's definitions under all masks and biases.
+
+tests/ops/jagged_attention compares the op with reference results.
+"""
 
 import numpy as np
 import pytest
 
-from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, splits_of, times, tokens
+from tests.layers.cases import ROW_LENGTHS, splits_of, times, tokens
 from tests.oracles import jagged_attention as oracle
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import sequence_times
@@ -62,18 +65,3 @@ def test_equals_the_definitions(lengths, masks, with_targets):
             ours = bias_attention(v, splits, bias=bias, **shared)
             expected = oracle.bias_attention(**case)
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["attn_window_minfull", "attn_context_window_targets"])
-def test_equals_reference_results(name):
-    arrays, settings = oracle_file(name)
-    splits = arrays["seq_offsets"]
-    q, k, v = (tf.constant(arrays[x].reshape(splits[-1], settings["heads"], -1)) for x in "qkv")
-    masks = {
-        "contextual_length": settings.get("contextual_seq_len", 0),
-        "attention_window": settings.get("max_attn_len", 0),
-        "min_full_length": settings.get("min_full_attn_seq_len", 0),
-    }
-    scaled = {"scale": 1.0 / settings["max_seq_len"], "alpha": settings["alpha"]}
-    ours = jagged_attention(q, k, v, tf.constant(splits), num_targets=arrays.get("num_targets"), **scaled, **masks)
-    assert_within_noise(ours, arrays["out"].reshape(ours.shape), arrays["noise_out"])

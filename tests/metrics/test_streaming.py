@@ -7,8 +7,7 @@ from tests.oracles.metrics import auc_oracle, gauc_oracle
 from tf_fusedrec import schedules
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.metrics import exact
-from tf_fusedrec.metrics import streaming as streaming
+from tf_fusedrec.metrics import exact, streaming
 
 BATCHES = (30, 0, 1, 40, 25)
 
@@ -34,23 +33,25 @@ def expectations(labels, logits, user):
     return {
         "auc": auc_oracle(labels, logits),
         "gauc": gauc_oracle(user, labels, logits, "none"),
-        "weighted": gauc_oracle(user, labels, logits, "impressions"),
+        "impressions": gauc_oracle(user, labels, logits, "impressions"),
         "ne": entropy / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)),
         "calibration": chance.sum() / labels.sum(),
     }
 
 
-NAMES = ("auc", "gauc", "weighted", "ne", "calibration")
+NAMES = ("auc", "gauc", "impressions", "ne", "calibration")
 
 
-def make():
-    return {
-        "auc": streaming.AUC(),
-        "gauc": streaming.GAUC(),
-        "weighted": streaming.GAUC("impressions"),
-        "ne": streaming.NormalizedEntropy(),
-        "calibration": streaming.Calibration(),
-    }
+METRICS = {
+    "auc": streaming.AUC,
+    "ne": streaming.NormalizedEntropy,
+    "calibration": streaming.Calibration,
+    "gauc": streaming.GAUC,
+    "impressions": lambda: streaming.GAUC("impressions", name="by_impressions"),
+    "hr": lambda: streaming.HitRate(2),
+    "ndcg": lambda: streaming.NDCG(3),
+    "mrr": streaming.MRR,
+}
 
 
 def update(metric, labels, logits, user):
@@ -60,7 +61,7 @@ def update(metric, labels, logits, user):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_uneven_batches_give_the_metric_of_all_data(name):
-    metric, batches = make()[name], predictions()
+    metric, batches = METRICS[name](), predictions()
     graph = tf.function(lambda *batch: update(metric, *batch), reduce_retracing=True)
     assert np.isnan(metric.result())
     for batch in batches:
@@ -76,7 +77,7 @@ def test_uneven_batches_give_the_metric_of_all_data(name):
 def test_states_are_summed_over_ranks(name, monkeypatch):
     """Three ranks, one without data, give the metric of all data. The mean of their results differs from it."""
     batches = predictions(seed=1)
-    ranks = [make()[name] for _ in range(3)]
+    ranks = [METRICS[name]() for _ in range(3)]
     for number, batch in enumerate(batches):
         update(ranks[0 if number < 3 else 2], *batch)
     sent = []
@@ -135,23 +136,11 @@ def exactly(name, repeats):
     return {"hr": exact.hit_rate(ranks, 2), "ndcg": exact.ndcg(ranks, 3), "mrr": exact.mrr(ranks)}[name]
 
 
-IN_COMPILE = {
-    "auc": streaming.AUC,
-    "ne": streaming.NormalizedEntropy,
-    "calibration": streaming.Calibration,
-    "gauc": streaming.GAUC,
-    "impressions": lambda: streaming.GAUC("impressions", name="by_impressions"),
-    "hr": lambda: streaming.HitRate(2),
-    "ndcg": lambda: streaming.NDCG(3),
-    "mrr": streaming.MRR,
-}
-
-
 @pytest.mark.parametrize("kind", [keras.Model, schedules.PipelinedModel])
 @pytest.mark.parametrize("form", ["one-hot", "column"])
 def test_every_metric_stands_in_compile(kind, form):
-    names = list(IN_COMPILE) if form == "one-hot" else ["hr", "ndcg", "mrr"]
-    made = {argument: [IN_COMPILE[name]() for name in names] for argument in ("metrics", "weighted_metrics")}
+    names = list(METRICS) if form == "one-hot" else ["hr", "ndcg", "mrr"]
+    made = {argument: [METRICS[name]() for name in names] for argument in ("metrics", "weighted_metrics")}
     for argument, again in made.items():  # also after a round trip through Keras' configs
         made[argument] = [keras.metrics.deserialize(keras.metrics.serialize(metric)) for metric in again]
     symbol = keras.Input([5])
@@ -163,7 +152,7 @@ def test_every_metric_stands_in_compile(kind, form):
     )
     wanted = {"loss": found["loss"]}
     for prefix, repeats in (("", np.ones(4, int)), ("weighted_", REPEATS)):
-        wanted |= {prefix + IN_COMPILE[name]().name: exactly(name, repeats) for name in names}
+        wanted |= {prefix + METRICS[name]().name: exactly(name, repeats) for name in names}
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
@@ -184,10 +173,8 @@ def test_lists_without_a_target_and_scores_that_are_nan():
 @pytest.mark.parametrize("name", ["gauc", "mrr"])
 def test_predictions_that_are_no_lists_are_refused(name):
     model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(loss="mse", metrics=[IN_COMPILE[name]()])
-    with pytest.raises(
-        ValueError, match=rf"metric '{name}' got predictions \((None|4), 1\).*Use .*(update_state|GAUC)\("
-    ):
+    model.compile(loss="mse", metrics=[METRICS[name]()])
+    with pytest.raises(ValueError, match=rf"'{name}' got predictions \((None|4), 1\).*Use .*(update_state|GAUC)\("):
         model.fit(SCORES, TARGETS.astype(np.float32), verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for FusedEmbedding with the same call over plain tf.Variable tables, and the frozen layer's oracle."""
+"""A stand-in for FusedEmbedding with the same call over plain tf.Variable tables."""
 
 import numpy as np
 

@@ -1,5 +1,7 @@
 """HSTU retrieval: positions, targets, query times and negatives equal NumPy's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,10 @@ CONFIG = RetrievalConfig(max_history=10, dim=8, qk_dim=4, value_dim=4, dropout=0
 CATALOGUE = np.arange(1, 60)
 
 
-def make_model(config=CONFIG, **arguments):
+def make_model(fields=None, **arguments):
+    """Returns a model whose config has other values in some fields."""
     keras.utils.set_random_seed(7)
+    config = dataclasses.replace(CONFIG, **(fields or {}))
     return HSTURetrieval(config, PlainEmbedding(config.table_of_feature, config.dim), CATALOGUE, **arguments)
 
 
@@ -31,7 +35,7 @@ def test_every_position_predicts_the_next_item():
 
 @pytest.mark.parametrize("share", [False, True])
 def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
-    model = make_model(RetrievalConfig(**{**vars(CONFIG), "share_negatives": share}))
+    model = make_model({"share_negatives": share})
     batch = retrieval_batch([6, 2, 9], seed=3)
     out = model(batch)
     vectors = (of.numpy().astype(np.float64) for of in (out.query, out.positive, out.negatives))
@@ -56,8 +60,7 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
 def test_the_whole_catalogue_equals_gathered_negatives(fields):
     batch, results = retrieval_batch([6, 1, 0, 9], seed=3), []
     for whole in (False, True):
-        config = RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": whole, **fields})
-        model = make_model(config, popularity=np.arange(59))
+        model = make_model({"whole_catalogue": whole, **fields}, popularity=np.arange(59))
         model(batch)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model.position_losses(batch, model(batch)))
@@ -71,7 +74,7 @@ def test_the_whole_catalogue_equals_gathered_negatives(fields):
 
 
 def test_in_batch_negatives_are_the_positives_of_the_batch_and_need_no_lookup():
-    config = RetrievalConfig(**{**vars(CONFIG), "sampling": "in_batch"})
+    config = dataclasses.replace(CONFIG, sampling="in_batch")
     model = HSTURetrieval(config, PlainEmbedding({"item_id": "item"}, config.dim), CATALOGUE)
     out = model(retrieval_batch([6, 2], seed=3))
     assert out.negatives is out.positive and out.negative_ids is out.positive_ids
@@ -81,18 +84,18 @@ def test_in_batch_negatives_are_the_positives_of_the_batch_and_need_no_lookup():
 def test_expansion_takes_negatives_of_other_positions_or_their_logits():
     batch = retrieval_batch([6, 2, 9], seed=3)
     alone = make_model()(batch)
-    written = make_model(RetrievalConfig(**{**vars(CONFIG), "expansion": 3}))(batch)
+    written = make_model({"expansion": 3})(batch)
     np.testing.assert_array_equal(written.chosen[:, :5], alone.chosen)
     assert written.chosen.shape == [14, 15] and written.negatives.shape == alone.negatives.shape
     for column in range(15):  # the same negatives, each shared twice
         assert sorted(written.chosen[:, column].numpy()) == sorted(alone.chosen[:, column % 5].numpy())
-    reused = make_model(RetrievalConfig(**{**vars(CONFIG), "expansion": 3, "sharing": "logits"}))(batch)
+    reused = make_model({"expansion": 3, "sharing": "logits"})(batch)
     np.testing.assert_array_equal(reused.chosen, alone.chosen)
     assert reused.reused_from.shape == [14, 10]
 
 
 def test_items_that_the_catalogue_lacks_are_refused():
-    model = make_model(RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": True}))
+    model = make_model({"whole_catalogue": True})
     batch = {"item_id": ragged([2], [5, 63]), "timestamp": ragged([2], [START, START + 1])}
     with pytest.raises(tf.errors.InvalidArgumentError, match="item_id holds an item that the catalogue lacks"):
         model(batch)
@@ -101,8 +104,7 @@ def test_items_that_the_catalogue_lacks_are_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta", "sasrec"])
 def test_every_encoder_trains_and_answers_from_the_past_only(encoder):
-    config = RetrievalConfig(**{**vars(CONFIG), "encoder": encoder, "time_encoding": "stretched"})
-    model = make_model(config)
+    model = make_model({"encoder": encoder, "time_encoding": "stretched"})
     batch = retrieval_batch([4, 0, 7], seed=2)
     out = model(batch)
     later = {**batch, "item_id": ragged([4, 0, 7], [*batch["item_id"].values.numpy()[:10], 1])}

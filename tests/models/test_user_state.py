@@ -8,10 +8,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.layers.cases import cuts
 from tests.models import experiments
 from tests.models.batches import ranking_batch
-from tests.models.plain_embedding import PlainEmbedding
-from tf_fusedrec import keras, tf
+from tests.models.ranking.exposure_oracle import make
+from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
 from tf_fusedrec.models.experiment import from_dict
@@ -27,9 +28,7 @@ HISTORIES, EXPOSURES = [12, 0, 30, 1, 5], [3, 2, 9, 1, 0]
 
 
 def make_grm(**options):
-    keras.utils.set_random_seed(7)
-    config = dataclasses.replace(CONFIG, **options)
-    model = GRM(config, PlainEmbedding(config.table_of_feature, config.dim), np.arange(1, 60), np.arange(59))
+    model = make(GRM, dataclasses.replace(CONFIG, **options))
     model(ranking_batch([1], [1]))
     return model
 
@@ -44,12 +43,6 @@ def piece(batch, begin, end, of_exposures=True):
         return jagged.last(column, 9 if of_exposures else 0) if name.startswith("exposed_") else column
 
     return {name: part(name, column) for name, column in batch.items()}
-
-
-def cuts(lengths, seed):
-    random = np.random.default_rng(seed)
-    between = [np.sort(random.integers(0, n + 1, 3)) for n in lengths]
-    return [np.zeros(len(lengths), np.int64), *np.transpose(between), np.array(lengths)]
 
 
 def assert_near(got, want):

@@ -1,4 +1,4 @@
-"""The small ops in TensorFlow for tests/cuda/checks: NumPy arrays in and out. REFUSALS lists the refusals of the ops.
+"""The ops without a table in TensorFlow for tests/cuda/checks: NumPy arrays in and out. REFUSALS lists refusals.
 
 tests/ops runs the kernels for the CPU, tests/cuda/run_op_kernels.py those for a GPU over the emulation.
 """
@@ -6,20 +6,21 @@ tests/ops runs the kernels for the CPU, tests/cuda/run_op_kernels.py those for a
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from tests.cuda.launchers import SMALL_OPS
+from tests.cuda.checks.jagged_attention_call import PARAMETERS, TOKENS, from_bits, to_bits
+from tests.cuda.launchers import OPS
 from tests.oracles.join_messages import LIES
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 
-def checks() -> dict[str, Callable]:
-    """Returns the checks that need no launcher, by op and name."""
-    modules = {op: importlib.import_module(f"tests.cuda.checks.{op}") for op in SMALL_OPS}
+def checks(names: Iterable[str] = OPS) -> dict[str, Callable]:
+    """Returns the checks of ops that need no launcher, by op and name."""
+    modules = {op: importlib.import_module(f"tests.cuda.checks.{op}") for op in names}
     return {
         f"{op}: {name}": getattr(module, name)
         for op, module in modules.items()
@@ -45,6 +46,8 @@ class TensorFlowOps:
     Args:
       labels: Of the kernels to use, by op; empty: the kernels for the CPU.
     """
+
+    times_of_float32 = 8  # a CPU's sums and exponentials; a norm divides by a small deviation
 
     def __init__(self, labels: dict[str, str] | None = None):
         self.labels = labels
@@ -115,6 +118,49 @@ class TensorFlowOps:
             return self._run(ops.pooled_recover, (parts[0], None), *inputs)
         op = lambda *t: ops.pooled_recover_parts(t[: len(parts)], *t[len(parts) :], pad=True)  # noqa: E731
         return self._run(op, *((part, None) for part in parts), *inputs)
+
+    def attention(self, type_, case, grads=None):
+        inputs = {name: (to_bits(type_, case[name]), None) for name in TOKENS[:4] if name in case}
+        inputs.update({n: (np.asarray(case[n], np.float32), None) for n in PARAMETERS if case.get(n) is not None})
+
+        def op(*tensors):
+            given = dict(zip(inputs, tensors))
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                out = _attend(case, given)
+            if grads is not None:
+                found = tape.gradient(out, given, tf.cast(grads, out.dtype), tf.UnconnectedGradients.ZERO)
+                return {f"{name.removesuffix('_weights')}_grads": grad for name, grad in found.items()}
+            if "gate" not in case:
+                return {"out": out}
+            return {"out": _attend(case, {n: x for n, x in given.items() if n != "gate"}), "gated": out}
+
+        found = self._run(op, *inputs.values())
+        return {name: x if x.dtype == np.float32 else from_bits(type_, x) for name, x in found.items()}
+
+
+def _attend(case, given):
+    """Returns the output of the op for the arguments of a case, of which `given` are tensors."""
+    masks, bias, time, times = dict(case.get("masks", {})), None, None, None
+    if isinstance(masks.get("contextual_length"), list):
+        masks["contextual_length"] = np.array(masks["contextual_length"], np.int64)
+    if "time_weights" in given:
+        table = ops.BucketTable(given["time_weights"], case["thresholds"])
+        time = table if case["time"] == "buckets" else ops.TimeFunction(case["time"], given["time_weights"])
+        times = ops.SequenceTimes(case["asks"], case["answers"])
+    if time is not None or "position_weights" in given:
+        bias = ops.RelativeBias(given.get("position_weights"), time, times)
+    more = {"num_targets": case.get("num_targets"), "query_splits": case.get("query_splits"), "bias": bias, **masks}
+    if "query" not in given:
+        return ops.bias_attention(given["value"], case["row_splits"], **more)
+    if "gate" in given:
+        norm = given.get("norm_weight"), given.get("norm_bias"), case["per_head"], case["gate_first"]
+        more["gate"] = ops.OutputGate(given["gate"], *norm, epsilon=case["epsilon"])
+    if "dropout" in case:
+        more.update(dropout=case["dropout"], dropout_seed=tf.constant(case["dropout_seed"], tf.int64))
+    tokens, scale = [given[name] for name in ("query", "key", "value")], case["scale"]
+    scale = tf.constant(np.multiply(scale, 1 - case.get("dropout", 0)), tf.float32)
+    return ops.jagged_attention(*tokens, case["row_splits"], scale=scale, alpha=case["alpha"], **more)
 
 
 def _fuse(features, row_splits=None, bag_sizes=None, combiners=None, **more):

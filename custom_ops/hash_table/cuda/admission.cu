@@ -4,6 +4,8 @@
 // counts before it changes anything, because the number of admitted ids decides on the memory that it needs. Each distinct
 // id changes its own count, so no threads contend.
 
+#include <tuple>
+
 #include "common/hash.h"
 #include "hash_table/cuda/table_memory.h"
 
@@ -145,15 +147,11 @@ int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const
     FUSEDREC_TRY(CopyToHost(counts.data(), numbers, size, stream));
   }
   // The order of checkpoints (HashTable::Candidates).
-  std::vector<std::pair<uint64_t, int64_t>> order(size);
-  for (int64_t i = 0; i < size; ++i) order[i] = {Mix64(static_cast<uint64_t>(ids[i])), i};
+  std::vector<std::tuple<uint64_t, int64_t, int64_t>> order(size);
+  for (int64_t i = 0; i < size; ++i) order[i] = {Mix64(static_cast<uint64_t>(ids[i])), ids[i], counts[i]};
   std::sort(order.begin(), order.end());
-  std::vector<int64_t> sorted_ids(size), sorted_counts(size);
-  for (int64_t i = 0; i < size; ++i) {
-    sorted_ids[i] = ids[order[i].second];
-    sorted_counts[i] = counts[order[i].second];
-  }
-  sink->take(sink->context, sorted_ids.data(), sorted_counts.data(), size);
+  for (int64_t i = 0; i < size; ++i) std::tie(std::ignore, ids[i], counts[i]) = order[i];
+  sink->take(sink->context, ids.data(), counts.data(), size);
   return kCudaSuccess;
 }
 

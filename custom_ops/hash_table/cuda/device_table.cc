@@ -222,10 +222,7 @@ class DeviceTable : public Table {
 absl::Status MakeDeviceTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                              std::unique_ptr<Table>* table) {
   if (spec.host_rows) return MakeHostRowsTable(spec, allocator, stream, table);
-  auto made = std::make_unique<DeviceTable>(spec);
-  const absl::Status opened = made->Open(allocator, stream);
-  if (opened.ok()) *table = std::move(made);
-  return opened;
+  return OpenTable<DeviceTable>(spec, table, allocator, stream);
 }
 
 DeviceTexts::DeviceTexts(const TableSpec& spec) {

@@ -384,10 +384,7 @@ class HostRowsTable : public HashTable {
 
 absl::Status MakeHostRowsTable(const TableSpec& spec, const FusedrecAllocator& allocator, void* stream,
                                std::unique_ptr<Table>* table) {
-  auto made = std::make_unique<HostRowsTable>(spec);
-  const absl::Status opened = made->Open(allocator, stream);
-  if (opened.ok()) *table = std::move(made);
-  return opened;
+  return OpenTable<HostRowsTable>(spec, table, allocator, stream);
 }
 
 }  // namespace fusedrec

@@ -50,9 +50,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
       tensorflow::Allocator* memory = context_->device()->GetAllocator(tensorflow::AllocatorAttributes());
       FUSEDREC_TRY(MakeDeviceTable(spec_, {memory, &Allocate, &Release}, StreamOf(context_), &table));
     } else {
-      auto made = std::make_unique<HashTable>(spec_);
-      FUSEDREC_TRY(made->Open());
-      table = std::move(made);
+      FUSEDREC_TRY(OpenTable<HashTable>(spec_, &table));
     }
     *resource = new TableResource(std::move(table));
     return absl::OkStatus();

@@ -1,7 +1,7 @@
-"""Checks of the GPU kernels, by op: functions `check_*` of the kernels (tests.cuda.memory.Kernels).
+"""Checks of the GPU kernels, by op: functions `check_*`. Those of tables take the kernels (tests.cuda.memory.Kernels).
 
-Checks of small ops take an object with the ops as methods: Launchers here, or the ops in TensorFlow
-(tests/support/small_ops.py). `check_launcher_*` need Launchers.
+Others take an object with the ops as methods: Launchers here, or the ops in TensorFlow (tests/support/small_ops.py).
+`check_launcher_*` need Launchers.
 """
 
 from __future__ import annotations

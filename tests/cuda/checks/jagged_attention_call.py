@@ -18,6 +18,7 @@ from tests.oracles import jagged_attention as oracle
 TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
 TIMES = ("none", "buckets", "power", "exponential", "stretched")
 TOKENS = ("query", "key", "value", "gate", "attended")
+PARAMETERS = ("position_weights", "time_weights", "norm_weight", "norm_bias")  # float32 beside tokens of any type
 
 
 def _fields(type_, *names):
@@ -80,9 +81,9 @@ class Prepared(NamedTuple):
     results: list[str]  # names of those in `device`
 
 
-def prepare(kernels, type_, case, grads=None):
+def prepare(memory, type_, case, grads=None):
     """Prepares attention, or the channels of a case without queries: for out, or with grads for the gradients."""
-    memory, masks, (tokens, heads, value_dim) = kernels.memory, case.get("masks", {}), case["value"].shape
+    masks, (tokens, heads, value_dim) = case.get("masks", {}), case["value"].shape
     host = {"row_splits": case["row_splits"], "query_splits": case.get("query_splits", case["row_splits"])}
     host.update({name: case[name] for name in ("num_targets", "thresholds") if case.get(name) is not None})
     context = masks.get("contextual_length", 0)
@@ -100,7 +101,7 @@ def prepare(kernels, type_, case, grads=None):
     number = to_bits(type_, np.zeros(0)).dtype
     device = {"scale": memory.put(np.asarray(case.get("scale", 1.0), np.float32).reshape(-1))}
     device.update({name: memory.put(to_bits(type_, case[name])) for name in TOKENS[:4] if name in case})
-    weights = [n for n in ("position_weights", "time_weights", "norm_weight", "norm_bias") if case.get(n) is not None]
+    weights = [name for name in PARAMETERS if case.get(name) is not None]
     device.update({name: memory.put(np.asarray(case[name], np.float32)) for name in weights})
     call.max_length = (len(case.get("position_weights", ())) + 1) // 2
     if call.time:
@@ -124,24 +125,16 @@ def prepare(kernels, type_, case, grads=None):
     return Prepared("attention" if grads is None else "attention_grad", call, host, device, list(wanted))
 
 
-def run(kernels, type_, case, grads=None):
-    """Returns the results of a prepared call by name, as float32."""
-    prepared = prepare(kernels, type_, case, grads)
-    kernels.run(prepared.launcher, prepared.call, kernels.allocator)
-    results = {name: kernels.memory.get(prepared.device[name]) for name in prepared.results}
-    return {name: x if x.dtype == np.float32 else from_bits(type_, x) for name, x in results.items()}
-
-
 def assert_near(type_, ours, wanted, what, times=1):
     assert np.all(np.isfinite(ours)), what
     error = np.max(np.abs(ours - wanted), initial=0.0) / max(np.max(np.abs(wanted), initial=0.0), 1e-9)
     assert error <= times * TOLERANCE[type_], f"{what}: error {error:.2e} of the largest number"
 
 
-def compare(kernels, type_, case, queries=None):
+def compare(run, type_, case, queries=None):
     """Compares both passes with the oracle. queries: how many of the last tokens of each row ask; None: all.
 
-    In the oracle every token asks, and those that do not have no gradient.
+    In the oracle every token asks, and those that do not have no gradient. `run` is as in checks/__init__.py.
     """
     splits = np.asarray(case["row_splits"])
     counts = np.diff(splits) if queries is None else np.asarray(queries, np.int64)
@@ -150,20 +143,34 @@ def compare(kernels, type_, case, queries=None):
     given = case
     if queries is not None:
         given = {**case, "query_splits": np.concatenate([[0], np.cumsum(counts)])}
-        given.update({n: case[n][asking] for n in ("query", "scale", "asks") if np.ndim(case.get(n, 0)) > 0})
+        given.update({n: case[n][asking] for n in ("query", "scale", "asks", "gate") if np.ndim(case.get(n, 0)) > 0})
     exact, attends = rounded(type_, case), "query" in case
     out = (oracle.attention if attends else oracle.bias_attention)(**exact)
-    assert_near(type_, run(kernels, type_, given)["out"], out[asking], "out")
-    grads = np.zeros(out.shape)
-    grads[asking] = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out[asking].shape)))
-    wanted = (oracle.attention_grad if attends else oracle.bias_attention_grad)(grads=grads, **exact)
-    for name, ours in run(kernels, type_, given, grads[asking]).items():
+    found = run.attention(type_, given)
+    near = lambda ours, wanted, name, times=1: assert_near(  # noqa: E731
+        type_, ours, wanted, name, times * (run.times_of_float32 if type_ == 0 else 1)
+    )
+    near(found["out"], out[asking], "out")
+    grads = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out[asking].shape)))
+    of_out, wanted = np.zeros(out.shape), {}
+    of_out[asking] = grads
+    if "gate" in case:
+        # The kernel gates the attention that it has rounded.
+        attended = found["out"].astype(np.float64)
+        gated, wanted = oracle.gate(attended, grads=grads, **rounded(type_, given))
+        given = {**given, "attended": attended}
+        near(found["gated"], gated, "gated")
+        of_out[asking] = from_bits(type_, to_bits(type_, wanted["attended_grads"]))
+    wanted.update((oracle.attention_grad if attends else oracle.bias_attention_grad)(grads=of_out, **exact))
+    for name, ours in run.attention(type_, given, grads).items():
         expected = wanted[name][asking] if name == "query_grads" else wanted[name]
         of_function = name == "time_grads" and case["time"] != "buckets"
-        assert_near(type_, ours, expected, name, 8 if of_function else 1)
+        through_two = "gate" in case and type_ == 0
+        near(ours, expected, name, 8 if of_function else 4 if through_two else 1)
 
 
 def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias=True, **masks):
+    """Returns the arguments of the oracle (tests/oracles/jagged_attention.py)."""
     random = np.random.default_rng(seed)
     tokens, longest = sum(lengths), max(max(lengths, default=1), 1)
     case = {
@@ -180,4 +187,13 @@ def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias
             answers=np.concatenate([*answers, np.empty(0, np.int64)]).astype(np.int64),
             asks=np.concatenate([*asks, np.empty(0, np.int64)]).astype(np.int64),
         )  # fmt: skip
+    return case
+
+
+def gated_case(lengths, heads, dim, *, weights=True, per_head=False, gate_first=False, seed=0, **more):
+    random = np.random.default_rng(seed)
+    case = random_case(lengths, heads, dim, dim, seed=seed, **more)
+    case.update(gate=random.normal(size=case["value"].shape), per_head=per_head, gate_first=gate_first, epsilon=1e-2)
+    if weights:
+        case.update({name: random.normal(size=heads * dim) for name in ("norm_weight", "norm_bias")})
     return case

@@ -1,10 +1,12 @@
 """GRM: one row per user equals one row per exposure; the order of features does not matter."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
-from tests.models.plain_embedding import PlainEmbedding
+from tests.models.ranking.exposure_oracle import make
 from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec import keras, tf
 from tf_fusedrec.models.experiment.model_config import GRMConfig
@@ -14,13 +16,11 @@ CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), max_history=12, max_exposures=6, dim=8, qk_dim=4, value_dim=4,
     num_experts=3, expert_units=8, head_units=4,
 )  # fmt: skip
-CROSSED_FIELDS = GRMConfig(**{**vars(CONFIG), "time_features": True, "num_blocks": 1})
+CROSSED = {"time_features": True, "num_blocks": 1}
 
 
-def make_grm(config=CONFIG):
-    keras.utils.set_random_seed(7)
-    table_of = config.table_of_feature
-    return GRM(config, PlainEmbedding(table_of, config.dim), np.arange(1, 60), np.arange(59))
+def make_grm(**changes):
+    return make(GRM, dataclasses.replace(CONFIG, **changes))
 
 
 def loss_of(model, batch):
@@ -32,9 +32,9 @@ CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [GRMConfig(**{**vars(CONFIG), **changes}) for changes in CHANGES])
-def test_one_row_per_user_answers_as_one_row_per_exposure(config):
-    model = make_grm(config)
+@pytest.mark.parametrize("changes", CHANGES)
+def test_one_row_per_user_answers_as_one_row_per_exposure(changes):
+    model = make_grm(**changes)
     by_user = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     by_exposure = one_row_per_exposure(by_user)
     for task in model.config.tasks:
@@ -70,7 +70,7 @@ def test_weights_after_one_step_do_not_depend_on_feature_order():
 
 
 def test_group_norm_has_weights_for_each_kind_of_token():
-    model = make_grm(GRMConfig(**{**vars(CONFIG), "group_norm": True}))
+    model = make_grm(group_norm=True)
     batch = ranking_batch(histories=[2, 0], exposures=[1, 2])
     np.testing.assert_array_equal(model._kinds(batch), [0, 0, 1, 1, 2, 0, 0, 2, 2])
     model(batch)
@@ -89,8 +89,7 @@ def test_group_norm_has_weights_for_each_kind_of_token():
 
 
 def test_group_norm_keeps_the_tokens_beside_their_norm():
-    model = make_grm(GRMConfig(**{**vars(CONFIG), "group_norm": True}))
-    plain = make_grm(CONFIG)
+    model, plain = make_grm(group_norm=True), make_grm()
     batch = ranking_batch(histories=[3, 1], exposures=[2, 2])
     for one in (model, plain):
         one(batch)
@@ -105,8 +104,8 @@ def test_group_norm_keeps_the_tokens_beside_their_norm():
 
 
 def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_its_users_and_the_historys():
-    plain, batch = make_grm(CROSSED_FIELDS), ranking_batch(histories=[3, 0, 2], exposures=[2, 1, 2])
-    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), **CROSSES}))
+    plain, batch = make_grm(**CROSSED), ranking_batch(histories=[3, 0, 2], exposures=[2, 1, 2])
+    model = make_grm(**CROSSED, **CROSSES)
     plain(batch), model(batch)
     more = float(model.forward_flops(batch)) - float(plain.forward_flops(batch))
     taken = []
@@ -149,7 +148,7 @@ def test_profiles_of_fewer_events_are_as_large_as_those_of_all():
     batch = ranking_batch(histories=[12], exposures=[1])
     for name in ("history_item", "history_action", "history_time"):  # twelve equal events: any half is as good
         batch[name] = ragged([12], np.full(12, batch[name].values.numpy()[0]))
-    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), **CROSSES, "history_dropout": 0.5}))
+    model = make_grm(**CROSSED, **CROSSES, history_dropout=0.5)
     whole = model._profiles(*model.read(batch, training=False), False)[0].numpy()
     cut = model.read(batch, training=True)
     share = int(tf.size(cut[0]["history_item"].values)) / 12
@@ -171,7 +170,7 @@ def test_labels_beside_the_batch_are_refused():
 def test_a_step_counts_flops_samples_and_tokens():
     """Attention counts the pairs that the mask shows. Training counts three times as much."""
     sizes = {"num_blocks": 3, "num_heads": 2, "value_dim": 5, "expert_units": 6, "head_units": 7}
-    model, history, exposed = make_grm(GRMConfig(**{**vars(CONFIG), **sizes})), [5, 0, 12, 1], [3, 2, 6, 0]
+    model, history, exposed = make_grm(**sizes), [5, 0, 12, 1], [3, 2, 6, 0]
     tokens = sum(history) + sum(exposed) + 2 * 4
     pairs = sum(int(visible_pairs(2 + h + e, e, contextual_length=2).sum()) for h, e in zip(history, exposed))
     to_uqkv, back = 2 * 8 * (2 * 2 * (4 + 5)), 2 * (2 * 5) * 8

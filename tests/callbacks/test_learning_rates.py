@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.support.layers import layer_of, train
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
@@ -94,12 +95,6 @@ def test_padding_does_not_travel(on_two_ranks):
         assert result["traffic"][:2] == [4 * 10, 4 * 6]
 
 
-def step(emb):
-    with tf.GradientTape() as tape:
-        loss = sum(tf.reduce_sum(rows) for rows in emb({name: tf.constant([1]) for name in emb.optimizers}).values())
-    tape.gradient(loss, emb.trainable_variables)
-
-
 SAVERS = [
     ("checkpoint", fr.checkpoint.save, fr.checkpoint.load),
     ("c.weights.h5", lambda path, model: model.save_weights(path), lambda path, model: model.load_weights(path)),
@@ -109,7 +104,7 @@ SAVERS = [
 @pytest.mark.parametrize(("name", "save", "load"), SAVERS)
 def test_an_assigned_rate_is_saved_and_yields_to_another_record(name, save, load, tmp_path):
     model, emb = make_model(0.1)
-    step(emb)
+    train(emb, {name: tf.constant([1]) for name in emb.optimizers})
     emb.optimizers["item"].learning_rate = 0.025
     assert float(emb.optimizers["user"].learning_rate) == np.float32(0.025)  # one group
     save(tmp_path / name, model)
@@ -142,8 +137,7 @@ def test_unsuitable_rates_are_refused():
         (keras.optimizers.legacy.SGD(schedule), "tfra"),
         (tf.compat.v1.train.GradientDescentOptimizer(0.1), "tfra"),
     ):
-        config = fr.TableConfig("item", DIM, optimizer)
-        emb = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [config], backend=backend)
+        emb = layer_of(fr.TableConfig("item", DIM, optimizer), backend=backend)
         for make in (
             lambda emb: learning_rates.TableLearningRate(emb, lambda epoch, rate: rate),
             learning_rates.ReduceLROnPlateau,

@@ -8,6 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
 from tests.oracles.rank_partition import mix64
+from tests.support.layers import layer_of, train
 from tests.support.ranks import run_ranks
 from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, tf
@@ -50,9 +51,7 @@ def state_of(model):
 
 @pytest.mark.parametrize("kind", [keras.Model, fr.schedules.PipelinedModel])
 def test_every_callback_fits_an_ordinary_model_by_its_defaults(tmp_path, kind):
-    embedding = fr.FusedEmbedding(
-        [fr.FeatureConfig("item", "item")], [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
-    )
+    embedding = layer_of(fr.TableConfig("item", 2, fr.optimizers.SGD(0.1)))
     symbol = {"item": keras.Input([], dtype=tf.int64, name="item")}
     model = kind(symbol, keras.layers.Dense(1)(embedding(symbol)["item"]))
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
@@ -205,11 +204,11 @@ def test_an_overflow_on_one_rank_is_one_on_all(ended):
     np.testing.assert_array_equal(np.sort(initial, axis=None), np.sort(untrained.export_table("item")[1], axis=None))
 
 
-def epoch_of(embedding, watcher, ids, epoch=0):
-    """Returns the logs of an epoch of one step that looks up these ids."""
+def epoch_of(watcher, step, epoch=0):
+    """Returns the logs of an epoch of one step."""
     logs = {}
     watcher.on_epoch_begin(epoch)
-    embedding(ids, training=True)
+    step()
     watcher.on_train_batch_end(0)
     watcher.on_epoch_end(epoch, logs)
     return logs
@@ -217,41 +216,33 @@ def epoch_of(embedding, watcher, ids, epoch=0):
 
 def test_evictions_and_what_cannot_be_known():
     config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), limits=fr.Limits(eviction="lru", max_rows_per_rank=100))
-    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config])
-    watcher, logs = callbacks.EmbeddingMetrics(embedding), {}
+    embedding = layer_of(config)
     embedding({"x": tf.range(10)}, training=True)
-    watcher.on_epoch_begin(0)
-    embedding({"x": tf.range(5, 12)}, training=True)
-    embedding.internals.groups[0].table.evict("x", 3)
-    watcher.on_train_batch_end(0)
-    watcher.on_epoch_end(0, logs)
+
+    def step():
+        embedding({"x": tf.range(5, 12)}, training=True)
+        embedding.internals.groups[0].table.evict("x", 3)
+
     # One process looks up without an exchange, so nothing travels and duplicates stay.
-    assert logs == {
+    assert epoch_of(callbacks.EmbeddingMetrics(embedding), step) == {
         "table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3, "table_left_out": 0
     }  # fmt: skip
-    config = fr.TableConfig("x", 2, keras.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([fr.FeatureConfig("x", "x")], [config], backend="tfra")
-    logs = epoch_of(embedding, callbacks.EmbeddingMetrics(embedding), {"x": tf.range(3)})
+    embedding = layer_of(fr.TableConfig("x", 2, keras.optimizers.SGD(0.1)), backend="tfra")
+    logs = epoch_of(callbacks.EmbeddingMetrics(embedding), lambda: embedding({"x": tf.range(3)}, training=True))
     assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
 
 
 def test_logs_have_totals_and_the_folder_has_each_table_with_its_left_out_rows(tmp_path):
-    embedding = fr.FusedEmbedding(
-        [fr.FeatureConfig(name, name) for name in ("x", "y")],
-        [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
-    )
+    embedding = layer_of(*(fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in "xy"))
+    inputs = {"x": tf.constant([1, 2, 3, 4]), "y": tf.constant([1])}
     watcher = callbacks.EmbeddingMetrics(embedding, folder=tmp_path)
     for epoch, bad in enumerate(([2, 3, 3], [], [4])):
-        logs = {}
-        watcher.on_epoch_begin(epoch)
-        with tf.GradientTape() as tape:
-            rows = embedding({"x": tf.constant([1, 2, 3, 4]), "y": tf.constant([1])}, training=True)
-            weights = tf.constant([[np.nan] if i in bad else [1.0] for i in (1, 2, 3, 4)])
-            loss = tf.reduce_sum(rows["x"] * weights) + tf.reduce_sum(rows["y"])
-        tape.gradient(loss, embedding.trainable_variables)
-        watcher.on_train_batch_end(0)
-        watcher.on_epoch_end(epoch, logs)
-        assert logs == {
+        weights = tf.constant([[np.nan] if i in bad else [1.0] for i in (1, 2, 3, 4)])
+
+        def step(weights=weights):  # the one row of "y" trains as id 1 does
+            train(embedding, inputs, lambda rows: tf.reduce_sum(rows * weights[: len(rows)]))
+
+        assert epoch_of(watcher, step, epoch) == {
             "table_rows": 5, "table_growth": 5 * (epoch == 0), "table_hit_rate": int(epoch > 0), "table_evictions": 0,
             "table_left_out": len(set(bad)),
         }  # fmt: skip
@@ -293,7 +284,7 @@ def test_rows_that_hardly_move_under_a_mean_loss_are_told_once(optimizer, rank, 
     ids, labels = np.arange(4096), random.integers(0, 2, [4096, 1]).astype(np.float32)
     item = keras.Input([], dtype=tf.int64, name="item")
     table = fr.TableConfig("item", 8, optimizer, storage=fr.Storage(dtype=storage))
-    rows = fr.FusedEmbedding([fr.FeatureConfig("item", "item")], [table])({"item": item})["item"]
+    rows = layer_of(table)({"item": item})["item"]
     model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(rows))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     monkeypatch.setattr("tf_fusedrec.exchange.collectives.rank", lambda: rank)

@@ -1,6 +1,7 @@
 """Training on a growing folder, on one and two ranks: every row once, with AUC and NE before its training."""
 
 import logging
+import pathlib
 import threading
 import time
 
@@ -85,8 +86,6 @@ def trained(path, directory, every, grows):
 
 def on_ranks(path, directory, every):
     """Body: trains on the growing folder, then on the complete one."""
-    import pathlib
-
     path = pathlib.Path(path)
     growing = trained(path, directory, every, True)
     collectives.barrier()

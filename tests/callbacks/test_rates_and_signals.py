@@ -90,20 +90,16 @@ class SignalAfter(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_training_after_the_step_and_handlers_come_back(number):
+@pytest.mark.parametrize(
+    ("number", "after", "steps"), [(signal.SIGINT, 2, 2), (signal.SIGTERM, 2, 2), (signal.SIGINT, None, 15)]
+)
+def test_a_signal_ends_training_after_the_step_and_handlers_come_back(number, after, steps):
     before = signal.getsignal(number)
-    interrupt, sender = callbacks.Interrupt(), SignalAfter(2, number)
+    interrupt, sender = callbacks.Interrupt(), SignalAfter(after, number)
     fitted([sender, interrupt], epochs=3)
-    assert sender.seen == 2
-    assert interrupt.signal_name == number.name
+    assert sender.seen == steps
+    assert interrupt.signal_name == (number.name if after else None)
     assert signal.getsignal(number) is before
-
-
-def test_training_without_a_signal_is_left_alone():
-    interrupt, sender = callbacks.Interrupt(), SignalAfter(-1, signal.SIGINT)
-    fitted([sender, interrupt], epochs=2)
-    assert (sender.seen, interrupt.signal_name) == (10, None)
 
 
 def test_throughput_counts_what_the_model_has_after_the_first_step():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.support.ranks import run_ranks
-from tf_fusedrec._tf_compat import keras, keras_api, tf
+from tests.support.layers import layer_of, merged, train
+from tests.support.ranks import error_of, run_ranks
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.loading import read_tables
 from tf_fusedrec.exchange.collectives import all_reduce_sum
 from tf_fusedrec.files import disk
@@ -90,12 +91,6 @@ def four_steps(backend="native"):
     return None, {name: emb.export_table(name) for name in ("item", "tag")}, [v.numpy() for v in model.weights]
 
 
-def _merged(results, table):
-    ids = np.concatenate([r[1][table][0] for r in results])
-    assert len(np.unique(ids)) == len(ids)
-    return np.concatenate([r[1][table][1] for r in results])[np.argsort(ids)].astype(np.float32), np.sort(ids)
-
-
 @pytest.mark.parametrize(("ranks", "then", "backend"), [(3, 2, "native"), (2, 3, "tfra")])
 def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_path):
     """Rows, slots, dense weights and Adam's counted steps must return, or the next two steps differ."""
@@ -106,9 +101,9 @@ def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_p
     assert [r[0] for r in results] == [{"epoch": 3}] * then
     assert _together([r[3] for r in results]) == _together(saved)
     for table, tolerance in (("item", 1e-4), ("tag", 2**-7)):  # one float32 sum in another order; one bfloat16 step
-        rows, ids = _merged(results, table)
-        want_rows, want_ids = _merged(want, table)
+        (ids, rows), (want_ids, want_rows) = (merged([r[1][table] for r in of]) for of in (results, want))
         np.testing.assert_array_equal(ids, want_ids)
+        rows, want_rows = (part.astype(np.float32) for part in (rows, want_rows))
         np.testing.assert_allclose(rows, want_rows, rtol=tolerance, atol=tolerance / 10)
     for got, dense in zip(results[0][2], want[0][2]):
         np.testing.assert_allclose(got, dense, rtol=1e-3, atol=1e-4)
@@ -148,10 +143,7 @@ def refused_on_one_rank(folder):
     model, emb, optimizer = _model()
     _train(model, optimizer, 1)
     before = _held(emb)
-    try:
-        fr.checkpoint.load(folder, model, optimizer)
-    except (ValueError, RuntimeError) as refusal:
-        return str(refusal), before, _held(emb)
+    return error_of(fr.checkpoint.load, folder, model, optimizer), before, _held(emb)
 
 
 def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path):
@@ -165,7 +157,11 @@ def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path):
     path.write_bytes(data)
     results = run_ranks(refused_on_one_rank, 2, folder=str(tmp_path / "c"))
     words = "item.rows-0.shard is damaged"
-    assert words in results[1][0] and results[0][0].startswith("It failed on rank 1") and words in results[0][0]
+    assert (
+        words in results[1][0]
+        and results[0][0].startswith("RuntimeError: It failed on rank 1")
+        and words in results[0][0]
+    )
     for _, before, after in results:
         assert after == before != {}
 
@@ -178,136 +174,53 @@ def full_disk_on_rank_1(folder):
     job.save("old")
     job.wait()
     _train(model, optimizer, 1)
-    write, failure = disk.write, None
+    write = disk.write
     if fr.rank() == 1:
 
         def full(file, data):
             raise OSError(28, "No space left on device")
 
         disk.write = full
-    try:
-        job.save("new")
-        job.wait()
-    except (OSError, RuntimeError) as error:
-        failure = f"{type(error).__name__}: {error}"
+    failure = error_of(lambda: (job.save("new"), job.wait()))
     disk.write = write
     fr.collectives.barrier()
     between = read_manifest(folder)["extra"]
     fr.collectives.barrier()
     job.save("new")
     job.wait()
-    return failure, between, read_manifest(folder)["extra"], refused_between_ranks(model, emb, job)
-
-
-def refused_between_ranks(model, emb, job):
-    """Body: saves with a dense weight that differs on rank 1, and with a NaN in its row. Returns the errors."""
-    rank, said = fr.rank(), []
-    kernel = model.trainable_variables[-2]
-    kept = kernel.numpy()
-    table = emb.internals.groups[0].table
-    name = next(name for name in table.names if rank == 0 or table.size(name))
-    ids, records = table.snapshot(name)
-    for spoil in ("weight", "row"):
-        kernel.assign(kept + (1e-6 if spoil == "weight" and rank == 1 else 0.0))
-        if spoil == "row" and rank == 1:
-            bad = records.copy()
-            bad["row"][0, 2] = np.nan
-            table.restore(name, "rows", ids, bad)
-        try:
-            job.save("bad")
-            job.wait()
-        except (ValueError, RuntimeError) as refusal:
-            said.append(f"{type(refusal).__name__}: {refusal}")
-    return said, keras_api.variable_name(kernel), f"'row' of id {ids[0]} of table {name!r} (rank 1)"
+    return failure, between, read_manifest(folder)["extra"]
 
 
 def test_a_full_disk_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
     results = run_ranks(full_disk_on_rank_1, 2, folder=str(tmp_path / "c"))
     assert results[0][0].startswith("RuntimeError: Rank 1 could not write its part of save-2-")
     assert "OSError: [Errno 28] No space left on device" in results[1][0]
-    assert [r[1:3] for r in results] == [("old", "new")] * 2
-    (weight, row), (weight_1, row_1) = (r[3][0] for r in results)
-    kernel, bad_row = results[1][3][1:]
-    differs = (
-        f"ValueError: Ranks do not hold the same dense weights: dense weight {kernel!r} has other values on rank 0"
-    )
-    assert weight.startswith(differs), weight
-    assert row.startswith(f"NotFinite: {bad_row} is not finite"), row
-    assert weight_1.startswith("RuntimeError: It failed on rank 0") and kernel in weight_1 and bad_row in row_1
+    assert [r[1:] for r in results] == [("old", "new")] * 2
     assert read_manifest(tmp_path / "c")["extra"] == "new"
     assert not list((tmp_path / "c").glob("*.partial")) and len(fr.checkpoint.saves(tmp_path / "c")) == 2
 
 
-GROUPED = fr.Topology(2)
-
-
-def save_and_load_two_topologies(folder):
-    """Body: saves a model with a table over all ranks and one in two groups. Returns its state and a new model's."""
-
-    def model():
-        made = keras.Model()
-        for name, topology in (("flat", fr.Topology()), ("grouped", GROUPED)):
-            table = fr.TableConfig(name, 2, fr.optimizers.SGD(0.1))
-            layer = fr.FusedEmbedding([fr.FeatureConfig(name, name)], [table], topology=topology, name=f"of_{name}")
-            setattr(made, name, layer)
-        return made
-
-    saved, loaded = model(), model()
-    for name in ("flat", "grouped"):
-        getattr(saved, name)({name: tf.range(20 * fr.rank(), 20 * fr.rank() + 30)})
-    fr.checkpoint.save(folder, saved)
-    fr.checkpoint.load(folder, loaded)
-    return [[_held(getattr(m, name)) for name in ("flat", "grouped")] for m in (saved, loaded)]
-
-
-def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
-    results = run_ranks(save_and_load_two_topologies, 2, folder=str(tmp_path / "c"), topologies=(GROUPED,))
-    for saved, loaded in results:
-        assert saved == loaded
-    assert len(_together([saved[0] for saved, _ in results])) == 50  # one table of both ranks
-    assert all(len(saved[1]) == 50 for saved, _ in results)  # a replica each
-    tables = read_tables(tmp_path / "c")
-    assert [tables[name][0].tolist() for name in ("flat", "grouped")] == [list(range(50))] * 2
-
-
-@pytest.fixture(params=["native", "tfra"])
-def saved(request, tmp_path):
-    model, emb, optimizer = _model(request.param)
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_a_checkpoint_has_all_rows_and_replaces_earlier_ones_of_the_same_spec(backend, tmp_path):
+    model, emb, optimizer = _model(backend)
     _train(model, optimizer, 1)
-    fr.checkpoint.save(tmp_path / "checkpoint", model, optimizer)
-    return tmp_path / "checkpoint", model, emb, optimizer, request.param
-
-
-def test_read_tables_gives_all_rows(saved):
-    folder, _, emb, _, backend = saved
-    tables = read_tables(folder)
+    fr.checkpoint.save(tmp_path, model, optimizer)
+    tables = read_tables(tmp_path)
     assert sorted(tables) == ["item", "tag"]
     for name, (ids, rows, lookups, *_) in tables.items():
         assert (lookups is None) == (backend == "tfra")
         np.testing.assert_array_equal(ids, emb.export_table(name)[0])
         np.testing.assert_array_equal(rows.astype(np.float32), emb.export_table(name)[1].astype(np.float32))
         assert rows.dtype.name == ("float32" if name == "item" else "bfloat16")
-
-
-def test_earlier_rows_of_a_layer_are_dropped(saved):
-    folder, model, emb, optimizer, _ = saved
-    before = _held(emb)
+    saved = _held(emb)
     _train(model, optimizer, 2, {"a": [1, 100], "b": [2, 100]})
-    assert _held(emb) != before
-    fr.checkpoint.load(folder, model, optimizer)
-    assert _held(emb) == before
-
-
-def test_a_table_of_another_optimizer_is_refused_with_both_specs(saved):
-    folder, model, _, _, backend = saved
-    other = fr.FusedEmbedding(
-        tables=[fr.TableConfig("item", 4, keras.optimizers.Adagrad(0.1))],
-        features=[fr.FeatureConfig("a", "item")],
-        backend=backend,
-    )
+    assert _held(emb) != saved
+    fr.checkpoint.load(tmp_path, model, optimizer)
+    assert _held(emb) == saved
+    other = layer_of(fr.TableConfig("item", 4, keras.optimizers.Adagrad(0.1)), backend=backend)
     words = r"Table 'item' of checkpoint .* has another spec. Saved: .*'slots': \['m', 'v'\].*Now: .*'accumulator'"
     with pytest.raises(ValueError, match=words):
-        fr.checkpoint.load(folder, other)
+        fr.checkpoint.load(tmp_path, other)
 
 
 def test_hashed_keys_come_back(tmp_path):
@@ -323,13 +236,8 @@ def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
     """In two tables of one group, an id of more than 61 bits would become a row of the other table."""
 
     def layer(encoding):
-        sgd = keras.optimizers.SGD(0.1)
-        return fr.FusedEmbedding(
-            tables=[fr.TableConfig(name, 4, sgd) for name in ("one", "two")],
-            features=[fr.FeatureConfig(name, name) for name in ("one", "two")],
-            backend="tfra",
-            key_encoding=encoding,
-        )
+        tables = [fr.TableConfig(name, 4, keras.optimizers.SGD(0.1)) for name in ("one", "two")]
+        return layer_of(*tables, backend="tfra", key_encoding=encoding)
 
     hashed = layer("hash")
     fr.checkpoint.warm_start(hashed, "one", np.array([-1, 2**62]), np.ones([2, 4]))
@@ -349,18 +257,11 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path)
     """A model that drops the first table of a group continues the other table's Adam."""
 
     def layer(*names):
-        adam = keras.optimizers.Adam(0.1)
-        return fr.FusedEmbedding(
-            tables=[fr.TableConfig(name=n, dim=4, optimizer=adam) for n in names],
-            features=[fr.FeatureConfig(name=n, table=n) for n in names],
-            backend=backend,
-        )
+        return layer_of(*(fr.TableConfig(name, 4, keras.optimizers.Adam(0.1)) for name in names), backend=backend)
 
     both, second = layer("first", "second"), layer("second")
     for _ in range(3):
-        with tf.GradientTape() as tape:
-            loss = sum(tf.reduce_sum(r) for r in both({n: tf.constant([1]) for n in ("first", "second")}).values())
-        tape.gradient(loss, both.trainable_variables)
+        train(both, {name: tf.constant([1]) for name in ("first", "second")})
     fr.checkpoint.save(tmp_path / "c", both)
     fr.checkpoint.load(tmp_path / "c", second)
     assert int(second.optimizers["second"].iterations) == 3
@@ -398,25 +299,23 @@ def test_a_delta_holds_the_rows_that_were_demoted(tmp_path):
             "t", 3, fr.optimizers.Adagrad(0.1), storage=fr.Storage("mixed", True, hot_after=3),
             limits=fr.Limits(frequency_decay_steps=8), record_tombstones=True,
         )  # fmt: skip
-        return fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [config])
+        return layer_of(config)
 
-    def train(ids):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((emb({"f": tf.constant(ids, tf.int64)})["f"] - 1 / 3) ** 2)
-        tape.gradient(loss, emb.trainable_variables)
+    def look_up_and_train(ids):
+        train(emb, {"t": tf.constant(ids, tf.int64)}, lambda rows: tf.reduce_sum((rows - 1 / 3) ** 2))
 
     emb, loaded = layer(), layer()
     table, other = (one.internals.groups[0].table for one in (emb, loaded))
     for _ in range(4):
-        train(range(20))
+        look_up_and_train(range(20))
     checkpointer = fr.checkpoint.Checkpointer(tmp_path, emb, full_every=8)
     checkpointer.save()
     for _ in range(16):
-        train([99])
+        look_up_and_train([99])
     assert table.memory["rows"] == 1, "no row but 99 was looked up since the full save"
     checkpointer.save()
     checkpointer.wait()
     fr.checkpoint.load(tmp_path, loaded)
     assert _held(loaded) == _held(emb) and other.clock == table.clock and other.memory["rows"] == 1
     ids, rows = loaded.export_table("t")
-    np.testing.assert_array_equal(rows, loaded({"f": tf.constant(ids)}, training=False)["f"])
+    np.testing.assert_array_equal(rows, loaded({"t": tf.constant(ids)}, training=False)["t"])

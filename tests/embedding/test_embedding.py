@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.oracles.embedding import TableOracle, accumulate, pool
 from tests.oracles.initial_rows import initial_row_oracle
+from tests.oracles.rank_partition import mix64
 from tests.support.ids import INT64_MIN
+from tests.support.layers import train
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.files.hash_order import table_seed
 
@@ -68,7 +69,7 @@ def test_nested_ragged_without_combiner():
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_training_with_shared_tables_equals_the_oracle(rule, graph, backend):
+def test_training_with_shared_tables_equals_plain_tensorflow(rule, graph, backend):
     """Two features share a table, and a third has its own. Gradients depend on the rows, so a wrong row shows."""
     optimizer = {"sgd": SGD, "adagrad": Adagrad}[rule](0.5)
     tables = [table("item", optimizer=optimizer), table("user", optimizer=optimizer)]
@@ -76,54 +77,39 @@ def test_training_with_shared_tables_equals_the_oracle(rule, graph, backend):
         feature("a"), feature("b", combiner="mean"), feature("u", "user", "sum"), tables=tables, backend=backend
     )
     assert len(emb.internals.groups) == 1
-    oracles = {name: TableOracle(4, initial(name, 4), rule, 0.5) for name in ("item", "user")}
-    a, b, u = [3, 5, 3], [[5, 9], [], [3, 3, 1]], [[1], [1, 2], [7]]
     inputs = {
-        "a": tf.constant(a),
-        "b": tf.ragged.constant(b, dtype=tf.int64),
-        "u": tf.ragged.constant(u, dtype=tf.int64),
+        "a": tf.constant([3, 5, 3]),
+        "b": tf.ragged.constant([[5, 9], [], [3, 3, 1]], dtype=tf.int64),
+        "u": tf.ragged.constant([[1], [1, 2], [7]], dtype=tf.int64),
     }
+
+    def loss_of(a, b, u):
+        return tf.reduce_sum(a**2) + tf.reduce_sum(b**3) + tf.reduce_sum(u * 0.5)
 
     def step():
         with tf.GradientTape() as tape:
-            out = emb(inputs)
-            loss = tf.reduce_sum(out["a"] ** 2) + tf.reduce_sum(out["b"] ** 3) + tf.reduce_sum(out["u"] * 0.5)
+            loss = loss_of(**emb(inputs))
         tape.gradient(loss, emb.trainable_variables)
         return loss
 
+    plain = {name: tf.constant([initial(name, 4)(i) for i in range(10)]) for name in ("item", "user")}
+    squares = dict.fromkeys(plain, 0.1)
     run = tf.function(step) if graph else step
     for _ in range(4):
-        rows_a, factor_a = pool(oracles["item"], [[i] for i in a], None, "sum")
-        rows_b, factor_b = pool(oracles["item"], b, None, "mean")
-        rows_u, factor_u = pool(oracles["user"], u, None, "sum")
-        want = (rows_a**2).sum() + (rows_b**3).sum() + rows_u.sum() * 0.5
-        np.testing.assert_allclose(run(), want, rtol=1e-4, atol=1e-7)
-        item, user = {}, {}
-        accumulate(item, [[i] for i in a], factor_a, 2 * rows_a)
-        accumulate(item, b, factor_b, 3 * rows_b**2)
-        accumulate(user, u, factor_u, np.full_like(rows_u, 0.5))
-        oracles["item"].apply(item)
-        oracles["user"].apply(user)
-    for name, oracle in oracles.items():
+        with tf.GradientTape() as tape:
+            tape.watch(plain)
+            sums = [tf.reduce_sum(tf.gather(plain[name], inputs[f]), 1) for name, f in (("item", "b"), ("user", "u"))]
+            loss = loss_of(tf.gather(plain["item"], inputs["a"]), sums[0] / [[2.0], [1.0], [3.0]], sums[1])
+        np.testing.assert_allclose(run(), loss, rtol=1e-4, atol=1e-7)
+        for name, gradient in tape.gradient(loss, plain).items():
+            gradient = tf.convert_to_tensor(gradient)
+            squares[name] += gradient**2
+            plain[name] -= 0.5 * gradient / (tf.sqrt(squares[name]) if rule == "adagrad" else 1.0)
+    for name, looked_up in (("item", [1, 3, 5, 9]), ("user", [1, 2, 7])):
         ids, rows = emb.export_table(name)
-        assert ids.tolist() == sorted(oracle.rows)
+        assert ids.tolist() == looked_up
         # float32 rows after four steps; Adagrad divides by roots near 0.3, which multiplies the rounding of gradients.
-        np.testing.assert_allclose(rows, [oracle.rows[i] for i in sorted(oracle.rows)], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("backend", ["native", "tfra"])
-def test_evaluation_inserts_nothing_and_frozen_layers_do_not_train(backend):
-    emb = layer(feature(), backend=backend)
-    rows = emb({"f": tf.constant([1, 2])}, training=False)["f"]
-    np.testing.assert_allclose(rows, [initial("item", 4)(i) for i in (1, 2)], rtol=1e-6)  # one rounding of a double
-    assert len(emb.export_table("item")[0]) == 0
-    emb.trainable = False
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(emb({"f": tf.constant([1, 2])})["f"])
-    assert emb.trainable_variables == []
-    tape.gradient(loss, emb.weights)
-    emb({"f": tf.constant([1, 2])})
-    assert len(emb.export_table("item")[0]) == 0
+        np.testing.assert_allclose(rows, tf.gather(plain[name], looked_up), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])
@@ -132,10 +118,7 @@ def test_16_bit_tables_train(dtype, backend):
     emb = layer(
         feature(combiner="sum"), backend=backend, tables=[table(dtype=dtype, initializer=fr.Constant(value=1.0))]
     )
-    with tf.GradientTape() as tape:
-        out = emb({"f": tf.constant([[1, 1], [1, 2]])})["f"]
-        loss = tf.reduce_sum(out)
-    tape.gradient(loss, emb.trainable_variables)
+    out = train(emb, {"f": tf.constant([[1, 1], [1, 2]])})["f"]
     assert out.dtype == dtype
     assert emb.export_table("item")[1].dtype == dtype, "stored in 16 bits"
     np.testing.assert_array_equal(emb.export_table("item")[1].astype(np.float32), [[-0.5] * 4, [0.5] * 4])
@@ -351,30 +334,25 @@ def test_bad_inputs_are_refused_by_name(inputs, weights, words):
         )
 
 
-ROWS = [[3, 5], [9]]  # The weights and masks below have as many values as these ids.
+ragged, sparse, ROWS = FORMS["ragged"], FORMS["sparse"], [[3, 5], [9]]
+# The weights and masks have as many values as the ids.
 OTHER_ROWS = {
-    "ragged": lambda: (FORMS["ragged"](ROWS), FORMS["ragged"]([[1.0], [2.0, 3.0]])),
+    "ragged": lambda: (ragged(ROWS), ragged([[1.0], [2.0, 3.0]])),
     "ragged and no sample": lambda: (
         tf.ragged.constant([[], []], tf.int64),
         tf.RaggedTensor.from_row_splits(tf.zeros([0]), [0]),
     ),
-    "ragged and dense": lambda: (FORMS["ragged"](ROWS), tf.constant([[1.0, 2.0, 3.0]])),
-    "ragged and sparse": lambda: (FORMS["ragged"](ROWS), FORMS["sparse"]([[1.0], [2.0, 3.0]])),
-    "sparse": lambda: (FORMS["unsorted_sparse"](ROWS), FORMS["unsorted_sparse"]([[1.0], [2.0, 3.0]])),
-    "sparse and other columns": lambda: (
-        FORMS["sparse"](ROWS),
-        tf.SparseTensor([[0, 0], [0, 2], [1, 0]], [1.0] * 3, [2, 3]),
-    ),
-    "sparse and more samples": lambda: (
-        FORMS["sparse"](ROWS),
-        tf.SparseTensor([[0, 0], [0, 1], [1, 0]], [1.0] * 3, [3, 2]),
-    ),
-    "sparse and ragged": lambda: (FORMS["sparse"](ROWS), FORMS["ragged"]([[1.0], [2.0, 3.0]])),
+    "ragged and dense": lambda: (ragged(ROWS), tf.constant([[1.0, 2.0, 3.0]])),
+    "ragged and sparse": lambda: (ragged(ROWS), sparse([[1.0], [2.0, 3.0]])),
+    "sparse": lambda: (unsorted(ROWS), unsorted([[1.0], [2.0, 3.0]])),
+    "sparse and other columns": lambda: (sparse(ROWS), tf.SparseTensor([[0, 0], [0, 2], [1, 0]], [1.0] * 3, [2, 3])),
+    "sparse and more samples": lambda: (sparse(ROWS), tf.SparseTensor([[0, 0], [0, 1], [1, 0]], [1.0] * 3, [3, 2])),
+    "sparse and ragged": lambda: (sparse(ROWS), ragged([[1.0], [2.0, 3.0]])),
     "dense": lambda: (tf.constant([[3, 5, 9]]), tf.constant([[1.0], [2.0], [3.0]])),
     "dense and fewer columns": lambda: (tf.constant([[3, 5]]), tf.constant([[1.0]])),
     "dense [B]": lambda: (tf.constant([3, 5, 9]), tf.constant([[1.0, 2.0, 3.0]])),
-    "dense [B] and ragged": lambda: (tf.constant([3, 5, 9]), FORMS["ragged"]([[1.0, 2.0], [3.0], []])),
-    "dense and ragged": lambda: (tf.constant([[3, 5], [9, 7]]), FORMS["ragged"]([[1.0], [2.0, 3.0, 4.0]])),
+    "dense [B] and ragged": lambda: (tf.constant([3, 5, 9]), ragged([[1.0, 2.0], [3.0], []])),
+    "dense and ragged": lambda: (tf.constant([[3, 5], [9, 7]]), ragged([[1.0], [2.0, 3.0, 4.0]])),
 }
 
 
@@ -397,9 +375,9 @@ def test_rows_may_have_another_form_than_the_ids():
     emb = layer(feature("p", combiner="sum"))
     one, rows = initial("item", 4), {}
     for name, ids, weights in (
-        ("flat", FORMS["sparse"](ROWS), tf.constant([1.0, 2.0, 3.0])),
-        ("sparse", FORMS["ragged"](ROWS), FORMS["unsorted_sparse"]([[1.0, 2.0], [3.0]])),
-        ("ragged", FORMS["unsorted_sparse"](ROWS), FORMS["ragged_int32_splits"]([[1.0, 2.0], [3.0]])),
+        ("flat", sparse(ROWS), tf.constant([1.0, 2.0, 3.0])),
+        ("sparse", ragged(ROWS), unsorted([[1.0, 2.0], [3.0]])),
+        ("ragged", unsorted(ROWS), FORMS["ragged_int32_splits"]([[1.0, 2.0], [3.0]])),
         ("dense", tf.constant([[3, 5], [9, 7]]), tf.constant([[1.0, 2.0], [3.0, 0.0]])),
     ):
         rows[name] = emb({"p": ids}, weights={"p": weights})["p"]
@@ -435,9 +413,7 @@ def test_ids_and_key_encodings():
     with pytest.raises(tf.errors.InvalidArgumentError, match="id -9223372036854775808 of table 'user' does not fit"):
         layer(*features, tables=tables, backend="tfra")(inputs)
     hashed = layer(*features, tables=tables, key_encoding="hash", backend="tfra")
-    with tf.GradientTape() as tape:
-        loss = sum(tf.reduce_sum(rows) for rows in hashed(inputs).values())
-    tape.gradient(loss, hashed.trainable_variables)
+    train(hashed, inputs)
     assert hashed.export_table("user")[0].tolist() == [INT64_MIN, -1]
     assert hashed.export_table("item")[0].tolist() == [1]
     alone = layer(feature(), backend="tfra")  # a group of one needs no bits for the table: any id
@@ -452,8 +428,7 @@ def test_unknown_tables_and_key_encodings_are_refused():
 
 
 def test_hash_keys_are_those_of_the_c_plus_plus_mix():
-    from tests.oracles.rank_partition import mix64
-    from tf_fusedrec.tfra.table import NameHash
+    from tf_fusedrec.tfra.table import NameHash  # needs tf_keras
 
     ids, names = [0, 1, -1, INT64_MIN, 12345], ["item", "user"]
     for s, name in enumerate(names):

@@ -5,6 +5,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.support.ids import INT64_MAX, INT64_MIN
+from tests.support.layers import layer_of, train
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.files.saves import read_manifest
 
@@ -12,29 +13,18 @@ IDS = [INT64_MIN, -1, 0, 3, 5, INT64_MAX]
 
 
 def write_source(folder, *, backend="native", ids=IDS, **table):
-    """Writes a checkpoint of another model with tables "user" and "item" of 4 columns. Returns its rows by table and
-    id.
-    """
+    """Writes a checkpoint of other tables, "user" and "item" with 4 columns. Returns their rows by id."""
     options = {"dim": 4, "optimizer": keras.optimizers.Adagrad(0.5), **table}
-    emb = fr.FusedEmbedding(
-        [fr.FeatureConfig(name=name, table=name) for name in ("user", "item")],
-        [fr.TableConfig(name=name, **options) for name in ("user", "item")],
-        backend=backend, key_encoding="hash", name=f"source_{backend}",
-    )  # fmt: skip
-    with tf.GradientTape() as tape:
-        out = emb({"user": tf.constant(ids, tf.int64), "item": tf.constant(ids[1:], tf.int64)})
-        loss = tf.reduce_sum(out["user"] ** 2) + tf.reduce_sum(tf.sin(out["item"]))
-    tape.gradient(loss, emb.trainable_variables)
+    tables = [fr.TableConfig(name=name, **options) for name in ("user", "item")]
+    emb = layer_of(*tables, backend=backend, key_encoding="hash", name=f"source_{backend}")
+    inputs = {"user": tf.constant(ids, tf.int64), "item": tf.constant(ids[1:], tf.int64)}
+    train(emb, inputs, lambda rows: tf.reduce_sum(rows**2))
     fr.checkpoint.save(folder, emb)
     return {name: dict(zip(*map(list, emb.export_table(name)))) for name in ("user", "item")}
 
 
 def external(name, folder, table=None, dim=4, **kwargs):
     return fr.TableConfig(name=name, dim=dim, external=fr.External(str(folder), table=table), **kwargs)
-
-
-def layer(*tables, **kwargs):
-    return fr.FusedEmbedding([fr.FeatureConfig(name=t.name, table=t.name) for t in tables], tables, **kwargs)
 
 
 def lookup(emb, name, ids):
@@ -47,7 +37,7 @@ def test_rows_are_those_of_the_checkpoint_and_unknown_ids_get_zeros(tmp_path, ba
     rows = write_source(tmp_path / "a", backend=backend)
     other = write_source(tmp_path / "b", ids=[3, 4], initializer=fr.Constant(value=2.0))
     a, b = tmp_path / "a", tmp_path / "b"
-    emb = layer(external("user", a), external("author", a, "item"), external("b", b, "user"))
+    emb = layer_of(external("user", a), external("author", a, "item"), external("b", b, "user"))
     for name, source in (("user", rows["user"]), ("author", rows["item"]), ("b", other["user"])):
         wanted = [*IDS, 4, 77]
         want = [source.get(i, np.zeros(4)) for i in wanted]
@@ -61,7 +51,7 @@ def test_rows_are_those_of_the_checkpoint_and_unknown_ids_get_zeros(tmp_path, ba
 def test_tables_of_equal_dim_and_dtype_are_one_group_and_apart_from_trained_ones(tmp_path):
     write_source(tmp_path)
     own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.1))
-    emb = layer(external("user", tmp_path), external("author", tmp_path, "item"), own)
+    emb = layer_of(external("user", tmp_path), external("author", tmp_path, "item"), own)
     assert [group.table.names for group in emb.internals.groups] == [["own"]]
     assert list(emb.optimizers) == ["own"]
     (external_table,) = [group.table for group in emb.internals.all_groups if group.config.external]
@@ -73,7 +63,7 @@ def test_tables_of_equal_dim_and_dtype_are_one_group_and_apart_from_trained_ones
 def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
     rows = write_source(tmp_path)["user"]
     own = fr.TableConfig(name="own", dim=4, optimizer=keras.optimizers.SGD(0.5))
-    emb = layer(external("user", tmp_path), own, backend=backend)
+    emb = layer_of(external("user", tmp_path), own, backend=backend)
     ids = {"user": tf.constant([3, 77], tf.int64), "own": tf.constant([3, 77], tf.int64)}
     weight = tf.Variable(2.0)
 
@@ -97,7 +87,7 @@ def test_a_model_of_external_tables_only_fits(tmp_path):
     """The anchor is not trainable, so Keras takes no gradient of it."""
     write_source(tmp_path)
     keras.utils.set_random_seed(0)
-    emb = layer(external("user", tmp_path))
+    emb = layer_of(external("user", tmp_path))
     ids = keras.Input([], dtype=tf.int64)
     model = keras.Model(ids, keras.layers.Dense(1)(emb({"user": ids})["user"]))
     model.compile(keras.optimizers.Adam(0.5), "mse")
@@ -108,7 +98,7 @@ def test_a_model_of_external_tables_only_fits(tmp_path):
 def test_they_are_not_in_checkpoints_of_this_model(tmp_path):
     rows = write_source(tmp_path / "source")["user"]
     own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
-    emb = layer(external("user", tmp_path / "source"), own)
+    emb = layer_of(external("user", tmp_path / "source"), own)
     lookup(emb, "own", [1, 2])
     saver = fr.checkpoint.Checkpointer(tmp_path / "mine", emb, full_every=2)
     for _ in range(2):
@@ -125,7 +115,9 @@ def test_they_are_not_in_checkpoints_of_this_model(tmp_path):
 def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, stored):
     rows = write_source(tmp_path, storage=fr.Storage(dtype=stored, hot_after=2 if stored == "mixed" else 0))["item"]
     for dtype in (tf.float32, tf.float16, tf.bfloat16):
-        emb = layer(external("item", tmp_path, dtype=dtype.name), name=dtype.name)
+        made = layer_of(external("item", tmp_path, dtype=dtype.name), name=dtype.name)
+        emb = fr.FusedEmbedding.from_config(made.get_config())
+        assert emb.get_config() == made.get_config()
         out = emb({"item": tf.constant([3, 77], tf.int64)})["item"]
         assert out.dtype == dtype
         want = tf.cast(tf.constant([rows[3], np.zeros(4)], tf.float32), dtype)
@@ -134,17 +126,15 @@ def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, sto
 
 def test_changes_and_removals_of_a_delta_checkpoint_count(tmp_path):
     table = fr.TableConfig(name="user", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
-    source = layer(table, name="source")
+    source = layer_of(table, name="source")
     lookup(source, "user", IDS)
     saver = fr.checkpoint.Checkpointer(tmp_path, source, full_every=5)
     saver.save()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(source({"user": tf.constant([3, 9], tf.int64)})["user"])
-    tape.gradient(loss, source.trainable_variables)
+    train(source, {"user": tf.constant([3, 9], tf.int64)})
     assert source.remove("user", [5, 99]) == 1
     saver.save()
     saver.wait()
-    ids, rows = layer(external("user", tmp_path)).export_table("user")
+    ids, rows = layer_of(external("user", tmp_path)).export_table("user")
     np.testing.assert_array_equal(ids, source.export_table("user")[0])
     np.testing.assert_array_equal(rows, source.export_table("user")[1])
     assert 9 in ids and 5 not in ids
@@ -159,33 +149,8 @@ def test_missing_tables_are_refused_by_name(tmp_path):
          "dim of the external table 'user' is 8, but table 'user' of checkpoint .*source has 4"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            layer(table)
+            layer_of(table)
     for shard in (tmp_path / "source").rglob("user.rows-0.shard"):
         shard.write_bytes(shard.read_bytes()[:-30])
     with pytest.raises(ValueError, match="user.rows-0.shard is truncated"):
-        layer(external("user", tmp_path / "source"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* its config sets \['optimizer'\]"),
-        (
-            {"initializer": fr.Zeros(), "limits": fr.Limits(max_rows_per_rank=4, eviction="lru")},
-            r"\['initializer', 'limits.max_rows_per_rank', 'limits.eviction'\]",
-        ),
-        ({"external": fr.External("")}, "external.folder must be the folder of a checkpoint, got '' for table 't'"),
-        ({"external": None}, "optimizer must be an optimizer, got None"),
-    ],
-)
-def test_fields_that_mean_nothing_to_them_are_refused(fields, words):
-    with pytest.raises(ValueError, match=words):
-        fr.TableConfig(**{"name": "t", "dim": 4, "external": fr.External("folder"), **fields})
-
-
-def test_config_round_trip(tmp_path):
-    write_source(tmp_path)
-    emb = layer(external("u", tmp_path, "user", dtype="float16"))
-    again = fr.FusedEmbedding.from_config(emb.get_config())
-    np.testing.assert_array_equal(lookup(again, "u", IDS), lookup(emb, "u", IDS))
-    assert again.get_config() == emb.get_config()
+        layer_of(external("user", tmp_path / "source"))

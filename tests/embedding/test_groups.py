@@ -22,14 +22,28 @@ def names(groups):
 
 
 def test_tables_of_equal_spec_are_fused():
-    """By FusedRec eq. 1, another dim, dtype, optimizer, hyperparameter or initializer makes another group."""
+    """By FusedRec eq. 1, another dim, dtype, optimizer, hyperparameter or initializer makes another group.
+
+    Limits and budgets of memory may differ in a group. Other options of storage may not.
+    """
+    limits = {
+        "ttl": fr.Limits(ttl=3), "rows": fr.Limits(max_rows_per_rank=3, eviction="lru"),
+        "admission": fr.Limits(admission_count=2), "lfu": fr.Limits(max_rows_per_rank=3, eviction="lfu"),
+    }  # fmt: skip
+    tiers = {
+        "tier1": fr.Tier(4096, "folder"), "tier2": fr.Tier(8192, "folder"), "host": fr.Tier(host_rows=True),
+        "hot1": fr.Tier(host_rows=True, hot_rows_per_rank=30), "hot2": fr.Tier(host_rows=True, hot_rows_per_rank=9),
+    }  # fmt: skip
     tables = [
         table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"),
-        table("lr", optimizer=Adagrad(0.2)),
-        table("rule", optimizer=keras.optimizers.SGD(0.1)), table("init", initializer=fr.Zeros()),
+        table("lr", optimizer=Adagrad(0.2)), table("rule", optimizer=keras.optimizers.SGD(0.1)),
+        table("init", initializer=fr.Zeros()), table("half", storage=fr.Storage("float16")),
+        table("tombstones", record_tombstones=True), *(table(name, limits=of) for name, of in limits.items()),
+        *(table(name, tier=tier) for name, tier in tiers.items()),
     ]  # fmt: skip
     assert names(group_tables(tables, features_of(tables))) == [
-        ("a", "b"), ("dim",), ("dtype",), ("init",), ("lr",), ("rule",)
+        ("a", "admission", "b", "lfu", "rows", "ttl"), ("dim",), ("dtype",), ("half",), ("host",), ("hot1", "hot2"),
+        ("init",), ("lr",), ("rule",), ("tier1", "tier2"), ("tombstones",),
     ]  # fmt: skip
 
 
@@ -99,6 +113,36 @@ def test_wrong_names_are_refused(tables, features, words):
             for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "x" * 201, "ö" * 101, 7)
         ],
         ({"name": "a/b"}, "TableConfig.name must be .* without '/'.* got 'a/b'"),
+        ({"storage": fr.Storage("int8")}, "storage.dtype must be one of .*'mixed'.*got 'int8' for table 't'"),
+        ({"limits": fr.Limits(eviction="fifo")}, "eviction must be one of .*got 'fifo'"),
+        ({"limits": fr.Limits(eviction="lru")}, "eviction of table 't' is 'lru' with .*max_rows_per_rank 0: a policy"),
+        (
+            {"limits": fr.Limits(9, "lru", frequency_decay_steps=9)},
+            "decay_steps of table 't' is 9 with limits.eviction",
+        ),
+        ({"tier": fr.Tier(hot_rows_per_rank=-1, host_rows=True)}, r"hot_rows_per_rank of table 't' .* \[0, .* got -1"),
+        ({"tier": fr.Tier(hot_rows_per_rank=5)}, "hot_rows_per_rank of table 't' is 5 with .*False: .* Use host_rows"),
+        (
+            {"storage": fr.Storage("mixed")},
+            "storage.hot_after of table 't' is 0 with storage.dtype 'mixed': a number > 0",
+        ),
+        ({"storage": fr.Storage(hot_after=3)}, "storage.hot_after of table 't' is 3 with storage.dtype 'float32'"),
+        ({"tier": fr.Tier(10)}, "memory_budget_per_rank of table 't' is 10 with tier.folder '': a budget needs"),
+        (
+            {"tier": fr.Tier(folder="x")},
+            "memory_budget_per_rank of table 't' is 0 with tier.folder 'x': a folder needs",
+        ),
+        ({"tier": fr.Tier(9, "x"), "storage": fr.Storage("mixed", hot_after=2)}, "a budget does not work with 'mixed'"),
+        ({"storage": fr.Storage(stochastic_rounding=True)}, "stochastic_rounding of table 't' is True with .*16-bit"),
+        ({"limits": fr.Limits(ttl=1.5)}, "limits.ttl must be int, got 1.5 for table 't'"),
+        ({"limits": fr.Limits(ttl=True)}, "limits.ttl must be int, got True for table 't'"),
+        ({"limits": fr.Limits(admission_count=0)}, r"admission_count of table 't' must be an int in \[1, .* got 0"),
+        ({"external": fr.External("folder")}, r"'t' is external, .* its config sets \['optimizer'\]"),
+        (
+            {"external": fr.External("folder"), "initializer": fr.Zeros(), "limits": fr.Limits(4, "lru")},
+            r"\['optimizer', 'initializer', 'limits.max_rows_per_rank', 'limits.eviction'\]",
+        ),
+        ({"external": fr.External(""), "optimizer": None}, "external.folder must be .* got '' for table 't'"),
     ],
 )
 def test_wrong_table_configs_are_refused(change, words):

@@ -1,33 +1,14 @@
 """Rows with non-finite gradients stay unchanged, all others train, and one message names the first."""
 
-import logging
-
 import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.support.logs import logged
 from tests.support.ranks import run_ranks
 from tf_fusedrec import optimizers, tf
 
 DIM, STEPS, BAD_STEP, BAD_ID = 4, 4, 2, 77
-
-
-class Messages(logging.Handler):
-    """Collects the log of tables while it is attached."""
-
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-    def __enter__(self):
-        logging.getLogger("tf_fusedrec.tables").addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        logging.getLogger("tf_fusedrec.tables").removeHandler(self)
 
 
 def _layer(rule, **layer):
@@ -37,9 +18,7 @@ def _layer(rule, **layer):
 
 
 def _run(rule, bad_label, **layer):
-    """Returns rows by table, statistics and messages after some steps. The label on rank 1, or on the one process, is
-    given.
-    """
+    """Returns rows by table, statistics and messages after some steps. One rank, or one process, has the label."""
     embedding, rank = _layer(rule, **layer), fr.rank()
     is_bad_rank = rank == fr.size() - 1
 
@@ -50,7 +29,7 @@ def _run(rule, bad_label, **layer):
             loss = sum(tf.reduce_mean((tf.reduce_sum(of_feature, 1) - labels) ** 2) for of_feature in rows.values())
         tape.gradient(loss, embedding.trainable_variables)
 
-    with Messages() as messages:
+    with logged("tables") as messages:
         for step in range(STEPS):
             items = np.arange(6) + 3 * step + rank
             labels = np.linspace(0, 1, 6).astype(np.float32)
@@ -58,7 +37,7 @@ def _run(rule, bad_label, **layer):
                 items[2], labels[2] = BAD_ID, bad_label
             train({"item": tf.constant(items), "user": tf.constant(items + 1000), "seen": tf.constant(items)}, labels)
     table = embedding.internals.groups[0].table
-    return {name: embedding.export_table(name) for name in ("item", "user")}, table.statistics, messages.texts
+    return {name: embedding.export_table(name) for name in ("item", "user")}, table.statistics, messages
 
 
 def _on_ranks():

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.oracles.optimizers import CASES, OptimizerOracle
+from tests.oracles.optimizers import CASES, OF_EACH_RULE, OptimizerOracle
+from tests.support.layers import layer_of, train
 from tf_fusedrec import keras, optimizers, tf
 
 legacy, new = keras.optimizers.legacy, keras.optimizers
@@ -49,7 +50,6 @@ KERAS = {
     "legacy.ftrl.power": lambda rate: legacy.Ftrl(rate, -0.7, l1_regularization_strength=0.1),
 }
 WITH_A_RATE = ("legacy.momentum", "legacy.adam", "adam.decay", "legacy.ftrl")  # the others have a schedule
-OF_EACH_RULE = list({case.rule: name for name, case in CASES.items()}.values())
 
 
 def schedule():
@@ -60,17 +60,12 @@ class Trained:
     """A layer of one table, which trains rows with given gradients."""
 
     def __init__(self, optimizer, name, start=START, **table):
-        self.emb = fr.FusedEmbedding(
-            tables=[fr.TableConfig("t", DIM, optimizer, initializer=fr.Constant(start), **table)],
-            features=[fr.FeatureConfig("f", "t")],
-            name=f"native_optimizers.{name}",
-        )
+        config = fr.TableConfig("t", DIM, optimizer, initializer=fr.Constant(start), **table)
+        self.emb = layer_of(config, name=f"native_optimizers.{name}")
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM])])
     def step(self, ids, grads):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.emb({"f": ids})["f"] * grads)
-        tape.gradient(loss, self.emb.trainable_variables)
+        train(self.emb, {"t": ids}, lambda rows: tf.reduce_sum(rows * grads))
 
     def rows(self):
         return dict(zip(*self.emb.export_table("t")))
@@ -93,7 +88,7 @@ def assert_equal_rows(ours, wanted, factor=1):
         np.testing.assert_allclose(ours[id_], row, rtol=0, atol=factor * STEPS * 2.0**-24 * largest)
 
 
-def train(optimizer, name, **table):
+def trained_rows(optimizer, name, **table):
     trained = Trained(optimizer, name, **table)
     for ids, grads in batches():
         trained.step(ids, grads)
@@ -105,7 +100,8 @@ def train(optimizer, name, **table):
 def test_rows_train_as_the_formula_says(name, clipnorm):
     """With a schedule. The norm is taken of a row's summed gradient; most of these are clipped, some are not."""
     case = CASES[name]
-    rows = train(getattr(optimizers, case.record)(schedule(), clipnorm=clipnorm, **case.options), f"{name}.{clipnorm}")
+    optimizer = getattr(optimizers, case.record)(schedule(), clipnorm=clipnorm, **case.options)
+    rows = trained_rows(optimizer, f"{name}.{clipnorm}")
     oracle = OptimizerOracle(np.full(DIM, START), case.rule, clipnorm=clipnorm, **case.options)
     for step, (ids, grads) in enumerate(batches()):
         oracle.step(ids.tolist(), grads, 0.2 / (1 + step / 10))
@@ -129,7 +125,7 @@ def test_rows_train_as_in_keras(name):
         optimizer.apply_gradients([(tf.constant(grad[None]), rows[id_ + 3]) for id_, grad in sums.items()])
     keras_rows = {id_ - 3: row.numpy()[0] for id_, row in enumerate(rows)}
     # Keras rounds as often as the table. Its new Adam has early 1 - beta_2^t to five digits only.
-    assert_equal_rows(train(make(), name), keras_rows, factor=4)
+    assert_equal_rows(trained_rows(make(), name), keras_rows, factor=4)
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
@@ -140,10 +136,8 @@ def test_16_bit_rows_train_in_float32(name, storage):
     start = {"initial_accumulator_value": 0.25} if case.rule in ("adagrad", "ftrl") else {}
     record = getattr(optimizers, case.record)(RATE, **{**case.options, **start})
     ids, grads = next(batches())
-    exact, narrow = (
-        Trained(record, f"{name}.exact"),
-        Trained(record, f"{name}.{storage}", storage=fr.Storage(dtype=storage)),
-    )
+    exact = Trained(record, f"{name}.exact")
+    narrow = Trained(record, f"{name}.{storage}", storage=fr.Storage(dtype=storage))
     for trained in (exact, narrow):
         trained.step(ids, grads)
     dtype = tf.as_dtype(storage).as_numpy_dtype
@@ -158,17 +152,14 @@ def test_a_row_does_not_depend_on_its_company(name):
     record = dataclasses.replace(getattr(optimizers, case.record)(RATE, **case.options), clipnorm=1.0)
     grads = np.random.default_rng(3).normal(size=[3, 5, DIM]).astype(np.float32)
     alone, among = Trained(record, f"{name}.alone"), Trained(record, f"{name}.among")
-    fused = fr.FusedEmbedding(
-        tables=[fr.TableConfig(table, DIM, record, initializer=fr.Constant(START)) for table in ("s", "t")],
-        features=[fr.FeatureConfig("e", "s"), fr.FeatureConfig("f", "t")],
-        name=f"native_optimizers.{name}.fused",
-    )
+    tables = [fr.TableConfig(table, DIM, record, initializer=fr.Constant(START)) for table in ("s", "t")]
+    fused = layer_of(*tables, name=f"native_optimizers.{name}.fused")
     for grad in grads:
         alone.step([7], grad[:1])
         among.step([7, 5, -1, 6, 5], grad)
         with tf.GradientTape() as tape:
-            found = fused({"e": tf.constant([7, 8], tf.int64), "f": tf.constant([7], tf.int64)})
-            loss = tf.reduce_sum(found["e"] * grad[3:]) + tf.reduce_sum(found["f"] * grad[:1])
+            found = fused({"s": tf.constant([7, 8], tf.int64), "t": tf.constant([7], tf.int64)})
+            loss = tf.reduce_sum(found["s"] * grad[3:]) + tf.reduce_sum(found["t"] * grad[:1])
         tape.gradient(loss, fused.trainable_variables)
     np.testing.assert_array_equal(alone.rows()[7], among.rows()[7])
     np.testing.assert_array_equal(alone.rows()[7], dict(zip(*fused.export_table("t")))[7])
@@ -201,14 +192,8 @@ OF_KERAS = {"new": lambda: new.SGD(0.5), "legacy": lambda: legacy.SGD(0.5),
 def test_an_assigned_rate_counts_in_traced_functions(kind, backend):
     optimizer = OF_KERAS[kind]() if kind in OF_KERAS else optimizers.SGD(0.5)
     config = fr.TableConfig("t", 1, optimizer, initializer=fr.Constant(0.0))
-    emb = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [config], backend=backend)
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(emb({"f": tf.constant([4])})["f"])
-        tape.gradient(loss, emb.trainable_variables)
-
+    emb = layer_of(config, backend=backend)
+    step = tf.function(lambda: train(emb, {"t": tf.constant([4])}))
     step()
     emb.optimizers["t"].learning_rate = 0.125
     step()
@@ -216,33 +201,21 @@ def test_an_assigned_rate_counts_in_traced_functions(kind, backend):
 
 
 @pytest.mark.parametrize(
-    ("rate", "name", "value", "error", "words"),
+    ("rate", "name", "value", "words"),
     [
-        (0.5, "learning_rate", -1.0, ValueError, "must be a finite number >= 0, got -1.0"),
-        (0.5, "learning_rate", math.nan, ValueError, "must be a finite number >= 0, got nan"),
-        (
-            0.5,
-            "learning_rate",
-            schedule(),
-            ValueError,
-            "must be a number, got InverseTimeDecay. Use the schedule as",
-        ),
-        (schedule(), "learning_rate", 0.1, ValueError, "follows InverseTimeDecay, got 0.1. Use a number"),
-        (0.5, "lr", 0.1, AttributeError, "lr of the optimizer of .* cannot be set, got 0.1"),
-        (
-            0.5,
-            "epsilon",
-            0.1,
-            AttributeError,
-            "epsilon of the optimizer of .* cannot be set, got 0.1.*Pass another rec",
-        ),
-        (0.5, "iterations", 3, AttributeError, "iterations of the optimizer of .* cannot be set"),
-        (0.5, "rule", optimizers.SGD(0.1), AttributeError, "rule of the optimizer of .* cannot be set"),
+        (0.5, "learning_rate", -1.0, "must be a finite number >= 0, got -1.0"),
+        (0.5, "learning_rate", math.nan, "must be a finite number >= 0, got nan"),
+        (0.5, "learning_rate", schedule(), "must be a number, got InverseTimeDecay. Use the schedule as"),
+        (schedule(), "learning_rate", 0.1, "follows InverseTimeDecay, got 0.1. Use a number"),
+        (0.5, "lr", 0.1, "lr of the optimizer of .* cannot be set, got 0.1"),
+        (0.5, "epsilon", 0.1, "epsilon of the optimizer of .* cannot be set, got 0.1.*Pass another rec"),
+        (0.5, "iterations", 3, "iterations of the optimizer of .* cannot be set"),
+        (0.5, "rule", optimizers.SGD(0.1), "rule of the optimizer of .* cannot be set"),
     ],
 )
-def test_attributes_without_effect_cannot_be_set(rate, name, value, error, words):
+def test_attributes_without_effect_cannot_be_set(rate, name, value, words):
     optimizer = Trained(optimizers.Adam(rate), "not_set").emb.optimizers["t"]
-    with pytest.raises(error, match=words):
+    with pytest.raises(ValueError if name == "learning_rate" else AttributeError, match=words):
         setattr(optimizer, name, value)
     assert float(optimizer.learning_rate) == pytest.approx(0.5 if rate == 0.5 else 0.2)
 

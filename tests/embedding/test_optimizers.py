@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.support.layers import layer_of, train
 from tf_fusedrec import keras, tf
 
 pytestmark = pytest.mark.legacy
 legacy, new, v1 = keras.optimizers.legacy, keras.optimizers, tf.compat.v1.train
 NAMES = {
     "legacy": (legacy, ["SGD", "Adagrad", "Adam", "RMSprop", "Adadelta", "Adamax", "Nadam"]),
-    "new": (
-        new,
-        ["SGD", "Adam", "AdamW", "RMSprop", "Lion", "Adamax", "Nadam", "Adadelta", "Adagrad", "Ftrl"],
-    ),
+    "new": (new, ["SGD", "Adam", "AdamW", "RMSprop", "Lion", "Adamax", "Nadam", "Adadelta", "Adagrad", "Ftrl"]),
     "v1": (v1, ["GradientDescent", "Adagrad", "Adam", "Ftrl", "RMSProp", "Adadelta", "ProximalAdagrad"]),
 }
 OPTIMIZERS = {
@@ -38,26 +36,21 @@ TARGET = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], np.float32)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_train_like_a_plain_variable(name):
     make = OPTIMIZERS[name]
-    emb = fr.FusedEmbedding(
-        tables=[fr.TableConfig(name="t", dim=3, optimizer=make(), initializer=fr.Constant(value=0.7))],
-        features=[fr.FeatureConfig(name="f", table="t")],
-        backend="tfra",
-        name=f"optimizer.{name}",
-    )
+    config = fr.TableConfig("t", 3, make(), fr.Constant(value=0.7))
+    emb = layer_of(config, backend="tfra", name=f"optimizer.{name}")
     plain, optimizer = tf.Variable(tf.fill([2, 3], 0.7)), make()
     if isinstance(optimizer, new.Optimizer):
         optimizer.build([plain])  # Nadam, built while tracing, starts its product of momenta at 0
 
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((emb({"f": tf.constant([1, 2])})["f"] - TARGET) ** 4)
-        tape.gradient(loss, emb.trainable_variables)
+    def loss_of(rows):
+        return tf.reduce_sum((rows - TARGET) ** 4)
+
+    step = tf.function(lambda: train(emb, {"t": tf.constant([1, 2])}, loss_of))
 
     @tf.function
     def plain_step():
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((plain - TARGET) ** 4)
+            loss = loss_of(plain)
         optimizer.apply_gradients([(tape.gradient(loss, plain), plain)])
 
     for _ in range(4):
@@ -71,11 +64,7 @@ def test_a_tf1_optimizer_cannot_serve_two_groups():
     """A TF1 optimizer has one state (Adam's powers of beta), which two groups would advance twice a step."""
     optimizer = v1.AdamOptimizer(0.1)
     with pytest.raises(ValueError, match="AdamOptimizer of table 'a' also serves table 'b', which is in another group"):
-        fr.FusedEmbedding(
-            tables=[fr.TableConfig(name=n, dim=d, optimizer=optimizer) for n, d in (("a", 2), ("b", 3))],
-            features=[fr.FeatureConfig(name=n, table=n) for n in "ab"],
-            backend="tfra",
-        )
+        layer_of(*(fr.TableConfig(name, dim, optimizer) for name, dim in (("a", 2), ("b", 3))), backend="tfra")
 
 
 def test_optimizers_that_cannot_train_rows_are_refused():
@@ -89,8 +78,4 @@ def test_optimizers_that_cannot_train_rows_are_refused():
         (fr.optimizers.Adam(0.1), "'t' has optimizers.Adam of tf_fusedrec, which needs backend='native'"),
     ):
         with pytest.raises(ValueError, match=words):
-            fr.FusedEmbedding(
-                tables=[fr.TableConfig(name="t", dim=2, optimizer=optimizer)],
-                features=[fr.FeatureConfig(name="f", table="t")],
-                backend="tfra",
-            )
+            layer_of(fr.TableConfig("t", 2, optimizer), backend="tfra")

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.losses import negatives
 
 DIM = 4
 
 
 def make_layer(output_dtype=None, **arguments):
-    import tf_fusedrec as fr
-
     table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(0.1))
     features = [fr.FeatureConfig("positive", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
     return fr.FusedEmbedding(features, [table], seed=3, **arguments)
@@ -18,10 +20,6 @@ def make_layer(output_dtype=None, **arguments):
 
 def trained(output_dtype, batches, scale=1.0):
     """Returns the rows of the table after a step with every batch, and the outputs of the calls, by feature."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import tf
-    from tf_fusedrec.losses import negatives
-
     fr.init()
     layer = make_layer(output_dtype)
     answers = []
@@ -47,8 +45,6 @@ BATCHES = [([1, 2, 2, 9], [2, 3, 3, 3, 7]), ([3], []), ([], [5]), ([], []), ([2,
 
 
 def test_one_process_trains_the_sum_of_both_features_once():
-    from tf_fusedrec import tf
-
     (plain, wide), (half, narrow) = (trained(dtype, BATCHES) for dtype in (None, "float16"))
     assert sorted(plain) == sorted(half)
     for item in plain:
@@ -62,9 +58,6 @@ def test_one_process_trains_the_sum_of_both_features_once():
 
 
 def _on_rank(output_dtype, scale):
-    import tf_fusedrec as fr
-    from tf_fusedrec.exchange import collectives
-
     fr.init()
     sent: dict[str, list] = {}
     honest = collectives.all_to_all
@@ -104,8 +97,6 @@ def test_refusals():
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_one_dtype_for_all_features_needs_one_lookup(backend):
     """Every table supports one dtype. Several need answers in parts, which TFRA's tables lack."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
 
     def layer(*dtypes):
         table = fr.TableConfig("item", DIM, optimizer=keras.optimizers.SGD(1.0), initializer=fr.Constant(1.0))

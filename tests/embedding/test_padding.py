@@ -8,6 +8,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MIN
+from tests.support.layers import train
 from tf_fusedrec import keras, tf
 from tf_fusedrec.files.hash_order import table_seed
 
@@ -120,9 +121,7 @@ def test_padding_counts_nowhere():
     plain = make_layer(None, optimizer=fr.optimizers.SGD(RATE), table=table)
     for ids in ([3, -1, -1, 5], [-1, 5, -1], [-1, -1]):
         for layer, given in ((emb, ids), (plain, [i for i in ids if i != -1])):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(layer({"f": tf.constant(given, tf.int64)})["f"])
-            tape.gradient(loss, layer.trainable_variables)
+            train(layer, {"f": tf.constant(given, tf.int64)})
     assert emb.internals.groups[0].table.statistics == plain.internals.groups[0].table.statistics
     assert emb.internals.groups[0].table.statistics["item"] == {
         "keys": 1, "hits": 0, "inserts": 1, "evictions": 0, "refused": 2, "candidates": 1, "left_out": 0
@@ -207,10 +206,7 @@ def test_later_layers_of_keras_honour_the_mask():
 def test_a_missing_id_of_a_sample_leaves_the_sample_in_the_loss():
     """Keras leaves masked outputs out of the loss, so ids [B] must bring no mask."""
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}
-    embedding = fr.FusedEmbedding(
-        [fr.FeatureConfig("f", "item", padding_id=-1)],
-        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE), fr.Constant(1.0))],
-    )
+    embedding = make_layer(-1, table={"initializer": fr.Constant(1.0)})
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedding(inputs)["f"]))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     # Predictions are 0 for padding and DIM for an id.

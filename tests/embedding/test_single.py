@@ -29,7 +29,9 @@ def test_rows_and_training_are_those_of_the_fused_layer(combiner):
     assert type(rows) is type(results[0][0]) and rows.shape.as_list() == results[0][0].shape.as_list()
 
 
-def test_arguments_of_keras_embedding_are_refused():
+def test_arguments_of_keras_embedding_and_wrong_ones_of_tables_are_refused():
+    with pytest.raises(ValueError, match=r"TableConfig.dim of table 'item' must be"):
+        fr.Embedding(0, "adagrad", name="item")
     with pytest.raises(TypeError, match=r"got \['mask_zero'\]. Use padding_id for mask_zero"):
         fr.Embedding(2, "adagrad", mask_zero=True)
     with pytest.raises(ValueError, match="Ids of feature 'ids' must be int32 or int64, got float32. Use keras.Input"):
@@ -91,8 +93,3 @@ def test_a_config_has_every_option():
     again = fr.Embedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config() and not again.trainable
     assert {"combiner": "mean", "padding_id": -1, "seed": 7}.items() <= again.get_config().items()
-
-
-def test_wrong_options_are_refused_by_the_table():
-    with pytest.raises(ValueError, match=r"TableConfig.dim of table 'item' must be"):
-        fr.Embedding(0, "adagrad", name="item")

@@ -9,6 +9,7 @@ import tf_fusedrec as fr
 from tests.oracles.hash_table import TableOracle
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
+from tests.support.layers import layer_of, train
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.data import lookahead
 from tf_fusedrec.files.hash_order import table_seed
@@ -31,36 +32,20 @@ def limits_of(n):
     return limits
 
 
-def layer_of(limits, **options):
-    tables = [
-        fr.TableConfig(
-            name, DIM, optimizers.SGD(RATE), fr.Uniform(0.0, 1.0), record_tombstones=True,
-            limits=fr.Limits(**of), **options,
-        )
-        for name, of in zip(NAMES, limits)
-    ]  # fmt: skip
-    return fr.FusedEmbedding([fr.FeatureConfig(name, name) for name in NAMES], tables)
-
-
-@pytest.mark.parametrize("place", ["memory", "mixed", "file"])
-def test_tables_of_one_group_have_their_limits(place, tmp_path):
-    options = {
-        "memory": {},
-        "mixed": {"storage": fr.Storage("mixed", hot_after=3)},
-        "file": {"tier": fr.Tier(10 * 32, str(tmp_path))},
-    }[place]
+def test_tables_of_one_group_have_their_limits():
     limits = [limits_of(n) for n in range(TABLES)]
-    layer = layer_of(limits, **options)
+    options = {"optimizer": optimizers.SGD(RATE), "initializer": fr.Uniform(0.0, 1.0), "record_tombstones": True}
+    layer = layer_of(*(fr.TableConfig(name, DIM, limits=fr.Limits(**of), **options) for name, of in zip(NAMES, limits)))
     (table,) = [group.table for group in layer.internals.groups]
     default = {"eviction": "none", "admission_count": 1}
     fields = {field: [of.get(field, default.get(field, 0)) for of in limits] for of in limits for field in of}
     oracle = TableOracle(
         TABLES,
         lambda key: initial_row_oracle("uniform", 0, 1, table_seed(0, NAMES[key[0]]) % 2**64, key[1], DIM),
-        record_tombstones=True, hot_after=3 if place == "mixed" else 0,
+        record_tombstones=True,
         **{field.removesuffix("_per_rank"): values for field, values in fields.items()},
-    )  # fmt: skip
-    random, in_second_pool = np.random.default_rng(5), 0
+    )
+    random = np.random.default_rng(5)
     for step in range(STEPS):
         batch = [(random.zipf(1.4, random.integers(0, 8)) % 50 - 2).tolist() for _ in NAMES]
         batch = [[EXTREME.get(i, i) for i in ids] if step % 20 != 19 else [] for ids in batch]
@@ -73,8 +58,6 @@ def test_tables_of_one_group_have_their_limits(place, tmp_path):
         tape.gradient(loss, layer.trainable_variables)
         np.testing.assert_array_equal(rows, np.reshape(oracle.lookup(received), [-1, DIM]))
         oracle.apply(received, grads, 1.0, RATE)
-        in_second_pool += table.memory["second_rows"]
-    assert (in_second_pool > 0) == (place != "memory")
     counts = oracle.statistics()
     assert [list(of.values()) for of in table.statistics.values()] == [[*of_table, 0] for of_table in counts]
     assert min(sum(of[kind] for of in counts) for kind in (3, 4, 5)) > 5, "the case is too easy"
@@ -98,31 +81,25 @@ def test_rows_beyond_memory_and_a_look_ahead_in_a_graph_change_nothing(rule, row
     """Runs the loop of the documentation, with two batches ahead and no prefetch at the end."""
 
     def made(**options):
-        table = fr.TableConfig("t", DIM, rule, **options)
-        return fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table], accumulate_steps=3, name=f"of_{len(options)}")
-
-    def train(layer, batch):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(batch)["f"] ** 2)
-        tape.gradient(loss, layer.trainable_variables)
+        return layer_of(fr.TableConfig("t", DIM, rule, **options), accumulate_steps=3, name=f"of_{len(options)}")
 
     def batches():
         random = np.random.default_rng(3)
         for n in range(40):
-            yield {"f": np.concatenate([(random.zipf(1.2, 20) + 37 * n) % 500, random.integers(0, 500, 10)])}
+            yield {"t": np.concatenate([(random.zipf(1.2, 20) + 37 * n) % 500, random.integers(0, 500, 10)])}
 
     tiered, plain = made(tier=fr.Tier(150 * row_bytes, str(tmp_path))), made()
 
     @tf.function(reduce_retracing=True)
     def step(batch, coming):
         tiered.prefetch(coming)
-        train(tiered, batch)
+        train(tiered, batch, lambda rows: tf.reduce_sum(rows**2))
 
-    source = tf.data.Dataset.from_generator(batches, output_signature={"f": tf.TensorSpec([None], tf.int64)})
+    source = tf.data.Dataset.from_generator(batches, output_signature={"t": tf.TensorSpec([None], tf.int64)})
     for batch, coming in lookahead(source, steps=2):
         step(batch, coming)
-        train(plain, batch)
-        evaluated = [layer({"f": tf.range(500, dtype=tf.int64)}, training=False)["f"] for layer in (tiered, plain)]
+        train(plain, batch, lambda rows: tf.reduce_sum(rows**2))
+        evaluated = [layer({"t": tf.range(500, dtype=tf.int64)}, training=False)["t"] for layer in (tiered, plain)]
         np.testing.assert_array_equal(*evaluated)
     got, want = (layer.internals.groups[0].table for layer in (tiered, plain))
     assert got.memory["rows"] <= 150 < got.memory["second_rows"] and got.statistics == want.statistics
@@ -130,7 +107,7 @@ def test_rows_beyond_memory_and_a_look_ahead_in_a_graph_change_nothing(rule, row
     np.testing.assert_array_equal(ids, want_ids)
     for field in {*records.dtype.names} - {"pool"}:
         np.testing.assert_array_equal(records[field], want_records[field], err_msg=field)
-    plain.prefetch({"f": tf.constant([1])})  # without a file there is nothing to read
+    plain.prefetch({"t": tf.constant([1])})  # without a file there is nothing to read
     assert plain.statistics()["t"] == got.statistics["t"]
     with pytest.raises(ValueError, match=r"hold unknown features \['c'\]"):
         tiered.prefetch({"c": tf.constant([1])})

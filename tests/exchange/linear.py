@@ -2,6 +2,10 @@
 
 import numpy as np
 
+import tf_fusedrec as fr
+from tf_fusedrec import losses, tf
+from tf_fusedrec.embedding import Step
+
 DIM = 4
 
 
@@ -20,15 +24,11 @@ def ids_of(steps, rank):
 
 
 def make(name, optimizer, topology, table=None, **layer):
-    import tf_fusedrec as fr
-
     item = fr.TableConfig("item", DIM, optimizer, initializer=fr.Uniform(-1, 1), **(table or {}))
     return fr.FusedEmbedding([fr.FeatureConfig("item", item)], topology=topology, name=name, **layer)
 
 
 def step_function(embedding):
-    from tf_fusedrec import losses, tf
-
     signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([None])]
 
     @tf.function(input_signature=signature, autograph=False)
@@ -44,8 +44,6 @@ def step_function(embedding):
 
 def train(ids, name, optimizer, topology, **options):
     """Returns the layer after a step on each of this rank's batches of ids."""
-    from tf_fusedrec import tf
-
     embedding = make(name, optimizer, topology, **options)
     step = step_function(embedding)
     for n, mine in enumerate(ids):
@@ -55,9 +53,6 @@ def train(ids, name, optimizer, topology, **options):
 
 def lookups_of(embedding, pieces, shares_rows=True, lookups_per_update=1):
     """A Step over inputs by feature, each a micro-batch of its own, or of the one batch without `shares_rows`."""
-    from tf_fusedrec import tf
-    from tf_fusedrec.embedding import Step
-
     lookups = []
     for number, piece in enumerate(pieces):
         inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
@@ -75,8 +70,5 @@ def records(embedding):
 
 def initial_rows(ids, optimizer):
     """Returns the rows of untrained ids."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import tf
-
     embedding = make("initial", optimizer, fr.Topology())
     return embedding({"item": tf.constant(ids)}, training=False)["item"].numpy()

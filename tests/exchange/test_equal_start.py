@@ -9,7 +9,10 @@ import operator
 import numpy as np
 import pytest
 
-from tests.support.ranks import run_ranks
+import tf_fusedrec as fr
+from tests.support.layers import layer_of
+from tests.support.logs import logged
+from tests.support.ranks import error_of, run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
 from tf_fusedrec.exchange import collectives, model_state
@@ -27,27 +30,24 @@ def batches():
     return ids, random.normal(size=(STEPS, SAMPLES, 1)).astype(np.float32)
 
 
-def make_embedding(fr, name):
-    rate = fr.optimizers.Adagrad(0.1)
-    return fr.FusedEmbedding(
-        [fr.FeatureConfig("f", "t", combiner="sum")], [fr.TableConfig("t", 4, rate)], name=name
-    )  # fmt: skip
+def make_embedding(name):
+    return layer_of(fr.TableConfig("f", 4, fr.optimizers.Adagrad(0.1)), combiner="sum", name=name)
 
 
-def functional(fr, keras, kind):
+def functional(kind):
     """Returns a model with a frozen layer of random weights."""
     inputs = {"f": keras.Input([2], dtype="int64", name="f")}
-    hidden = keras.layers.Dense(3, "tanh", trainable=False)(make_embedding(fr, "functional")(inputs)["f"])
+    hidden = keras.layers.Dense(3, "tanh", trainable=False)(make_embedding("functional")(inputs)["f"])
     return kind(inputs, keras.layers.Dense(1)(hidden))
 
 
-def subclassed(fr, keras, kind):
+def subclassed(kind):
     """Weights appear in the first step."""
 
     class Clicks(kind):
         def __init__(self):
             super().__init__()
-            self.embedding, self.dense = make_embedding(fr, "subclassed"), keras.layers.Dense(1)
+            self.embedding, self.dense = make_embedding("subclassed"), keras.layers.Dense(1)
 
         def call(self, inputs):
             return self.dense(self.embedding(inputs)["f"])
@@ -55,7 +55,7 @@ def subclassed(fr, keras, kind):
     return Clicks()
 
 
-def looped(model, optimizer, data, tf, minimize):
+def looped(model, optimizer, data, minimize):
     """Trains in a traced loop. `minimize` sees weights of frozen layers on the tape."""
 
     @tf.function
@@ -72,13 +72,13 @@ def looped(model, optimizer, data, tf, minimize):
         step(x, y)
 
 
-def resumed(fr, keras, folder, data):
+def resumed(folder, data):
     """Returns dense weights of a continued model, and of one resumed from its checkpoint. Each rank drew different
     weights.
     """
 
     def made():
-        model = functional(fr, keras, keras.Model)
+        model = functional(keras.Model)
         model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
         return model
 
@@ -94,47 +94,39 @@ def resumed(fr, keras, folder, data):
 
 def trained(folder):
     """Body: returns dense weights by case, after STEPS steps on this rank's samples."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
-
     rank, size = fr.rank(), fr.size()
     keras.utils.set_random_seed(7 + rank)  # as for dropout
     ids, labels = (of[:, rank::size] for of in batches())
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
-    found, said = {}, []
-    logger, handler = logging.getLogger("tf_fusedrec.exchange.model_state"), logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    pipelined = fr.schedules.PipelinedModel
-    for case, make, kind, optimizer in (
-        ("functional", functional, keras.Model, keras.optimizers.Adam(0.05)),
-        ("subclassed", subclassed, keras.Model, keras.optimizers.Adam(0.05)),
-        ("pipelined", functional, pipelined, keras.optimizers.Adam(0.05)),
-        ("pipelined, subclassed", subclassed, pipelined, keras.optimizers.Adam(0.05)),
-        *([("loop, minimize", functional, keras.Model, keras.optimizers.Adam(0.05))] if KERAS_IS_LEGACY else []),
-        ("loop", subclassed, keras.Model, keras.optimizers.Adam(0.05)),
-    ):
-        model, optimizer = make(fr, keras, kind), fr.collectives.distributed_optimizer(optimizer)
-        if case.startswith("loop"):
-            looped(model, optimizer, data, tf, minimize="minimize" in case)
-        else:
-            model.compile(optimizer, "mse")
-            model.fit(data, verbose=0)
-        assert int(optimizer.iterations) == STEPS
-        found[case] = [weight.numpy() for weight in model.weights if weight.shape.rank]
-    logger.removeHandler(handler)
+    found, pipelined = {}, fr.schedules.PipelinedModel
+    with logged("exchange.model_state", logging.INFO) as said:
+        for case, make, kind in (
+            ("functional", functional, keras.Model),
+            ("subclassed", subclassed, keras.Model),
+            ("pipelined", functional, pipelined),
+            ("pipelined, subclassed", subclassed, pipelined),
+            *([("loop, minimize", functional, keras.Model)] if KERAS_IS_LEGACY else []),
+            ("loop", subclassed, keras.Model),
+        ):
+            model, optimizer = make(kind), fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05))
+            if case.startswith("loop"):
+                looped(model, optimizer, data, minimize="minimize" in case)
+            else:
+                model.compile(optimizer, "mse")
+                model.fit(data, verbose=0)
+            assert int(optimizer.iterations) == STEPS
+            found[case] = [weight.numpy() for weight in model.weights if weight.shape.rank]
     if size == 1:
         return found
-    return found, said, resumed(fr, keras, folder, data), refusals(fr, keras, tf, data)
+    return found, said, resumed(folder, data), refusals(data)
 
 
-def refusals(fr, keras, tf, data):
+def refusals(data):
     """Body: returns the refusals of models that differ in the middle of training."""
     rank, said = fr.rank(), {}
-    plain = functional(fr, keras, keras.Model)
+    plain = functional(keras.Model)
     plain.compile(keras.optimizers.Adam(0.05), "mse")
-    model = functional(fr, keras, fr.schedules.PipelinedModel)
+    model = functional(fr.schedules.PipelinedModel)
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
     model.fit(data.take(1), verbose=0)
 
@@ -148,10 +140,7 @@ def refusals(fr, keras, tf, data):
         ("not distributed", lambda: None, plain),  # the last one: it ends in the middle of a step
     ):
         change()
-        try:
-            fitted.fit(data, verbose=0)
-        except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
+        said[name] = error_of(fitted.fit, data, verbose=0)
     return said
 
 

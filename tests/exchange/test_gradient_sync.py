@@ -8,10 +8,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.exchange import linear
 from tests.oracles.rank_partition import owner_oracle
+from tests.support.graphs import ancestors
+from tests.support.layers import merged
+from tests.support.logs import logged
 from tests.support.ranks import run_ranks
-from tf_fusedrec import Limits, Storage, Topology, optimizers
+from tf_fusedrec import Limits, Storage, Topology, optimizers, tf
 
 SHARES, STEPS, DIM = 4, 9, linear.DIM  # of the SHARES parts of a batch, ranks have equally many, or one more
 GROUPS = Topology(2)
@@ -45,9 +49,6 @@ def _step(embedding, pieces, window=False, lookups_per_update=1):
 
 def _train(mode, table, topology):
     """Body: returns this rank's rows by step, its records and its statistics."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import tf
-
     rank, size = fr.rank(), fr.size()
     options = dict(TABLES[table])
     if table == "evicting":
@@ -134,9 +135,7 @@ def _check(topology, of_ranks, table, of_one_process):
         of_step = np.concatenate([found[step] for found, _, _ in of_ranks])
         np.testing.assert_array_equal(of_step, rows[step], err_msg=f"rows of step {step}")
     for ranks in groups:
-        merged = [np.concatenate(parts) for parts in zip(*[of_ranks[rank][1] for rank in ranks])]
-        order = np.argsort(merged[0])
-        _assert_same_records([part[order] for part in merged], records)
+        _assert_same_records(merged([of_ranks[rank][1] for rank in ranks]), records)
         assert {kind: sum(of_ranks[rank][2][kind] for rank in ranks) for kind in statistics} == statistics
 
 
@@ -177,8 +176,6 @@ def _many_ids(rank):
 
 def _volumes():
     """Body: returns received ids, bytes of read rows, keys and traffic of two micro-batches, by number of groups."""
-    import tf_fusedrec as fr
-
     found = {}
     ids = _many_ids(fr.rank())
     for topology in BY_GROUPS:
@@ -201,8 +198,6 @@ def _collectives():
 
 
 def _collectives_of(topology):
-    from tests.support.graphs import ancestors
-
     embedding = linear.make(f"in_{topology.groups}_traced", optimizers.SGD(0.1), topology)
     ops = linear.step_function(embedding).get_concrete_function().graph.get_operations()
     exchanges = [op for op in ops if op.type == "HorovodAlltoall"]
@@ -220,14 +215,10 @@ BAD_ID = 7
 
 def _not_finite():
     """Body: returns records, statistics and messages after two updates. Rank 3 sends a NaN in the second."""
-    import tf_fusedrec as fr
-    from tests.embedding.test_left_out import Messages
-    from tf_fusedrec import tf
-
     ids = np.arange(20)
     embedding = linear.make("not_finite", optimizers.SGD(0.125), GROUPS, gradient_op="sum")
     records = []
-    with Messages() as messages:
+    with logged("tables") as messages:
         for step in range(2):
             grads = np.ones([len(ids), DIM], np.float32)
             if fr.rank() == 3 and step == 1:
@@ -235,7 +226,7 @@ def _not_finite():
             state = _step(embedding, [ids]).send_ids().look_up()
             state.update(state.send_gradients({0: tf.constant(grads)}))
             records.append(linear.records(embedding))
-    return records, embedding.internals.groups[0].table.statistics["item"], messages.texts
+    return records, embedding.internals.groups[0].table.statistics["item"], messages
 
 
 def _of_four():

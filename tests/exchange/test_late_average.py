@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.support.graphs import ancestors
 from tests.support.ranks import run_ranks
@@ -22,8 +23,6 @@ STEPS_OF_RANK = (5, 3, 0, 5)
 
 
 def _model(name, schedule="sync"):
-    import tf_fusedrec as fr
-
     embedding = clicks.make_embedding("Adam", topology=LATE, name=name)
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01))
     return clicks.make_model(embedding, schedule, optimizer, FEATURES), embedding
@@ -31,7 +30,6 @@ def _model(name, schedule="sync"):
 
 def _data(sizes, first=0):
     """A data set of batches with these numbers of samples, of this rank."""
-    import tf_fusedrec as fr
 
     def of_step(step, size):
         x, y, weight = clicks.batch(SAMPLES, 100 * (first + step) + fr.rank())
@@ -95,8 +93,6 @@ def _evaluated(model, embedding):
 
 def _all(folder):
     """Body: two models serve all tests, because every trace costs more than its steps."""
-    import tf_fusedrec as fr
-
     steps = STEPS_OF_RANK[fr.rank()]
     uneven = [SAMPLES] * steps
     one, other = _model("late"), _model("late")

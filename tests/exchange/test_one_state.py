@@ -9,8 +9,12 @@ import logging
 import numpy as np
 import pytest
 
-from tests.support.ranks import run_ranks
+import tf_fusedrec as fr
+from tests.support.layers import layer_of
+from tests.support.ranks import error_of, run_ranks
+from tf_fusedrec import keras, tf
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras_api
+from tf_fusedrec.exchange import collectives
 
 pytestmark = pytest.mark.both
 
@@ -23,7 +27,7 @@ def batch_of(rank, step):
     return np.random.default_rng([rank, step]).normal(5.0 * rank, 1.0 + rank, [4 + 8 * rank, 1]).astype(np.float32)
 
 
-def data_of(tf, rank, words=False):
+def data_of(rank):
     def batches():
         for step in range(STEPS):
             x = batch_of(rank, step)
@@ -33,7 +37,7 @@ def data_of(tf, rank, words=False):
     return tf.data.Dataset.from_generator(batches, output_signature=(spec, tf.TensorSpec([None, 1])))
 
 
-def make(fr, keras, tf, kind, rank):
+def make(kind, rank):
     """Returns a model with every kind of state that no gradient trains."""
 
     class Moving(keras.layers.Layer):
@@ -49,8 +53,7 @@ def make(fr, keras, tf, kind, rank):
                 self.calls.assign_add(1)
             return x - self.mean
 
-    table = fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))
-    embedding = fr.FusedEmbedding([fr.FeatureConfig("f", "t")], [table])
+    embedding = layer_of(fr.TableConfig("f", 4, fr.optimizers.SGD(0.1)))
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f"), "n": keras.Input([1], name="n")}
     adapted = keras.layers.Normalization(name="adapted")
     adapted.adapt(batch_of(rank, 0))
@@ -69,47 +72,33 @@ def weights(model):
     return {keras_api.variable_name(weight): weight.numpy() for weight in model.weights}
 
 
-def refused(call, *args, **kwargs):
-    try:
-        call(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
-
-
 def found_on_ranks(folder):
     """Body: returns this rank's weights and predictions by case, and refusals."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
-
     rank, found, said = fr.rank(), {}, {}
     warned = []
     logging.getLogger("tf_fusedrec.schedules.feed").addFilter(lambda record: warned.append(record.getMessage()))
     probe = {"f": np.arange(4), "n": np.linspace(-2, 8, 4)[:, np.newaxis].astype(np.float32)}
-    for case, kind, optimizer in (
-        ("pipelined", fr.schedules.PipelinedModel, keras.optimizers.Adam(0.0)),
-        ("plain", keras.Model, keras.optimizers.Adam(0.0)),
-    ):
+    for case, kind in (("pipelined", fr.schedules.PipelinedModel), ("plain", keras.Model)):
         keras.utils.set_random_seed(rank)
         # A plain model does not read what Normalization has adapted, so a difference is refused below.
-        model, _ = make(fr, keras, tf, kind, 0 if kind is keras.Model else rank)
-        model.compile(fr.collectives.distributed_optimizer(optimizer), "mse")
-        model.fit(data_of(tf, rank), verbose=0)
+        model, _ = make(kind, 0 if kind is keras.Model else rank)
+        model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.0)), "mse")
+        model.fit(data_of(rank), verbose=0)
         if kind is keras.Model:
             fr.checkpoint.save(f"{folder}/{case}", model, model.optimizer)
         found[case] = weights(model), model.predict(tf.data.Dataset.from_tensors(probe), verbose=0)
     assert not warned, warned
     model.get_layer("adapted").adapt(batch_of(rank, 0))
-    said["constants at a save"] = refused(fr.checkpoint.save, f"{folder}/refused", model, model.optimizer)
-    said["constants at an export"] = refused(fr.export, model, f"{folder}/exported")
+    said["constants at a save"] = error_of(fr.checkpoint.save, f"{folder}/refused", model, model.optimizer)
+    said["constants at an export"] = error_of(fr.export, model, f"{folder}/exported")
 
     for case, kind in (("frozen, pipelined", fr.schedules.PipelinedModel), ("frozen, plain", keras.Model)):
         keras.utils.set_random_seed(0)
-        model, embedding = make(fr, keras, tf, kind, 0)
+        model, embedding = make(kind, 0)
         embedding.trainable = False
         model.compile(keras.optimizers.Adam(0.01), "mse")
-        said[case] = refused(model.fit, data_of(tf, rank), verbose=0)
-        said[case + ", exported"] = refused(fr.export, model, f"{folder}/frozen")
+        said[case] = error_of(model.fit, data_of(rank), verbose=0)
+        said[case + ", exported"] = error_of(fr.export, model, f"{folder}/frozen")
 
     equal = fr.schedules.PipelinedModel(*[keras.Input([1])] * 2)
     equal.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
@@ -118,7 +107,7 @@ def found_on_ranks(folder):
     lookup = keras.layers.StringLookup(vocabulary=[f"word {rank}"], output_mode="multi_hot", name="lookup")
     words = fr.schedules.PipelinedModel(text, keras.layers.Dense(1)(lookup(text)))
     words.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
-    said["vocabulary"] = refused(words.fit, tf.data.Dataset.from_tensors(([["a"]], [[1.0]])), verbose=0)
+    said["vocabulary"] = error_of(words.fit, tf.data.Dataset.from_tensors(([["a"]], [[1.0]])), verbose=0)
     return found, said, warned
 
 
@@ -186,10 +175,6 @@ PARTS = {1: [0, 12], 3: [0, 8, 8, 12]}  # the middle rank of three has no sample
 
 def normalized(part):
     """Body: returns outputs, gradients of inputs and of all ranks' weights, and weights after 2 steps."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
-    from tf_fusedrec.exchange import collectives
-
     layer = fr.layers.SyncBatchNormalization(momentum=MOMENTUM, name="sync")
     if part is None:
         layer, part = keras.layers.BatchNormalization(momentum=MOMENTUM, name="sync", **PLAIN), slice(None)

@@ -11,11 +11,13 @@ import pathlib
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.exchange import linear
 from tests.oracles import weight_sync
 from tests.support.ids import INT64_MIN
+from tests.support.layers import merged
 from tests.support.ranks import run_ranks
-from tf_fusedrec import Limits, Storage, Tier, Topology, optimizers
+from tf_fusedrec import Limits, Storage, Tier, Topology, optimizers, tf
 from tf_fusedrec.checkpoint.loading import read_tables
 
 STEPS = 20
@@ -51,8 +53,6 @@ EVICTING = {
 
 def _resharded(embedding, folder):
     """Saves a layer, loads it into layers of other topologies, and returns the records of all of them."""
-    import tf_fusedrec as fr
-
     fr.checkpoint.save(folder, embedding)
     found = {"saved": linear.records(embedding)}
     for name, topology in {"one": Topology(), "shared": SHARED}.items():
@@ -77,9 +77,6 @@ def _wire_gradients(rank):
 
 def _over_wire(wire, topology, name):
     """Returns the rows in the model, and the table after a step of SGD whose update is the sum of all gradients."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import tf
-
     embedding = linear.make(name, optimizers.SGD(1.0), topology, gradient_op="sum", wire_dtype=wire)
     with tf.GradientTape() as tape:
         rows = embedding({"item": tf.constant(WIRE_IDS, tf.int64)})["item"]
@@ -89,8 +86,6 @@ def _over_wire(wire, topology, name):
 
 
 def _run_all(checkpoint):
-    import tf_fusedrec as fr
-
     ids, size = linear.ids_of(STEPS, fr.rank()), fr.size()
     found = {"ids": ids, "initial": linear.initial_rows(np.unique(np.concatenate(ids)), optimizers.SGD(0.0))}
     found["threads"] = os.environ["TF_NUM_INTRAOP_THREADS"]
@@ -252,15 +247,14 @@ def _without_pool(records):
 
 
 def test_a_checkpoint_has_each_shard_once_and_goes_into_any_topology(results_of, checkpoint):
-
     world_size, *_, topology = AVERAGED["rowwise"]
     found = [result["checkpoint"] for result in results_of(world_size)]
     groups, shards = topology.sets(world_size)
     for ranks in shards:
         assert_equal_replicas([found[rank]["saved"] for rank in ranks])  # a save synchronises
-    saved = _put_together([found[rank]["saved"] for rank in groups[0]])
+    saved = merged([found[rank]["saved"] for rank in groups[0]])
     for ranks, name in [(range(world_size), "one"), *((ranks, "shared") for ranks in SHARED.sets(world_size)[0])]:
-        assert_equal_replicas([saved, _put_together([found[rank][name] for rank in ranks])])
+        assert_equal_replicas([saved, merged([found[rank][name] for rank in ranks])])
     for folder in (checkpoint, f"{checkpoint}.again"):
         ids, rows, *_ = read_tables(folder)["item"]
         assert len(np.unique(ids)) == len(ids)
@@ -276,9 +270,9 @@ def test_rows_and_gradients_travel_narrow_and_ids_do_not(results_of, wire):
             rows, exact = result[kind, wire][0], result[kind, None][0]
             assert np.all(np.abs(rows - exact) <= WIRES[wire] * np.abs(exact))
             assert (rows != exact).any()
-        tables = [_put_together([results[rank][kind, wire][1] for rank in ranks]) for ranks in ranks_of_replicas]
+        tables = [merged([results[rank][kind, wire][1] for rank in ranks]) for ranks in ranks_of_replicas]
         assert_equal_replicas(tables)
-        start = _put_together([results[rank][kind, None][1] for rank in ranks_of_replicas[0]])
+        start = merged([results[rank][kind, None][1] for rank in ranks_of_replicas[0]])
         assert set(tables[0][0].tolist()) == set(WIRE_IDS)
         np.testing.assert_array_equal(tables[0][0], start[0])
         order = np.argsort(WIRE_IDS)
@@ -292,9 +286,3 @@ def test_rows_and_gradients_travel_narrow_and_ids_do_not(results_of, wire):
         if wire == "float16" and kind == "wire":
             beyond = np.abs(tables[0][1]["row"][last])
             np.testing.assert_allclose(beyond, world_size * 65504.0, rtol=1e-3)
-
-
-def _put_together(parts):
-    ids, records = (np.concatenate(arrays) for arrays in zip(*parts))
-    order = np.argsort(ids)
-    return ids[order], records[order]

@@ -1,15 +1,13 @@
 """Topology gives each rank its group and shard, and refuses unsuitable numbers."""
 
 import types
-from unittest import mock
 
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec import keras, optimizers
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
-from tf_fusedrec.ops import collective_marks
 
 
 @pytest.mark.parametrize(
@@ -97,18 +95,3 @@ def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
     ):
         with pytest.raises(ValueError, match="where replicas are averaged .*: it counts lookups of all ranks"):
             _layer(Topology(2, "weight_sync"), **table)
-
-
-def test_an_engine_gets_ranks_names_and_known_splits_and_a_single_rank_needs_none(monkeypatch):
-    engine = mock.Mock(rank=1, size=3)
-    engine.all_to_all.side_effect = lambda tensor, splits, received_splits, **_: (tensor, received_splits)
-    monkeypatch.setattr(collectives, "_engine", engine)
-    monkeypatch.setattr(collectives, "_sets", {(0, 1)})
-    pair, splits, known = collectives.among([0, 1]), tf.constant([2, 1]), tf.constant([3, 0])
-    collectives.all_to_all(tf.range(3), splits, name="x/y", ranks=pair, received_splits=known)
-    (((_, *arguments), names),) = (tuple(call) for call in engine.all_to_all.call_args_list)
-    assert arguments[0] is splits and arguments[1] is known and names == {"name": "x/y", "ranks": (0, 1)}
-    mark = next(mark for mark in collective_marks() if mark.name == "x/y")
-    assert (mark.begun, mark.ended) == (1, 1) and collectives._members["x/y"] == (0, 1)
-    received, _ = collectives.all_to_all(tf.range(4), tf.constant([3]), name="alone", ranks=collectives.among([1]))
-    assert received.numpy().tolist() == [0, 1, 2] and engine.all_to_all.call_count == 1

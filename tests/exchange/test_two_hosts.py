@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+import tf_fusedrec as fr
 from benchmarks.harness import network
 from tests.schedules import clicks
 from tests.support.launched import launch_ranks
 from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
 
 STEPS = 3
 WHY_NOT = network.why_not()
@@ -19,9 +21,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.skipif(WHY_NOT is not None, reaso
 def train():
     """Body: runs `model.fit` over a few batches. Returns the state, the rank's host, and its card's sent bytes."""
     import horovod.tensorflow as hvd
-
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf
 
     model = clicks.make_model(
         clicks.make_embedding(),
@@ -42,19 +41,8 @@ def train():
 def test_training_over_two_hosts_equals_training_on_one(tmp_path):
     with network.two_hosts(tmp_path) as (on_first_host, environment):
         hosts = ",".join(f"{host}:1" for host in network.HOSTS)
-        logs = ["--logs", str(tmp_path / "logs")]
-        program = [
-            sys.executable,
-            "-m",
-            "tf_fusedrec.cli.main",
-            "run",
-            "-H",
-            hosts,
-            "--network-interface",
-            "eth0",
-            *logs,
-        ]
-        launch = [*on_first_host, *program]
+        program = [sys.executable, "-m", "tf_fusedrec.cli.main", "run", "-H", hosts, "--network-interface", "eth0"]
+        launch = [*on_first_host, *program, "--logs", str(tmp_path / "logs")]
         two = launch_ranks(launch, environment, train, 2, timeout_s=100)
     one = run_ranks(train, 2)
     assert [result["place"] for result in two] == [(0, 1, 0, 2), (0, 1, 1, 2)]

@@ -6,11 +6,14 @@ Gradients are small multiples of 1/8 and are added without rounding, so every fl
 import numpy as np
 import pytest
 
-from tests.embedding.test_left_out import Messages
+import tf_fusedrec as fr
 from tests.exchange import linear
 from tests.oracles.rank_partition import owner_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
-from tests.support.ranks import run_ranks
+from tests.support.logs import logged
+from tests.support.ranks import error_of, run_ranks
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
 
 STEPS, M = 3, 8
 FEATURES = ("item", "wide", "user")  # "wide" reads items in another dtype
@@ -33,8 +36,6 @@ def _joined(pieces):
 
 
 def _make(name, dtype, **layer):
-    import tf_fusedrec as fr
-
     tables = [
         fr.TableConfig(name, linear.DIM, fr.optimizers.SGD(0.125), fr.Uniform(-1, 1), dtype=dtype)
         for name in ("item", "user")
@@ -48,8 +49,6 @@ def _make(name, dtype, **layer):
 
 
 def _gradients(lookup, bad=None):
-    from tf_fusedrec import tf
-
     ids = lookup.fused.ids.numpy()
     grads = ((ids[:, np.newaxis] % 5 - 2 + np.arange(linear.DIM)) % 5 - 2) / 8
     if bad is not None:
@@ -59,8 +58,6 @@ def _gradients(lookup, bad=None):
 
 def _train(name, dtype, cut, **layer):
     """Rows by step, feature order apart from pieces; records, statistics and traffic."""
-    import tf_fusedrec as fr
-
     embedding, found = _make(name, dtype, **layer), []
     for step in range(STEPS):
         state = linear.lookups_of(embedding, cut(_pieces(fr.rank(), step))).send_ids().look_up()
@@ -80,15 +77,13 @@ def _train(name, dtype, cut, **layer):
 
 def _bad_gradient():
     """The message of an update in which rank 1 has a gradient that is not finite in two of three pieces."""
-    import tf_fusedrec as fr
-
     embedding = _make("bad", "float32")
     pieces = [{"item": np.array(ids), "wide": np.arange(0), "user": np.array([9])} for ids in ([7, 3], [7], [3, 4])]
-    with Messages() as messages:
+    with logged("tables") as messages:
         step = linear.lookups_of(embedding, pieces).send_ids().look_up()
         bad = 7 if fr.rank() == 1 else None
         step.update(step.send_gradients({i: _gradients(lookup, bad) for i, lookup in enumerate(step.lookups)}))
-    return messages.texts, embedding.internals.groups[0].table.statistics["item"]["left_out"]
+    return messages, embedding.internals.groups[0].table.statistics["item"]["left_out"]
 
 
 def _missing_pieces():
@@ -96,18 +91,11 @@ def _missing_pieces():
     pieces = [{name: np.array([1]) for name in FEATURES} for _ in range(3)]
     step = linear.lookups_of(embedding, pieces).send_ids().look_up()
     of_item = [(i, _gradients(step.lookups[i])) for i in range(0, len(step.lookups), 2)]
-    messages = []
-    for parts in (of_item[1:], of_item[:2]):
-        with pytest.raises(ValueError) as raised:
-            step.send_gradients(dict(parts))
-        messages.append(str(raised.value))
-    return messages
+    return [error_of(step.send_gradients, dict(parts)) for parts in (of_item[1:], of_item[:2])]
 
 
 def _check_known_splits():
     """Lets every all-to-all of this process compare the received splits that its caller knows with the true ones."""
-    from tf_fusedrec.exchange import collectives
-
     honest = collectives._engine.all_to_all
 
     def checked(tensor, splits, known, *, name, **options):
@@ -121,8 +109,6 @@ def _check_known_splits():
 
 
 def _all():
-    import tf_fusedrec as fr
-
     _check_known_splits()
     found = {
         (dtype, wire): [
@@ -193,5 +179,7 @@ def test_a_gradient_that_is_not_finite_names_its_id_and_rank(results):
 @several_ranks
 def test_gradients_of_some_micro_batches_alone_are_refused(results):
     for _, (_, messages) in results:
-        assert messages[0].startswith("micro-batch 1 of tables ['item', 'user'] came after 0 of 3 micro-batches")
-        assert messages[1].startswith("gradients came for 2 of 3 micro-batches of tables ['item', 'user']")
+        assert messages[0].startswith(
+            "ValueError: micro-batch 1 of tables ['item', 'user'] came after 0 of 3 micro-batches"
+        )
+        assert messages[1].startswith("ValueError: gradients came for 2 of 3 micro-batches of tables ['item', 'user']")

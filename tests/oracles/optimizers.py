@@ -64,6 +64,7 @@ CASES = {
     ),
     "ftrl.power": Case("Ftrl", "ftrl", {"learning_rate_power": -0.7, "l1": 0.1}),
 }  # fmt: skip
+OF_EACH_RULE = list({case.rule: name for name, case in CASES.items()}.values())
 
 
 class OptimizerOracle:

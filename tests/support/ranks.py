@@ -69,6 +69,15 @@ def do_job(job: pathlib.Path) -> None:
     (job.parent / f"result-{rank}.pkl").write_bytes(pickle.dumps(result))
 
 
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Returns the error of a call for the result of a rank, such as "ValueError: ...", or "" without an error."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def read_results(job: pathlib.Path, world_size: int) -> list[Any]:
     """Returns the results of an ended job, by rank."""
     return [pickle.loads((job.parent / f"result-{rank}.pkl").read_bytes()) for rank in range(world_size)]

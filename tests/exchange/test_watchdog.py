@@ -83,7 +83,7 @@ import signal
 import sys
 import numpy as np
 import tf_fusedrec as fr
-from tests.exchange.watchdog.test_watchdog import stop_this_process
+from tests.exchange.test_watchdog import stop_this_process
 from tf_fusedrec import keras, tf
 
 fr.init(report_after_s=1 if sys.argv[1].startswith("stops") else 30)
@@ -197,20 +197,16 @@ def test_no_rank_of_a_job_with_uneven_data_ends_with_code_0_and_the_remedy_is_na
         assert "and other ranks wait in call 3." in last and "PipelinedModel" in last
 
 
-def test_the_cause_of_a_failing_rank_stands_last_on_every_rank(tmp_path):
-    codes, errors = run_program(tmp_path, "fails")
-    assert 0 not in codes
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("fails", ".*column 'age' of shard-7 is cut off"), ("exits", r"its program called sys.exit\(3\)\.$")],
+)
+def test_the_cause_of_a_failing_rank_stands_last_on_every_rank(how, cause, tmp_path):
+    codes, errors = run_program(tmp_path, how)
+    assert codes[0] not in (0, 3) and (codes[1] == 3 if how == "exits" else codes[1] != 0)
     for text in errors:
-        last = text.strip().splitlines()[-1]
-        assert last.startswith("tf_fusedrec: rank 1 failed first: ") and "column 'age' of shard-7 is cut off" in last
-    assert "Traceback" not in errors[0], "a traceback of Horovod's tells nothing"
-
-
-def test_a_rank_that_calls_sys_exit_is_named_on_every_rank(tmp_path):
-    codes, errors = run_program(tmp_path, "exits")
-    assert codes[1] == 3 and codes[0] not in (0, 3)
-    for text in errors:
-        assert text.strip().splitlines()[-1] == "tf_fusedrec: rank 1 failed first: its program called sys.exit(3)."
+        assert re.match(f"tf_fusedrec: rank 1 failed first: {cause}", text.strip().splitlines()[-1]), text
+    assert how == "exits" or "Traceback" not in errors[0], "a traceback of Horovod's tells nothing"
 
 
 def test_a_killed_rank_is_not_taken_for_a_failure_of_another_one(tmp_path):
@@ -261,6 +257,52 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
     assert re.match(
         r"tf_fusedrec: rank 0 failed first: rank 1 has given no sign of life for \d+ s; Horovod waits 4", last
     )
+
+
+IN_GROUPS = """
+import os
+import signal
+import sys
+import numpy as np
+import tf_fusedrec as fr
+from tests.exchange.test_watchdog import stop_this_process
+from tf_fusedrec import keras, optimizers, tf
+
+how, rule = sys.argv[1:]
+topology = fr.Topology(2, rule)
+fr.init(topology, report_after_s=1, give_up_after_s=4)
+rank = fr.rank()
+table = fr.TableConfig("t", 4, optimizers.SGD(0.1))
+embedding = fr.FusedEmbedding([fr.FeatureConfig("f", table)], topology=topology)
+
+@tf.function
+def step(ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedding({"f": ids})["f"] ** 2)
+    tape.gradient(loss, embedding.trainable_variables)
+    return loss
+
+for number in range(4):
+    if rank == 3 and number == 2:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        stop_this_process(12)
+    step(tf.range(20) + number)
+print("all steps were made", flush=True)
+"""
+
+
+# A rank that hears first of the loss reports the silent rank. The others may quote it.
+LOST = r"rank \d(: Horovod has lost its connection to another rank| failed first: rank 3 has given no sign)"
+
+
+@pytest.mark.parametrize(("how", "rule"), [("dies", "weight_sync"), ("stops", "gradient_sync")])
+def test_the_loss_of_a_rank_ends_all_groups(tmp_path, how, rule):
+    """Horovod's thread ends the process of a rank that loses another one. No collective returns an error to Python."""
+    codes, errors = run_program(tmp_path, how, rule, source=IN_GROUPS, number=4)
+    assert codes == [1, 1, 1, -signal.SIGKILL if how == "dies" else 1], errors
+    for text in errors[: 3 if how == "dies" else 4]:
+        assert re.match(f"tf_fusedrec: {LOST}", text.strip().splitlines()[-1]), (codes, errors)
 
 
 HANGS = """

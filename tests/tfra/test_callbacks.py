@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import run_ranks
+from tests.tfra import models
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.tfra import dynamic_embedding as de
+from tf_fusedrec.tfra import fuse
 
 
 def save_and_load(folder, tables, whole):
     """Body: saves by the callback to a path with the loss and loads into a new model. Returns the rows of both."""
-    from tests.tfra import models
-    from tf_fusedrec import keras, tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra import dynamic_embedding as de
-    from tf_fusedrec.tfra import fuse
 
     def build():
         model = models.SumOfRows([models.layer_of(models.OURS, f"w{n}") for n in range(2)])

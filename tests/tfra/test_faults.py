@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from tests.tfra import models
-from tf_fusedrec import keras, tf
+from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.data.fingerprint import hash_strings
+from tf_fusedrec.files.hash_order import tfra_owner
 from tf_fusedrec.tfra import fuse
 from tf_fusedrec.tfra.dynamic_embedding import save_model
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.row_distributions import distribution_of, record_of, uniforms
+from tf_fusedrec.tfra.row_lookup import partition_by
 from tf_fusedrec.tfra.tfra_library import de
 
 
@@ -90,12 +92,9 @@ def test_ids_of_32_bits_are_cast_and_other_dtypes_and_sparse_ids_are_refused():
         layer(tf.sparse.from_dense(tf.constant([[1, 0]], tf.int64)))
 
 
-def test_mpi_size_that_is_not_the_number_of_processes_is_refused():
+def test_another_number_of_processes_and_scaled_losses_are_refused():
     with pytest.raises(ValueError, match="mpi_size of layer 'ranks' must be 1 or the number of processes, 1, got 3"):
         models.layer_of(models.OURS, "ranks", mpi_size=3)
-
-
-def test_scaled_losses_are_refused():
     layer = models.layer_of(models.OURS, "scaled")
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -153,6 +152,23 @@ def native_sgd():
     return models.legacy.SGD(0.1)
 
 
+class Hops(models.SumOfRows):
+    """The second layer's ids are computed from the first layer's rows."""
+
+    def call(self, ids):
+        first = self.embeddings[0](ids)
+        hop = tf.cast(tf.round(first[..., 0]), tf.int64)
+        return tf.reduce_sum(first, axis=[1, 2]) + tf.reduce_sum(self.embeddings[1](hop), axis=[1, 2])
+
+
+def hops(name, first_id):
+    """Returns Hops whose first layer leads from this id <int64>[1] to id 7 of the second."""
+    model = Hops([models.layer_of(models.OURS, f"{name}{n}") for n in range(2)])
+    model.embeddings[0].params.upsert(first_id, tf.fill([1, 4], 7.0))
+    model.embeddings[1].params.upsert(tf.constant([7], tf.int64), tf.fill([1, 4], 5.0))
+    return model
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "options", "message"),
     [
@@ -181,17 +197,8 @@ def test_native_tables_refuse_what_they_lack(name, arguments, options, message):
 
 def test_native_tables_follow_the_optimizer_that_the_model_was_compiled_with():
     """Its rate and step number count. Lookups without a gradient insert no rows; later ids and old rows train."""
-
-    class Hops(models.SumOfRows):
-        def call(self, ids):
-            first = self.embeddings[0](ids)
-            hop = tf.cast(first[..., 0], tf.int64)
-            return tf.reduce_sum(first, [1, 2]) + tf.reduce_sum(self.embeddings[1](hop), [1, 2])
-
-    model = Hops([models.layer_of(models.OURS, f"native{n}") for n in range(2)])
     hashed = hash_strings(["ann"])
-    model.embeddings[0].params.upsert(hashed, tf.fill([1, 4], 7.0))
-    model.embeddings[1].params.upsert(tf.constant([7], tf.int64), tf.fill([1, 4], 5.0))
+    model = hops("native", hashed)
     optimizer = de.DynamicEmbeddingOptimizer(native_sgd())
     model.compile(optimizer, "mse")
     (embedding,) = fuse(model, tables="native")
@@ -266,17 +273,7 @@ def test_64_bit_hashes_keep_the_bits_that_a_group_has_room_for(caplog, tmp_path)
 
 
 def test_later_ids_travel_alone_and_calls_in_other_graphs_are_refused():
-    class Hops(models.SumOfRows):
-        """The second layer's ids are computed from the first layer's rows."""
-
-        def call(self, ids):
-            first = self.embeddings[0](ids)
-            hop = tf.cast(tf.round(first[..., 0]), tf.int64)
-            return tf.reduce_sum(first, axis=[1, 2]) + tf.reduce_sum(self.embeddings[1](hop), axis=[1, 2])
-
-    model = Hops([models.layer_of(models.OURS, f"hop{n}") for n in range(2)])
-    model.embeddings[0].params.upsert(tf.constant([1], tf.int64), tf.fill([1, 4], 7.0))
-    model.embeddings[1].params.upsert(tf.constant([7], tf.int64), tf.fill([1, 4], 5.0))
+    model = hops("hop", tf.constant([1], tf.int64))
     fuse(model)
     step = models.training_step(model, models.legacy.SGD(0.125))
     assert float(step(tf.constant([[1]], tf.int64), tf.constant([0.0]))) == (4 * 7.0 + 4 * 5.0) ** 2
@@ -303,3 +300,23 @@ def test_a_layer_alone_has_upstreams_names_and_config():
     assert [v.name for v in ours.weights] == [v.name.replace("theirs", "ours") for v in theirs.weights]
     assert set(theirs.get_config()) <= set(ours.get_config())
     assert isinstance(ours, FusedTfraEmbedding) and ours.layers == ["ours"]
+
+
+def test_a_partition_function_makes_the_message_of_the_op():
+    ids, splits = tf.constant([7, -4, 3, 12, 3, 8], tf.int64), tf.constant([0, 3, 3, 6], tf.int64)
+    partition = partition_by(lambda keys, n: tfra_owner(keys.numpy(), n), key_dtype=tf.int64, layer_name="layer")
+    for ranks in (1, 2, 3):
+        theirs = ops.rank_partition(ids, splits, num_ranks=ranks, owner="tfra")
+        ours = partition(ids, splits, num_ranks=ranks)
+        for field, value, wanted in zip(ours._fields, ours, theirs):
+            np.testing.assert_array_equal(value, wanted[: len(value)], field)
+
+
+def test_keys_have_the_type_of_the_layer_and_a_rank_that_is_none_is_refused():
+    def beyond(keys, ranks):
+        assert keys.dtype == tf.int32
+        return keys + ranks
+
+    partition = partition_by(beyond, key_dtype=tf.int32, layer_name="layer")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"partitioner of layer 'layer' must give ranks in \[0, 2"):
+        partition(tf.constant([0, 1], tf.int64), tf.constant([0, 2], tf.int64), num_ranks=2)

@@ -5,7 +5,9 @@ The batches are uneven, so that the table's rules show: TFRA sums the gradients 
 
 import numpy as np
 
+import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf, tfra
 
 RATE, BEFORE, AFTER = 0.1, 3, 3
 IDS = 6  # Few ids, so that later steps look up saved rows only.
@@ -27,8 +29,6 @@ def trained_by_tfra(folder):
     """Body: trains and saves with TFRA. Returns the losses after the save and the rows of new ids in two calls."""
     import horovod.tensorflow as hvd
     from tensorflow_recommenders_addons import dynamic_embedding as de
-
-    from tf_fusedrec import keras, tf
 
     class Clicks(keras.Model):
         def __init__(self):
@@ -63,8 +63,6 @@ def continued(folder):
 
 def continued_by(folder, factor):
     """Returns losses divided by `factor`, the number of imported rows, and the rows of new ids."""
-    import tf_fusedrec as fr
-    from tf_fusedrec import keras, tf, tfra
 
     class Clicks(keras.Model):
         def __init__(self):

@@ -5,16 +5,15 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
-from tf_fusedrec import optimizers
+from tests.tfra import models
+from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tfra import checkpoints, export_checkpoint, import_checkpoint
 
 LAYERS = ("user", "item")
 
 
 def tfra_layers():
-    from tests.tfra import models
-    from tf_fusedrec import keras
-
     layers = [models.layer_of(models.UPSTREAM, name) for name in LAYERS]
     model = models.SumOfRows(layers)
     step = models.training_step(model, keras.optimizers.legacy.Adam(0.05))
@@ -34,9 +33,6 @@ def contents(layers):
 
 def train_and_save(folder):
     """Body on 2 ranks: TFRA trains, and its savers save."""
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-
     layers, step = tfra_layers()
     random = np.random.default_rng(collectives.rank())
     for _ in range(4):
@@ -70,9 +66,6 @@ def native(optimizer=None, **options):
 
 def load_in_tfra(folder):
     """Body on 2 ranks: calls TFRA's own restore function, which its savers and checkpoints call."""
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-
     layers, step = tfra_layers()
     step([tf.zeros([0, 2], tf.int64)] * 2, tf.zeros([0]))  # Creates the slots.
     for layer in layers:

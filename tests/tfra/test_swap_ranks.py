@@ -1,17 +1,25 @@
 """On 2 ranks, FusedTfraEmbedding gives HvdAllToAllEmbedding's losses, keys and rows after the same steps."""
 
+import traceback
+
 import numpy as np
 import pytest
 
+from benchmarks.harness.harness import count_nodes
 from tests.support.ranks import run_ranks
+from tests.tfra import models
+from tests.tfra.models import legacy
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.tfra import fuse
+from tf_fusedrec.tfra.tfra_library import de
+from tf_fusedrec.tfra.uneven_data import stop_at_shortest
 
 STEPS = 5
 
 
 def check_all():
     """Body: runs every case in one pair of processes. A case's result is its traceback, empty on success."""
-    import traceback
-
     results = {}
     for name, case in CASES.items():
         try:
@@ -27,11 +35,6 @@ def compare(name, optimizer, *layers, fused=False, native=False, low=-9, nothing
 
     layers: arguments of each layer; without any, two layers have the `arguments` alone.
     """
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra import fuse
-
     each = [{**arguments, **of_layer} for of_layer in layers or ({}, {})]
 
     def run(kind, tag):
@@ -69,8 +72,6 @@ def compare(name, optimizer, *layers, fused=False, native=False, low=-9, nothing
 
 
 def optimizer_of(kind):
-    from tests.tfra.models import keras, legacy
-
     return {
         "adagrad": lambda: legacy.Adagrad(0.1),
         "sgd": lambda: legacy.SGD(0.05),
@@ -87,11 +88,6 @@ def optimizer_of(kind):
 
 def restricted(name):
     """Frequencies equal upstream's, and the rarest rows are evicted."""
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra.tfra_library import de
-
     left = []
     for kind, tag in ((models.UPSTREAM, "theirs"), (models.OURS, "ours")):
         layer = models.layer_of(kind, f"{name}_{tag}", restrict_policy=de.FrequencyRestrictPolicy)
@@ -114,12 +110,6 @@ def exported_keys(layer):
 
 def other_inputs(name):
     """Ragged ids, int32 ids of an int64 layer, upstream's safe_embedding_lookup_sparse, inference mode."""
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra import fuse
-    from tf_fusedrec.tfra.tfra_library import de
-
     layers = [models.layer_of(models.OURS, f"{name}{n}") for n in range(2)]
     for n, layer in enumerate(layers):
         mine = np.arange(collectives.rank(), 20, collectives.size())
@@ -148,10 +138,6 @@ def other_inputs(name):
 
 def unique_flags(name):
     """B9: an id with three occurrences on rank 0 and one on rank 1 gets the sum of its gradients under all flags."""
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-
     for first in (True, False):
         for second in (True, False):
             layer = models.layer_of(
@@ -178,10 +164,6 @@ def unique_flags(name):
 
 def several_calls(name):
     """B3: a layer that is called twice in a step trains the keys of both calls, with the summed gradients."""
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra import fuse
 
     class Once(models.SumOfRows):
         def call(self, ids):
@@ -215,11 +197,6 @@ def several_calls(name):
 
 def table_operations(name):
     """B15: a new-style optimizer makes 1 + k finds and inserts per layer; fused layers share them and 3 all-to-alls."""
-    from benchmarks.harness.harness import count_nodes
-    from tests.tfra import models
-    from tf_fusedrec import tf
-    from tf_fusedrec.tfra import fuse
-
     for fused, want in ((False, [9, 9, 9]), (True, [3, 3, 3])):
         model = models.SumOfRows([models.layer_of(models.OURS, f"{name}{fused}{n}") for n in range(3)])
         if fused:
@@ -232,11 +209,6 @@ def table_operations(name):
 
 def uneven_steps(name):
     """B12: rank 1 has fewer batches; fit, evaluate and predict end on both ranks after rank 1's number."""
-    from tests.tfra import models
-    from tf_fusedrec import keras, tf
-    from tf_fusedrec.exchange import collectives
-    from tf_fusedrec.tfra import fuse
-
     model = models.SumOfRows([models.layer_of(models.OURS, f"{name}{n}") for n in range(2)])
     fuse(model)
     model.compile(models.de.DynamicEmbeddingOptimizer(optimizer_of("sgd"), synchronous=True), "mse", run_eagerly=False)
@@ -269,16 +241,11 @@ def uneven_steps(name):
 
 
 def stopped_at_shortest(dataset):
-    from tf_fusedrec.tfra.uneven_data import stop_at_shortest
-
     return stop_at_shortest(dataset)
 
 
 def two_graphs(name):
     """A layer looked up in two graphs before a gradient is refused, where upstream trains rows of other keys."""
-    from tests.tfra import models
-    from tf_fusedrec import tf
-
     layer = models.layer_of(models.OURS, name)
     with tf.GradientTape() as tape:
         first = layer(tf.constant([1, 2], tf.int64))
@@ -289,8 +256,6 @@ def two_graphs(name):
 
 
 def partition_by_high_digit(keys, ranks):
-    from tf_fusedrec import tf
-
     return tf.cast(tf.math.floormod(keys // 4, tf.cast(ranks, keys.dtype)), tf.int32)
 
 

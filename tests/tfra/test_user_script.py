@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+import tf_fusedrec.tfra
 from tests.support.ranks import run_ranks
 
 SCRIPT = pathlib.Path(__file__).with_name("user_script.py")
@@ -24,8 +25,6 @@ def ratings():
 
 def run_script(folder, swapped, **fused):
     """Body: runs the program and returns the losses by step."""
-    import tf_fusedrec.tfra
-
     source = SCRIPT.read_text(encoding="utf-8")
     assert source.count(BEFORE) == 1
     program = {"__name__": "user_script"}

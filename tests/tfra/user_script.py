@@ -61,17 +61,6 @@ class DualChannelsModel(keras.Model):
         return self.head(tf.concat([self.user(features), self.movie(features)], axis=1))[:, 0]
 
 
-class Losses(keras.callbacks.Callback):
-    """Records running mean losses, because Keras reports means since the epoch began."""
-
-    def __init__(self):
-        super().__init__()
-        self.means = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.means.append(logs["loss"])
-
-
 def main(ratings, model_dir, finish=lambda model: None):
     """Trains on this rank's share of the columns of ratings and saves. Returns the losses."""
     hvd.init()
@@ -81,14 +70,14 @@ def main(ratings, model_dir, finish=lambda model: None):
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adagrad(0.05), synchronous=True)
     model.compile(optimizer, loss="mse")
     finish(model)
-    losses = Losses()
+    means = []  # since the epoch began
     callbacks = [
         de.keras.callbacks.DEHvdBroadcastGlobalVariablesCallback(root_rank=0),
         de.keras.callbacks.ModelCheckpoint(os.path.join(model_dir, "checkpoint"), verbose=0),
-        losses,
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: means.append(logs["loss"])),
     ]
     dataset = tf.data.Dataset.from_tensor_slices((mine, labels)).batch(BATCH_SIZE)
     model.fit(dataset, callbacks=callbacks, verbose=0)
     de.keras.models.save_model(model, os.path.join(model_dir, "export"))
-    means = np.array(losses.means, np.float64)
+    means = np.array(means, np.float64)
     return np.diff(means * np.arange(1, len(means) + 1), prepend=0.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.support.layers import layer_of
 from tests.support.ranks import run_ranks
 from tests.tfra import models
 from tf_fusedrec import keras, optimizers, tf
@@ -58,10 +59,7 @@ def through_native(folder, out):
 
 def native(optimizer=None, **options):
     optimizer = optimizer or optimizers.Adam(0.05)
-    return fr.FusedEmbedding(
-        tables=[fr.TableConfig(name=name, dim=4, optimizer=optimizer, **options) for name in LAYERS],
-        features=[fr.FeatureConfig(name=name, table=name) for name in LAYERS],
-    )
+    return layer_of(*(fr.TableConfig(name, 4, optimizer, **options) for name in LAYERS))
 
 
 def load_in_tfra(folder):

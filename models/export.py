@@ -13,7 +13,7 @@ retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
 retrieval, "top_k"
   the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history; ids -1
-  where there are fewer than k others.
+  where there are fewer than k others. Where the data set has texts of items: items <string>[B, k], "" for the id -1.
 retrieval with an index, "top_k_ivf"
   the same, from the lists of an inverted-file index (item_index.py).
 Histories longer than the model's are cut to their newest events.
@@ -51,6 +51,7 @@ from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
+from tf_fusedrec.models.data_sets.strings import texts_of
 from tf_fusedrec.models.experiment import EmbeddingConfig, Experiment, from_dict
 from tf_fusedrec.models.experiment.ranking_config import ROLES, RankingConfig
 from tf_fusedrec.models.grm import GRM
@@ -77,6 +78,7 @@ def export(
     rows: str | None = None,
     base: str | os.PathLike | None = None,
     experiment: Experiment | None = None,
+    data: str | pathlib.Path | None = None,
 ) -> None:
     """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
@@ -85,12 +87,13 @@ def export(
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
     index: Sizes of the index of a retrieval model, for its signature "top_k_ivf"; None: no index.
     rows: dtype of the rows on the server; see fr.export.
+    data: Folder of the data set, whose texts of items the searches of a retrieval model answer; None: ids only.
 
     Raises:
       ValueError: fr.export refuses, the model cannot keep states, states.max_bytes holds no longest history, or an
         option of the index is out of range.
     """
-    signatures = signatures_of(model, ops, states, index)
+    signatures = signatures_of(model, ops, states, index, data)
     assets = {} if experiment is None else assets_of(experiment)
     fr.export(model, output, ops, signatures=signatures, row_dtype=rows, assets=assets, base=base)
 
@@ -106,10 +109,18 @@ def assets_of(experiment: Experiment) -> dict[str, str]:
 
 
 def signatures_of(
-    model: Model, ops: str = "stock", states: StateOptions | None = None, index: IndexOptions | None = None
+    model: Model,
+    ops: str = "stock",
+    states: StateOptions | None = None,
+    index: IndexOptions | None = None,
+    data: str | pathlib.Path | None = None,
 ) -> dict[str, fr.Signature]:
     """Returns the signatures of a model's export, by name. Raises ValueError as `export`. Collective with an index."""
-    server = _RankingServer(model) if isinstance(model, RankingModel) else RetrievalServer(model)
+    server: _RankingServer | RetrievalServer
+    if isinstance(model, RankingModel):
+        server = _RankingServer(model)
+    else:
+        server = RetrievalServer(model, None if data is None else _texts_of_items(model, data))
     signatures = server.signatures()
     if states is not None:
         if ops != "ours":
@@ -120,6 +131,13 @@ def signatures_of(
             raise ValueError(f"an index needs a retrieval model, got {type(model).__name__}. Export without an index.")
         signatures |= server.with_index(index)
     return signatures
+
+
+def _texts_of_items(model: HSTURetrieval, data: str | pathlib.Path) -> list[str] | None:
+    """Returns the text of each item of the catalogue, the id where it has none; None if the data have no text."""
+    ids = tf.convert_to_tensor(model.catalogue).numpy().tolist()
+    texts = texts_of(data, "item", ids)
+    return [texts.get(item, str(item)) for item in ids] if texts else None
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:

@@ -99,13 +99,15 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
 def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.Path) -> None:
     data = experiment.data
     if source is None:
-        write = write_synthetic_ranking if experiment.task == "ranking" else write_synthetic_retrieval
-        write(folder, seed=experiment.seed, **data.sizes())
+        if experiment.task == "ranking":
+            write_synthetic_ranking(folder, seed=experiment.seed, **data.sizes())
+        else:
+            write_synthetic_retrieval(folder, seed=experiment.seed, **data.sizes(), held_out=data.held_out)
         return
     if data.source == "movielens":
-        convert_movielens(source, folder)
+        convert_movielens(source, folder, held_out=data.held_out)
     elif data.source == "sequences":
-        convert_sequences(source, folder)
+        convert_sequences(source, folder, held_out=data.held_out)
     elif data.source == "movielens_ranking":
         convert_movielens_ranking(source, folder, held_out=data.held_out, window=_window(experiment))
     elif data.source == "table":
@@ -177,6 +179,8 @@ def _window(experiment: Experiment) -> Window:
 def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
     """Returns sixteen hexadecimal digits of a hash over everything that the converted data depend on."""
     facts: dict = {"source": experiment.data.source, "version": fr.__version__}
+    if experiment.task == "retrieval":
+        facts["held_out"] = experiment.data.held_out
     if source is None:
         facts.update(sizes=experiment.data.sizes(), seed=experiment.seed)
     else:

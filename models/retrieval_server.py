@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import tf_fusedrec as fr
 from tf_fusedrec import tf
@@ -16,10 +17,17 @@ from tf_fusedrec.models.user_state import RetrievalStates
 
 
 class RetrievalServer:
-    """The signatures of a retrieval model."""
+    """The signatures of a retrieval model.
 
-    def __init__(self, model: HSTURetrieval):
+    Args:
+      model: Trained model.
+      texts: Text of each item of the catalogue, in its order, which searches then answer, too; None: they have ids.
+    """
+
+    def __init__(self, model: HSTURetrieval, texts: Sequence[str] | None = None):
         self._model = model
+        # Signatures capture it as a constant, so a delta with other texts is refused.
+        self._texts = None if texts is None else tf.constant(texts)
 
     def signatures(self) -> dict[str, fr.Signature]:
         names = ("item_id", "timestamp", "row_splits", "query_time")
@@ -77,4 +85,8 @@ class RetrievalServer:
             best, scores = best_of_lists(users, seen, inputs["k"], index, embed)
         ids = tf.gather(catalogue, tf.maximum(best, 0))
         # Items of the history have the lowest score, and come where there are fewer than k others.
-        return {"ids": tf.where(scores > scores.dtype.min, ids, tf.constant(-1, tf.int64)), "scores": scores}
+        is_item = scores > scores.dtype.min
+        answer = {"ids": tf.where(is_item, ids, tf.constant(-1, tf.int64)), "scores": scores}
+        if self._texts is not None:
+            answer["items"] = tf.where(is_item, tf.gather(self._texts, tf.maximum(best, 0)), "")
+        return answer

@@ -192,9 +192,18 @@ def warning(text: str, width: int) -> str:
     return "\n".join(_wrapped("", text.split(" "), width, mark="!  ", joint=" "))
 
 
+def watched(record: Record) -> str:
+    """Returns the name in the logs by which a model overfits and train.patience ends training."""
+    if record["validates"] != "validation":
+        return "loss"
+    return "val_loss" if record["labels"] else epoch_metrics(record)[0].held_out
+
+
 def rising(record: Record) -> str | None:
-    """Returns a hint if the held-out loss or metric was better in an earlier epoch than in the last two."""
-    name = "val_loss" if record["labels"] else epoch_metrics(record)[0].held_out
+    """Returns a hint if the validation's loss or metric was better in an earlier epoch than in the last two."""
+    name = watched(record)
+    if name == "loss":
+        return None
     values = [entry.get(name, math.nan) for entry in record["epochs"]]
     if len(values) < 2 or any(value is None or math.isnan(value) for value in values):
         return None
@@ -216,14 +225,19 @@ def ending(record: Record, width: int) -> str:
     lines += [warning(hint, width) for hint in hints(record)]
     folder, is_done = shlex.quote(record["folder"]), record["state"] == "done"
     longer = f" --set train.epochs={2 * record['epochs_wanted']}" if is_done and record["epochs_wanted"] else ""
-    if is_done:
-        lines.append(f"report  {record.get('report') or f'fusedrec report {folder}'}")
+    if is_done or record.get("report"):
+        lines.append(report_line(record))
     lines.append(f"resume  fusedrec train --resume {folder}{longer}")
     if is_done:
         lines.append(f"serve   fusedrec serve {folder}")
         if "request" in record:
             lines.append(f"request curl -d @{shlex.quote(record['request'])} {_PREDICT}")
     return "\n".join(lines)
+
+
+def report_line(record: Record) -> str:
+    """Returns where the report is; without one, the command that writes it."""
+    return f"report  {record.get('report') or 'fusedrec report ' + shlex.quote(record['folder'])}"
 
 
 def test_table(record: Record, width: int) -> Iterator[str]:

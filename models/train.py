@@ -191,7 +191,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     if train.tracker and _is_chief():
         reporters.append(tracker(train.tracker, record))
     if train.patience:
-        watched = "val_loss" if validates else "loss"
+        watched = screen.watched(record.fields)
         reporters.append(callbacks.EarlyStopping(watched, patience=train.patience, verbose=1 if _is_chief() else 0))
     reporters.append(Progress(record, lambda: saving))
     for call in itertools.chain([] if first is None else [first], calls):
@@ -218,6 +218,9 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     if interrupt.signal_name is not None:
         record.update(state="interrupted")
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with: {go_on}")
+        if _is_chief():
+            record.update(report=_report(output))
+            print(screen.report_line(record.fields), flush=True)
         fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
     rates = throughput.rates
@@ -238,7 +241,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     exported = output / "saved_model.new"
     if _is_chief():
         shutil.rmtree(exported, ignore_errors=True)  # A killed run may have left one.
-    export(model, exported, experiment=experiment)
+    export(model, exported, experiment=experiment, data=folder)
     if _is_chief():
         difference = check_export(exported, inputs, expected)
         _replace(exported, output / "saved_model")
@@ -374,7 +377,7 @@ def _report(folder: pathlib.Path) -> str:
     path = folder / "report.html"
     try:
         path.write_text(report.html(report.facts(folder, _MOST_BYTES)), encoding="utf-8")
-    except Exception:  # The run is whole without it, and `fusedrec report` shows the error.
+    except (Exception, KeyboardInterrupt):  # The run is whole without it, and `fusedrec report` shows the error.
         return ""
     return str(path)
 

@@ -360,10 +360,10 @@ def differences(
     return {name: {"difference": float(x), "low": float(a), "high": float(b)} for name, x, a, b in rows}
 
 
-def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None, last: bool = True) -> pathlib.Path:
+def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None, part: str = "test") -> pathlib.Path:
     """Returns a retrieval data set of the first users of `folder`, with the same catalogue. Makes it unless it exists.
 
-    Without `last`, it lacks the last item of every user, so its test part holds the validation items.
+    With the part "validation", it lacks the last item of every user, and its test part holds the validation items.
     """
     if output.exists():
         return output
@@ -377,12 +377,13 @@ def cut(folder: pathlib.Path, output: pathlib.Path, *, users: int | None = None,
     items, times = (rows.ragged(name) for name in names)
     user = np.asarray(rows.columns["user_id"])
     every = [np.repeat(user, items.lengths()), items.values, times.values]
-    if last:
-        targets = user, *(np.asarray(rows.columns[f"target_{name}"]) for name in ("item", "timestamp"))
-        every = [np.insert(values, items.row_splits[1:], target) for values, target in zip(every, targets)]
+    targets = user, *(np.asarray(rows.columns[f"target_{name}"]) for name in ("item", "timestamp"))
+    every = [np.insert(values, items.row_splits[1:], target) for values, target in zip(every, targets)]
     output.parent.mkdir(parents=True, exist_ok=True)
     source = f"{read_info(folder).source}, cut"
-    write_last_held_out(output, Interactions(*every), path=folder, source=source, catalogue=read_items(folder)[0])
+    write_last_held_out(
+        output, Interactions(*every), path=folder, source=source, catalogue=read_items(folder)[0], held_out=part
+    )
     return output
 
 
@@ -390,4 +391,4 @@ def held_out(whole: pathlib.Path, root: pathlib.Path, users: int | None = None) 
     """Returns the data sets below `root` with the splits "validation" and "test", of the first users unless None."""
     if users is not None:
         whole = cut(whole, root / f"{whole.name}_users{users}", users=users)
-    return {"validation": cut(whole, root / f"{whole.name}_validation", last=False), "test": whole}
+    return {"validation": cut(whole, root / f"{whole.name}_validation", part="validation"), "test": whole}

@@ -24,12 +24,12 @@ from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, writ
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, its flags passed as positional arguments, its flags passed as keywords)
 CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[str, ...]]] = {
-    "movielens": (convert_movielens, ("input", "output"), ()),
-    "sequences": (convert_sequences, ("input", "output"), ()),
+    "movielens": (convert_movielens, ("input", "output"), ("held_out",)),
+    "sequences": (convert_sequences, ("input", "output"), ("held_out",)),
     "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction", "split")),
     "movielens_ranking": (convert_movielens_ranking, ("input", "output"), ("held_out",)),
     "synthetic-ranking": (write_synthetic_ranking, ("output",), (*_SIZES, "exposures")),
-    "synthetic-retrieval": (write_synthetic_retrieval, ("output",), _SIZES),
+    "synthetic-retrieval": (write_synthetic_retrieval, ("output",), (*_SIZES, "held_out")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes interactions as a retrieval data set: one row per user, with the last item held out.
+"""Writes interactions as a retrieval data set: one row per user, with the last items held out.
 
 The converters of logs and of sequences share the stable order, the conversion to seconds, and the cut of each sequence.
 
@@ -25,10 +25,13 @@ from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.models.data_sets.text_log import ids_of, open_text
 
-SPLIT = (
-    "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "
-    "Users with fewer than 2 interactions are left out."
-)
+SPLIT = "Leave one out: of a user's interactions, {use} Users with fewer than {least} interactions are left out."
+_USE = {
+    "both": "the last is the target of test, the second last that of validation, and all before both are train.",
+    "test": "the last is the target of test, and all before it are train.",
+    "validation": "the last is left out, the second last is the target of test, and all before both are train.",
+}
+LAST_HELD_OUT = tuple(_USE)
 # (smallest time of a unit, units per second, unit). Seconds reach 10^11 in the year 5138, milliseconds did in 1973.
 _FINER = ((10**17, 10**9, "nanoseconds"), (10**14, 10**6, "microseconds"), (10**11, 10**3, "milliseconds"))
 
@@ -74,8 +77,9 @@ def write_last_held_out(
     source: str,
     catalogue: np.ndarray | None = None,
     strings: Mapping[str, Mapping[int, str]] | None = None,
+    held_out: str = "test",
 ) -> DatasetInfo:
-    """Writes the retrieval layout of interactions into `output`.
+    """Writes the retrieval layout of interactions into `output`. The history of a target is all before it.
 
     Args:
       output: Folder to make.
@@ -84,52 +88,64 @@ def write_last_held_out(
       source: Description of the source for dataset.json; the number of users left out is appended.
       catalogue: <int64>[I], all items without duplicates; None: the items of the users kept.
       strings: See write_dataset.
+      held_out: Held-out items of a user, one of LAST_HELD_OUT. "both" writes a split validation. "validation" puts
+        that one's targets into test, so that settings can be chosen without the last items.
 
     Raises:
-      ValueError: no user has two interactions; write_dataset refuses the data.
+      ValueError: held_out is unknown; no user has an interaction to train on; write_dataset refuses the data.
     """
+    if held_out not in LAST_HELD_OUT:
+        raise ValueError(f"held_out must be one of {LAST_HELD_OUT}, got {held_out!r}.")
     user, item, time, rating = interactions
     everyone, row_of, counts = np.unique(user, return_inverse=True, return_counts=True)
-    enough = (counts >= 2)[row_of]
-    left_out = int((counts < 2).sum())
+    least = 2 if held_out == "test" else 3
+    enough = (counts >= least)[row_of]
+    left_out = int((counts < least).sum())
     if left_out == len(everyone):
         raise ValueError(
-            f"{path}: got {len(user)} interactions of {len(everyone)} users, none with two or more. Want at least two "
-            "interactions of a user, because the last one is held out for test. Check the user column."
+            f"{path}: got {len(user)} interactions of {len(everyone)} users, none with {least} or more. Want at least "
+            f"{least} interactions of a user, because held_out is {held_out!r}. Check the user column"
+            f"{'.' if held_out == 'test' else ', or set held_out to test.'}"
         )
     if left_out:
-        source += f", {left_out} of {len(everyone)} users left out (one interaction)"
+        source += f", {left_out} of {len(everyone)} users left out (fewer than {least} interactions)"
     user, item, time = user[enough], item[enough], time[enough]
     users, row_of = np.unique(user, return_inverse=True)
-    last = np.append(user[1:] != user[:-1], True)
+    place = np.bincount(row_of)[row_of] - np.arange(len(user)) + np.searchsorted(user, user) - 1  # 0: the last
     columns = {"item_id": item, "timestamp": time}
     if rating is not None:
         columns["rating"] = rating[enough]
-    before_splits = splits_of(np.bincount(row_of[~last], minlength=len(users)))
-    before = {name: Ragged(values[~last], before_splits) for name, values in columns.items()}
-    train: dict[str, Values] = {"user_id": users, **before}
-    test = {**train, "target_item": item[last], "target_timestamp": time[last]}
+
+    def before(end: int) -> dict[str, Values]:
+        """Columns of the interactions before the last but `end`."""
+        splits = splits_of(np.bincount(row_of[place > end], minlength=len(users)))
+        return {"user_id": users, **{name: Ragged(values[place > end], splits) for name, values in columns.items()}}
+
+    def targets(end: int) -> Rows:
+        at = place == end
+        return Rows({**before(end), "target_item": item[at], "target_timestamp": time[at]}, len(users))
+
+    first = least - 2  # place of the first held-out interaction
     return write_dataset(
         output,
         task="retrieval",
         source=source,
-        split=SPLIT,
+        split=SPLIT.format(use=_USE[held_out], least=least),
         users=len(users),
-        train=Rows(train, len(users)),
-        test=Rows(test, len(users)),
+        train=Rows(before(first), len(users)),
+        validation=targets(1) if held_out == "both" else None,
+        test=targets(1 if held_out == "validation" else 0),
         item_ids=np.unique(item) if catalogue is None else catalogue,
-        train_items=item[~last],
+        train_items=item[place > first],
         strings=strings,
     )
 
 
-def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:
-    """Writes the retrieval layout of a file of sequences.
+def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path, *, held_out: str = "test") -> DatasetInfo:
+    """Writes the retrieval layout of a file of sequences. String ids become fingerprints.
 
-    String ids become fingerprints, and items.parquet then has a column `string`.
-
-    The file is plain or gzipped (.gz). Raises ValueError for a missing file, a user without items in a line, or no user
-    with two items.
+    The file is plain or gzipped (.gz). `held_out`: see write_last_held_out. Raises ValueError for a missing file, a
+    user without items in a line, or no user with enough items.
     """
     path = pathlib.Path(source)
     if not path.is_file():
@@ -147,6 +163,7 @@ def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) ->
         path=path,
         source=", ".join(notes),
         strings={"user_id": strings["user_id"], "item": strings["item_id"]},
+        held_out=held_out,
     )
 
 

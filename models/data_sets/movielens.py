@@ -53,15 +53,16 @@ NAMES = {
 }
 
 
-def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:
-    """Writes the retrieval layout of MovieLens ratings: one row per user, with the last item held out.
+def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path, *, held_out: str = "test") -> DatasetInfo:
+    """Writes the retrieval layout of MovieLens ratings: one row per user, with the last items held out.
 
     The catalogue is movies.dat, movies.csv or u.item beside the ratings, else the rated movies. String ids become
-    fingerprints, and items.parquet then has a column `string`. Times finer than seconds are cut to seconds. The field
-    `source` of dataset.json mentions both conversions.
+    fingerprints. Times finer than seconds are cut to seconds. The field `source` of dataset.json mentions both
+    conversions.
 
-    `source` is the file of ratings or its folder, `output` the folder to make. Raises ValueError for a missing file, an
-    unreadable line, times of two units, no user with two ratings, or a catalogue that lacks a rated movie.
+    `source` is the file of ratings or its folder, `output` the folder to make, `held_out` as in write_last_held_out.
+    Raises ValueError for a missing file, an unreadable line, times of two units, no user with enough ratings, or a
+    catalogue that lacks a rated movie.
     """
     path, columns, strings, notes = _read_sorted(pathlib.Path(source))
     movie_strings = dict(strings.get("movie_id", {}))
@@ -72,6 +73,7 @@ def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) ->
         source=", ".join([f"MovieLens, {path.name}, {len(columns['user_id'])} ratings", *notes]),
         catalogue=_catalogue(path.parent, columns["movie_id"], movie_strings),
         strings={"user_id": strings.get("user_id", {}), "item": movie_strings},
+        held_out=held_out,
     )
 
 

@@ -19,6 +19,7 @@ import pathlib
 import numpy as np
 
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
+from tf_fusedrec.models.data_sets.interactions import Interactions, write_last_held_out
 from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
 
 CLICK_BIT, CONVERSION_BIT = 1, 2  # bits of history_action; 0 is an impression without a click
@@ -113,8 +114,9 @@ def write_synthetic_retrieval(
     clusters: int = 50,
     mean_history: int = 40,
     seed: int = 0,
+    held_out: str = "test",
 ) -> DatasetInfo:
-    """Writes the retrieval layout; the last item of each user is the target of test."""
+    """Writes the retrieval layout. `held_out`: see write_last_held_out."""
     _check_sizes(users=users, items=items, clusters=clusters, mean_history=mean_history)
     rng = np.random.default_rng([seed, 2])
     cluster_of = rng.permutation(items) % clusters
@@ -145,25 +147,19 @@ def write_synthetic_retrieval(
         gap[:, step] = np.where(breaks, rng.integers(6 * 3600, 72 * 3600, users), rng.integers(20, 600, users))
     time = START + np.cumsum(gap, axis=1)
 
-    last = length - 1
-    history = _window(item + 1, 0 * last, last)
-    train: dict[str, Values] = {
-        "user_id": everyone + 1,
-        "item_id": history,
-        "timestamp": _window(time, 0 * last, last),
-    }
-    test = {**train, "target_item": item[everyone, last] + 1, "target_timestamp": time[everyone, last]}
-    return write_dataset(
+    begin = np.zeros(users, np.int64)
+    return write_last_held_out(
         output,
-        task="retrieval",
+        Interactions(
+            np.repeat(everyone + 1, length),
+            _window(item + 1, begin, length).values,
+            _window(time, begin, length).values,
+        ),
+        path=pathlib.Path(output),
         source=f"synthetic retrieval: users={users} items={items} clusters={clusters} mean_history={mean_history} "
         f"seed={seed}",
-        split="Leave one out: a user's last item is the target of test.",
-        users=users,
-        train=Rows(train, users),
-        test=Rows(test, users),
-        item_ids=np.arange(1, items + 1),
-        train_items=history.values,
+        catalogue=np.arange(1, items + 1),
+        held_out=held_out,
     )
 
 

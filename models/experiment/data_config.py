@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_fusedrec.data.columns import POLICIES
 from tf_fusedrec.models.data_sets.events import HELD_OUT
+from tf_fusedrec.models.data_sets.interactions import LAST_HELD_OUT
 from tf_fusedrec.models.data_sets.kuairand import SPLITS
 from tf_fusedrec.models.data_sets.table import ColumnMap, column_map
 from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_positive
@@ -42,7 +43,7 @@ class DataConfig:
     bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # table: see data.table_map.ColumnMap
-    held_out: str = "both"  # movielens_ranking, table: one of data.events.HELD_OUT
+    held_out: str = "both"  # retrieval, movielens_ranking, table: one of data.events.HELD_OUT
     window: int = 32  # movielens_ranking, table: exposures of a row
     cache: str = "runs/.data"  # folder of converted data, on a file system that all ranks see
     follow: bool = False  # train/, or the input of a table, grows by partitions, see tf_fusedrec.data.GrowingFolder
@@ -59,7 +60,7 @@ class DataConfig:
         check_choice("data.source", self.source, tuple(SOURCES))
         check_choice("data.bad_rows", self.bad_rows, POLICIES)
         check_choice("data.split", self.split, tuple(SPLITS))
-        check_choice("data.held_out", self.held_out, HELD_OUT)
+        check_choice("data.held_out", self.held_out, LAST_HELD_OUT if SOURCES[self.source] == "retrieval" else HELD_OUT)
         check_at_least("data.window", self.window, 1)
         check_at_least("data.texts", self.texts, 0)
         if self.source == "table":

@@ -130,11 +130,9 @@ class TrainConfig:
     progressive_steps: int = 0  # ranking: steps in a window of progressive AUC and NE; 0: no progressive metrics
     embedding_metrics: bool = False  # reports tables and exchanges after every epoch (EmbeddingMetrics)
     patience: int = (
-        0  # epochs without a smaller loss, of validation where it exists, that end training; 0: no early stop
+        0  # epochs without a better val_loss (retrieval: HR; no validation: loss) that end training; 0: none
     )
-    keep_best: str = (
-        ""  # metric such as ctr_auc whose best epoch ends the job; "": with a validation split, the first AUC
-    )
+    keep_best: str = ""  # metric whose best epoch ends the job; "": with a validation split, the first AUC or HR
     tracker: str = ""  # "mlflow" or "wandb": rank 0 sends settings and epochs to it, by its own callback
     timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
@@ -238,6 +236,7 @@ class Experiment:
             check_choice("train.keep_best", self.train.keep_best, self.metrics)
         check_at_least("seed", self.seed, 0)
         for table in self.tables:
+            self.embedding.topology.check_table(table)
             if isinstance(self.model, RetrievalConfig) and table.dim != self.model.dim:
                 raise ValueError(
                     f"embedding.tables.{table.name}.dim is {table.dim}, but model.dim is {self.model.dim}, and a "

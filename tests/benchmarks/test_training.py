@@ -184,7 +184,7 @@ def test_differences_are_of_means_over_seeds_and_draw_users():
 def test_validation_holds_out_the_item_before_the_last(ratings, tmp_path):
     convert_movielens(ratings, tmp_path / "whole")
     few = training.cut(tmp_path / "whole", tmp_path / "few", users=2)
-    validation = training.cut(few, tmp_path / "validation", last=False)
+    validation = training.cut(few, tmp_path / "validation", part="validation")
     columns = [Column("user_id"), Column("item_id", ragged=True), Column("target_item"), Column("target_timestamp")]
     for folder, history, target in ((few, (1, 2, 3), 4), (validation, (1, 2), 3)):
         rows = sorted(read_lists(ParquetFolder(folder / "test", columns)))

@@ -73,7 +73,7 @@ def test_every_form_of_movielens_gives_the_same(tmp_path, name, as_file):
     source = write(tmp_path / "raw", {name: FORMS[name]})
     info = convert_movielens(source / name if as_file else source, tmp_path / "out")
     assert (info.task, info.users, info.items) == ("retrieval", 2, 4) and read_info(tmp_path / "out") == info
-    assert info.source == f"MovieLens, {name}, 7 ratings, 1 of 3 users left out (one interaction)"
+    assert info.source == f"MovieLens, {name}, 7 ratings, 1 of 3 users left out (fewer than 2 interactions)"
     assert lists(tmp_path / "out/test", TEST) == EXPECTED_TEST
     assert lists(tmp_path / "out/train", TRAIN) == [row[:4] for row in EXPECTED_TEST]
     assert counts(tmp_path / "out") == {10: 2, 20: 1, 30: 1, 40: 0}
@@ -197,12 +197,33 @@ def test_sequences_keep_their_order(tmp_path, name, text):
     assert (info.task, info.users, info.items) == ("retrieval", 2, 4)
     assert info.source == (
         f"sequences, {name}, 6 interactions, timestamps are places in the sequence, "
-        "1 of 3 users left out (one interaction)"
+        "1 of 3 users left out (fewer than 2 interactions)"
     )
     assert lists(tmp_path / "out/test", "user_id item_id* timestamp* target_item target_timestamp") == [
         (3, (5,), (0,), 5, 1), (7, (30, 10), (0, 1), 20, 2),
     ]  # fmt: skip
     assert counts(tmp_path / "out") == {5: 1, 10: 1, 20: 0, 30: 1}
+
+
+@pytest.mark.parametrize("held_out", ["both", "test", "validation"])
+def test_the_second_last_item_is_validation(tmp_path, held_out):
+    """User 3 has too few items for two held-out ones."""
+    raw = write(tmp_path, {"seq.txt": "7 30 10 20 40\n3 5 5\n9 10 20 30\n"}) / "seq.txt"
+    info = convert_sequences(raw, tmp_path / "out", held_out=held_out)
+    splits = {
+        name: [
+            (user, *row) for user, *row in lists(tmp_path / "out" / name, "user_id item_id* target_item") if user != 3
+        ]
+        for name in info.columns
+        if name != "train"
+    }
+    second_last, last = [(7, (30, 10), 20), (9, (10,), 20)], [(7, (30, 10, 20), 40), (9, (10, 20), 30)]
+    expected = {"both": {"validation": second_last, "test": last}, "test": {"test": last}}
+    assert splits == {**expected, "validation": {"test": second_last}}[held_out]
+    train = [(7, (30, 10, 20)), (9, (10, 20)), (3, (5,))] if held_out == "test" else [(7, (30, 10)), (9, (10,))]
+    assert lists(tmp_path / "out/train", "user_id item_id*") == sorted(train)
+    assert sum(counts(tmp_path / "out").values()) == sum(len(items) for _, items in train)
+    assert ("1 of 3 users left out (fewer than 3 interactions)" in info.source) == (held_out != "test")
 
 
 def test_sequences_of_strings_become_fingerprints(tmp_path):
@@ -335,8 +356,8 @@ movielens, ranking, by_time = convert_movielens, convert_ranking, convert_kuaira
 by_user = functools.partial(convert_kuairand, split="user")
 
 
-def sequences(raw, output):
-    return convert_sequences(raw / "seq.txt", output)
+def sequences(raw, output, **options):
+    return convert_sequences(raw / "seq.txt", output, **options)
 
 
 def missing(raw, output):
@@ -358,7 +379,7 @@ REFUSALS = [
         {"ratings.csv": OWN + "1,m1,3,7,0\n1,m2,3,8,0\n", "movies.csv": "movieId,title\n1,A\n2,B\n"},
         "its movie ids are integers, but the movie ids of the ratings are strings",
     ),
-    (movielens, {"ratings.dat": "1::10::3::7\n2::10::3::7\n"}, "got 2 interactions of 2 users, none with two or m"),
+    (movielens, {"ratings.dat": "1::10::3::7\n2::10::3::7\n"}, "got 2 interactions of 2 users, none with 2 or m"),
     (movielens, {"ratings.dat": ""}, "ratings.dat: got an empty file"),
     (movielens, {"ratings.csv": OWN}, "ratings.csv: got 0 interactions of 0 users"),
     (movielens, {"ratings.dat": "1::2::3::4\n\n1::2::five::3\n"}, "line 3: got rating 'five', want a number. C"),
@@ -384,7 +405,13 @@ REFUSALS = [
     (ranking, {**RELEASE, "users.dat": "1::F::25\n"}, "users.dat, line 1: got 3 fields"),
     (ranking, with_one("ratings.dat", "::3::", "::x::"), "line 2: got rating 'x', want a number"),
     (sequences, {"seq.txt": "1 2 3\n7\n"}, "seq.txt, line 2: got '7', want a user and at least one item"),
-    (sequences, {"seq.txt": "1 2\n3 4\n"}, "seq.txt: got 2 interactions of 2 users, none with two or more"),
+    (sequences, {"seq.txt": "1 2\n3 4\n"}, "seq.txt: got 2 interactions of 2 users, none with 2 or more"),
+    (
+        functools.partial(sequences, held_out="both"),
+        {"seq.txt": "1 2 3\n3 4 5\n"},
+        "got 4 interactions of 2 users, none with 3 or more. .* or set held_out to test",
+    ),
+    (functools.partial(sequences, held_out="all"), {"seq.txt": "1 2 3\n"}, "held_out must be one of .*'all'"),
     (sequences, {"seq.txt": ""}, "seq.txt: got 0 interactions of 0 users"),
     (convert_sequences, {}, "must be the file of sequences, got a folder or nothing"),
     (by_time, {}, "must be a KuaiRand log or a folder with one of log.csv, log.csv.gz"),

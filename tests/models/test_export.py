@@ -16,6 +16,7 @@ from tests.support.graphs import saved_operations
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.models.build import make_embedding, make_model
+from tf_fusedrec.models.data_sets.strings import STRINGS, write_strings
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.export import export, signatures_of, trained_model
 from tf_fusedrec.models.item_index import IndexOptions
@@ -28,6 +29,7 @@ ENCODERS = {
     "fuxi_alpha": {"encoder": "fuxi_alpha", "whole_catalogue": True},
     "sasrec": {"encoder": "sasrec"},  # with an index
 }
+TEXTS = {7: "B07", 20: "café"}  # of items; the others have their ids
 INDEX = IndexOptions(share=0.6, lists=4)
 
 
@@ -44,7 +46,9 @@ def trained(fields, batch):
 def exported(folder, experiment, model, index=None):
     extra = {"experiment": experiment.to_dict(), "items": len(ITEMS)}
     fr.checkpoint.save(folder / "checkpoint", model, model.optimizer, extra=extra)
-    export(trained_model(folder / "checkpoint"), folder / "saved_model", index=index)
+    if index is None:  # Data without texts give answers of ids only.
+        write_strings(folder / STRINGS, {"item": TEXTS, "user_id": {20: "ann"}})
+    export(trained_model(folder / "checkpoint"), folder / "saved_model", index=index, data=folder)
     return str(folder / "saved_model")
 
 
@@ -118,6 +122,11 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(encoder):
     best = {name: value.numpy() for name, value in signatures["top_k"](**constants, k=tf.constant(15)).items()}
     every = signatures["top_k"](**constants, k=tf.constant(len(ITEMS)))["ids"].numpy()
     assert [np.sum(row == -1) for row in every] == [3, 1, 0]  # the items of the history
+    shown = [[TEXTS.get(item, str(item)) if item > 0 else "" for item in row] for row in best["ids"].tolist()]
+    if encoder == "sasrec":
+        assert "items" not in best
+    else:
+        assert [[text.decode() for text in row] for row in best["items"].tolist()] == shown
     scores = users @ model.embed_items(tf.constant(ITEMS)).numpy().T
     for row, seen in enumerate([[4, 5, 6], [2], []]):
         unseen = [item for item in ITEMS if item not in seen]

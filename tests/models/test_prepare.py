@@ -26,7 +26,8 @@ def written(folder, ratings=RATINGS):
 
 
 def movielens(source):
-    return from_dict({"name": "x", "task": "retrieval", "data": {"source": "movielens", "input": str(source)}})
+    data = {"source": "movielens", "input": str(source), "held_out": "test"}
+    return from_dict({"name": "x", "task": "retrieval", "data": data})
 
 
 def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path):
@@ -43,10 +44,12 @@ def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path):
 
 
 def test_a_file_of_sequences(tmp_path):
-    (tmp_path / "seq.txt").write_text("1 2 3\n", encoding="utf-8")
+    (tmp_path / "seq.txt").write_text("1 2 3 4\n", encoding="utf-8")
     fields = {"name": "x", "task": "retrieval", "data": {"source": "sequences", "input": str(tmp_path / "seq.txt")}}
     folder = prepare_data(from_dict(fields), tmp_path / "data")
-    assert read_info(folder).users == 1
+    assert read_info(folder).users == 1 and (folder / "validation").is_dir()
+    fields["data"]["held_out"] = "test"
+    assert not (prepare_data(from_dict(fields), tmp_path / "data") / "validation").exists()
     assert not data_cache.clear(folder) and folder.exists()  # this process may read it
     data_cache.release(folder)
     assert data_cache.clear(folder) and not folder.exists()

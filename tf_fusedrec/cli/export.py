@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.run_folder
     if not folder.is_dir():
         raise ValueError(f"RUN: no such folder {str(folder)!r}.")
+    from tf_fusedrec.files.saves import read_manifest
     from tf_fusedrec.models.export import export, saved_experiment, summary, trained_model
     from tf_fusedrec.models.item_index import IndexOptions
     from tf_fusedrec.models.kept_states import StateOptions
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     export(
         trained_model(folder), arguments.output, arguments.ops, states,
         index=index, rows=arguments.rows, base=arguments.base, experiment=saved_experiment(folder),
+        data=read_manifest(folder)["extra"].get("data"),
     )  # fmt: skip
     form = "delta" if arguments.base else "saved model"
     facts = {form: str(arguments.output), "summary": summary(arguments.output)}

@@ -121,6 +121,7 @@ REFUSED = [
     ("evaluate.cutoffs=[]", "evaluate.cutoffs must name at least one K"),
     ("evaluate.cutoffs=[0]", "evaluate.cutoffs must be >= 1, got 0"),
     (RETRIEVAL + "train.progressive_steps=5", "train.progressive_steps is for ranking only, but task is 'retrieval'"),
+    (RETRIEVAL + "data.held_out=all", r"data.held_out must be one of \['both', 'test', 'validation'\], got 'all'"),
     (RETRIEVAL + "model.encoder=gru", r"must be one of \['hstu', 'fuxi_alpha', 'fuxi_beta', 'sasrec'\], got 'gru'"),
     (RETRIEVAL + "model.time_encoding=sine", r"model.time_encoding must be one of \['none', 'buckets'"),
     (RETRIEVAL + "model={whole_catalogue: true, share_negatives: true}", "set model.share_negatives to false"),

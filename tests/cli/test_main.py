@@ -27,6 +27,8 @@ def test_the_overview_names_the_commands(capsys):
     assert max(map(len, shown.splitlines())) <= 120
 
 
+# What only the ops know of tables is refused before ranks start.
+TABLES = ["train", "hstu_tiny", "--set", "embedding.groups=2", "--set", "embedding.rule=weight_sync", "--set"]
 KERAS = ("tensorflow", "keras", "tf_keras")
 CHECKPOINT = ["inspect", str(ROOT / "tests/golden/0.1.0/checkpoint"), "--table", "item", "--data", "{folder}"]
 
@@ -37,6 +39,26 @@ CHECKPOINT = ["inspect", str(ROOT / "tests/golden/0.1.0/checkpoint"), "--table",
         ([], (*KERAS, "pyarrow"), "  Start    new       "),
         (["run", "nothing"], (*KERAS, "pyarrow"), "error: PROGRAM: no such program"),
         (["train", "hstu_tiny", "--set", "train.epoch=3"], (*KERAS, "horovod"), "Did you mean 'epochs'?"),
+        (
+            [*TABLES, "embedding.tables.item.limits.eviction=lru"],
+            KERAS,
+            "item: TableConfig.limits.eviction of table 'item' is 'lru'",
+        ),
+        (
+            [*TABLES, "embedding.tables.item.external.folder=x"],
+            KERAS,
+            "tables.item.external: folder must hold a checkpoint",
+        ),
+        (
+            [*TABLES, "embedding.all_tables.limits.ttl_minutes=3"],
+            KERAS,
+            "limits.ttl_minutes of table 'item' is 3 under Topology(",
+        ),
+        (
+            [*TABLES, "embedding.all_tables.limits.admission_count=3"],
+            KERAS,
+            "where replicas are averaged (rule 'weight_sync')",
+        ),
         (CHECKPOINT, ("tensorflow",), "\nred shoe "),
         (["runs"], KERAS, ""),
         (["report", "{folder}"], KERAS, "has no run.json"),
@@ -54,6 +76,7 @@ def test_what_needs_no_tensorflow_does_not_load_it(tmp_path, words, heavy, shown
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True,
     )  # fmt: skip
     assert shown in done.stdout and done.stdout.endswith("set()\n"), done.stdout
+    assert "the ranks start" not in done.stdout
 
 
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])

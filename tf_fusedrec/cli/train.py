@@ -16,9 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib.util
 import json
 import pathlib
 import shlex
+import subprocess
 import sys
 from typing import Any
 
@@ -27,6 +29,17 @@ from tf_fusedrec.cli.main import DONE, RANK_FAILED, command_line
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 DEFAULT_CONFIG = "grm_tiny"
+OPS = pathlib.Path(__file__).parents[1] / "ops" / "_fusedrec_ops.so"
+# Prints the refusal of each table in a line, "" for none.
+_CHECK = """
+import ctypes, sys
+framework, ops = sys.argv[1:]
+ctypes.CDLL(framework, ctypes.RTLD_GLOBAL)
+check = ctypes.CDLL(ops).fusedrec_check_table
+check.restype = ctypes.c_char_p
+for table in sys.stdin:
+    print(check((ctypes.c_char_p * 1)(table.encode()), ctypes.c_int64(1), b"CPU").decode())
+"""
 # Files that identify a data set, and the experiment for it.
 CONFIG_FOR_FILES = {
     ("ratings.dat", "ratings.csv", "ratings.csv.gz", "u.data"): "hstu_ml1m_tiny",
@@ -62,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     output = run_of(arguments.resume) if arguments.resume else arguments.output
     if launch.is_rank() and output is None:
         raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
+    if not launch.is_rank():
+        _check_tables(experiment)
     output = output or new_folder(experiment.name)
     go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
     if launch.is_rank():
@@ -85,6 +100,36 @@ def run(arguments: argparse.Namespace) -> int:
         document["results"] = read_record(output)["results"] if code == DONE else {}
         print(json.dumps(document, indent=1))
     return code
+
+
+def _check_tables(experiment: Any) -> None:
+    """Raises ValueError for what the ops refuse of a table, and for a missing checkpoint of another model's rows.
+
+    A process of its own loads the ops, because TensorFlow would not find them in one that has loaded them before it.
+    """
+    from tf_fusedrec.files.saves import read_manifest
+
+    topology = experiment.embedding.topology
+    averaged = topology.groups > 1 and topology.rule == "weight_sync"
+    tables = {}
+    for table in experiment.tables:
+        if table.external is not None:
+            try:
+                read_manifest(table.external.folder)
+            except ValueError as error:
+                raise ValueError(f"embedding.tables.{table.name}.external: {error}") from None
+        tables[table.name] = json.dumps(table.record(averaged=averaged))
+    tensorflow = importlib.util.find_spec("tensorflow")
+    if tensorflow is None or tensorflow.origin is None:
+        return  # the ranks say so
+    framework = pathlib.Path(tensorflow.origin).with_name("libtensorflow_framework.so.2")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", _CHECK, str(framework), str(OPS)], input="\n".join(tables.values()),
+        capture_output=True, encoding="utf-8",
+    )  # fmt: skip
+    for name, refusal in zip(tables, done.stdout.splitlines()):
+        if refusal:
+            raise ValueError(f"embedding.tables.{name}: TableConfig.{refusal}")
 
 
 def overrides_of(arguments: argparse.Namespace) -> list[str]:

@@ -64,11 +64,7 @@ class LayerOptions:
     def check_tables(self, tables: Sequence[TableConfig]) -> None:
         """Raises ValueError if the backend lacks an option of a table, and ImportError if it is not installed."""
         for table in tables:
-            if table.limits.ttl_minutes and self.topology.groups > 1:
-                raise ValueError(
-                    f"limits.ttl_minutes of table {table.name!r} is {table.limits.ttl_minutes} under {self.topology}, "
-                    "and the clocks of its groups differ. Use limits.ttl, or Topology(groups=1)."
-                )
+            self.topology.check_table(table)
         for table in tables if self.backend != "native" else ():
             if table.options:
                 raise ValueError(f"table {table.name!r} has {[*table.options]}, which need backend='native'.")

@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tf_fusedrec.config import TableConfig
+
 RULES = ("gradient_sync", "weight_sync")
 
 
@@ -83,6 +85,14 @@ class Topology:
             raise ValueError(
                 f"Topology.average_late needs the rule 'weight_sync', got {self.rule!r}, where sums must reach the "
                 "update of the same step. Use rule='weight_sync', or average_late=False."
+            )
+
+    def check_table(self, table: TableConfig) -> None:
+        """Raises ValueError for a table whose rows replicas cannot keep alike."""
+        if table.limits.ttl_minutes and self.groups > 1:
+            raise ValueError(
+                f"limits.ttl_minutes of table {table.name!r} is {table.limits.ttl_minutes} under {self}, "
+                "and the clocks of its groups differ. Use limits.ttl, or Topology(groups=1)."
             )
 
     @property

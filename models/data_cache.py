@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import json
+import os
 import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
+_DIGESTS = "digests.json"  # size, time and digest of each source file, by its path
+_BLOCK = 1 << 20  # bytes of a file in memory at a time
 _LOCK = ".lock"  # end of the name of a file beside each data set
 _INFO = "dataset.json"  # A process that reads the data set has a lock of it.
 _HELD: dict[pathlib.Path, IO[bytes]] = {}  # by this process
@@ -37,6 +42,35 @@ def cached(root: pathlib.Path) -> dict[pathlib.Path, int]:
         path.parent: sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
         for path in sorted(root.glob(f"*/{_INFO}"))
     }
+
+
+def digests(root: pathlib.Path, paths: Sequence[pathlib.Path]) -> list[str]:
+    """Returns a digest of the content of each file.
+
+    The cache remembers it, so a file is read again only after its size or its time of change has changed.
+    """
+    memo = root / _DIGESTS
+    known = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
+    entries: dict[str, Any] = {}
+    for path in paths:
+        state = path.stat()
+        entry = known.get(str(path.resolve()), [])
+        stamp = [state.st_size, state.st_mtime_ns]
+        entries[str(path.resolve())] = entry if entry[:2] == stamp else [*stamp, _digest(path)]
+    if any(known.get(name) != entry for name, entry in entries.items()):
+        root.mkdir(parents=True, exist_ok=True)
+        partial = root / f"{_DIGESTS}.{os.getpid()}"
+        partial.write_text(json.dumps({**known, **entries}) + "\n", encoding="utf-8")
+        partial.replace(memo)
+    return [entries[str(path.resolve())][2] for path in paths]
+
+
+def _digest(path: pathlib.Path) -> str:
+    hashed = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            hashed.update(block)
+    return hashed.hexdigest()
 
 
 def hold(folder: pathlib.Path) -> None:

@@ -78,7 +78,7 @@ def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
 
 def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.Path) -> pathlib.Path:
     data = experiment.data
-    folder = root / f"{data.source}-{_fingerprint(experiment, source)}"
+    folder = root / f"{data.source}-{_fingerprint(experiment, source, root)}"
     synthetic = data.source.startswith("synthetic")
     if source is not None and synthetic:
         raise ValueError(
@@ -176,7 +176,7 @@ def _window(experiment: Experiment) -> Window:
     return Window(exposures=experiment.data.window, history=experiment.model.max_history)
 
 
-def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
+def _fingerprint(experiment: Experiment, source: pathlib.Path | None, root: pathlib.Path) -> str:
     """Returns sixteen hexadecimal digits of a hash over everything that the converted data depend on."""
     facts: dict = {"source": experiment.data.source, "version": fr.__version__}
     if experiment.task == "retrieval":
@@ -186,12 +186,13 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
     else:
         # Other converters than that of tables also read the files beside the log (movies, user features).
         folder = source if source.is_dir() or experiment.data.source == "table" else source.parent
-        facts["files"] = [
-            (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        files = [
+            path
             for each in (folder, *map(pathlib.Path, experiment.data.earlier))
             for path in (sorted(each.iterdir()) if each.is_dir() else [each])
             if path.is_file()
         ]
+        facts["files"] = [[path.name for path in files], data_cache.digests(root, files)]
         facts["ids"] = "by value"  # the rule of data_sets.text_log.ids_of
         facts["split"] = experiment.data.split
         if experiment.data.source in WINDOWED:

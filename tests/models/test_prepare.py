@@ -4,6 +4,7 @@ One job at a time writes an output folder.
 """
 
 import dataclasses
+import shutil
 import threading
 
 import pytest
@@ -30,12 +31,19 @@ def movielens(source):
     return from_dict({"name": "x", "task": "retrieval", "data": data})
 
 
-def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path):
+def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, monkeypatch):
     raw, root = written(tmp_path / "raw"), tmp_path / "data"
     first = prepare_data(movielens(raw), root)
     made = (first / "dataset.json").stat().st_mtime_ns
     assert prepare_data(movielens(raw), root) == first
     assert (first / "dataset.json").stat().st_mtime_ns == made
+    shutil.copytree(raw, tmp_path / "copy", copy_function=shutil.copyfile)  # files with other times
+    assert prepare_data(movielens(tmp_path / "copy"), root) == first
+    with monkeypatch.context() as patched:
+        patched.setattr(data_cache, "_digest", lambda path: pytest.fail(f"{path} was read again"))
+        assert prepare_data(movielens(raw), root) == prepare_data(movielens(tmp_path / "copy"), root) == first
+    written(raw, RATINGS.replace(",5,", ",1,"))  # of the same size
+    assert prepare_data(movielens(raw), root) != first
     written(raw, RATINGS + "2,20,1,300\n")
     second = prepare_data(movielens(raw), root)
     assert second != first

@@ -11,7 +11,7 @@ from tf_fusedrec.models.run_folder import read_record
 
 
 def test_the_program_for_a_file_of_clicks_finds_the_tastes_of_users_and_items(tmp_path, monkeypatch):
-    """The log has more users, and a larger batch, than the page's: rows that hardly train would stay below 0.6."""
+    """The log has more users, and a larger batch, than the page's. With Adagrad(0.1), rows hardly train: 0.66."""
     monkeypatch.chdir(tmp_path)
     random, lines = np.random.default_rng(0), 20000
     users, items = random.integers(0, 1000, lines), random.integers(0, 300, lines)
@@ -25,7 +25,7 @@ def test_the_program_for_a_file_of_clicks_finds_the_tastes_of_users_and_items(tm
     names = {"__name__": "docs"}
     exec(compile(code.replace(sizes, "SAMPLES, HELD_OUT, BATCH = 20000, 2000, 256"), "your_data.md", "exec"), names)
     possible = exact.auc(clicked[-2000:], log_odds[-2000:])
-    assert 0.65 <= names["history"]["val_auc"][-1] < possible + 0.02
+    assert 0.75 <= names["history"]["val_auc"][-1] < possible + 0.02
 
 
 def test_the_criteo_example_learns_from_the_sample(tmp_path):

@@ -95,11 +95,13 @@ template <typename T>
 inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, const int32_t* begin,
     const int32_t* bags, const float* scale, int64_t first, int64_t last, T* out) {
   std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
-  for (int64_t u = first; u < last; ++u) {
-    SumInto(
-        begin[u], begin[u + 1], begin[last], dim, [&](int64_t p) { return grads + int64_t{bags[p]} * dim; },
-        [&](int64_t p) { return scale == nullptr ? 1.0f : scale[bags[p]]; }, 1.0f, wide.data(), out + u * dim);
-  }
+  const auto row_of = [&](int64_t p) { return grads + int64_t{bags[p]} * dim; };
+  const auto sum = [&](const auto& factor_of) {
+    for (int64_t u = first; u < last; ++u) {
+      SumInto(begin[u], begin[u + 1], begin[last], dim, row_of, factor_of, 1.0f, wide.data(), out + u * dim);
+    }
+  };
+  scale == nullptr ? sum([](int64_t) { return 1.0f; }) : sum([&](int64_t p) { return scale[bags[p]]; });
 }
 
 // The float32 loops, compiled for several instruction sets.

@@ -201,6 +201,7 @@ _ID_BITS = 40  # fits every key encoding, and the low bits still look random
 class Batch(NamedTuple):
     ids: np.ndarray  # <int64>[F, B, L]
     labels: np.ndarray  # <float32>[B]
+    order: np.ndarray  # <int64>[F, B, L], places of the ids in the order of frequency, below Batches.vocabularies
 
 
 def id_of(order: np.ndarray) -> np.ndarray:
@@ -216,9 +217,13 @@ class ZipfIds:
         weights = np.arange(1, vocabulary + 1, dtype=np.float64) ** -alpha
         self._cumulative = np.cumsum(weights) / np.sum(weights)
 
+    def order(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns <int64>[shape], places of drawn ids in the order of frequency."""
+        return np.searchsorted(self._cumulative, random.random(shape))
+
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Returns <int64>[shape] ids in [0, 2^40)."""
-        return id_of(np.searchsorted(self._cumulative, random.random(shape)))
+        return id_of(self.order(random, shape))
 
 
 class Batches:
@@ -226,14 +231,16 @@ class Batches:
 
     def __init__(self, *, features: int, batch_size: int, ids_per_feature: int, alpha: float):
         self._shape = (batch_size, ids_per_feature)
-        self._features = [ZipfIds(int(v), alpha) for v in np.geomspace(1e3, 1e6, features)]
+        self.vocabularies = [int(v) for v in np.geomspace(1e3, 1e6, features)]
+        self._features = [ZipfIds(vocabulary, alpha) for vocabulary in self.vocabularies]
 
     def batch(self, step: int, rank: int) -> Batch:
         """Returns the batch of one step on one rank. Labels depend on the ids, so that a model can learn."""
         random = np.random.default_rng((step, rank))
-        ids = np.stack([feature.draw(random, self._shape) for feature in self._features])
+        order = np.stack([feature.order(random, self._shape) for feature in self._features])
+        ids = id_of(order)
         votes = np.where((ids >> 7) & 1, 1.0, -1.0).mean(axis=(0, 2))
-        return Batch(ids, (votes > 0).astype(np.float32))
+        return Batch(ids, (votes > 0).astype(np.float32), order)
 
 
 def segment_ids(seed: int, *, n_ids: int, zipf_alpha: float, segments: int) -> tuple[np.ndarray, np.ndarray]:

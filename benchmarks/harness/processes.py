@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -187,22 +188,44 @@ def ask_ranks(
 _RANK = re.compile(r"^(?:\[(\d+)\]<stdout>:)?(.*)")
 
 
-def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any], facts: Mapping[str, Any]) -> None:
+def serve(
+    variants: Mapping[str, Callable[[Any], Any]], check: Callable[[], Any], facts: Mapping[str, Any], *,
+    prepare: Callable[[int], Any] = int, turn: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> None:  # fmt: skip
     """Runs the child of a Remote: sends `facts`, then answers requests until its input ends.
 
-    A variant is step(n) by name, where n counts its steps from 0. What `check` returns answers Remote.check.
+    Args:
+      variants: step(prepare(n)) by name, where n counts its steps from 0.
+      check: Its result answers Remote.check.
+      prepare: Makes a step's argument, outside of the measured time.
+      turn: A context of all steps of one request.
     """
     turns = dict.fromkeys(variants, 0)
     print(_MARK + json.dumps(facts), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = [] if request else check()
-        for _ in range(request.get("steps", 0)):
-            begin = time.perf_counter()
-            variants[request["variant"]](turns[request["variant"]])
-            answer.append(time.perf_counter() - begin)
-            turns[request["variant"]] += 1
-        print(_MARK + json.dumps(answer), flush=True)
+        if not request:
+            print(_MARK + json.dumps(check()), flush=True)
+            continue
+        variant, seconds = request["variant"], []
+        with turn():
+            for _ in range(request["steps"]):
+                argument = prepare(turns[variant])
+                begin = time.perf_counter(), time.process_time()
+                variants[variant](argument)
+                seconds.append([time.perf_counter() - begin[0], time.process_time() - begin[1]])
+                turns[variant] += 1
+        print(_MARK + json.dumps(seconds), flush=True)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stops a process in the body, so that its idle threads take no part of a core."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class Remote:
@@ -218,7 +241,7 @@ class Remote:
             command_of(python, function, request), env={**environment(), **variables}, cwd=ROOT, encoding="utf-8",
             errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        self._name = f"{python}, {function.__module__}.{function.__qualname__}"
+        self._python, self._name = python, f"{python}, {function.__module__}.{function.__qualname__}"
         self.facts = self._read()
 
     def __enter__(self) -> Remote:
@@ -232,8 +255,18 @@ class Remote:
     def check(self) -> Any:
         return self._ask({})
 
-    def steps(self, variant: str, count: int) -> list[float]:
+    def check_libraries(self) -> None:
+        """Raises CheckFailed if `facts` name a missing library."""
+        if missing := self.facts["missing"]:
+            raise CheckFailed(f"--peer {self._python} lacks a library: {missing}. Install it there.")
+
+    def times(self, variant: str, count: int) -> list[list[float]]:
+        """Returns the wall-clock seconds and the processor seconds of each step."""
         return self._ask({"variant": variant, "steps": count})
+
+    def steps(self, variant: str, count: int) -> list[float]:
+        """Returns the wall-clock seconds of each step."""
+        return [wall for wall, _ in self.times(variant, count)]
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None

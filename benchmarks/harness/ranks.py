@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,11 @@ def turns(
         variants[name](*arguments)
         if repeat >= 0:
             seconds[:, names.index(name), repeat] = time.perf_counter() - begin[0], time.process_time() - begin[1]
+    return of_all_ranks(names, seconds)
+
+
+def of_all_ranks(names: Sequence[str], seconds: np.ndarray) -> Turns:
+    """Joins what every rank measured: <float64>[2, variants, repeats], wall-clock and processor seconds."""
     by_rank = collectives.all_gather(seconds[np.newaxis])
     wall, cpu = by_rank[:, 0].max(axis=0), by_rank[:, 1].mean(axis=0)
     return Turns(dict(zip(names, wall)), dict(zip(names, cpu)))
@@ -57,7 +62,7 @@ def turns(
 def check_losses(losses: Mapping[str, Any]) -> float:
     """Raises CheckFailed unless all variants have the first one's losses at every step, and the losses change.
 
-    Returns the largest difference of two losses on this rank.
+    Returns the largest difference of two losses on any rank.
     """
     first, *others = losses
     for name in others:
@@ -66,7 +71,8 @@ def check_losses(losses: Mapping[str, Any]) -> float:
         harness.check_close(what, losses[name], losses[first], relative=LOSS_TOLERANCE, reason=reason)
     if np.ptp(losses[first]) < 100 * LOSS_TOLERANCE:
         raise harness.CheckFailed(f"losses of {first} do not move, so they compare nothing: {losses[first]}.")
-    return float(np.ptp(list(losses.values()), axis=0).max())
+    largest = np.ptp(list(losses.values()), axis=0).max(keepdims=True)
+    return float(collectives.all_gather(largest).max())
 
 
 def compare_steps(
@@ -86,7 +92,7 @@ def compare_steps(
         **{f"ms_{name}": ms for name, ms in times.ms.items()}, **cpu,
         **{f"ratio_vs_{name}": ms / times.ms["ours"] for name, ms in times.ms.items() if name != "ours"},
         "alltoalls_per_step": {name: harness.count_nodes(graph, "HorovodAlltoall") for name, graph in graphs.items()},
-        "max_loss_difference": float(collectives.all_gather(np.array([difference])).max()),
+        "max_loss_difference": difference,
     }  # fmt: skip
 
 

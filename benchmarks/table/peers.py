@@ -75,8 +75,7 @@ def turns(
     with tempfile.TemporaryDirectory() as folder:
         write_work(pathlib.Path(folder), work, all_ids(rows))
         with Remote(python, theirs, folder=folder, threads=threads) as their_side:
-            if missing := their_side.facts["missing"]:
-                raise harness.CheckFailed(f"--peer {python} lacks a library: {missing}. Install it there.")
+            their_side.check_libraries()
             variants = [list(variant[:3]) for variant in pairs.values()]
             request: dict[str, Any] = {"folder": folder, "threads": threads, "variants": variants, "checked": steps}
             with Remote(sys.executable, ours, **request) as our_side:

@@ -1,6 +1,6 @@
 """Question: what does a training step with many features cost with TFRA, TFRA-fused and FusedEmbedding?
 
-    python -m benchmarks.train_step [--quick] [--json FILE]
+    python -m benchmarks.train_step [--peer PYTHON] [--quick] [--json FILE]
 
 On two ranks, TFRA makes an exchange per feature. TFRA-fused joins all features with TFRA's own parts (FusedRec section
 4). `swapped` is the TFRA program with our import and `fuse`, which keeps TFRA's tables, optimizer and rule over ranks;
@@ -14,12 +14,25 @@ TFRA has its best settings: the same Horovod, with this project's patch and cycl
 `stages_ms`: clocks inside the graph of the native step. `phases_ms`: lookup, forward and backward pass by variant
 (MTGRBoost, section 6, figure 12). Graphs of the lookup, of the lookup with the dense layers, and of the whole step take
 turns. "lookup" is the time of the first, with the exchange, the others what the next graph takes longer.
+
+--peer names an interpreter with torch, fbgemm-gpu-cpu and torchrec (see peer_torch.py). `torchrec` has a record for
+each of SHAPES. Both sides train with row-wise Adagrad, and their losses are compared first. They take turns of STEPS
+steps. Our ranks are stopped during the turn of TorchRec, because an idle rank of Horovod uses its core. TorchRec has
+a thread per process.
+
+Fields of a record, and of the file:
+  ms_<side>, p10_ms_<side>  median and 10th percentile of a step of the slowest rank
+  cpu_ms_<side>             median processor time of a step, mean over ranks
+  ratio_vs_torchrec, cpu_ratio_vs_torchrec  time of TorchRec / ours. The file has them of the first shape.
+  mean_ratio_vs_torchrec    mean over all shapes
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,21 +44,35 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.harness import Batches
+from benchmarks.harness.processes import Remote
 from benchmarks.harness.stage_times import MarkedStep, stage_ms
-from tf_fusedrec import keras, tf
+from benchmarks.train_step import peer_torch
+from benchmarks.train_step.peer_torch import (
+    FEATURES,
+    HIDDEN_UNITS,
+    INITIAL_VALUE,
+    LEARNING_RATE,
+    NAMES,
+    RANKS,
+    Shape,
+    tower_weights,
+)
+from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.exchange.collectives import all_to_all
 from tf_fusedrec.tfra import fuse
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.tfra_library import de
 
-RANKS = 2
-FEATURES, BATCH_SIZE, IDS_PER_FEATURE, ZIPF_ALPHA = 26, 512, 4, 1.05
+ZIPF_ALPHA = 1.05
+SHAPES = tuple(
+    Shape(dim, batch_size, ids_per_feature, alpha)
+    for dim, batch_size, ids_per_feature in ((16, 512, 4), (64, 512, 4), (64, 2048, 20), (128, 4096, 1))
+    for alpha in (ZIPF_ALPHA, 0.0)
+)
+STEPS = 20  # of a side before the other's turn
 PHASES = ("lookup", "forward", "backward")
 Batch = Callable[[int], tuple[dict[str, tf.Tensor], tf.Tensor]]
-DIM = 16
-LEARNING_RATE = 0.05
-INITIAL_VALUE = 0.05
-HIDDEN_UNITS = 64
+DIM = SHAPES[0].dim
 ROWS_PER_FEATURE = 1 << 16  # allocated at once by all variants, so that no table grows during the measurement
 # Multiplication by an odd number is a bijection, so that two keys of one feature never collide.
 _MIX = np.int64(-7046029254386353131)
@@ -55,12 +82,11 @@ def _optimizer() -> keras.optimizers.legacy.Optimizer:
     return keras.optimizers.legacy.Adagrad(LEARNING_RATE)
 
 
-def _tower(features: int) -> keras.Sequential:
+def _tower(inputs: int) -> keras.Sequential:
     """Returns the dense layers, with the same weights for all variants and ranks."""
     tower = keras.Sequential([keras.layers.Dense(HIDDEN_UNITS, activation="relu"), keras.layers.Dense(1)])
-    tower.build((None, features * DIM))
-    random = np.random.default_rng(0)
-    tower.set_weights([random.normal(0, 0.1, w.shape).astype(np.float32) for w in tower.get_weights()])
+    tower.build((None, inputs))
+    tower.set_weights(tower_weights(inputs))
     return tower
 
 
@@ -68,9 +94,10 @@ class Variant(abc.ABC):
     """A model and its step(ids, labels), with ids <int64>[B, L] by feature and labels <float>[B]."""
 
     name: str
+    dim = DIM
 
     def __init__(self, features: Sequence[str]):
-        self.tower = _tower(len(features))
+        self.tower = _tower(len(features) * self.dim)
         # No variant needs AutoGraph, which takes half a minute to convert TFRA's code.
         self.step = tf.function(tf.autograph.experimental.do_not_convert(self.plain_step), autograph=False)
 
@@ -208,17 +235,20 @@ class Fused(Variant):
 
     name = "ours"
     backend = "native"
+    rule = staticmethod(_optimizer)
 
-    def __init__(self, features: Sequence[str]):
+    def __init__(self, features: Sequence[str], capacity: int = ROWS_PER_FEATURE * FEATURES):
         super().__init__(features)
         self.embedding = fr.FusedEmbedding(
             tables=[
-                fr.TableConfig(name=f, dim=DIM, optimizer=_optimizer(), initializer=fr.Constant(value=INITIAL_VALUE))
+                fr.TableConfig(
+                    name=f, dim=self.dim, optimizer=self.rule(), initializer=fr.Constant(value=INITIAL_VALUE)
+                )
                 for f in features
             ],
             features=[fr.FeatureConfig(name=f, table=f, combiner="mean") for f in features],
             backend=self.backend,
-            init_capacity_per_rank=ROWS_PER_FEATURE * len(features),
+            init_capacity_per_rank=capacity,
             name=f"benchmark_{self.backend}",
         )
         self.optimizer = fr.collectives.distributed_optimizer(_optimizer())
@@ -237,6 +267,18 @@ class FusedOverTfra(Fused):
 
     name = "ours_tfra"
     backend = "tfra"
+
+
+class BesideTorchRec(Fused):
+    """Fused with TorchRec's rule for rows, at any shape. Its tables have room for all ids at once."""
+
+    @staticmethod
+    def rule() -> optimizers.RowWiseAdagrad:
+        return optimizers.RowWiseAdagrad(LEARNING_RATE, epsilon=peer_torch.ROW_EPSILON)
+
+    def __init__(self, features: Sequence[str], dim: int, capacity: int):
+        self.dim = dim
+        super().__init__(features, capacity)
 
 
 VARIANTS = (Tfra, TfraFused, Swapped, NativeFuse, FusedOverTfra, Fused)
@@ -270,34 +312,94 @@ def phases_ms(variants: Sequence[Variant], batch: Batch, *, warmup: int, repeats
     return {name: dict(zip(PHASES, np.diff(ends, prepend=0.0).tolist())) for name, ends in until.items()}
 
 
-def on_rank(quick: bool) -> dict[str, Any]:
-    fr.init()
-    tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
-    names, repeats = [f"f{f:02d}" for f in range(FEATURES)], 200 if quick else 600
-    batches = Batches(features=FEATURES, batch_size=BATCH_SIZE, ids_per_feature=IDS_PER_FEATURE, alpha=ZIPF_ALPHA)
+def on_this_rank(batches: Batches) -> Batch:
+    """Returns the arguments of a step on this rank by number."""
 
     def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         drawn = batches.batch(number, fr.rank())
-        return {name: tf.constant(ids) for name, ids in zip(names, drawn.ids)}, tf.constant(drawn.labels)
+        return {name: tf.constant(ids) for name, ids in zip(NAMES, drawn.ids)}, tf.constant(drawn.labels)
 
-    variants: list[Variant] = [variant(names) for variant in VARIANTS]
+    return batch
+
+
+def beside_torchrec(python: str, shape: dict[str, Any], folder: str, turns: int) -> dict[str, Any]:
+    """Returns one record of `torchrec`. Every rank of ours starts one of TorchRec's, which meet in `folder`."""
+    fr.init()
+    sizes, checked = Shape(**shape), ranks.CHECKED
+    batches = sizes.batches()
+    batch, ours = on_this_rank(batches), BesideTorchRec(NAMES, sizes.dim, sum(batches.vocabularies) // RANKS)
+    request = {
+        "shape": shape, "folder": folder, "rank": fr.rank(), "checked": checked,
+        "threads": max(1, len(os.sched_getaffinity(0)) // RANKS),
+    }  # fmt: skip
+    with Remote(python, peer_torch.peer, variables={"GLOO_SOCKET_IFNAME": "lo"}, **request) as theirs:
+        theirs.check_libraries()
+        losses = {"ours": [float(ours.step(*batch(n))) for n in range(checked)], "torchrec": theirs.check()}
+        sharding, difference = theirs.facts["sharding"], ranks.check_losses(losses)
+        times: dict[str, list[ranks.Turns]] = {name: [] for name in losses}
+        numbers = itertools.count(checked)
+        for turn, name in harness.in_turns(list(losses), turns, warmup=1):
+            if name == "ours":
+                taken = ranks.turns({name: ours.step}, warmup=0, repeats=STEPS, inputs=lambda _: batch(next(numbers)))
+            else:
+                fr.collectives.barrier()
+                taken = ranks.of_all_ranks([name], np.array(theirs.times(name, STEPS)).T[:, np.newaxis])
+            times[name] += [taken] if turn >= 0 else []
+    return {**shape, "sharding": sharding, "max_loss_difference": difference, **figures(times)}
+
+
+def figures(times: Mapping[str, Sequence[ranks.Turns]]) -> dict[str, float]:
+    """Returns the figures of both sides and their ratios, from the turns of each."""
+    fields: dict[str, float] = {}
+    for name, turns in times.items():
+        wall, cpu = (1e3 * np.concatenate([getattr(turn, clock)[name] for turn in turns]) for clock in ("wall", "cpu"))
+        fields |= {f"ms_{name}": float(np.median(wall)), f"p10_ms_{name}": float(np.percentile(wall, 10))}
+        fields[f"cpu_ms_{name}"] = float(np.median(cpu))
+    return fields | {
+        f"{clock}ratio_vs_torchrec": fields[f"{clock}ms_torchrec"] / fields[f"{clock}ms_ours"] for clock in ("", "cpu_")
+    }
+
+
+def versus_torchrec(python: str, quick: bool) -> dict[str, Any]:
+    """Compares all shapes, each on new ranks."""
+    records = []
+    for shape in SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            request: dict[str, Any] = {"shape": shape._asdict(), "folder": folder, "turns": 2 if quick else 10}
+            records.append(processes.ask_ranks(beside_torchrec, RANKS, python=python, **request))
+    first = {name: records[0][name] for name in ("ratio_vs_torchrec", "cpu_ratio_vs_torchrec")}
+    mean = float(np.mean([record["ratio_vs_torchrec"] for record in records]))
+    return {"torchrec": records, **first, "mean_ratio_vs_torchrec": mean}
+
+
+def on_rank(quick: bool) -> dict[str, Any]:
+    fr.init()
+    tf.get_logger().setLevel("ERROR")  # TFRA warns once per layer about savers, which this run does not use
+    shape, repeats = SHAPES[0], 200 if quick else 600
+    batch = on_this_rank(shape.batches())
+    variants: list[Variant] = [variant(NAMES) for variant in VARIANTS]
     fields = ranks.compare_steps({one.name: one.step for one in variants}, batch, warmup=20, repeats=repeats)
     fields["ratio_native_fuse"] = fields["ms_tfra"] / fields["ms_native_fuse"]
     fields["stages_ms"] = stages_ms(variants[-1], batch, warmup=10, repeats=repeats // 4)
     fields["phases_ms"] = phases_ms(variants, batch, warmup=10, repeats=repeats // 4)
     fields["setting"] = {
-        "ranks": RANKS, "features": FEATURES, "batch_size": BATCH_SIZE, "ids_per_feature": IDS_PER_FEATURE,
-        "zipf_alpha": ZIPF_ALPHA, "repeats": repeats,
+        "ranks": RANKS, "features": FEATURES, "batch_size": shape.batch_size,
+        "ids_per_feature": shape.ids_per_feature, "zipf_alpha": shape.zipf_alpha, "repeats": repeats,
     }  # fmt: skip
     return fields
 
 
 def main() -> None:
-    arguments = harness.parser(__doc__).parse_args()
+    parser = harness.parser(__doc__)
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with torch, fbgemm-gpu-cpu and torchrec")
+    arguments = parser.parse_args()
     fields = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
     harness.print_fields(f"train_step: {fields['setting']}", fields)
     harness.print_fields("stages of the native step, ms", fields["stages_ms"])
     harness.print_table("phases, ms", [{"variant": name, **ms} for name, ms in fields["phases_ms"].items()])
+    if arguments.peer:
+        fields |= versus_torchrec(arguments.peer, arguments.quick)
+        harness.print_table("beside TorchRec", fields["torchrec"])
     harness.write_json(arguments.json, fields)
 
 

@@ -1,5 +1,6 @@
 """Functions that test_harness.py runs in processes of their own, in a module that imports no TensorFlow."""
 
+import contextlib
 import time
 
 from benchmarks.harness import processes
@@ -11,4 +12,17 @@ def double(number):
 
 
 def served():
-    processes.serve({"step": lambda n: time.sleep(0.01 * n)}, lambda: [1, 2], {"missing": ""})
+    """The preparation of a step takes .4 s, and a step .01 s more than the one before."""
+    log = []
+
+    @contextlib.contextmanager
+    def turn():
+        log.append("begin")
+        yield
+        log.append("end")
+
+    def prepare(n):
+        time.sleep(0.4)
+        return 0.01 * n
+
+    processes.serve({"step": time.sleep}, lambda: log, {"missing": "one"}, prepare=prepare, turn=turn)

@@ -85,6 +85,8 @@ def test_ids_are_skewed_and_a_function_of_step_and_rank():
     first, again, other = batches.batch(5, 1), batches.batch(5, 1), batches.batch(5, 0)
     np.testing.assert_array_equal(first.ids, again.ids)
     assert first.ids.shape == (3, 8, 2) and not np.array_equal(first.ids, other.ids)
+    np.testing.assert_array_equal(harness.id_of(first.order), first.ids)
+    assert batches.vocabularies == [1000, 31622, 1000000]
 
 
 def test_a_data_set_is_known_by_its_files_and_their_bytes(tmp_path):
@@ -138,11 +140,26 @@ def test_a_child_answers_and_a_silent_one_ends_the_run_with_its_last_lines():
     with pytest.raises(harness.CheckFailed, match=r"(?s)double with \{'number': 0\} ended with code 0.*the last line"):
         processes.ask(double, number=0)
     with Remote(sys.executable, served) as side:
-        assert side.facts == {"missing": ""} and side.check() == [1, 2]
-        seconds = side.steps("step", 3) + side.steps("step", 1)
-    assert seconds == sorted(seconds) and seconds[-1] >= 0.03
+        assert side.check() == []
+        times = side.times("step", 3) + [[wall, 0.0] for wall in side.steps("step", 1)]
+        assert side.check() == ["begin", "end"] * 2
+        with pytest.raises(
+            harness.CheckFailed, match=f"--peer {sys.executable} lacks a library: one. Install it there"
+        ):
+            side.check_libraries()
+    for n, (wall, cpu) in enumerate(times):
+        assert 0.01 * n <= wall < 0.4 and cpu < wall + 0.01, "a step slept, and its preparation is not measured"
     with pytest.raises(harness.CheckFailed, match="double ended with code 0. Its errors are printed above"):
         Remote(sys.executable, double, number=0)
+
+
+def test_a_stopped_process_goes_on_whatever_happens_in_the_body():
+    with processes.started([sys.executable, "-c", "import time; time.sleep(300)"]) as sleeper:
+        with pytest.raises(KeyError), processes.stopped(sleeper.pid):
+            assert os.WIFSTOPPED(os.waitpid(sleeper.pid, os.WUNTRACED)[1])
+            raise KeyError
+        assert os.WIFCONTINUED(os.waitpid(sleeper.pid, os.WCONTINUED | os.WNOHANG)[1])
+        sleeper.kill()
 
 
 def test_a_failed_check_or_a_missing_horovodrun_ends_the_run(capsys, monkeypatch, tmp_path):

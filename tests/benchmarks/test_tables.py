@@ -100,6 +100,71 @@ def test_all_variants_train_alike_and_take_turns(monkeypatch):
         ranks.check_losses({"tfra": [0.7, 0.7], "ours": [0.7, 0.7]})
 
 
+class TorchRec:
+    """A peer with given losses, whose steps take 2 ms on the wall and 1 ms of a processor."""
+
+    facts = {"missing": "", "sharding": {"table_wise": 26}}
+
+    def __init__(self, losses):
+        self.asked, self._losses = [], losses
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def check_libraries(self):
+        pass
+
+    def check(self):
+        return self._losses
+
+    def times(self, variant, count):
+        self.asked.append((variant, count))
+        return [[2e-3, 1e-3]] * count
+
+
+def test_torchrec_is_compared_first_and_both_sides_train_on_the_same_batches(monkeypatch):
+    shape, drawn = train_step.Shape(dim=4, batch_size=8, ids_per_feature=2, zipf_alpha=0.0), []
+    request = {"shape": shape._asdict(), "folder": "", "turns": 2}
+    with pytest.raises(harness.CheckFailed, match="lacks a library: No module named 'torch'. Install it"):
+        train_step.beside_torchrec(sys.executable, **request)
+    batches = shape.batches()
+    twin = train_step.BesideTorchRec(train_step.NAMES, shape.dim, 1000)
+    losses = [float(twin.step(*train_step.on_this_rank(batches)(n))) for n in range(ranks.CHECKED)]
+    monkeypatch.setattr(train_step, "Remote", lambda *_, **__: side)
+    draw = Batches.batch
+    monkeypatch.setattr(Batches, "batch", lambda self, step, rank: drawn.append(step) or draw(self, step, rank))
+    side = TorchRec([*losses[:-1], losses[-1] + 1e-3])
+    with pytest.raises(harness.CheckFailed, match="losses of torchrec by step against the losses of ours"):
+        train_step.beside_torchrec("python", **request)
+    side = TorchRec(losses)
+    drawn.clear()
+    record = train_step.beside_torchrec("python", **request)
+    assert side.asked == [("torchrec", train_step.STEPS)] * 3, "a warm-up and two turns"
+    assert drawn == list(range(ranks.CHECKED + 3 * train_step.STEPS)), "the peer counts its batches alike"
+    assert (record["dim"], record["zipf_alpha"]) == (4, 0.0)
+    assert (record["ms_torchrec"], record["p10_ms_torchrec"], record["cpu_ms_torchrec"]) == pytest.approx((2, 2, 1))
+    assert record["ratio_vs_torchrec"] == record["ms_torchrec"] / record["ms_ours"]
+    assert record["cpu_ratio_vs_torchrec"] == record["cpu_ms_torchrec"] / record["cpu_ms_ours"]
+
+
+def test_figures_of_all_shapes_are_joined(monkeypatch):
+    ratios = iter(range(1, 1 + len(train_step.SHAPES)))
+    asked = []
+
+    def ask_ranks(function, count, *, python, shape, folder, turns):
+        asked.append(train_step.Shape(**shape))
+        return {"ratio_vs_torchrec": float(next(ratios)), "cpu_ratio_vs_torchrec": 0.5}
+
+    monkeypatch.setattr(train_step.processes, "ask_ranks", ask_ranks)
+    fields = train_step.versus_torchrec("python", quick=True)
+    assert asked == list(train_step.SHAPES) and len(set(asked)) == 8
+    assert (fields["ratio_vs_torchrec"], fields["cpu_ratio_vs_torchrec"]) == (1.0, 0.5)
+    assert fields["mean_ratio_vs_torchrec"] == 4.5 and len(fields["torchrec"]) == 8
+
+
 def test_a_tier_reads_its_file_and_a_table_that_differs_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"rows": 4096, "ids": 512, "blocks": 1}

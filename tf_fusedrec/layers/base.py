@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.ops import SequenceTimes, contextual_lengths
 
@@ -51,7 +51,17 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}.")
 
 
-class SequenceBlock(ConfiguredLayer):
+class SequenceLayer(ConfiguredLayer):
+    """Base of layers from ragged tokens [B,(L),D] to tokens of the same shape."""
+
+    def compute_output_spec(self, x: Any, *_: Any, **__: Any) -> Any:
+        """The symbolic tokens of a functional model, for which Keras 3 would trace a call with a dense tensor."""
+        if not x.ragged:
+            raise ValueError(f"x must be ragged, got shape {x.shape} of a dense tensor. Use keras.Input(ragged=True).")
+        return keras_api.KerasTensor(x.shape, self.compute_dtype, ragged=True)
+
+
+class SequenceBlock(SequenceLayer):
     """Base of HSTU, FuXi and SASRec: attention over ragged sequences that can be computed piece by piece."""
 
     num_heads: int

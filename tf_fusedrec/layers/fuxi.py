@@ -16,6 +16,7 @@ from tf_fusedrec.ops import RelativeBias, SequenceTimes
 FORMS = ("alpha", "beta")
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class FuXi(SequenceBlock):
     """FuXi-alpha or FuXi-beta block over ragged sequences.
 

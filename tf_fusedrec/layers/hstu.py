@@ -19,6 +19,7 @@ FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class HSTU(SequenceBlock):
     """Hierarchical sequential transduction unit over ragged sequences, in one of three published forms.
 

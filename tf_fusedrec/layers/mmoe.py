@@ -7,6 +7,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers.base import ConfiguredLayer, check_positive
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class MMoE(ConfiguredLayer):
     """y_task = sum over its top k experts of g_e(x) * Expert_e(x); Expert_e(x) = relu(x W_e + b_e).
 

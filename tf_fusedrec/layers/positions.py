@@ -9,13 +9,14 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.base import ConfiguredLayer, check_choice, check_positive
+from tf_fusedrec.layers.base import SequenceLayer, check_choice, check_positive
 from tf_fusedrec.ops import contextual_lengths
 
 _SECONDS = 60  # Seconds in one unit of age.
 
 
-class PositionTimeEmbedding(ConfiguredLayer):
+@keras.saving.register_keras_serializable("tf_fusedrec")
+class PositionTimeEmbedding(SequenceLayer):
     """Computes x * sqrt(D) + positions[row] + ages[bucket].
 
     The row of context token p is p. The row of any other token is C + (end of history - its position), and C for all
@@ -101,7 +102,8 @@ class PositionTimeEmbedding(ConfiguredLayer):
         return thresholds
 
 
-class PositionEmbedding(ConfiguredLayer):
+@keras.saving.register_keras_serializable("tf_fusedrec")
+class PositionEmbedding(SequenceLayer):
     """Computes dropout(x * sqrt(D) + positions[position]), the input rule of the public HSTU experiments.
 
     All targets of a row share the position after the history, like the candidates of the HSTU operators. A target's

@@ -9,6 +9,7 @@ from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_positiv
 _EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class SASRec(SequenceBlock):
     """Self-attentive sequential recommendation block over ragged sequences, as in the public HSTU experiments.
 

@@ -14,9 +14,16 @@ from tf_fusedrec.tables import places
 
 M = 2
 PLACES = {"host_rows": (True, True), "device": (False, False), "both": (True, False)}  # of both tables
-# Schedules and places; a schedule meets the device alone once, because nothing is planned ahead there.
-CELLS = [(name, place) for name in ("dual_buffer", "nested") for place in ("host_rows", "both")]
-CELLS += [("lead", "host_rows"), ("nested", "device")]
+# Look-aheads and exchanges of ids, by schedule and place. Tables on the device read nothing ahead. Ids of both places
+# travel apart.
+CELLS = {
+    ("dual_buffer", "host_rows"): (1, 1),
+    ("lead", "host_rows"): (1, 1),
+    ("nested", "host_rows"): (1, 1),
+    ("dual_buffer", "both"): (1, 2),
+    ("nested", "both"): (1, 2),
+    ("nested", "device"): (0, 1),
+}
 
 
 def _facts():
@@ -76,34 +83,24 @@ def facts():
 
 
 def assert_ids_stay_in_host_memory(seen, schedule, ranks):
-    assert seen["look_aheads"] == 1 and seen["elsewhere"] == []
     assert seen["routed"] == {"Fusedrec>FuseIds", *(["HorovodAlltoall"] if ranks > 1 else [])}
     # With a lead, the ids that are looked up were routed in the step before.
     assert set(seen["way"]) >= ({"QueueDequeueV2"} if schedule == "lead" else seen["routed"])
     assert seen["of_tables"] == {False}  # they run where the table is
 
 
-@pytest.mark.parametrize("schedule", ["dual_buffer", "lead", "nested"])
-def test_ids_of_host_rows_stay_in_host_memory(facts, schedule):
-    assert_ids_stay_in_host_memory(facts[schedule, "host_rows"], schedule, ranks=2)
-    assert facts[schedule, "host_rows"]["exchanges"] == 1
+@pytest.mark.parametrize(("schedule", "place"), CELLS)
+def test_ids_of_host_rows_stay_in_host_memory(facts, schedule, place):
+    seen = facts[schedule, place]
+    assert (seen["look_aheads"], seen["exchanges"]) == CELLS[schedule, place] and seen["elsewhere"] == []
+    if place == "host_rows":
+        assert_ids_stay_in_host_memory(seen, schedule, ranks=2)
 
 
 def test_ids_of_one_process_stay_in_host_memory():
     ((cell, seen),) = _facts().items()
     assert_ids_stay_in_host_memory(seen, cell[0], ranks=1)
-    assert seen["exchanges"] == 0
-
-
-def test_tables_on_the_device_read_nothing_ahead(facts):
-    seen = facts["nested", "device"]
-    assert seen["look_aheads"] == 0 and seen["exchanges"] == 1
-
-
-@pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])
-def test_ids_of_both_places_travel_apart(facts, schedule):
-    seen = facts[schedule, "both"]
-    assert seen["look_aheads"] == 1 and seen["elsewhere"] == [] and seen["exchanges"] == 2
+    assert (seen["look_aheads"], seen["exchanges"]) == (1, 0) and seen["elsewhere"] == []
 
 
 def test_a_call_flattens_ids_where_they_travel_and_leaves_weights_where_they_are(monkeypatch):

@@ -26,6 +26,7 @@ from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataCon
 from tf_fusedrec.models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.models.experiment.table_options import (
+    LEARNING_RATES,
     TABLE_OPTIMIZERS,
     Defaults,
     make_rule,
@@ -67,7 +68,7 @@ class EmbeddingConfig:
     """
 
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
-    learning_rate: float = 0.05
+    learning_rate: float = 0.0  # 0: 0.001 (Adam, RMSProp) or 0.05
     stddev: float = 0.02  # standard deviation of a new row's truncated normal values
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more arguments of the optimizer
     all_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -83,7 +84,8 @@ class EmbeddingConfig:
     @property
     def rule_of_tables(self) -> Rule:
         """The record of the optimizer. Raises ValueError: an argument is unknown or out of its range."""
-        return make_rule("embedding.arguments", self.optimizer, self.learning_rate, self.arguments)
+        rate = self.learning_rate or LEARNING_RATES[self.optimizer]
+        return make_rule("embedding.arguments", self.optimizer, rate, self.arguments)
 
     @property
     def topology(self) -> Topology:
@@ -106,7 +108,7 @@ class EmbeddingConfig:
         except ValueError as error:
             raise ValueError(f"embedding: {error}") from error
         check_choice("embedding.optimizer", self.optimizer, tuple(TABLE_OPTIMIZERS))
-        check_positive("embedding.learning_rate", self.learning_rate)
+        check_at_least("embedding.learning_rate", self.learning_rate, 0)
         check_positive("embedding.stddev", self.stddev)
         _ = self.rule_of_tables
 

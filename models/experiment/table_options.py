@@ -25,6 +25,7 @@ from tf_fusedrec.models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec.optimizers.rules import RULES, Rule
 
 TABLE_OPTIMIZERS = {name.replace("RowWise", "rowwise_").lower(): rule for name, rule in sorted(RULES.items())}
+LEARNING_RATES = {name: 0.001 if "adam" in name or name == "rmsprop" else 0.05 for name in TABLE_OPTIMIZERS}
 INITIALIZERS = {
     "constant": config.Constant,
     "normal": config.Normal,
@@ -41,7 +42,7 @@ class Defaults(typing.NamedTuple):
 
     dim: int
     optimizer: str  # one of TABLE_OPTIMIZERS
-    learning_rate: float
+    learning_rate: float  # 0: that of LEARNING_RATES
     arguments: Mapping[str, Any]  # more arguments of the optimizer
     stddev: float
     fields: Mapping[str, Any]  # embedding.all_tables
@@ -116,7 +117,8 @@ def _rule_of(where: str, defaults: Defaults, given: Any) -> Rule:
     """Returns the rule that a name, or a mapping with a name and arguments, describes."""
     values = _named(where, given, defaults.optimizer, tuple(TABLE_OPTIMIZERS))
     name = values.pop("name")
-    rate = typed(f"{where}.learning_rate", values.pop("learning_rate", defaults.learning_rate), float)
+    default = defaults.learning_rate or LEARNING_RATES[name]
+    rate = typed(f"{where}.learning_rate", values.pop("learning_rate", default), float)
     others = defaults.arguments if name == defaults.optimizer else {}
     return make_rule(where, name, rate, {**others, **values})
 

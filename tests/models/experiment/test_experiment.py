@@ -48,7 +48,7 @@ BOUNDS = {
     "": "seed>=0 model.dim>=1 model.profiles>=0 data.max_partitions>=0 data.poll_s>0 data.timeout_s>=0 "
     "train.epochs>=1 train.target_tokens_per_rank>=1 train.accumulate_steps>=1 train.progressive_steps>=0 "
     "train.patience>=0 train.quadratic_cost>=0 train.learning_rate>0 train.epsilon>0 "
-    "evaluate.target_tokens_per_rank>=1 embedding.groups>=1 embedding.sync_every>=1 embedding.learning_rate>0 "
+    "evaluate.target_tokens_per_rank>=1 embedding.groups>=1 embedding.sync_every>=1 embedding.learning_rate>=0 "
     "embedding.stddev>0",
     "model.kind=dcn; ": "model.cross_layers>=1 model.cross_rank>=0",
     RETRIEVAL: "model.output_slots>=0 model.ffn_multiple>=1 model.expansion>=1 model.num_negatives>=1 "

@@ -91,6 +91,12 @@ def test_options_of_all_tables_and_of_one():
     assert {table.initializer for table in found.values()} == {fr.TruncatedNormal(stddev=0.25)}
 
 
+def test_a_rule_without_a_learning_rate_has_its_own():
+    found = tables(tables={"item": {"optimizer": "rowwise_adam"}})
+    assert found["item"].optimizer == optimizers.RowWiseAdam(0.001)
+    assert found["action"].optimizer == optimizers.Adagrad(0.05)
+
+
 def test_options_of_all_tables_leave_external_tables_alone():
     found = tables(all_tables={"limits": {"ttl": 9}}, tables={"item": {"external": {"folder": "runs/a"}}})
     assert (found["item"].limits.ttl, found["item"].optimizer, found["action"].limits.ttl) == (0, None, 9)

@@ -36,12 +36,19 @@ def output_of(folder: pathlib.Path, program: str, *options: str) -> tuple[int, s
 
 
 RANK = "import os, sys, time; rank = int(os.environ.get('HOROVOD_RANK', 0)); "
+RANKS = "int(os.environ.get('HOROVOD_SIZE', 1))"
 
 
 def interruptible(at_ctrl_c: str, seconds: float = 300) -> str:
-    """Returns a program that works for some seconds, and runs a line of code when it is interrupted."""
+    """Returns a program that works for some seconds, and runs a line of code when it is interrupted.
+
+    Rank 0 says "started" when all ranks have, so that an interruption finds each of them in the `try`.
+    """
     return f"""{RANK}
 try:
+    open(f"started-{{rank}}", "w").close()
+    while rank == 0 and len([name for name in os.listdir() if name.startswith("started-")]) < {RANKS}:
+        time.sleep(0.01)
     print("started", flush=True)
     time.sleep({seconds})
 except KeyboardInterrupt:

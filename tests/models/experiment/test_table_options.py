@@ -92,8 +92,8 @@ def test_options_of_all_tables_and_of_one():
 
 
 def test_a_rule_without_a_learning_rate_has_its_own():
-    found = tables(tables={"item": {"optimizer": "rowwise_adam"}})
-    assert found["item"].optimizer == optimizers.RowWiseAdam(0.001)
+    found = tables(tables={"item": {"optimizer": "adamw"}})
+    assert found["item"].optimizer == optimizers.AdamW(0.001)
     assert found["action"].optimizer == optimizers.Adagrad(0.05)
 
 

@@ -180,7 +180,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.{did_you_mean(value, choices)}")
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
+def check_at_least(name: str, value: float, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} must be >= {least}, got {value}.")
 

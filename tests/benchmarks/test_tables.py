@@ -132,7 +132,7 @@ def test_torchrec_is_compared_first_and_both_sides_train_on_the_same_batches(mon
         train_step.beside_torchrec(sys.executable, **request)
     batches = shape.batches()
     twin = train_step.BesideTorchRec(train_step.NAMES, shape.dim, 1000)
-    losses = [float(twin.step(*train_step.on_this_rank(batches)(n))) for n in range(ranks.CHECKED)]
+    losses = [float(twin.step(*train_step.on_this_rank(batches)(n))) for n in range(train_step.CHECKED)]
     monkeypatch.setattr(train_step, "Remote", lambda *_, **__: side)
     draw = Batches.batch
     monkeypatch.setattr(Batches, "batch", lambda self, step, rank: drawn.append(step) or draw(self, step, rank))
@@ -143,7 +143,7 @@ def test_torchrec_is_compared_first_and_both_sides_train_on_the_same_batches(mon
     drawn.clear()
     record = train_step.beside_torchrec("python", **request)
     assert side.asked == [("torchrec", train_step.STEPS)] * 3, "a warm-up and two turns"
-    assert drawn == list(range(ranks.CHECKED + 3 * train_step.STEPS)), "the peer counts its batches alike"
+    assert drawn == list(range(train_step.CHECKED + 3 * train_step.STEPS)), "the peer counts its batches alike"
     assert (record["dim"], record["zipf_alpha"]) == (4, 0.0)
     assert (record["ms_torchrec"], record["p10_ms_torchrec"], record["cpu_ms_torchrec"]) == pytest.approx((2, 2, 1))
     assert record["ratio_vs_torchrec"] == record["ms_torchrec"] / record["ms_ours"]

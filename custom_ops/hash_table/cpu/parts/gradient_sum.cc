@@ -1,6 +1,5 @@
 #include "hash_table/cpu/parts/gradient_sum.h"
 
-#include "common/counting_sort.h"
 #include "common/simd.h"
 
 namespace fusedrec {
@@ -26,10 +25,13 @@ FUSEDREC_CLONES uint32_t AnyNotFinite(const float* __restrict__ x, int n) {
 bool AllFinite(const float* x, int n) { return AnyNotFinite(x, n) == 0; }
 
 GradientSum::GradientSum(const Gradients& in, int dim)
-    : begin_(in.handles.size() + 2), order_(in.inverse.size()), grads_(static_cast<const char*>(in.grads)),
+    : begin_(in.handles.size() + 1, 0), order_(in.inverse.size()), grads_(static_cast<const char*>(in.grads)),
       storage_(in.storage), dim_(dim), scale_(in.scale) {
-  CountingSort(in.inverse.size(), in.handles.size(), [&](int64_t v) { return in.inverse[v]; }, begin_.data(),
-               [&](int64_t v, int32_t to) { order_[to] = static_cast<int32_t>(v); });
+  // Counting sort. Counts stand one place later, so that placing turns them into the begins.
+  for (const int32_t number : in.inverse) ++begin_[number];
+  int32_t end = 0;
+  for (int32_t& begin : begin_) begin = end += begin;
+  for (int32_t v = static_cast<int32_t>(in.inverse.size()) - 1; v >= 0; --v) order_[--begin_[in.inverse[v]]] = v;
 }
 
 void GradientSum::Prefetch(int64_t number) const {

@@ -25,7 +25,7 @@ class GradientSum {
   const char* Gradient(int64_t place) const {
     return grads_ + static_cast<int64_t>(order_[place]) * dim_ * BytesOf(storage_);
   }
-  std::vector<int32_t> begin_;  // [num_rows + 2] places in order_; see CountingSort
+  std::vector<int32_t> begin_;  // [num_rows + 1] places in order_
   std::vector<int32_t> order_;  // [V] received positions, by row
   const char* grads_;
   Storage storage_;

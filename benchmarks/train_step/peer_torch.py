@@ -135,7 +135,7 @@ class Clicks:
 
 
 @contextlib.contextmanager
-def alone(pid: int) -> Iterator[None]:
+def ours_stopped(pid: int) -> Iterator[None]:
     """Stops process `pid`, the rank that started this one, in the body.
 
     The first barrier shows that all ranks wait for an answer, so that no rank is inside a collective.
@@ -161,5 +161,5 @@ def peer(shape: dict[str, Any], folder: str, rank: int, threads: int, checked: i
     facts = {"missing": "", "sharding": clicks.sharding}
     processes.serve(
         {"torchrec": clicks.step}, losses, facts, prepare=lambda n: clicks.batch(checked + n),
-        turn=functools.partial(alone, os.getppid()),
+        turn=functools.partial(ours_stopped, os.getppid()),
     )  # fmt: skip

@@ -145,12 +145,10 @@ def init(
 
 @contextlib.contextmanager
 def _waiting(name: str) -> Iterator[None]:
-    """Marks a collective that Python calls."""
+    """Marks a collective that Python calls. As with ops, one that failed has not ended: its rank still names it."""
     ops.mark_now(name, ended=False)
-    try:
-        yield
-    finally:
-        ops.mark_now(name, ended=True)
+    yield
+    ops.mark_now(name, ended=True)
 
 
 def _begin(tensor: tf.Tensor, name: str, ranks: Ranks, *, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:

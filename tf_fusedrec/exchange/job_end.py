@@ -105,8 +105,7 @@ class Ending:
 
     def _silence(self) -> str:
         """Words that name the silent ranks for which Horovod ended the job; "" if no rank is silent."""
-        # The collective that failed may count as ended, so that look() has no reason for a summary.
-        silent = self._watchdog.look(anyhow=True).get("silent", {})
+        silent = self._watchdog.look().get("silent", {})
         named = ", ".join(f"rank {rank} has given no sign of life for {age:.0f} s" for rank, age in silent.items())
         limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
         return f"{named}; {limit}. " if named else ""

@@ -211,11 +211,8 @@ class Watchdog:
             before = now
             self.look()
 
-    def look(self, *, anyhow: bool = False) -> dict[str, Any]:
-        """Polls once: publishes this rank's state, reads the summary, and prints due reports.
-
-        Returns the summary, {} where neither a waiting collective nor the time calls for one, unless `anyhow`.
-        """
+    def look(self) -> dict[str, Any]:
+        """Polls once: publishes this rank's state, reads the summary, and prints due reports. Returns the summary."""
         if self.on_termination is not None and (thrown := termination()) is not None:
             on_termination, self.on_termination = self.on_termination, None  # the call polls again
             on_termination(thrown)
@@ -224,7 +221,7 @@ class Watchdog:
             waits = [(m, min(m.begun_ago_s, now - self._awake_since)) for m in marks if m.begun > m.ended]
             # After the program's end, a thread of the input pipeline may still wait in a collective that is not needed.
             long = [] if self.ended else sorted((w for w in waits if w[1] > self._moment_s), key=lambda wait: -wait[1])
-            if anyhow or self.ended or long or now - self._published_at > self._publish_every_s:
+            if self.ended or long or now - self._published_at > self._publish_every_s:
                 self._publish(marks, long)
                 summary = self._exchange_summary()
             ended = {mark.name: mark.ended for mark in marks}

@@ -21,11 +21,12 @@ from tf_fusedrec.models import baselines
 from tf_fusedrec.models.build import columns, extra_tokens, length_columns
 from tf_fusedrec.models.data_sets.layouts import read_items
 from tf_fusedrec.models.experiment import Experiment
-from tf_fusedrec.models.export import saved_experiment, trained_model
+from tf_fusedrec.models.export import trained_model
 from tf_fusedrec.models.prepare import prepare_data, with_new_data
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
 from tf_fusedrec.models.run_folder import checkpoint_of
+from tf_fusedrec.models.saved_run import saved_experiment
 
 _ITEMS_AT_ONCE = 1 << 16
 _SCORES_AT_ONCE = 1 << 20  # logits in memory at a time; 4 MiB stay in the cache from the product to the sum

@@ -34,7 +34,6 @@ With states (ops "ours"; the model extends states, see user_state.py), kept_stat
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -52,7 +51,7 @@ from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.models.build import columns, make_embedding, make_model, no_rows
 from tf_fusedrec.models.data_sets.strings import texts_of
-from tf_fusedrec.models.experiment import EmbeddingConfig, Experiment, from_dict
+from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import ROLES, RankingConfig
 from tf_fusedrec.models.grm import GRM
 from tf_fusedrec.models.item_index import IndexOptions
@@ -60,12 +59,11 @@ from tf_fusedrec.models.kept_states import Answer, KeptStates, StateOptions
 from tf_fusedrec.models.ranking import RankingModel
 from tf_fusedrec.models.retrieval import HSTURetrieval
 from tf_fusedrec.models.retrieval_server import RetrievalServer
+from tf_fusedrec.models.saved_run import saved_experiment
 from tf_fusedrec.models.user_state import GRMStates
 from tf_fusedrec.saved_model import applying
 
 Model = RankingModel | HSTURetrieval
-# Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
-REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together", "average_late")
 
 
 def export(
@@ -138,28 +136,6 @@ def _texts_of_items(model: HSTURetrieval, data: str | pathlib.Path) -> list[str]
     ids = tf.convert_to_tensor(model.catalogue).numpy().tolist()
     texts = texts_of(data, "item", ids)
     return [texts.get(item, str(item)) for item in ids] if texts else None
-
-
-def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
-    """Returns the experiment of a checkpoint of a run, without replicas of the tables, which only training needs.
-
-    Raises:
-      ValueError: The folder has no checkpoint, another program wrote it, or this version does not know the experiment.
-    """
-    extra = read_manifest(checkpoint)["extra"]
-    if not extra or "experiment" not in extra:
-        raise ValueError(
-            f"checkpoint {os.fspath(checkpoint)!r} names no experiment, so another program than `fusedrec train` wrote "
-            "it. Use a checkpoint of `fusedrec train`, or tf_fusedrec.export in the program that wrote this one."
-        )
-    try:
-        experiment = from_dict(extra["experiment"])
-    except ValueError as error:
-        raise ValueError(
-            f"checkpoint {os.fspath(checkpoint)!r} holds an experiment that this version does not know: {error}"
-        ) from error
-    unreplicated = {name: getattr(EmbeddingConfig, name) for name in REPLICAS}
-    return dataclasses.replace(experiment, embedding=dataclasses.replace(experiment.embedding, **unreplicated))
 
 
 def trained_model(checkpoint: str | os.PathLike) -> Model:

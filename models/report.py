@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from tf_fusedrec.files import manifest, saves
-from tf_fusedrec.files.inspection import SavedTable
+from tf_fusedrec.files.inspection import open_tables
 from tf_fusedrec.metrics import exact
 from tf_fusedrec.models import compare, page, screen
 from tf_fusedrec.models.run_folder import read_record
@@ -122,8 +122,7 @@ def _tables(checkpoint: pathlib.Path, most_bytes: int | None) -> dict[str, dict[
     described = saves.read_manifest(checkpoint)
     if most_bytes is not None and saves.size_of(checkpoint, described) > most_bytes:
         return None
-    tables = sorted(described["tables"].items())
-    shown = {name: SavedTable(checkpoint, name, table).summary(5) for name, table in tables}
+    shown = {name: table.summary(5) for name, table in open_tables(checkpoint, described).items()}
     return {
         name: {**summary._asdict(), "hottest": [*map(list, summary.hottest)], "coldest": [*map(list, summary.coldest)]}
         for name, summary in shown.items()

@@ -45,7 +45,7 @@ from tf_fusedrec.models.data_sets.table import REQUEST
 from tf_fusedrec.models.evaluate import evaluator
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig
-from tf_fusedrec.models.export import export, saved_experiment
+from tf_fusedrec.models.export import export
 from tf_fusedrec.models.fit_calls import fit_calls
 from tf_fusedrec.models.parts.dense_inputs import read_statistics
 from tf_fusedrec.models.prepare import prepare_data, with_new_data
@@ -61,6 +61,7 @@ from tf_fusedrec.models.run_callbacks import (
     tracker,
 )
 from tf_fusedrec.models.run_folder import RunRecord, circumstances, claim
+from tf_fusedrec.models.saved_run import saved_experiment
 from tf_fusedrec.models.utilization import ModelFlopsUtilization
 
 _MOST_ROWS = 100_000  # of a rank, by which a table is judged
@@ -279,8 +280,6 @@ def _take_rows(model: RankingModel | HSTURetrieval, checkpoint: pathlib.Path) ->
     """Gives tables of the model the rows that a checkpoint has under the same names. Returns a line about them."""
     saved = fr.checkpoint.read_tables(checkpoint)
     known = [config.name for config in model.embedding.tables if config.name in saved]
-    if not known:
-        raise ValueError(f"--warm-start: {checkpoint} has the tables {sorted(saved)}, and the model has none of them.")
     for name in known:
         fr.checkpoint.warm_start(model, name, saved[name].ids, saved[name].rows)
     taken = ", ".join(f"{len(saved[name].ids):,} of {name}" for name in known)
@@ -402,16 +401,10 @@ def with_history(experiment: Experiment, checkpoint: pathlib.Path) -> Experiment
 def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, Any] | None:
     """Returns the checkpoint's input position, None if the data are new.
 
-    Raises ValueError for a checkpoint of another model or other ids.
+    Raises ValueError for a checkpoint of other ids.
     """
     saved = read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
-    for section in ("task", "model", "embedding"):
-        if changed := list(changes(saved["experiment"][section], now[section], section)):
-            raise ValueError(
-                f"--resume: {checkpoint} was trained with other settings: {', '.join(changed)}. Use the saved values, "
-                "or another --output."
-            )
     kinds = read_info(folder).id_kinds
     if saved.get("id_kinds", {}) != kinds:
         raise ValueError(
@@ -422,15 +415,6 @@ def _saved_input(experiment: Experiment, folder: pathlib.Path, checkpoint: pathl
         _say(f"goes on with {now['data']['input']}, epochs 1 to {experiment.train.epochs}; {read_info(folder).source}")
         return None
     return saved["input"]
-
-
-def changes(before: Any, now: Any, path: str) -> Iterator[str]:
-    """Yields the fields that differ, such as "model.dim 16 -> 8"."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in sorted({*before, *now}):
-            yield from changes(before.get(name), now.get(name), f"{path}.{name}")
-    elif before != now:
-        yield f"{path} {before} -> {now}"
 
 
 def _is_chief() -> bool:

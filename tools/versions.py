@@ -167,8 +167,9 @@ def compare_answers(runs: Sequence[str]) -> None:
     import tf_fusedrec as fr
     from tf_fusedrec.models.check_export import TOLERANCE, check_export, expected_answer
     from tf_fusedrec.models.evaluate import evaluate
-    from tf_fusedrec.models.export import saved_experiment, trained_model
+    from tf_fusedrec.models.export import trained_model
     from tf_fusedrec.models.prepare import prepare_data
+    from tf_fusedrec.models.saved_run import saved_experiment
 
     fr.init()
     for run in map(pathlib.Path, runs):

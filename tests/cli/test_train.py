@@ -1,7 +1,13 @@
 """`fusedrec train` chooses the experiment for the data, and refuses what cannot work before it starts ranks."""
 
+import json
+
+import numpy as np
 import pytest
 
+from tests.checkpoint import simulated
+from tests.checkpoint.tables import DictTable
+from tests.models import experiments
 from tests.support.shared import ROOT
 from tf_fusedrec.cli import train
 from tf_fusedrec.cli.main import main, parse
@@ -40,6 +46,9 @@ def test_the_data_set_chooses_the_experiment_unless_one_is_given(tmp_path, file,
         (["--warm-start", "nowhere"], "'nowhere' is no folder. Pass a folder of `fusedrec train`"),
         (["--set", "train.epoch=3"], "train has an unknown field 'epoch'. Did you mean 'epochs'? Known fields: "),
         (["--set", "epochs=3", "-n", "2"], "the top level has an unknown field 'epochs'."),
+        (["--set", "embedding.groups=3", "-n", "2"], "embedding.groups: Topology.groups must divide the number of r"),
+        (["--set", "embedding.groups=3", "-H", "a:2,b:2"], "embedding.groups: Topology.groups must divide the numb"),
+        (["-n", "0"], "-n must be at least 1, got 0."),
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, error):
@@ -77,6 +86,40 @@ def test_a_wrong_setting_has_its_file_and_line(tmp_path, capsys, wrong, words, e
     assert shown.startswith(begin) and shown.endswith(end if end else shown), shown
 
 
+@pytest.mark.parametrize(
+    ("command", "damaged", "error"),
+    [
+        ("train --resume RUN", "item.rows-0.shard", "Checkpoint file RUN/checkpoint/SAVE/item.rows-0.shard is trunc"),
+        ("evaluate RUN", "item.rows-0.shard", "Checkpoint file RUN/checkpoint/SAVE/item.rows-0.shard is truncated"),
+        ("export RUN RUN/out", "dense.index", "Checkpoint file RUN/checkpoint/SAVE/dense.index has too much: 1 byte"),
+        ("train a.yaml --warm-start RUN", "dense.index", "Checkpoint file RUN/checkpoint/SAVE/dense.index has too mu"),
+        ("train a.yaml --resume RUN --set model.dim=5", "", "--resume: RUN/checkpoint was trained with other settings"),
+        ("train a.yaml --warm-start RUN", "", "--warm-start: table 'item' of RUN/checkpoint has dim 4, and the model"),
+        ("train a.yaml --warm-start OTHER", "", "--warm-start: OTHER/checkpoint has the tables ['shop'], and the mod"),
+        ("train --resume OTHER", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
+        ("evaluate OTHER", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
+        ("export OTHER RUN/out", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_is_refused_before_ranks_start(
+    tmp_path, monkeypatch, capsys, command, damaged, error
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.launch, "launch", lambda *_: pytest.fail("ranks were started"))
+    (tmp_path / "a.yaml").write_text(json.dumps(experiments.RANKING), encoding="utf-8")
+    for run, table, extra in (("OTHER", "shop", None), ("RUN", "item", {"experiment": experiments.RANKING})):
+        rows = DictTable(table)
+        rows.train(table, range(3), np.random.default_rng(0))
+        save = simulated.save(tmp_path / run / "checkpoint", [rows], extra=extra)
+        for name in simulated.DENSE:
+            (tmp_path / run / "checkpoint" / save / name).touch()
+        (tmp_path / run / "run.json").write_text("{}", encoding="utf-8")
+    if damaged:
+        (tmp_path / "RUN/checkpoint" / save / damaged).write_text("x", encoding="utf-8")
+    assert main(command.replace("SAVE", save).split()) == 1
+    assert capsys.readouterr().err.startswith("error: " + error.replace("SAVE", save))
+
+
 def test_all_ranks_write_one_new_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = []
@@ -89,7 +132,7 @@ def test_all_ranks_write_one_new_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_a_model_of_other_settings_is_named_by_its_fields():
-    from tf_fusedrec.models.train import changes
+    from tf_fusedrec.models.saved_run import changes
 
     before = {"dim": 16, "crosses": ["a*b"], "more": {"x": 1, "y": 2}}
     now = {"dim": 8, "crosses": ["a*b"], "more": {"x": 1}}

@@ -26,6 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--data: no such file or folder: {arguments.data}.")
     if not arguments.run.is_dir():
         raise ValueError(f"RUN: no such folder: {arguments.run}. Name the output folder of fusedrec train.")
+    from tf_fusedrec.models.run_folder import checkpoint_of
+    from tf_fusedrec.models.saved_run import check_whole
+
+    check_whole(checkpoint_of(arguments.run) or arguments.run)
     from tf_fusedrec.exchange import collectives, topology
     from tf_fusedrec.models.evaluate import evaluate_run, table
 

@@ -39,12 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ValueError(f"RUN: no such folder {str(folder)!r}.")
     from tf_fusedrec.files.saves import read_manifest
-    from tf_fusedrec.models.export import export, saved_experiment, summary, trained_model
-    from tf_fusedrec.models.item_index import IndexOptions
-    from tf_fusedrec.models.kept_states import StateOptions
     from tf_fusedrec.models.run_folder import checkpoint_of
+    from tf_fusedrec.models.saved_run import check_whole, saved_experiment
 
     folder = checkpoint_of(folder) or folder
+    check_whole(folder)
+    from tf_fusedrec.models.export import export, summary, trained_model
+    from tf_fusedrec.models.item_index import IndexOptions
+    from tf_fusedrec.models.kept_states import StateOptions
+
     states = StateOptions(arguments.state_bytes, arguments.state_ttl) if arguments.state_bytes else None
     index = IndexOptions(share=arguments.index_share) if arguments.index_share else None
     export(

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec.files import disk, manifest, saves
-from tf_fusedrec.files.inspection import Row, SavedTable, TableSummary
+from tf_fusedrec.files import manifest, saves
+from tf_fusedrec.files.inspection import Row, SavedTable, TableSummary, open_tables
 from tf_fusedrec.models.run_folder import checkpoint_of
 
 EXPORT = pathlib.Path("assets.extra/tables.json")
@@ -78,8 +78,6 @@ def _checkpoint(folder: pathlib.Path, arguments: argparse.Namespace) -> tuple[An
         return _changes(tables, texts, arguments)
     if arguments.id is not None:
         return _one_row(tables[arguments.table], texts, arguments)
-    for name, (size, checksum) in described["dense"].items():
-        disk.check_file(folder / described["save"] / name, size, checksum)
     summaries = {name: table.summary(arguments.rows) for name, table in tables.items()}
     named = {
         name: texts.of(name, [row.id for row in (*summary.hottest, *summary.coldest)])
@@ -133,10 +131,8 @@ def _tables(folder: pathlib.Path, described: Mapping[str, Any], only: str | None
     if only is not None and only not in described["tables"]:
         known = sorted(described["tables"])
         raise ValueError(f"--table is {only!r}, but {folder} has the tables {known}. Name one of them.")
-    return {
-        name: SavedTable(folder, name, table)
-        for name, table in sorted(described["tables"].items()) if only in (None, name)
-    }  # fmt: skip
+    tables = open_tables(folder, described)
+    return tables if only is None else {only: tables[only]}
 
 
 def _about(folder: pathlib.Path, described: dict[str, Any]) -> tuple[Answer, list[str]]:

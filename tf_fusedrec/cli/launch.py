@@ -186,24 +186,21 @@ def over_ssh(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[
     return ["sh", "-c", get_remote_command(shlex.quote(f"cd {shlex.quote(os.getcwd())} && {there}"), host)]
 
 
-@contextlib.contextmanager
-def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, str]]]]:
-    """Yields host ("" for this one) and environment variables of each rank, while the rendezvous server runs.
+def number_of_ranks(arguments: argparse.Namespace) -> int:
+    """Returns the number of ranks that the options ask for. Raises ValueError as places."""
+    slots = _slots(arguments)
+    return arguments.ranks or sum(slots.values()) or 1
 
-    Raises:
-      ValueError: The options of the launcher do not fit, or several ranks are asked for without Horovod.
-    """
+
+def _slots(arguments: argparse.Namespace) -> dict[str, int]:
+    """Returns the most ranks of each host; {} for a single rank without Horovod. Raises ValueError as places."""
     number = 1 if arguments.ranks is None else arguments.ranks
     if number < 1:
         raise ValueError(f"-n must be at least 1, got {number}.")
     if number == 1 and not arguments.hosts and not arguments.hostfile:
-        yield [("", {})]
-        return
+        return {}
     try:
-        from horovod.runner import gloo_run
         from horovod.runner.common.util import hosts
-        from horovod.runner.http.http_server import RendezvousServer
-        from horovod.runner.util import network
     except ImportError as error:
         raise ValueError(f"-n {number} needs Horovod ({error}). Use -n 1, or install it: docs/install.md.") from error
     host_list = arguments.hosts
@@ -212,12 +209,32 @@ def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, 
             raise ValueError(f"--hostfile: no such file {arguments.hostfile!r}.")
         host_list = hosts.parse_host_files(arguments.hostfile)
     names, slots = hosts.parse_hosts_and_slots(host_list or f"localhost:{number}")
-    number = arguments.ranks or sum(slots.values())
-    remote = network.filter_local_addresses(names)
+    return {name: slots[name] for name in names}
+
+
+@contextlib.contextmanager
+def places(arguments: argparse.Namespace) -> Iterator[list[tuple[str, dict[str, str]]]]:
+    """Yields host ("" for this one) and environment variables of each rank, while the rendezvous server runs.
+
+    Raises:
+      ValueError: The options of the launcher do not fit, or several ranks are asked for without Horovod.
+    """
+    number, slots = number_of_ranks(arguments), _slots(arguments)
+    if not slots:
+        yield [("", {})]
+        return
+    from horovod.runner import gloo_run
+    from horovod.runner.common.util import hosts
+    from horovod.runner.http.http_server import RendezvousServer
+    from horovod.runner.util import network
+
+    remote = network.filter_local_addresses([*slots])
     if remote and not arguments.network_interface:
         raise ValueError(f"hosts {', '.join(remote)} need --network-interface, the card of the network, such as eth0.")
     cards = [arguments.network_interface] if arguments.network_interface else sorted(network.get_local_intfs())
-    assigned = hosts.get_host_assignments(hosts.parse_hosts(",".join(f"{n}:{slots[n]}" for n in names)), number, number)
+    assigned = hosts.get_host_assignments(
+        hosts.parse_hosts(",".join(f"{n}:{s}" for n, s in slots.items())), number, number
+    )
     server = RendezvousServer(0)
     port = server.start()
     try:

@@ -77,6 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("ranks of another launcher need a folder for all of them. Use --output, or -n N here.")
     if not launch.is_rank():
         _check_tables(experiment)
+        ranks = launch.number_of_ranks(arguments)
+        try:
+            experiment.embedding.topology.sets(ranks)
+        except ValueError as error:
+            raise ValueError(f"embedding.groups: {error}") from None
     output = output or new_folder(experiment.name)
     go_on = shlex.join(command_line(["fusedrec", "train", "--resume", str(output), *launch.options(arguments)]))
     if launch.is_rank():
@@ -141,28 +146,32 @@ def read_experiment(arguments: argparse.Namespace) -> Any:
     """Returns the experiment that the arguments describe.
 
     Raises:
-      ValueError: A path does not exist, the data are of an unknown kind and no configuration is named, or a setting is
-        wrong.
+      ValueError: A path does not exist, the data are of an unknown kind and no configuration is named, a setting is
+        wrong, or the checkpoint of a run does not fit or is damaged. Rows are verified by the ranks' load alone.
     """
-    from tf_fusedrec.files.saves import read_manifest
-    from tf_fusedrec.models.experiment import from_dict, load
+    from tf_fusedrec.models.experiment import load
     from tf_fusedrec.models.run_folder import run_of
+    from tf_fusedrec.models.saved_run import check_gives_rows, check_goes_on, experiment_of
 
     if arguments.data and not pathlib.Path(arguments.data).exists():
         raise ValueError(f"--data: no such file or folder {arguments.data!r}.")
     overrides = overrides_of(arguments)
-    if arguments.warm_start:
-        if arguments.resume:
-            raise ValueError("--warm-start is given beside --resume, which takes all of a run. Use one of them.")
-        read_manifest(run_of(arguments.warm_start) / "checkpoint")
+    if arguments.warm_start and arguments.resume:
+        raise ValueError("--warm-start is given beside --resume, which takes all of a run. Use one of them.")
     if arguments.resume is None:
-        return load(config_file(arguments.config, arguments.data), overrides)
+        experiment = load(config_file(arguments.config, arguments.data), overrides)
+        if arguments.warm_start:
+            check_gives_rows(experiment, run_of(arguments.warm_start) / "checkpoint")
+        return experiment
     if arguments.output:
         raise ValueError("--output is given beside --resume, which goes on in the folder of the run. Use one of them.")
-    saved = read_manifest(run_of(arguments.resume) / "checkpoint")["extra"]
+    checkpoint = run_of(arguments.resume) / "checkpoint"
     if arguments.config:
-        return load(config_file(arguments.config, arguments.data), overrides)
-    return from_dict(saved["experiment"], overrides)
+        experiment = load(config_file(arguments.config, arguments.data), overrides)
+    else:
+        experiment = experiment_of(checkpoint, overrides)
+    check_goes_on(experiment, checkpoint)
+    return experiment
 
 
 def config_file(name: str | None, data: str | None) -> pathlib.Path:

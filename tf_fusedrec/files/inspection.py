@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_fusedrec.files import disk
 from tf_fusedrec.files.hash_order import mix64
 from tf_fusedrec.files.manifest import unpack_clock
 from tf_fusedrec.files.table_reader import TableReader
@@ -174,6 +175,17 @@ class SavedTable:
     def _all(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for part in range(self.parts):
             yield from self.chunks(part, self.parts)
+
+
+def open_tables(folder: pathlib.Path, described: Mapping[str, Any]) -> dict[str, SavedTable]:
+    """Returns the tables of a save by name, `described` being its manifest. All but the rows is verified.
+
+    Raises:
+      ValueError: A file is missing, damaged or foreign. The message names it.
+    """
+    for name, (size, checksum) in described["dense"].items():
+        disk.check_file(folder / described["save"] / name, size, checksum)
+    return {name: SavedTable(folder, name, table) for name, table in sorted(described["tables"].items())}
 
 
 class Tally:

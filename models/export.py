@@ -14,6 +14,7 @@ retrieval, "serving_default"
 retrieval, "top_k"
   the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history; ids -1
   where there are fewer than k others. Where the data set has texts of items: items <string>[B, k], "" for the id -1.
+  A server takes requests in the columns of the data for it: serve/user_columns.py.
 retrieval with an index, "top_k_ivf"
   the same, from the lists of an inverted-file index (item_index.py).
 Histories longer than the model's are cut to their newest events.
@@ -80,8 +81,8 @@ def export(
 ) -> None:
     """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
-    experiment: Experiment of the model. The export of one with data.source "table" takes requests in the user's
-      columns, too (serve/user_columns.py).
+    experiment: Experiment of the model. The export of a retrieval model, or one with data.source "table", takes
+      requests in the user's columns, too (serve/user_columns.py).
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
     index: Sizes of the index of a retrieval model, for its signature "top_k_ivf"; None: no index.
     rows: dtype of the rows on the server; see fr.export.
@@ -98,11 +99,13 @@ def export(
 
 def assets_of(experiment: Experiment) -> dict[str, str]:
     """Returns columns.json, which says what a server needs of requests in user columns, where the data have them."""
-    if experiment.data.source != "table" or not isinstance(experiment.model, RankingConfig):
-        return {}
-    task_of_label = {label: task for task, label in reversed(experiment.model.label_of_task.items())}
-    tasks = {task: label for label, task in task_of_label.items()}
-    of_user = {"columns": experiment.to_dict()["data"]["columns"], "tasks": tasks}
+    columns, tasks = experiment.to_dict()["data"]["columns"], {}
+    if isinstance(experiment.model, RankingConfig):
+        if experiment.data.source != "table":
+            return {}
+        task_of_label = {label: task for task, label in reversed(experiment.model.label_of_task.items())}
+        tasks = {task: label for label, task in task_of_label.items()}
+    of_user = {"columns": columns or {"user": "user", "item": "item", "time": "time"}, "tasks": tasks}
     return {"columns.json": json.dumps(of_user, indent=1)}
 
 

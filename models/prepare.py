@@ -22,7 +22,7 @@ from tf_fusedrec.models.data_sets.kuairand import convert_kuairand
 from tf_fusedrec.models.data_sets.layouts import read_info
 from tf_fusedrec.models.data_sets.movielens import convert_movielens, convert_movielens_ranking
 from tf_fusedrec.models.data_sets.synthetic import write_synthetic_ranking, write_synthetic_retrieval
-from tf_fusedrec.models.data_sets.table import convert_table
+from tf_fusedrec.models.data_sets.table import convert_table, convert_table_sequences
 from tf_fusedrec.models.data_sets.table_files import ENDINGS
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
@@ -110,6 +110,10 @@ def _write(experiment: Experiment, source: pathlib.Path | None, folder: pathlib.
         convert_sequences(source, folder, held_out=data.held_out)
     elif data.source == "movielens_ranking":
         convert_movielens_ranking(source, folder, held_out=data.held_out, window=_window(experiment))
+    elif data.source == "table" and experiment.task == "retrieval":
+        convert_table_sequences(
+            source, folder, data.column_map, held_out=data.held_out, bad_rows=data.bad_rows, texts=data.texts
+        )
     elif data.source == "table":
         convert_table(
             source, folder, data.column_map, held_out=data.held_out, window=_window(experiment),
@@ -159,7 +163,7 @@ def with_new_data(experiment: Experiment, source: str, *, held_out: str) -> Expe
       held_out: As data.held_out.
     """
     data = experiment.data
-    if data.source == "table":
+    if data.source == "table" and experiment.task == "ranking":
         known = (*data.earlier, data.input)
         earlier = tuple(each for each in known if os.path.exists(each) and not os.path.samefile(each, source))
         if lost := [each for each in known if not os.path.exists(each)]:
@@ -195,7 +199,7 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None, root: path
         facts["files"] = [[path.name for path in files], data_cache.digests(root, files)]
         facts["ids"] = "by value"  # the rule of data_sets.text_log.ids_of
         facts["split"] = experiment.data.split
-        if experiment.data.source in WINDOWED:
+        if experiment.data.source in WINDOWED and experiment.task == "ranking":
             facts["window"] = [experiment.data.held_out, *_window(experiment)]
         if experiment.data.source == "table":
             data = experiment.to_dict()["data"]

@@ -40,8 +40,7 @@ from tf_fusedrec.models.build import (
 from tf_fusedrec.models.check_export import check_export, expected_answer
 from tf_fusedrec.models.compare import against_baseline
 from tf_fusedrec.models.data_profile import profile_of
-from tf_fusedrec.models.data_sets.layouts import read_info, read_items
-from tf_fusedrec.models.data_sets.table import REQUEST
+from tf_fusedrec.models.data_sets.layouts import REQUEST, read_info, read_items
 from tf_fusedrec.models.evaluate import evaluator
 from tf_fusedrec.models.experiment import Experiment
 from tf_fusedrec.models.experiment.ranking_config import RankingConfig

@@ -13,6 +13,7 @@ interaction works, too. The files have no times: the `timestamp` of an item is i
 
 from __future__ import annotations
 
+import json
 import pathlib
 import zlib
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
-from tf_fusedrec.models.data_sets.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.models.data_sets.layouts import REQUEST, DatasetInfo, write_dataset
 from tf_fusedrec.models.data_sets.text_log import ids_of, open_text
 
 SPLIT = "Leave one out: of a user's interactions, {use} Users with fewer than {least} interactions are left out."
@@ -32,6 +33,7 @@ _USE = {
     "validation": "the last is left out, the second last is the target of test, and all before both are train.",
 }
 LAST_HELD_OUT = tuple(_USE)
+_EXAMPLES = 3  # events of the example request
 # (smallest time of a unit, units per second, unit). Seconds reach 10^11 in the year 5138, milliseconds did in 1973.
 _FINER = ((10**17, 10**9, "nanoseconds"), (10**14, 10**6, "microseconds"), (10**11, 10**3, "milliseconds"))
 
@@ -77,6 +79,8 @@ def write_last_held_out(
     source: str,
     catalogue: np.ndarray | None = None,
     strings: Mapping[str, Mapping[int, str]] | None = None,
+    id_kinds: Mapping[str, str] | None = None,
+    names: tuple[str, str] = ("item", "time"),
     held_out: str = "test",
 ) -> DatasetInfo:
     """Writes the retrieval layout of interactions into `output`. The history of a target is all before it.
@@ -87,7 +91,8 @@ def write_last_held_out(
       path: Source file, for messages.
       source: Description of the source for dataset.json; the number of users left out is appended.
       catalogue: <int64>[I], all items without duplicates; None: the items of the users kept.
-      strings: See write_dataset.
+      strings, id_kinds: See write_dataset.
+      names: Columns of item and time in the example request.
       held_out: Held-out items of a user, one of LAST_HELD_OUT. "both" writes a split validation. "validation" puts
         that one's targets into test, so that settings can be chosen without the last items.
 
@@ -126,7 +131,7 @@ def write_last_held_out(
         return Rows({**before(end), "target_item": item[at], "target_timestamp": time[at]}, len(users))
 
     first = least - 2  # place of the first held-out interaction
-    return write_dataset(
+    info = write_dataset(
         output,
         task="retrieval",
         source=source,
@@ -138,7 +143,19 @@ def write_last_held_out(
         item_ids=np.unique(item) if catalogue is None else catalogue,
         train_items=item[place > first],
         strings=strings,
+        id_kinds=id_kinds,
     )
+    # The longest sequence, from which the last item is to be found again.
+    at = np.flatnonzero(row_of == np.bincount(row_of).argmax())
+    texts = (strings or {}).get("item", {})
+    of_item, of_time = names
+    history = [
+        {of_item: texts.get(i, i), of_time: t} for i, t in zip(item[at].tolist(), time[at].tolist()) if t < time[at[-1]]
+    ]
+    instance = {of_time: int(time[at[-1]]), "history": history[-_EXAMPLES:], "k": min(_EXAMPLES, info.items)}
+    request = {"signature_name": "columns", "instances": [instance]}
+    (pathlib.Path(output) / REQUEST).write_text(json.dumps(request, indent=1) + "\n", encoding="utf-8")
+    return info
 
 
 def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path, *, held_out: str = "test") -> DatasetInfo:

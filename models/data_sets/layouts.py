@@ -22,6 +22,7 @@ from tf_fusedrec.data.rows import Ragged, Rows, Values
 from tf_fusedrec.models.data_sets.strings import CODES, STRINGS, write_strings
 
 TASKS = ("ranking", "retrieval")
+REQUEST = "request.json"  # an example request to a server, in the columns of the source
 # Row groups are small, because ranks divide them among each other and a shuffle reorders them.
 ROWS_PER_GROUP = 256
 GROUPS_PER_FILE = 64

@@ -1,4 +1,4 @@
-"""Converts any folder of CSV or Parquet files with one event per row to the ranking layout.
+"""Converts any folder of CSV or Parquet files with one event per row to the ranking or the retrieval layout.
 
 A column map (ColumnMap) names the columns of the user, the item, the labels and so on:
 
@@ -17,6 +17,8 @@ kinds: {sku: string}               columns of ids. string: an id is the fingerpr
                                    refused. Without a kind, 12 and 12.0 are the id 12 in every type of
                                    column, and text that is no int64 (A7, 007) is its fingerprint.
 order: file                        file: a user's rows are in one file, by time; any: rows are sorted
+
+The retrieval layout has user, item and time alone.
 """
 
 from __future__ import annotations
@@ -32,11 +34,15 @@ import numpy as np
 from tf_fusedrec.data.columns import BadInput
 from tf_fusedrec.data.rows import Ragged, Values
 from tf_fusedrec.models.data_sets.events import Events, Window, first_of_run, write_events
-from tf_fusedrec.models.data_sets.interactions import by_user_and_time, seconds_of
-from tf_fusedrec.models.data_sets.layouts import DatasetInfo
+from tf_fusedrec.models.data_sets.interactions import (
+    Interactions,
+    by_user_and_time,
+    seconds_of,
+    write_last_held_out,
+)
+from tf_fusedrec.models.data_sets.layouts import REQUEST, DatasetInfo
 from tf_fusedrec.models.data_sets.table_files import TableColumns, TableFiles
 
-REQUEST = "request.json"  # an example request to a server, in the user's columns
 _EXAMPLES = 3  # events of its history
 
 
@@ -72,6 +78,7 @@ def convert_table(
         values of a context column; with columns.order "file", the times of a user decrease, or its rows are in two
         files; write_events refuses the data. The message names file and row.
     """
+    columns.check_task("ranking")
     path = pathlib.Path(source)
     sources = [*map(pathlib.Path, earlier), path]
     for missing in [each for each in sources if not each.exists()]:
@@ -89,20 +96,9 @@ def convert_table(
     context: dict[str, np.ndarray] = {name: ids for name, (ids, _) in of_context.items()}
     context |= {name: table.numbers(column) for name, column in columns.context_numbers.items()}
 
-    rows = np.flatnonzero(table.good)
-    if not len(rows):
-        raise ValueError(f"{path}: got no usable row of {table.num_rows}. The log names the faults.")
-    if columns.order == "file" and not earlier:
-        _check_order(table, columns, user, raw, rows)
-    time, unit = seconds_of(path, raw[rows])
-    rows = rows[by_user_and_time(user[rows], raw[rows])]
-    seconds = np.zeros(table.num_rows, np.int64)
-    seconds[np.flatnonzero(table.good)] = time
-    said = [f"table, {path.name}, {len(table.files)} files, {len(rows)} of {table.num_rows} rows"]
+    rows, seconds, unit = _sorted_rows(table, path, columns, user, raw, columns.order == "file" and not earlier)
+    said = _about(table, path, columns, len(rows), unit, bool(user_strings), bool(of_items["item"]))
     said += [f"{len(earlier)} earlier sources as history"] if earlier else []
-    said += [f"{columns.user} strings as fingerprints"] if user_strings else []
-    said += [f"{columns.item} strings as fingerprints"] if of_items["item"] else []
-    said += [f"{columns.time} in {unit} cut to seconds"] if unit else []
     bits = [label.astype(np.int64) << bit for bit, label in enumerate(labels.values())]
     info = write_events(
         output,
@@ -123,11 +119,73 @@ def convert_table(
         held_out=held_out,
         window=window,
         strings={name: _most_frequent(*of_name, texts) for name, of_name in strings.items()},
-        id_kinds={name: columns.kinds[column] for name, column in columns.ids().items() if column in columns.kinds},
+        id_kinds=columns.kinds_by_name(),
     )
     request = example_request(table, columns, rows, user[rows], seconds[rows])
     (pathlib.Path(output) / REQUEST).write_text(json.dumps(request, indent=1) + "\n", encoding="utf-8")
     return info
+
+
+def convert_table_sequences(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    columns: ColumnMap,
+    *,
+    held_out: str = "test",
+    bad_rows: str = "error",
+    texts: int = 1_000_000,
+) -> DatasetInfo:
+    """Writes the retrieval layout of the users, items and times of a table. Arguments and errors as for convert_table.
+
+    `held_out` is one of interactions.LAST_HELD_OUT.
+    """
+    columns.check_task("retrieval")
+    path = pathlib.Path(source)
+    table = TableFiles([path], columns.columns(), BadInput(bad_rows), columns.kinds)
+    user, user_strings = table.ids(columns.user, required=True)
+    item, item_strings = table.ids(columns.item, required=True)
+    raw = table.times(columns.time)
+    rows, seconds, unit = _sorted_rows(table, path, columns, user, raw, columns.order == "file")
+    return write_last_held_out(
+        output,
+        Interactions(user[rows], item[rows], seconds[rows]),
+        path=path,
+        source=", ".join(_about(table, path, columns, len(rows), unit, bool(user_strings), bool(item_strings))),
+        strings={
+            "user_id": _most_frequent(user, user_strings, texts),
+            "item": _most_frequent(item, item_strings, texts),
+        },
+        id_kinds=columns.kinds_by_name(),
+        names=(columns.item, columns.time),
+        held_out=held_out,
+    )
+
+
+def _sorted_rows(
+    table: TableFiles, path: pathlib.Path, columns: ColumnMap, user: np.ndarray, raw: np.ndarray, in_order: bool
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns the usable rows by user and time, the seconds <int64>[N] of all rows, and the unit of finer times `raw`.
+
+    `in_order` refuses users whose rows are not in the order of time.
+    """
+    good = np.flatnonzero(table.good)
+    if not len(good):
+        raise ValueError(f"{path}: got no usable row of {table.num_rows}. The log names the faults.")
+    if in_order:
+        _check_order(table, columns, user, raw, good)
+    seconds = np.zeros(table.num_rows, np.int64)
+    seconds[good], unit = seconds_of(path, raw[good])
+    return good[by_user_and_time(user[good], raw[good])], seconds, unit
+
+
+def _about(
+    table: TableFiles, path: pathlib.Path, columns: ColumnMap, rows: int, unit: str, user_texts: bool, item_texts: bool
+) -> list[str]:
+    """Returns words about the source for dataset.json."""
+    said = [f"table, {path.name}, {len(table.files)} files, {rows} of {table.num_rows} rows"]
+    said += [f"{columns.user} strings as fingerprints"] if user_texts else []
+    said += [f"{columns.item} strings as fingerprints"] if item_texts else []
+    return said + ([f"{columns.time} in {unit} cut to seconds"] if unit else [])
 
 
 def example_request(
@@ -227,6 +285,7 @@ def _of_users(
 
 ORDERS = ("file", "any")
 KINDS = ("integer", "string")
+_OF_RETRIEVAL = ("user", "item", "time", "kinds", "order")
 _RESERVED = ("item", "time", "action", "user_id", "hour")
 
 
@@ -235,14 +294,14 @@ class ColumnMap:
     """Columns of a table of events; see the head of this file.
 
     Raises:
-      ValueError: there is no label; a name is given twice or reserved; `past` names no feature, or `kinds` no column of
+      ValueError: a name is given twice or reserved; `past` names no feature, or `kinds` no column of
         ids; a kind or order is unknown.
     """
 
     user: str
     item: str
     time: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     context: Mapping[str, str] = dataclasses.field(default_factory=dict)
     context_numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     features: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -254,8 +313,6 @@ class ColumnMap:
     order: str = "file"
 
     def __post_init__(self) -> None:
-        if not self.labels:
-            raise ValueError("columns.labels names no label, want at least one, such as {click: clicked}.")
         if self.order not in ORDERS:
             raise ValueError(f"columns.order must be one of {list(ORDERS)}, got {self.order!r}.")
         for group in (("context", "context_numbers"), ("features", "lists", "numbers", "outcomes", "labels")):
@@ -280,6 +337,19 @@ class ColumnMap:
                     f"and one of {list(KINDS)}."
                 )
 
+    def check_task(self, task: str) -> None:
+        """Raises ValueError unless a table of a task has these roles."""
+        if task == "ranking" and not self.labels:
+            raise ValueError("data.columns.labels names no label, want at least one, such as {click: clicked}.")
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        unread = [name for name, value in fields.items() if value and name not in _OF_RETRIEVAL]
+        if task == "retrieval" and unread:
+            raise ValueError(f"data.columns.{unread[0]} is for the task 'ranking', but task is 'retrieval'. Remove it.")
+
+    def kinds_by_name(self) -> dict[str, str]:
+        """Returns the kind of each name of ids that has one."""
+        return {name: self.kinds[column] for name, column in self.ids().items() if column in self.kinds}
+
     def ids(self) -> dict[str, str]:
         """Returns the column of the files for each name of ids of the model."""
         return {"user_id": self.user, "item": self.item, **self.context, **self.features, **self.lists}
@@ -300,7 +370,7 @@ def column_map(section: Mapping[str, Any], where: str = "data.columns") -> Colum
     unknown = sorted(set(section) - set(fields))
     if unknown:
         raise ValueError(f"{where} names {unknown}, and a column map takes {fields}. Remove the others.")
-    missing = [name for name in ("user", "item", "time", "labels") if name not in section]
+    missing = [name for name in ("user", "item", "time") if name not in section]
     if missing:
         raise ValueError(f"{where} lacks {missing}. Name these columns of the files, such as user: customer.")
     values: dict[str, Any] = {}

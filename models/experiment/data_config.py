@@ -9,19 +9,18 @@ from typing import Any
 
 from tf_fusedrec.data.columns import POLICIES
 from tf_fusedrec.models.data_sets.events import HELD_OUT
-from tf_fusedrec.models.data_sets.interactions import LAST_HELD_OUT
 from tf_fusedrec.models.data_sets.kuairand import SPLITS
 from tf_fusedrec.models.data_sets.table import ColumnMap, column_map
 from tf_fusedrec.models.experiment.yaml_records import check_at_least, check_choice, check_positive
 
 SOURCES = {
-    "synthetic-ranking": "ranking",
-    "synthetic-retrieval": "retrieval",
-    "movielens": "retrieval",
-    "sequences": "retrieval",
-    "kuairand": "ranking",
-    "movielens_ranking": "ranking",
-    "table": "ranking",
+    "synthetic-ranking": ("ranking",),
+    "synthetic-retrieval": ("retrieval",),
+    "movielens": ("retrieval",),
+    "sequences": ("retrieval",),
+    "kuairand": ("ranking",),
+    "movielens_ranking": ("ranking",),
+    "table": ("ranking", "retrieval"),
 }
 WINDOWED = ("movielens_ranking", "table")  # sources whose rows have data.window exposures
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
@@ -60,7 +59,7 @@ class DataConfig:
         check_choice("data.source", self.source, tuple(SOURCES))
         check_choice("data.bad_rows", self.bad_rows, POLICIES)
         check_choice("data.split", self.split, tuple(SPLITS))
-        check_choice("data.held_out", self.held_out, LAST_HELD_OUT if SOURCES[self.source] == "retrieval" else HELD_OUT)
+        check_choice("data.held_out", self.held_out, HELD_OUT)
         check_at_least("data.window", self.window, 1)
         check_at_least("data.texts", self.texts, 0)
         if self.source == "table":

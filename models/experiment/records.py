@@ -21,6 +21,7 @@ import yaml
 from tf_fusedrec.config import TableConfig, check_file_name
 from tf_fusedrec.data.plan import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
+from tf_fusedrec.models.data_sets.interactions import LAST_HELD_OUT
 from tf_fusedrec.models.data_sets.table import ColumnMap
 from tf_fusedrec.models.experiment.data_config import SOURCES, WINDOWED, DataConfig
 from tf_fusedrec.models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
@@ -207,10 +208,10 @@ class Experiment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if SOURCES[self.data.source] != self.task:
-            fitting = [source for source, task in SOURCES.items() if task == self.task]
+        if self.task not in SOURCES[self.data.source]:
+            fitting = [source for source, tasks in SOURCES.items() if self.task in tasks]
             raise ValueError(
-                f"data.source {self.data.source!r} is {SOURCES[self.data.source]} data, "
+                f"data.source {self.data.source!r} is {SOURCES[self.data.source][0]} data, "
                 f"but task is {self.task!r}. Choose one of {fitting}."
             )
         if self.data.follow and self.train.epochs != 1:
@@ -224,8 +225,15 @@ class Experiment:
                     f"data.window is {self.data.window}, but model.max_exposures is {longest}, so a row would lose "
                     "exposures. Raise model.max_exposures, or lower data.window."
                 )
-        if isinstance(self.model, RankingConfig) and self.data.source == "table":
-            _check_mapped(self.model, self.data.column_map)
+        if self.data.source == "table":
+            self.data.column_map.check_task(self.task)
+            if isinstance(self.model, RankingConfig):
+                _check_mapped(self.model, self.data.column_map)
+        if self.task == "retrieval":
+            check_choice("data.held_out", self.data.held_out, LAST_HELD_OUT)
+            for name, value in (("earlier", self.data.earlier), ("follow", self.data.follows_table)):
+                if value:
+                    raise ValueError(f"data.{name} of a table is for the task 'ranking', got {value!r}. Remove it.")
         if self.train.stochastic_length and isinstance(self.model, RankingConfig) and self.model.item_lists:
             raise ValueError(
                 f"train.stochastic_length is {self.train.stochastic_length}, but model.item_lists "

@@ -50,8 +50,8 @@ def parse(body: bytes, signatures: Mapping[str, Signature], columns: UserColumns
     if not isinstance(name, str):
         raise RequestError(400, f"'signature_name' key must be a string value, got {_shown(name)}")
     if columns is not None and name == COLUMNS:
-        read = columns.read(request.get("instances"), signatures[DEFAULT_SIGNATURE].inputs)
-        return Predict(DEFAULT_SIGNATURE, read.inputs, True, read.exposed_splits)
+        read = columns.read(request.get("instances"), signatures[columns.signature].inputs)
+        return Predict(columns.signature, read.inputs, True, read.exposed_splits)
     if name not in signatures:
         raise RequestError(
             400,

@@ -9,6 +9,12 @@
 An instance is a user at one moment, with the user's earlier events and the candidates of that moment. A value that is
 null or left out is missing. The functions that convert the training data read the values, so a text has the id, and a
 candidate the counts and rates of the past, that it would have there.
+
+A retrieval model searches its own candidates, and takes only item and time of the earlier events:
+
+{"signature_name": "columns", "instances": [
+  {"time": 1714566600, "history": [{"item": "A7", "time": 1714464000}], "k": 2}]}
+->  {"predictions": [{"ids": [12, 31], "items": ["B2", "C3"], "scores": [0.5, 0.25]}]}
 """
 
 from __future__ import annotations
@@ -31,13 +37,16 @@ from tf_fusedrec.models.serve.loaded import RequestError
 
 ROLES = ("history", "exposed")
 _REQUEST = pathlib.Path("request")  # the place of all values, in messages
+_ITEMS = 10  # k of a request that names none
+
+Parts = dict[str, tuple[list[dict], list[str], list[int]]]  # rows, places and instances by role
 
 
 class Read(NamedTuple):
     """The inputs of an export, and the rows of the answer."""
 
     inputs: dict[str, np.ndarray]
-    exposed_splits: np.ndarray  # <int64>[instances + 1]
+    exposed_splits: np.ndarray | None  # <int64>[instances + 1]; None: each instance has a row in every output
 
 
 class UserColumns:
@@ -45,12 +54,21 @@ class UserColumns:
 
     Args:
       columns: The section data.columns of the experiment.
-      tasks: Name for the user of each output of the model.
+      tasks: Name for the user of each output of a ranking model; {}: a retrieval model.
+
+    Attributes:
+      signature: Signature of the export that answers.
     """
 
     def __init__(self, columns: Mapping[str, Any], tasks: Mapping[str, str]):
         self.tasks = dict(tasks)
+        self.signature = "serving_default" if tasks else "top_k"
         self._map = names = column_map(columns, "columns")
+        if not tasks:
+            self._roles: tuple[str, ...] = ("history",)
+            self._known = {"user": [names.user, names.time], "history": [names.item, names.time]}
+            return
+        self._roles = ROLES
         of_event = [names.item, *names.features.values(), *names.lists.values(), *names.numbers.values()]
         past = [names.time, *names.labels.values(), *names.outcomes.values()]
         self._known = {
@@ -67,7 +85,7 @@ class UserColumns:
             column.
         """
         try:
-            return self._read(instances, input_names)
+            return self._read(instances, input_names) if self.tasks else self._searched(instances)
         except ValueError as error:
             raise RequestError(400, str(error)) from error
 
@@ -76,21 +94,11 @@ class UserColumns:
         parts = self._parts(instances)
         user, history, exposed = (self._table(rows, places) for rows, places, _ in parts.values())
         owner = {role: np.array(parts[role][2], np.int64) for role in ROLES}
+        moment, earlier, order = self._moments(parts, user, history)
         columns: dict[str, Values] = {"user_id": user.ids(names.user, required=True)[0]}
         columns |= {name: user.ids(column)[0] for name, column in names.context.items()}
         columns |= {name: user.numbers(column) for name, column in names.context_numbers.items()}
-        times = np.concatenate([user.times(names.time), history.times(names.time)])
-        seconds, _ = seconds_of(_REQUEST, times)
-        moment, earlier = np.split(seconds, [user.num_rows])
-        history.refuse(
-            earlier >= moment[owner["history"]],
-            lambda row: (
-                f"column {names.time!r} has {parts['history'][0][row][names.time]!r}, which is not before the "
-                "instance's. Send events that ended before the request."
-            ),
-        )
         # Exposures of an instance share its moment, so they do not see each other.
-        order = np.lexsort((earlier, owner["history"]))
         instance = np.concatenate([owner["history"][order], owner["exposed"]])
         of_history = np.arange(len(instance)) < len(order)
         rows = np.lexsort((~of_history, instance))
@@ -109,9 +117,38 @@ class UserColumns:
         columns |= {f"{role}_row_splits": splits[role] for role in ROLES}
         return Read({name: np.asarray(columns[name]) for name in input_names}, splits["exposed"])
 
-    def _parts(self, instances: Any) -> dict[str, tuple[list[dict], list[str], list[int]]]:
+    def _searched(self, instances: Any) -> Read:
+        """Returns the inputs of the signature "top_k"."""
+        instances, k = _without_k(instances)
+        parts = self._parts(instances)
+        user, history = (self._table(rows, places) for rows, places, _ in parts.values())
+        moment, earlier, order = self._moments(parts, user, history)
+        lengths = np.bincount(np.array(parts["history"][2], np.int64), minlength=user.num_rows)
+        columns = {"item_id": history.ids(self._map.item, required=True)[0][order], "timestamp": earlier[order]}
+        return Read(
+            {**columns, "row_splits": splits_of(lengths), "query_time": moment, "k": np.array(k, np.int32)}, None
+        )
+
+    def _moments(
+        self, parts: Parts, user: TableColumns, history: TableColumns
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the seconds of instances <int64>[B] and of events <int64>[H], and the order <int64>[H] of events."""
+        name, (rows, _, owners) = self._map.time, parts["history"]
+        seconds, _ = seconds_of(_REQUEST, np.concatenate([user.times(name), history.times(name)]))
+        moment, earlier = np.split(seconds, [user.num_rows])
+        owner = np.array(owners, np.int64)
+        history.refuse(
+            earlier >= moment[owner],
+            lambda row: (
+                f"column {name!r} has {rows[row][name]!r}, which is not before the instance's. Send events that ended "
+                "before the request."
+            ),
+        )
+        return moment, earlier, np.lexsort((earlier, owner))
+
+    def _parts(self, instances: Any) -> Parts:
         """Returns the rows of users, history and exposures, with the place and the instance of each."""
-        parts: dict[str, tuple[list[dict], list[str], list[int]]] = {role: ([], [], []) for role in ("user", *ROLES)}
+        parts: Parts = {role: ([], [], []) for role in ("user", *self._roles)}
 
         def add(role: str, row: Any, place: str, instance: int) -> None:
             if not isinstance(row, dict):
@@ -130,8 +167,8 @@ class UserColumns:
             place = f"instances[{number}]"
             if not isinstance(instance, dict):
                 raise ValueError(f"{place} is {json.dumps(instance)[:80]}, want an object with {self._known['user']}.")
-            add("user", {key: value for key, value in instance.items() if key not in ROLES}, place, number)
-            for role in ROLES:
+            add("user", {key: value for key, value in instance.items() if key not in self._roles}, place, number)
+            for role in self._roles:
                 events = instance.get(role) or []
                 if not isinstance(events, list) or (role == "exposed" and not events):
                     least = " of at least one event" if role == "exposed" else ""
@@ -146,6 +183,16 @@ class UserColumns:
             name: _texts([_text(place, name, row.get(name)) for row, place in zip(rows, places)]) for name in names
         }
         return TableColumns(_REQUEST, columns, len(rows), places.__getitem__, BadInput("error"), self._map.kinds)
+
+
+def _without_k(instances: Any) -> tuple[Any, int]:
+    """Returns the instances without their key "k", and its value. Other forms of instances stay as they are."""
+    if not isinstance(instances, list) or not all(isinstance(instance, dict) for instance in instances):
+        return instances, _ITEMS
+    asked = [instance.get("k", _ITEMS) for instance in instances] or [_ITEMS]
+    if type(asked[0]) is not int or asked[0] < 1 or asked != asked[:1] * len(asked):
+        raise ValueError(f"instances have the k {json.dumps(asked)[:80]}, want one integer >= 1. Use the same in all.")
+    return [{name: value for name, value in instance.items() if name != "k"} for instance in instances], asked[0]
 
 
 def _events(history: TableColumns, order: np.ndarray, exposed: TableColumns, names: ColumnMap) -> dict[str, Any]:

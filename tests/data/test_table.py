@@ -1,5 +1,6 @@
 """Tables of events with foreign column names: rows by hand from CSV and Parquet, and every fault by file and row."""
 
+import dataclasses
 import decimal
 
 import numpy as np
@@ -15,7 +16,7 @@ from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.models.data_sets.events import Window
 from tf_fusedrec.models.data_sets.layouts import read_info
 from tf_fusedrec.models.data_sets.strings import id_of_text, texts_of
-from tf_fusedrec.models.data_sets.table import column_map, convert_table
+from tf_fusedrec.models.data_sets.table import column_map, convert_table, convert_table_sequences
 from tf_fusedrec.models.data_sets.table_files import TableFiles
 
 MAP = {
@@ -289,10 +290,28 @@ def test_skipped_rows_are_logged_and_the_others_stay(tmp_path, caplog):
     assert sorted(item for row in seen for item in row[1]) == [7, 7, 8, 9]
 
 
+def test_users_items_and_times_alone_are_sequences_for_retrieval(tmp_path):
+    columns = column_map({name: MAP[name] for name in ("user", "item", "time")} | {"kinds": {"sku": "string"}})
+    folder = csv_file(tmp_path / "raw/a.csv", [*ROWS[::-1], ["eve", "", "2024-05-01 12:30:00", *ROWS[0][3:]]])
+    with pytest.raises(ValueError, match="a.csv, row 4: its column 'seen_at' has an earlier time than"):
+        convert_table_sequences(folder, tmp_path / "d", columns, bad_rows="skip")
+    columns = dataclasses.replace(columns, order="any")
+    info = convert_table_sequences(folder, tmp_path / "d", columns, bad_rows="skip", texts=2)
+    assert (info.task, info.users, info.items, info.id_kinds) == ("retrieval", 2, 3, {"item": "string"})
+    assert "5 of 6 rows, customer strings as fingerprints, sku strings as" in info.source
+    rows = pq.read_table(tmp_path / "d/test").sort_by("target_timestamp").to_pydict()
+    assert rows["user_id"] == [code("ann"), code("bob")]
+    assert rows["item_id"] == [[code("7"), code("8")], [code("7")]] and rows["target_item"] == [code("9"), code("8")]
+    assert rows["target_timestamp"][0] - rows["timestamp"][0][0] == 7200
+    assert sorted(texts_of(tmp_path / "d", "item", [code(text) for text in "789"]).values()) == ["7", "8"]
+    for refused, table in ((convert_table, columns), (convert_table_sequences, column_map(MAP))):
+        with pytest.raises(ValueError, match="columns.labels (names no label|is for the task 'ranking')"):
+            refused(folder, tmp_path / "e", table)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"labels": {}}, "data.columns: columns.labels names no label"),
         ({"labels": "clicked"}, r"data.columns.labels must be a list of names, or {name: column}, got 'clicked'"),
         ({"usr": "x"}, r"data.columns names \['usr'\], and a column map takes \['user', 'item'"),
         ({"past": ["colour"]}, r"columns.past names 'colour', want one of the features \['brand', 'tag'\]"),
@@ -306,5 +325,5 @@ def test_skipped_rows_are_logged_and_the_others_stay(tmp_path, caplog):
 def test_refused_maps(changed, message):
     with pytest.raises(ValueError, match=message):
         column_map({**MAP, **changed})
-    with pytest.raises(ValueError, match=r"data.columns lacks \['time', 'labels'\]"):
+    with pytest.raises(ValueError, match=r"data.columns lacks \['time'\]"):
         column_map({"user": "a", "item": "b"})

@@ -43,6 +43,7 @@ def test_overrides_are_yaml(tmp_path):
 
 
 RETRIEVAL = "task=retrieval; data.source=synthetic-retrieval; "
+TABLE = "{user: u, item: i, time: t}; data.source=table"
 # Bounds of fields, by the fields that they need.
 BOUNDS = {
     "": "seed>=0 model.dim>=1 model.profiles>=0 data.max_partitions>=0 data.poll_s>0 data.timeout_s>=0 "
@@ -122,6 +123,10 @@ REFUSED = [
     ("evaluate.cutoffs=[0]", "evaluate.cutoffs must be >= 1, got 0"),
     (RETRIEVAL + "train.progressive_steps=5", "train.progressive_steps is for ranking only, but task is 'retrieval'"),
     (RETRIEVAL + "data.held_out=all", r"data.held_out must be one of \['both', 'test', 'validation'\], got 'all'"),
+    (RETRIEVAL + f"data.columns={TABLE}; data.columns.labels=[y]", "data.columns.labels is for the task 'ranking'"),
+    (RETRIEVAL + f"data.columns={TABLE}; data.earlier=[a]", r"data.earlier of a table is for .*got \('a',\)"),
+    (RETRIEVAL + f"data.columns={TABLE}; data.follow=true", "data.follow of a table is for the task 'ranking'"),
+    (f"data.columns={TABLE}", "data.columns.labels names no label, want at least"),
     (RETRIEVAL + "model.encoder=gru", r"must be one of \['hstu', 'fuxi_alpha', 'fuxi_beta', 'sasrec'\], got 'gru'"),
     (RETRIEVAL + "model.time_encoding=sine", r"model.time_encoding must be one of \['none', 'buckets'"),
     (RETRIEVAL + "model={whole_catalogue: true, share_negatives: true}", "set model.share_negatives to false"),

@@ -4,13 +4,14 @@ import csv
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 from tf_fusedrec.models.data_sets.events import Window
-from tf_fusedrec.models.data_sets.layouts import read_info
-from tf_fusedrec.models.data_sets.table import REQUEST, column_map, convert_table
+from tf_fusedrec.models.data_sets.layouts import REQUEST, read_info
+from tf_fusedrec.models.data_sets.table import column_map, convert_table, convert_table_sequences
 from tf_fusedrec.models.serve import tensors
 from tf_fusedrec.models.serve.loaded import RequestError, Signature, Spec
 from tf_fusedrec.models.serve.user_columns import UserColumns, read_file
@@ -145,6 +146,47 @@ def test_an_unusable_value_is_named_with_its_event(shop, change, message):
     with pytest.raises(RequestError, match=message) as error:
         UserColumns(COLUMNS, {"ctr": "click"}).read([instance], ["exposed_item"])
     assert error.value.status == 400
+
+
+def test_a_request_of_a_search_has_the_sequence_of_training(shop, tmp_path):
+    events, folder = shop
+    columns = {name: COLUMNS[name] for name in ("user", "item", "time")} | {"order": "any"}
+    convert_table_sequences(folder.parent / "log.csv", tmp_path / "data", column_map(columns))
+    inputs = {"item_id": Spec(np.dtype(np.int64), (None,))}
+    body = (tmp_path / "data" / REQUEST).read_bytes()
+    predict = tensors.parse(body, {"top_k": Signature(inputs, {})}, UserColumns(columns, {}))
+    assert (predict.signature, predict.splits, predict.inputs["k"]) == ("top_k", None, 3)
+    rows = pq.read_table(tmp_path / "data/test").to_pylist()
+    asked = {name: values.tolist() for name, values in predict.inputs.items()}
+    row = next(row for row in rows if row["item_id"][-3:] == asked["item_id"])
+    assert [*row["timestamp"][-3:], row["target_timestamp"]] == [*asked["timestamp"], *asked["query_time"]]
+    # A user without events, and one whose events are not in order, in one request.
+    ann = [{"sku": event["sku"], "seen_at": event["seen_at"]} for event in events[2::-1]]
+    read = UserColumns(columns, {}).read([{"seen_at": "2025-01-01"}, {"seen_at": "2025-01-01", "history": ann}], inputs)
+    assert read.inputs["row_splits"].tolist() == [0, 0, 3] and read.inputs["k"] == 10
+    assert (np.diff(read.inputs["timestamp"]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("instances", "message"),
+    [
+        ([{"time": 9, "k": 0}], r"instances have the k \[0\], want one integer >= 1. Use the same in all."),
+        ([{"time": 9, "k": 2}, {"time": 9}], r"instances have the k \[2, 10\], want one integer >= 1"),
+        ([{"time": 9, "k": True}], r"instances have the k \[true\], want one integer"),
+        ([{"time": 9, "exposed": []}], r"instances\[0\] has the key 'exposed', want only keys of \['user', 'time'\]"),
+        ([{"time": 9, "history": [{"item": "A"}]}], r"history\[0\]: column 'time' is empty, want a value"),
+        (
+            [{"time": 9, "history": [{"time": 9, "item": "A"}]}],
+            r"history\[0\]: column 'time' has 9, which is not",
+        ),
+        ([{"time": 9, "history": [{"time": 8}]}], r"history\[0\]: column 'item' is empty, want a value"),
+        (["ann"], r"instances\[0\] is \"ann\", want an object with \['user', 'time'\]"),
+        ([], "'instances' must be a list of at least one object"),
+    ],
+)
+def test_an_unusable_search_is_named(instances, message):
+    with pytest.raises(RequestError, match=message):
+        UserColumns({"user": "user", "item": "item", "time": "time"}, {}).read(instances, [])
 
 
 def test_a_damaged_file_of_columns_is_named(tmp_path):

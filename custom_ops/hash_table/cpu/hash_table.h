@@ -10,8 +10,8 @@
 //   2. Each shard visits its ids in three overlapping steps: it fetches the line of keys, then the row, then copies. A row
 //      that this lookup has seen before has the lookup's clock in its header (`last`). So one probe finds the row,
 //      deduplicates it, and feeds LRU and LFU.
-//   3. Ids without a row wait until all shards are done, because only then the number of rows to evict is known. Each of
-//      them then gets a row with its initial value, a pure function of (table seed, id).
+//   3. An id without a row gets one with its initial value, a pure function of (table seed, id). Where rows may have to
+//      leave, it waits until all shards are done, because only then the number of rows to evict is known.
 //   4. At its end it demotes rows of a mixed table that have cooled, so that whatever reads ahead of the next lookup sees
 //      the rows of that lookup.
 // The result is the handles of the distinct rows, numbered by shard, and the number of each received id's row. An update

@@ -57,7 +57,8 @@ class HashTable::TrainingLookup {
  public:
   TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowsOut& out, const Ahead* ahead)
       : table_(table), running_(running), rows_(&table->rows_), spec_(table->spec()), clock_(running.clock()),
-        scratch_(running.scratch()), pins_(rows_->pins().Current()), out_(out), ahead_(ahead) {}
+        scratch_(running.scratch()), pins_(rows_->pins().Current()), out_(out), ahead_(ahead),
+        new_rows_wait_(rows_->has_max_rows() || rows_->has_admission() || table->tier_.is_on()) {}
 
   absl::Status Run(const Message& message, const ParallelFor& parallel_for, int32_t* inverse, int64_t* handles,
                    int64_t* num_rows);
@@ -71,21 +72,22 @@ class HashTable::TrainingLookup {
     Shard* shard;
     int64_t begin, end;              // places of this shard's items
     std::vector<int64_t> handles;    // by number inside this shard
-    std::vector<ReceivedId> fresh;   // without a row
+    std::vector<ReceivedId> fresh;   // without a row, which waits
     std::vector<ReceivedId> moving;  // whose row must move to pool 0 first
     std::vector<int64_t> num_fresh;  // with limits: distinct ids of `fresh`, by segment
     std::vector<SegmentId> made;     // got a row
     std::vector<Judged> judged;      // by admission
   };
 
-  void VisitKnown(Visit* visit);
+  absl::Status VisitKnown(Visit* visit);
   void Judge(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits);
   absl::Status MakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle);
+  absl::Status FindOrMakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle);
   absl::Status VisitNew(Visit* visit);
   void CountJudged(Visit* visit);
   void Undo(Visit* visit);
-  absl::Status Change(const ParallelFor& parallel_for, int64_t cost_of_shard, std::vector<Visit>* visits);
+  absl::Status VisitAll(const ParallelFor& parallel_for, int64_t cost_of_shard, std::vector<Visit>* visits);
   void Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write = true);
   void WriteRow(const ReceivedId& item, int pool, const char* row) const {
     const int64_t offset = static_cast<int64_t>(item.position) * spec_.dim * BytesOf(out_.storage);
@@ -101,6 +103,7 @@ class HashTable::TrainingLookup {
   const Pins pins_;
   const RowsOut out_;
   const Ahead* const ahead_;  // null: there was none
+  const bool new_rows_wait_;  // until all shards are done
 };
 
 // Writes the row of an id to the lookup's result if `write` asks for it.
@@ -124,12 +127,14 @@ __attribute__((always_inline)) inline void HashTable::TrainingLookup::Touch(
   if (write && out_.data != nullptr) WriteRow(item, RowStore::PoolOf(handle), row);
 }
 
-void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
+absl::Status HashTable::TrainingLookup::VisitKnown(Visit* visit) {
+  if (visit->begin == visit->end) return absl::OkStatus();
   std::lock_guard<std::mutex> lock(visit->shard->mutex);
   rows_->FreeRetired(visit->shard);
   std::vector<KeyIndex>& keys = visit->shard->keys;
   const ReceivedId* items = scratch_->items.data() + visit->begin;
   const int64_t n = visit->end - visit->begin;
+  visit->handles.reserve(n);
   const bool tiered = table_->tier_.is_on();
   uint64_t hashes[kRing];
   uint32_t handles[kRing];
@@ -151,11 +156,12 @@ void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
     }
     const int64_t k = i - kRing;
     if (k < 0 || k >= n) continue;
-    const uint32_t handle = handles[k & (kRing - 1)];
-    if (handle == kAbsent) {
+    uint32_t handle = handles[k & (kRing - 1)];
+    if (handle == kAbsent && new_rows_wait_) {
       visit->fresh.push_back(items[k]);
       continue;
     }
+    if (handle == kAbsent) FUSEDREC_TRY(FindOrMakeRow(visit, items[k], &handle));
     char* row = rows_->Row(handle);
     if (RowStore::PoolOf(handle) == 1) {
       const RowHeader& header = *RowFormat::Header(row);
@@ -169,7 +175,8 @@ void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
     const bool is_written = seen(items[k]) != kNoRow && RowFormat::Header(row)->updated <= ahead->version;
     Touch(visit, items[k], visit->begin + k, handle, row, !is_written);
   }
-  if (!visit->fresh.empty() && (rows_->has_max_rows() || tiered || rows_->has_admission())) Judge(visit);
+  if (!visit->fresh.empty()) Judge(visit);
+  return absl::OkStatus();
 }
 
 // With limits: sorts and counts the ids without a row. Ids that have not come often enough get their initial row.
@@ -236,12 +243,19 @@ absl::Status HashTable::TrainingLookup::MakeRow(Visit* visit, const ReceivedId& 
   return absl::OkStatus();
 }
 
+// An earlier item of the message may have made the row.
+absl::Status HashTable::TrainingLookup::FindOrMakeRow(Visit* visit, const ReceivedId& item, uint32_t* handle) {
+  *handle = visit->shard->keys[item.segment].Find(item.id, TableHash(item.id));
+  return *handle == kAbsent ? MakeRow(visit, item, handle) : absl::OkStatus();
+}
+
 absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
+  if (visit->fresh.empty() && visit->moving.empty()) return absl::OkStatus();
   Shard* shard = visit->shard;
   std::lock_guard<std::mutex> lock(shard->mutex);
   for (const ReceivedId& item : visit->fresh) {
-    uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
-    if (handle == kAbsent) FUSEDREC_TRY(MakeRow(visit, item, &handle));
+    uint32_t handle;
+    FUSEDREC_TRY(FindOrMakeRow(visit, item, &handle));
     Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
   }
   if (spec_.hot_after > 0 && !visit->moving.empty()) rows_->pins().NoteMove(pins_);
@@ -297,18 +311,23 @@ void HashTable::TrainingLookup::Undo(Visit* visit) {
   }
 }
 
-absl::Status HashTable::TrainingLookup::Change(const ParallelFor& parallel_for, int64_t cost_of_shard,
-                                               std::vector<Visit>* visits) {
+// Both visits of all shards, with the rows that leave in between.
+absl::Status HashTable::TrainingLookup::VisitAll(const ParallelFor& parallel_for, int64_t cost_of_shard,
+                                                 std::vector<Visit>* visits) {
+  const auto visit_shards = [&](int64_t cost, absl::Status (TrainingLookup::*visit)(Visit*)) {
+    std::vector<absl::Status> done(kShards);
+    parallel_for(kShards, cost, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) done[s] = (this->*visit)(&(*visits)[s]);
+    });
+    for (const absl::Status& status : done) FUSEDREC_TRY(status);
+    return absl::OkStatus();
+  };
+  // New rows are of a version that begins here or, where a lack of room may refuse them, after MakeRoom.
+  if (!new_rows_wait_) rows_->NextVersion();
+  FUSEDREC_TRY(visit_shards(cost_of_shard, &TrainingLookup::VisitKnown));
   FUSEDREC_TRY(MakeRoom(*visits));
-  rows_->NextVersion();
-  std::vector<absl::Status> failed(kShards);
-  parallel_for(kShards, cost_of_shard / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      Visit* visit = &(*visits)[s];
-      if (!visit->fresh.empty() || !visit->moving.empty()) failed[s] = VisitNew(visit);
-    }
-  });
-  for (const absl::Status& status : failed) FUSEDREC_TRY(status);
+  if (new_rows_wait_) rows_->NextVersion();
+  FUSEDREC_TRY(visit_shards(cost_of_shard / 4, &TrainingLookup::VisitNew));
   return table_->demoter_.DemoteCold(clock_);
 }
 
@@ -324,15 +343,10 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   }
   const int64_t cost_of_id = 120 + spec_.dim;  // cycles, roughly
   const int64_t cost_of_shard = cost_of_id * (message.num_ids / kShards + 1);
-  parallel_for(kShards, cost_of_shard, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      if (visits[s].begin < visits[s].end) VisitKnown(&visits[s]);
-    }
-  });
-  const absl::Status changed = Change(parallel_for, cost_of_shard, &visits);
-  if (!changed.ok()) {
+  const absl::Status done = VisitAll(parallel_for, cost_of_shard, &visits);
+  if (!done.ok()) {
     for (Visit& visit : visits) Undo(&visit);
-    return changed;
+    return done;
   }
   for (Visit& visit : visits) {
     if (!visit.judged.empty()) CountJudged(&visit);

@@ -74,16 +74,9 @@ class RowStore {
   }
 
   // Asks the memory for header and embedding of a row.
-  void Fetch(uint32_t handle) const {
-    const char* row = Row(handle);
-    for (int offset = 0; offset < fetch_bytes_[PoolOf(handle)]; offset += 64) __builtin_prefetch(row + offset);
-  }
+  void Fetch(uint32_t handle) const { FetchLines<0>(Row(handle), fetch_bytes_[PoolOf(handle)]); }
   // Asks the memory for all of a row, to be written.
-  void FetchForUpdate(uint32_t handle) const {
-    const char* row = Row(handle);
-    const int bytes = format(PoolOf(handle)).stride();
-    for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset, 1);
-  }
+  void FetchForUpdate(uint32_t handle) const { FetchLines<1>(Row(handle), format(PoolOf(handle)).stride()); }
 
   absl::Status Take(Spare* spare, int pool, uint32_t* handle);
   // Returns a row. Another id gets it only after Reuse.
@@ -97,6 +90,12 @@ class RowStore {
 
  private:
   static constexpr uint32_t kPoolBit = uint32_t{1} << 31;
+
+  template <int kToWrite>
+  static void FetchLines(const char* row, int bytes) {
+    for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset, kToWrite);
+    __builtin_prefetch(row + bytes - 1, kToWrite);  // rows begin anywhere in a line
+  }
 
   std::unique_ptr<RowPool> pools_[2];
   int fetch_bytes_[2] = {0, 0};  // by pool

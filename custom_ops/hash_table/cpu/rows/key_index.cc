@@ -4,21 +4,11 @@
 
 namespace fusedrec {
 
-absl::StatusOr<std::unique_ptr<KeyIndex::Lines>> KeyIndex::Lines::Make(uint64_t num_lines) {
-  constexpr uint64_t kPagesFrom = (size_t{512} << 10) / sizeof(Line);
-  auto lines = std::make_unique<Lines>();
-  lines->mask_ = num_lines - 1;
-  if (num_lines < kPagesFrom) {
-    lines->heap_.reset(new Line[num_lines]());
-    lines->data_ = lines->heap_.get();
-  } else {
-    auto pages = Pages::OfMemory(num_lines * sizeof(Line));
-    if (!pages.ok()) return pages.status();
-    lines->pages_ = *std::move(pages);
-    // Zero bytes are lines without keys.
-    lines->data_ = reinterpret_cast<Line*>(lines->pages_.data());
-  }
-  return lines;
+// Zero bytes are lines without keys.
+absl::StatusOr<uint64_t> KeyIndex::Lines::Make(uint64_t num_lines) {
+  const auto array = TakeArray(num_lines * sizeof(Line));
+  if (!array.ok()) return array.status();
+  return reinterpret_cast<uint64_t>(*array) | __builtin_ctzll(num_lines);
 }
 
 struct KeyIndex::Place {
@@ -26,18 +16,12 @@ struct KeyIndex::Place {
   int position;
 };
 
-KeyIndex::~KeyIndex() { delete lines_.load(); }
-
-size_t KeyIndex::bytes() const {
-  const Lines* lines = lines_.load(std::memory_order_acquire);
-  return lines == nullptr ? 0 : lines->bytes();
-}
+size_t KeyIndex::bytes() const { return Lines(lines_.load(std::memory_order_acquire)).bytes(); }
 
 bool KeyIndex::FindPlace(int64_t key, uint64_t hash, Place* place) const {
-  const Lines* lines = lines_.load(std::memory_order_relaxed);
-  if (lines == nullptr) return false;
-  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += LineStep(hash), ++visited) {
-    Line& line = (*lines)[n];
+  const Lines lines(lines_.load(std::memory_order_relaxed));
+  for (uint64_t n = hash, visited = 0; visited < lines.size(); n += LineStep(hash), ++visited) {
+    Line& line = lines[n];
     const uint32_t meta = line.meta.load(std::memory_order_relaxed);
     const int i = line.Position(key, meta);
     if (i >= 0) {
@@ -50,8 +34,7 @@ bool KeyIndex::FindPlace(int64_t key, uint64_t hash, Place* place) const {
 }
 
 absl::Status KeyIndex::Reserve(int64_t more, Retired* retired) {
-  const Lines* lines = lines_.load(std::memory_order_relaxed);
-  const uint64_t have = lines == nullptr ? 0 : lines->size();
+  const uint64_t have = Lines(lines_.load(std::memory_order_relaxed)).size();
   uint64_t want = std::max<uint64_t>(have, 1);
   while (static_cast<double>(size_ + more) > max_load_ * kKeysPerLine * static_cast<double>(want)) want *= 2;
   // Removed keys leave marks that lengthen searches.
@@ -60,19 +43,19 @@ absl::Status KeyIndex::Reserve(int64_t more, Retired* retired) {
 }
 
 absl::Status KeyIndex::Rebuild(uint64_t num_lines, Retired* retired) {
-  auto made = Lines::Make(num_lines);
+  const auto made = Lines::Make(num_lines);
   if (!made.ok()) return made.status();
   KeyIndex fresh;
-  fresh.lines_.store(made->release());
+  fresh.lines_.store(*made);
   ForEach([&](int64_t key, uint32_t payload) { fresh.Insert(key, TableHash(key), payload); });
-  Exchange(fresh.lines_.exchange(nullptr), retired);
+  Exchange(fresh.lines_.exchange(0), retired);
   overflown_ = fresh.overflown_;
   removed_ = 0;
   return absl::OkStatus();
 }
 
 void KeyIndex::Insert(int64_t key, uint64_t hash, uint32_t payload) {
-  const Lines& lines = *lines_.load(std::memory_order_relaxed);
+  const Lines lines(lines_.load(std::memory_order_relaxed));
   for (uint64_t n = hash;; n += LineStep(hash)) {
     Line& line = lines[n];
     const uint32_t meta = line.meta.load(std::memory_order_relaxed);
@@ -112,13 +95,14 @@ uint32_t KeyIndex::Remove(int64_t key, uint64_t hash) {
   return payload;
 }
 
-void KeyIndex::Exchange(Lines* lines, Retired* retired) {
-  std::unique_ptr<Lines> old(lines_.exchange(lines, std::memory_order_seq_cst));
-  if (old != nullptr && retired != nullptr) retired->push_back(std::move(old));
+void KeyIndex::Exchange(uint64_t lines, Retired* retired) {
+  const Lines old(lines_.exchange(lines, std::memory_order_seq_cst));
+  Retired::value_type owned(old.data(), {old.bytes()});
+  if (owned != nullptr && retired != nullptr) retired->push_back(std::move(owned));
 }
 
 void KeyIndex::Clear(Retired* retired) {
-  Exchange(nullptr, retired);
+  Exchange(0, retired);
   size_ = overflown_ = removed_ = 0;
 }
 

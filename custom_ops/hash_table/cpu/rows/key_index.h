@@ -35,18 +35,21 @@ class KeyIndex {
  public:
   static constexpr int kKeysPerLine = 5;
 
-  // Lines of one size, from one growth to the next.
-  class Lines;
+  struct Line;
+  struct GiveBack {
+    size_t bytes = 0;
+    void operator()(Line* lines) const { GiveBackArray(lines, bytes); }
+  };
   // Replaced lines, which wait until no reader looks at them.
-  using Retired = std::vector<std::unique_ptr<Lines>>;
+  using Retired = std::vector<std::unique_ptr<Line[], GiveBack>>;
 
   // `stagger` in [0, 1) spreads the load at which indices of one table grow over 0.60 to 0.75. The shards of a table
   // fill evenly, and should not all grow in the same step.
   explicit KeyIndex(double stagger = 0.0) : max_load_(0.75 - 0.15 * stagger) {}
   KeyIndex(KeyIndex&& other) noexcept
-      : max_load_(other.max_load_), lines_(other.lines_.exchange(nullptr)), size_(other.size_),
+      : max_load_(other.max_load_), lines_(other.lines_.exchange(0)), size_(other.size_),
         overflown_(other.overflown_), removed_(other.removed_) {}
-  ~KeyIndex();
+  ~KeyIndex() { Clear(); }
 
   int64_t size() const { return size_; }
   size_t bytes() const;
@@ -68,14 +71,14 @@ class KeyIndex {
   void ForEach(const Visit& visit) const;
 
  private:
-  struct Line;
+  class Lines;
   struct Place;
   bool FindPlace(int64_t key, uint64_t hash, Place* place) const;
   absl::Status Rebuild(uint64_t num_lines, Retired* retired);
-  void Exchange(Lines* lines, Retired* retired);
+  void Exchange(uint64_t lines, Retired* retired);
 
   double max_load_;
-  std::atomic<Lines*> lines_{nullptr};
+  std::atomic<uint64_t> lines_{0};  // see Lines
   int64_t size_ = 0;
   int64_t overflown_ = 0;  // lines with the mark
   int64_t removed_ = 0;    // keys removed since the lines were built: marks that nothing needs any more stay until then
@@ -96,30 +99,30 @@ struct alignas(64) KeyIndex::Line {
   }
 };
 
+// Lines of one size, from one growth to the next. They are one word, which readers load at once: the address of the first
+// line, and in its low bits the binary logarithm of their number. 0: there are none.
 class KeyIndex::Lines {
  public:
-  static absl::StatusOr<std::unique_ptr<Lines>> Make(uint64_t num_lines);
-  Line& operator[](uint64_t n) const { return data_[n & mask_]; }
-  uint64_t size() const { return mask_ + 1; }
+  explicit Lines(uint64_t word) : word_(word) {}
+  static absl::StatusOr<uint64_t> Make(uint64_t num_lines);
+  Line* data() const { return reinterpret_cast<Line*>(word_ & ~uint64_t{63}); }
+  Line& operator[](uint64_t n) const { return data()[n & (size() - 1)]; }
+  uint64_t size() const { return word_ == 0 ? 0 : uint64_t{1} << (word_ & 63); }
   size_t bytes() const { return size() * sizeof(Line); }
 
  private:
-  uint64_t mask_ = 0;
-  Line* data_ = nullptr;
-  Pages pages_;                   // from half a megabyte on
-  std::unique_ptr<Line[]> heap_;  // below
+  uint64_t word_;
 };
 
 inline void KeyIndex::Prefetch(uint64_t hash) const {
-  const Lines* lines = lines_.load(std::memory_order_seq_cst);
-  if (lines != nullptr) __builtin_prefetch(&(*lines)[hash]);
+  const Lines lines(lines_.load(std::memory_order_seq_cst));
+  if (lines.size() > 0) __builtin_prefetch(&lines[hash]);
 }
 
 inline uint32_t KeyIndex::Find(int64_t key, uint64_t hash) const {
-  const Lines* lines = lines_.load(std::memory_order_seq_cst);
-  if (lines == nullptr) return kAbsent;
-  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += LineStep(hash), ++visited) {
-    const Line& line = (*lines)[n];
+  const Lines lines(lines_.load(std::memory_order_seq_cst));
+  for (uint64_t n = hash, visited = 0; visited < lines.size(); n += LineStep(hash), ++visited) {
+    const Line& line = lines[n];
     uint32_t meta, payload;
     do {  // again when a removal was under way
       meta = line.meta.load(std::memory_order_acquire);
@@ -135,10 +138,9 @@ inline uint32_t KeyIndex::Find(int64_t key, uint64_t hash) const {
 
 template <typename Visit>
 void KeyIndex::ForEach(const Visit& visit) const {
-  const Lines* lines = lines_.load(std::memory_order_acquire);
-  if (lines == nullptr) return;
-  for (uint64_t n = 0; n < lines->size(); ++n) {
-    const Line& line = (*lines)[n];
+  const Lines lines(lines_.load(std::memory_order_acquire));
+  for (uint64_t n = 0; n < lines.size(); ++n) {
+    const Line& line = lines[n];
     const int count = line.meta.load(std::memory_order_relaxed) & Line::kCount;
     for (int i = 0; i < count; ++i) {
       const int64_t key = line.key[i].load(std::memory_order_relaxed);

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 
@@ -46,6 +48,58 @@ size_t AvailableInContainer() {
 }
 
 }  // namespace
+
+namespace {
+// Free parts of shared pages, which are zeros. Parts are halved for a smaller array; two free halves are joined.
+struct FreeParts {
+  std::mutex mutex;
+  std::unordered_set<uintptr_t> addresses[__builtin_ctzll(kHugePage)];  // by the binary logarithm of the size
+
+  std::unordered_set<uintptr_t>& Of(size_t bytes) { return addresses[__builtin_ctzll(bytes)]; }
+};
+
+FreeParts& free_parts() {
+  static auto* const parts = new FreeParts;  // tables may outlive static objects
+  return *parts;
+}
+}  // namespace
+
+absl::StatusOr<void*> TakeArray(size_t bytes) {
+  FreeParts& parts = free_parts();
+  std::lock_guard<std::mutex> lock(parts.mutex);
+  size_t size = bytes;
+  while (size < kHugePage && parts.Of(size).empty()) size *= 2;
+  uintptr_t address;
+  if (size < kHugePage) {
+    address = parts.Of(size).extract(parts.Of(size).begin()).value();
+  } else {
+    auto pages = Pages::OfMemory(size);
+    if (!pages.ok()) return pages.status();
+    address = reinterpret_cast<uintptr_t>(pages->Release());
+  }
+  while (size > bytes) {
+    size /= 2;
+    parts.Of(size).insert(address + size);
+  }
+  return reinterpret_cast<void*>(address);
+}
+
+void GiveBackArray(void* array, size_t bytes) {
+  if (bytes >= kHugePage) {
+    munmap(array, bytes);
+    return;
+  }
+  std::memset(array, 0, bytes);
+  FreeParts& parts = free_parts();
+  std::lock_guard<std::mutex> lock(parts.mutex);
+  auto address = reinterpret_cast<uintptr_t>(array);
+  for (; bytes < kHugePage && parts.Of(bytes).erase(address ^ bytes) > 0; bytes *= 2) address &= ~bytes;
+  if (bytes < kHugePage) {
+    parts.Of(bytes).insert(address);
+  } else {
+    munmap(reinterpret_cast<void*>(address), bytes);
+  }
+}
 
 Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, bytes_);

@@ -33,12 +33,18 @@ class Pages {
 
   char* data() const { return static_cast<char*>(data_); }
   size_t bytes() const { return bytes_; }
+  void* Release() { return std::exchange(data_, nullptr); }
 
  private:
   Pages(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };
+
+// Memory for many arrays that are read at random, most of them too small for pages of their own. Those share pages of
+// 2 MiB. The size of an array is a power of two, 64 bytes or more, and its address a multiple of 64. Any thread.
+absl::StatusOr<void*> TakeArray(size_t bytes);  // zeros
+void GiveBackArray(void* array, size_t bytes);
 
 // Asks for huge pages under a large buffer that nothing has touched yet. Its first writes then take one fault per 2 MiB
 // instead of 512. Only a wish: pages at the ends that the buffer shares with others stay small.

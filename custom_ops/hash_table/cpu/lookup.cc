@@ -15,7 +15,7 @@ static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 
 // Sorts the ids of a message by shard, so that threads can share the shards among themselves.
-// Fills scratch->items and scratch->place.
+// Fills scratch->items.
 //   shard_begin  [kShards + 1]  out: the items of shard s are [shard_begin[s], shard_begin[s + 1])
 void SortByShard(const Message& message, int64_t segments, const ParallelFor& parallel_for, LookupScratch* scratch,
                  std::vector<int64_t>* shard_begin) {
@@ -43,9 +43,8 @@ void SortByShard(const Message& message, int64_t segments, const ParallelFor& pa
       const int64_t* ids = &message.entries[pieces[p].entry];
       for (int64_t i = 0; i < pieces[p].count; ++i) {
         const int32_t place = next[p][shard_of(ids[i])]++;
-        const int64_t position = pieces[p].position + i;
-        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), static_cast<uint32_t>(pieces[p].segment)};
-        scratch->place[position] = place;
+        const uint32_t position = static_cast<uint32_t>(pieces[p].position + i);
+        scratch->items[place] = {ids[i], position, static_cast<uint32_t>(pieces[p].segment)};
       }
     }
   });
@@ -55,13 +54,14 @@ void SortByShard(const Message& message, int64_t segments, const ParallelFor& pa
 
 class HashTable::TrainingLookup {
  public:
-  TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowsOut& out, const Ahead* ahead)
+  // inverse: [V] out, the row of each id.
+  TrainingLookup(HashTable* table, const RunningLookups::Lookup& running, const RowsOut& out, const Ahead* ahead,
+                 int32_t* inverse)
       : table_(table), running_(running), rows_(&table->rows_), spec_(table->spec()), clock_(running.clock()),
-        scratch_(running.scratch()), pins_(rows_->pins().Current()), out_(out), ahead_(ahead),
+        scratch_(running.scratch()), pins_(rows_->pins().Current()), out_(out), ahead_(ahead), inverse_(inverse),
         new_rows_wait_(rows_->has_max_rows() || rows_->has_admission() || table->tier_.is_on()) {}
 
-  absl::Status Run(const Message& message, const ParallelFor& parallel_for, int32_t* inverse, int64_t* handles,
-                   int64_t* num_rows);
+  absl::Status Run(const Message& message, const ParallelFor& parallel_for, int64_t* handles, int64_t* num_rows);
 
  private:
   struct Judged {
@@ -88,7 +88,7 @@ class HashTable::TrainingLookup {
   void CountJudged(Visit* visit);
   void Undo(Visit* visit);
   absl::Status VisitAll(const ParallelFor& parallel_for, int64_t cost_of_shard, std::vector<Visit>* visits);
-  void Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write = true);
+  void Touch(Visit* visit, const ReceivedId& item, uint32_t handle, char* row, bool write = true);
   void WriteRow(const ReceivedId& item, int pool, const char* row) const {
     const int64_t offset = static_cast<int64_t>(item.position) * spec_.dim * BytesOf(out_.storage);
     rows_->format(pool).CopyRow(row, out_.storage, static_cast<char*>(out_.data) + offset);
@@ -103,13 +103,14 @@ class HashTable::TrainingLookup {
   const Pins pins_;
   const RowsOut out_;
   const Ahead* const ahead_;  // null: there was none
+  int32_t* const inverse_;    // until the end, numbers inside the shard
   const bool new_rows_wait_;  // until all shards are done
 };
 
 // Writes the row of an id to the lookup's result if `write` asks for it.
 // Inlined, because a call for each id costs a sixth of a lookup.
 __attribute__((always_inline)) inline void HashTable::TrainingLookup::Touch(
-    Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write) {
+    Visit* visit, const ReceivedId& item, uint32_t handle, char* row, bool write) {
   RowHeader* header = RowFormat::Header(row);
   if (header->last != clock_) {  // this lookup sees the row for the first time
     Shard* shard = visit->shard;
@@ -123,7 +124,7 @@ __attribute__((always_inline)) inline void HashTable::TrainingLookup::Touch(
     header->count = count + (count != 0xffffffff);
     visit->handles.push_back(handle);
   }
-  scratch_->number[place] = static_cast<int32_t>(header->number);
+  inverse_[item.position] = static_cast<int32_t>(header->number);
   if (write && out_.data != nullptr) WriteRow(item, RowStore::PoolOf(handle), row);
 }
 
@@ -173,7 +174,7 @@ absl::Status HashTable::TrainingLookup::VisitKnown(Visit* visit) {
       }
     }
     const bool is_written = seen(items[k]) != kNoRow && RowFormat::Header(row)->updated <= ahead->version;
-    Touch(visit, items[k], visit->begin + k, handle, row, !is_written);
+    Touch(visit, items[k], handle, row, !is_written);
   }
   if (!visit->fresh.empty()) Judge(visit);
   return absl::OkStatus();
@@ -205,7 +206,7 @@ void HashTable::TrainingLookup::Judge(Visit* visit) {
     visit->handles.push_back(kNoRow);
     rows_->WriteInitial(item.segment, item.id, pool, initial.data());
     for (size_t i = begin; i < end; ++i) {
-      scratch_->number[scratch_->place[fresh[i].position]] = number;
+      inverse_[fresh[i].position] = number;
       if (out_.data != nullptr) WriteRow(fresh[i], pool, initial.data());
     }
   }
@@ -256,7 +257,7 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
   for (const ReceivedId& item : visit->fresh) {
     uint32_t handle;
     FUSEDREC_TRY(FindOrMakeRow(visit, item, &handle));
-    Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
+    Touch(visit, item, handle, rows_->Row(handle));
   }
   if (spec_.hot_after > 0 && !visit->moving.empty()) rows_->pins().NoteMove(pins_);
   for (const ReceivedId& item : visit->moving) {
@@ -267,7 +268,7 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
       // Another lookup may have taken the handle of a 16-bit row since this one chose to move the row.
       FUSEDREC_TRY(rows_->MoveRow(shard, item.segment, item.id, 0, &handle));
     }
-    Touch(visit, item, scratch_->place[item.position], handle, rows_->Row(handle));
+    Touch(visit, item, handle, rows_->Row(handle));
   }
   return absl::OkStatus();
 }
@@ -331,8 +332,8 @@ absl::Status HashTable::TrainingLookup::VisitAll(const ParallelFor& parallel_for
   return table_->demoter_.DemoteCold(clock_);
 }
 
-absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for, int32_t* inverse,
-                                            int64_t* handles, int64_t* num_rows) {
+absl::Status HashTable::TrainingLookup::Run(const Message& message, const ParallelFor& parallel_for, int64_t* handles,
+                                            int64_t* num_rows) {
   std::vector<int64_t> shard_begin;
   SortByShard(message, rows_->segments(), parallel_for, scratch_, &shard_begin);
   std::vector<Visit> visits(kShards);
@@ -357,7 +358,7 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   uint64_t sum = 0;
   for (const Visit& visit : visits) {
     const int32_t base = static_cast<int32_t>(next - handles);
-    for (int64_t place = visit.begin; place < visit.end; ++place) scratch_->number[place] += base;
+    for (int64_t place = visit.begin; place < visit.end; ++place) inverse_[scratch_->items[place].position] += base;
     for (const int64_t handle : visit.handles) {
       sum += handle == kNoRow ? 0 : Mix64(static_cast<uint32_t>(handle));
       // The clock above the row number tells an update whether the rows are still where they were.
@@ -366,9 +367,6 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   }
   *num_rows = next - handles;
   running_.NoteHandles(sum);
-  parallel_for(message.num_ids, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) inverse[i] = scratch_->number[scratch_->place[i]];
-  });
   return absl::OkStatus();
 }
 
@@ -384,7 +382,7 @@ absl::Status HashTable::LookUp(const TableCall& call, const Message& message, in
   absl::Status done = running.clock() > kMostClock ? ClockEnds() : absl::OkStatus();
   if (done.ok()) {
     evictor_.EvictExpired(running.clock());
-    done = TrainingLookup(this, running, rows, ahead).Run(message, call.parallel_for, inverse, handles, num_rows);
+    done = TrainingLookup(this, running, rows, ahead, inverse).Run(message, call.parallel_for, handles, num_rows);
   }
   if (!done.ok()) running.GiveClockBack();
   return done;

@@ -31,15 +31,11 @@ struct RowBefore {
 // Memory of one lookup. The next lookup uses it again, because the system clears all memory that it gives out.
 struct LookupScratch {
   std::vector<ReceivedId> items;  // all ids, by shard; as long as the longest batch so far
-  std::vector<int32_t> place;     // of the i-th received id among the items
-  std::vector<int32_t> number;    // of each item's row
   std::vector<RowBefore> before;  // of each distinct row, by number, from the first item of its shard on
 
   void MakeRoomFor(size_t n) {
     if (n <= items.size()) return;
     items.resize(n);
-    place.resize(n);
-    number.resize(n);
     before.resize(n);
   }
 };

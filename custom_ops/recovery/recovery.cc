@@ -154,16 +154,6 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
 }
 
 template <typename T>
-void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
-                 int32_t* begin, T* out, int64_t out_rows) {
-  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending.
-  std::vector<int32_t> positions(index.size());
-  CountingSort(index.size(), out_rows, [&](int64_t n) { return index[n]; }, begin,
-               [&](int64_t n, int32_t to) { positions[to] = static_cast<int32_t>(n); });
-  SumByRow(grads, dim, begin, positions, nullptr, parallel_for, out, out_rows);
-}
-
-template <typename T>
 void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
                    absl::Span<const float> scale, const ParallelFor& parallel_for, T* out) {
   const int64_t bags = scale.size(), mean = index.size() / std::max<int64_t>(bags, 1) + 1;
@@ -200,15 +190,13 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
   int32_t g = -1;
   int64_t bag_end = 0;
   CountingSort(index.size(), out_rows, [&](int64_t n) { return index[n]; }, begin, [&](int64_t n, int32_t to) {
-    while (bag_end <= n) bag_end = bag_splits[++g + 1];
+    while (bag_end <= n) bag_end = bag_splits.empty() ? ++g + 1 : bag_splits[++g + 1];
     bags[to] = g;
   });
   SumByRow(grads, dim, begin, bags, scale.data(), parallel_for, out, out_rows);
 }
 
 #define FUSEDREC_INSTANTIATE(T)                                                                                     \
-  template void RecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, const ParallelFor&, int32_t*, T*,      \
-                               int64_t);                                                                            \
   template void PooledRecover<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,           \
                                  absl::Span<const float>, const ParallelFor&, T*);                                  \
   template void PooledRecoverParts<T>(absl::Span<const T* const>, int64_t, absl::Span<const int64_t>,               \

@@ -26,16 +26,6 @@ int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows);
 void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
              char* out, int64_t out_rows);
 
-// out[u, :] = sum of grads[n, :] over n with index[n] == u, in the order of n. Rows never named become 0.
-// T is float, Eigen::half or Eigen::bfloat16.
-//   grads  [>= N, D]
-//   index  [N], each in [0, out_rows) (caller checks)
-//   begin  [out_rows + 2], scratch: the caller can refuse a number of rows that memory does not hold
-//   out    [out_rows, D]
-template <typename T>
-void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
-                 int32_t* begin, T* out, int64_t out_rows);
-
 // out[g, :] = scale[g] * sum of rows[index[n], :] over n in [bag_splits[g], bag_splits[g + 1]).
 // T is float, Eigen::half or Eigen::bfloat16.
 //   rows        [P, D]
@@ -56,9 +46,10 @@ void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span
 
 // out[u, :] = sum of scale[g] * grads[g, :] over the ids n of all bags g with index[n] == u, in the order of n. Rows
 // never named become 0.
-//   grads  [G, D]
-//   begin  [out_rows + 2], scratch as for RecoverGrad
-//   out    [out_rows, D]; each index in [0, out_rows)
+//   grads       [G, D]
+//   bag_splits  empty, as is scale: each id is a bag, of scale 1, and grads is [>= N, D]
+//   begin       [out_rows + 2], scratch: the caller can refuse a number of rows that memory does not hold
+//   out         [out_rows, D]; each index in [0, out_rows)
 template <typename T>
 void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
                        absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,

@@ -200,13 +200,8 @@ class GradOp : public PaddedOp {
     } else {
       Tensor begin;
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({out_rows + 2}), &begin));
-      if constexpr (kPooled) {
-        PooledRecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), splits, scale, CpuPool(ctx),
-                          begin.flat<int32_t>().data(), out->flat<T>().data(), out_rows);
-      } else {
-        RecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), CpuPool(ctx), begin.flat<int32_t>().data(),
-                    out->flat<T>().data(), out_rows);
-      }
+      PooledRecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), splits, scale, CpuPool(ctx),
+                        begin.flat<int32_t>().data(), out->flat<T>().data(), out_rows);
     }
   }
 };

@@ -114,8 +114,8 @@ void Steps(int threads) {
         sums[{static_cast<int64_t>(segment), rank.ids[n]}] += grad;
       }
       std::vector<int32_t> begin(rank.unique.size() + 2);
-      RecoverGrad(grads.data(), kDim, index, parallel_for, begin.data(), rank.grads.data(),
-                  static_cast<int64_t>(rank.unique.size()));
+      PooledRecoverGrad(grads.data(), kDim, index, {}, {}, parallel_for, begin.data(), rank.grads.data(),
+                        static_cast<int64_t>(rank.unique.size()));
     }
     for (int r = 0; r < kRanks; ++r) Serve(r, tables[r].get(), &ranks, parallel_for);
     for (const Rank& rank : ranks) {

@@ -14,8 +14,7 @@ constexpr int kRing = 2 * kAhead;  // ids under way
 static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 
-// Sorts the ids of a message by shard, so that threads can share the shards among themselves.
-// Fills scratch->items.
+// Fills scratch->items with the ids of a message by shard, so that threads can share the shards among themselves.
 //   shard_begin  [kShards + 1]  out: the items of shard s are [shard_begin[s], shard_begin[s + 1])
 void SortByShard(const Message& message, int64_t segments, const ParallelFor& parallel_for, LookupScratch* scratch,
                  std::vector<int64_t>* shard_begin) {
@@ -274,6 +273,7 @@ absl::Status HashTable::TrainingLookup::VisitNew(Visit* visit) {
 }
 
 void HashTable::TrainingLookup::CountJudged(Visit* visit) {
+  if (visit->judged.empty()) return;
   Shard* shard = visit->shard;
   std::lock_guard<std::mutex> lock(shard->mutex);
   for (const Judged& id : visit->judged) {
@@ -342,16 +342,10 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
     visits[s].begin = shard_begin[s];
     visits[s].end = shard_begin[s + 1];
   }
-  const int64_t cost_of_id = 120 + spec_.dim;  // cycles, roughly
-  const int64_t cost_of_shard = cost_of_id * (message.num_ids / kShards + 1);
+  const int64_t cost_of_shard = (120 + spec_.dim) * (message.num_ids / kShards + 1);  // cycles, roughly
   const absl::Status done = VisitAll(parallel_for, cost_of_shard, &visits);
-  if (!done.ok()) {
-    for (Visit& visit : visits) Undo(&visit);
-    return done;
-  }
-  for (Visit& visit : visits) {
-    if (!visit.judged.empty()) CountJudged(&visit);
-  }
+  for (Visit& visit : visits) done.ok() ? CountJudged(&visit) : Undo(&visit);
+  FUSEDREC_TRY(done);
   rows_->HalveCandidates();
 
   int64_t* next = handles;

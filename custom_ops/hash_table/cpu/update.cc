@@ -7,24 +7,11 @@ namespace fusedrec {
 
 constexpr int kAhead = 8;  // rows between the fetch of a row and its update
 
-namespace {
-// Numbers of the rows that an update leaves out. Threads add to it, seldom.
-class LeftOut {
- public:
-  void Add(int64_t number) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    numbers_.push_back(static_cast<int32_t>(number));
-  }
-  void Give(std::vector<int32_t>* numbers) {
-    std::sort(numbers_.begin(), numbers_.end());
-    *numbers = std::move(numbers_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<int32_t> numbers_;
-};
-}  // namespace
+// Threads add numbers, seldom.
+static void Add(int64_t number, std::mutex* mutex, std::vector<int32_t>* numbers) {
+  std::lock_guard<std::mutex> lock(*mutex);
+  numbers->push_back(static_cast<int32_t>(number));
+}
 
 uint32_t HashTable::BeginUpdate(uint32_t clock) {
   rows_.change_log().Update(clock);
@@ -53,30 +40,26 @@ absl::Status HashTable::Apply(const TableCall& call, const Gradients& in, const 
   const uint32_t version = BeginUpdate(clock);
   const RuleStep by(spec().rule, step);
   const GradientSum sums(in, spec().dim);
-  const int64_t rows = handles.size();
-  LeftOut found;
-  call.parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
+  std::mutex mutex;
+  call.parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec().dim), numbers(format(0).numbers());
-    for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) {
-      if (handles[i] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[i]));
-      sums.Prefetch(i);
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      if (const int64_t next = i + kAhead; next < end) {
+    for (int64_t next = begin; next < end + kAhead; ++next) {
+      if (next < end) {
         if (handles[next] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[next]));
         sums.Prefetch(next);
       }
+      const int64_t i = next - kAhead;
       // Refused by admission, so that there is nothing to train yet, or of another part of the lookup.
-      if (handles[i] < 0 || sums.IsEmpty(i)) continue;
+      if (i < begin || handles[i] < 0 || sums.IsEmpty(i)) continue;
       sums.Sum(i, grad.data());
       if (!AllFinite(grad.data(), spec().dim)) {
-        found.Add(i);
+        Add(i, &mutex, left_out);
         continue;
       }
       UpdateRow(by, static_cast<uint32_t>(handles[i]), grad.data(), version, numbers.data());
     }
   });
-  found.Give(left_out);
+  std::sort(left_out->begin(), left_out->end());
   return absl::OkStatus();
 }
 
@@ -97,7 +80,7 @@ absl::Status HashTable::Accumulate(const TableCall& call, const Gradients& in, b
     if (sums.IsEmpty(i)) trained[i] = kNoRow;
   }
   FUSEDREC_TRY(accumulator_.Number(trained, &numbers));
-  LeftOut found;
+  std::mutex mutex;
   call.parallel_for(trained.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec().dim);
     for (int64_t i = begin; i < end; ++i) {
@@ -108,10 +91,10 @@ absl::Status HashTable::Accumulate(const TableCall& call, const Gradients& in, b
       uint8_t* const is_left_out = accumulator_.LeftOut(numbers[i]);
       if (*is_left_out != 0 || AllFinite(sum, spec().dim)) continue;
       *is_left_out = 1;
-      found.Add(i);
+      Add(i, &mutex, left_out);
     }
   });
-  found.Give(left_out);
+  std::sort(left_out->begin(), left_out->end());
   return absl::OkStatus();
 }
 

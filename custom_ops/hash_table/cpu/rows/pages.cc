@@ -57,15 +57,10 @@ struct FreeParts {
 
   std::unordered_set<uintptr_t>& Of(size_t bytes) { return addresses[__builtin_ctzll(bytes)]; }
 };
-
-FreeParts& free_parts() {
-  static auto* const parts = new FreeParts;  // tables may outlive static objects
-  return *parts;
-}
+FreeParts& parts = *new FreeParts;  // tables may outlive static objects
 }  // namespace
 
 absl::StatusOr<void*> TakeArray(size_t bytes) {
-  FreeParts& parts = free_parts();
   std::lock_guard<std::mutex> lock(parts.mutex);
   size_t size = bytes;
   while (size < kHugePage && parts.Of(size).empty()) size *= 2;
@@ -90,7 +85,6 @@ void GiveBackArray(void* array, size_t bytes) {
     return;
   }
   std::memset(array, 0, bytes);
-  FreeParts& parts = free_parts();
   std::lock_guard<std::mutex> lock(parts.mutex);
   auto address = reinterpret_cast<uintptr_t>(array);
   for (; bytes < kHugePage && parts.Of(bytes).erase(address ^ bytes) > 0; bytes *= 2) address &= ~bytes;

@@ -44,6 +44,19 @@ class _Total(SummedMetric):
         return states[0]
 
 
+class _Mean(SummedMetric):
+    """A weighted mean over steps. keras.metrics.Mean makes more ops in a step."""
+
+    def __init__(self, name: str):
+        super().__init__(name, total=(), weight=())
+
+    def update_state(self, value: tf.Tensor, weight: tf.Tensor) -> None:
+        self.add(value * weight, weight)
+
+    def value_of(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(total, weight)
+
+
 class SequenceModel(PipelinedModel, abc.ABC):
     """A keras.Model over dict batches whose loss is a global mean over positions.
 
@@ -59,7 +72,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
         self.embedding = embedding
         # The checkpoint holds the step count, so that a resumed run makes the same draws.
         self.step = constant(self, "step", np.int64(0))
-        self._loss = keras.metrics.Mean(name="loss")
+        self._loss = _Mean("loss")
         self._events, self._samples = _Total("events"), _Total("samples")
         self._tokens, self._gflops = _Total("tokens"), _Total("gflops")
 

@@ -135,6 +135,8 @@ def test_dropout_works_in_training_only_and_follows_the_seed(name):
         drawn.append(call(lengths, training=True).values)
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.any(drawn[0] != still) and np.any(drawn[0] != drawn[2])
+    graph = tf.function(lambda: call(lengths, training=True)).get_concrete_function().graph
+    assert not [op.name for op in graph.get_operations() if op.type.startswith("Assign")]  # no counters: more ops
 
 
 @pytest.mark.parametrize(

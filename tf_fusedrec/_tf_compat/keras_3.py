@@ -28,6 +28,13 @@ OPTIMIZERS = (keras.optimizers.Optimizer,)
 LEGACY_OPTIMIZERS: dict[str, type] = {}
 
 
+class Dropout(keras.layers.Dropout):
+    """Draws by TensorFlow's generator, as tf_keras does. Keras' own counts its calls in a variable: eight more ops."""
+
+    def call(self, inputs: tf.Tensor, training: bool | None = False) -> tf.Tensor:
+        return tf.nn.dropout(inputs, self.rate) if training and self.rate else inputs
+
+
 def is_hdf5(path: str) -> bool:
     """Whether weights saved to this path become a legacy HDF5 file. Keras 3 refuses all paths but .weights.h5."""
     return True
@@ -185,8 +192,9 @@ def call_model(model: Any, x: Any) -> Any:
 
 
 def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) -> None:
-    """Counts a loss in the metric "loss", as Keras' own train_step does."""
-    model._loss_tracker.update_state(loss, sample_weight=samples())
+    """Counts a loss in the metric "loss", as Keras' own train_step does, unless the model's metrics leave it out."""
+    if any(metric is model._loss_tracker for metric in model.metrics):
+        model._loss_tracker.update_state(loss, sample_weight=samples())
 
 
 def loss_metrics(model: Any) -> list[Any]:

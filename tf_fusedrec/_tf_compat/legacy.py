@@ -18,6 +18,7 @@ OTHER_KERAS = (
 
 KerasTensor = keras.src.engine.keras_tensor.KerasTensor  # the symbol of a functional model
 Functional = keras.Sequential.__base__  # the class of models of inputs and outputs
+Dropout = keras.layers.Dropout
 OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 LEGACY_OPTIMIZERS = {
     name: getattr(keras.optimizers.legacy, name) for name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl")

@@ -6,7 +6,7 @@ SiLU and without a divisor.
 
 from __future__ import annotations
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_choice, check_positive
 from tf_fusedrec.layers.relative_bias import BiasWeights, check_bias_arguments
@@ -81,7 +81,7 @@ class FuXi(SequenceBlock):
                 'time_encoding must not be "none", because every FuXi block has a time channel. Use "buckets", '
                 '"power", "exponential" or "stretched".'
             )
-        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
+        self._configure(locals(), dropout=keras_api.Dropout(dropout, dtype=self.dtype_policy))
         self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):

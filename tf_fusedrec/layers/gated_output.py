@@ -6,7 +6,7 @@ of the public operators.
 
 from __future__ import annotations
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import ConfiguredLayer, check_choice
 from tf_fusedrec.ops import OutputGate
@@ -51,7 +51,7 @@ class GatedOutput(ConfiguredLayer):
         check_choice("norm", norm, ("plain", "affine", "per_head"))
         check_choice("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS))
         check_choice("concat", concat, ("none", "normalized", "raw"))
-        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
+        self._configure(locals(), dropout=keras_api.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns, inner = input_shape[0][-1], input_shape[2][-1]

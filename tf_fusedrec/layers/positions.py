@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import SequenceLayer, check_choice, check_positive
 from tf_fusedrec.ops import contextual_lengths
@@ -127,7 +127,7 @@ class PositionEmbedding(SequenceLayer):
     def __init__(self, max_sequence_length: int, dropout: float = 0.0, **layer_arguments):
         super().__init__(**layer_arguments)
         check_positive(max_sequence_length=max_sequence_length)
-        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
+        self._configure(locals(), dropout=keras_api.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns = input_shape[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import keras, keras_api, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.layers.base import AttentionState, SequenceBlock, check_positive
 
@@ -53,7 +53,7 @@ class SASRec(SequenceBlock):
     ):
         super().__init__(**layer_arguments)
         check_positive(num_heads=num_heads, ffn_units=ffn_units, max_sequence_length=max_sequence_length)
-        self._configure(locals(), dropout=keras.layers.Dropout(dropout, dtype=self.dtype_policy))
+        self._configure(locals(), dropout=keras_api.Dropout(dropout, dtype=self.dtype_policy))
 
     def build(self, input_shape):
         columns = input_shape[-1]

@@ -286,7 +286,7 @@ class MeanOverSamples:
 
 def keras_train_step(model: Any, data: Any) -> Any:
     """keras.Model.train_step. In Keras 3 its metric "loss" counts the mean over the samples of this rank."""
-    if KERAS_IS_LEGACY or collectives.size() == 1:
+    if KERAS_IS_LEGACY:
         return keras.Model.train_step(model, data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:

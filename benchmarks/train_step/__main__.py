@@ -16,7 +16,7 @@ TFRA has its best settings: the same Horovod, with this project's patch and cycl
 turns. "lookup" is the time of the first, with the exchange, the others what the next graph takes longer.
 
 --peer names an interpreter with torch, fbgemm-gpu-cpu and torchrec (see peer_torch.py). `torchrec` has a record for
-each of SHAPES. Both sides train with row-wise Adagrad, and their losses are compared first. They take turns of STEPS
+each of SHAPES. Both sides train with row-wise Adagrad, and their losses are compared first. They take turns of a few
 steps. Our ranks are stopped during the turn of TorchRec, because an idle rank of Horovod uses its core. TorchRec has
 a thread per process.
 
@@ -69,7 +69,6 @@ SHAPES = tuple(
     for dim, batch_size, ids_per_feature in ((16, 512, 4), (64, 512, 4), (64, 2048, 20), (128, 4096, 1))
     for alpha in (ZIPF_ALPHA, 0.0)
 )
-STEPS = 20  # of a side before the other's turn
 # Steps whose losses are compared with TorchRec's. Sums of float32 in another order differ more with every step.
 CHECKED = 6
 PHASES = ("lookup", "forward", "backward")
@@ -324,11 +323,16 @@ def on_this_rank(batches: Batches) -> Batch:
     return batch
 
 
+def steps_of_turn(shape: Shape) -> int:
+    """Returns the steps of a side before the other's turn: few of large batches, so that all shapes take 15 minutes."""
+    return min(20, max(3, (1 << 21) // (FEATURES * shape.batch_size * shape.ids_per_feature)))
+
+
 def beside_torchrec(python: str, shape: dict[str, Any], folder: str, turns: int) -> dict[str, Any]:
     """Returns one record of `torchrec`. Every rank of ours starts one of TorchRec's, which meet in `folder`."""
     fr.init()
     sizes = Shape(**shape)
-    batches = sizes.batches()
+    batches, steps = sizes.batches(), steps_of_turn(sizes)
     batch, ours = on_this_rank(batches), BesideTorchRec(NAMES, sizes.dim, sum(batches.vocabularies) // RANKS)
     request = {
         "shape": shape, "folder": folder, "rank": fr.rank(), "checked": CHECKED,
@@ -342,10 +346,10 @@ def beside_torchrec(python: str, shape: dict[str, Any], folder: str, turns: int)
         numbers = itertools.count(CHECKED)
         for turn, name in harness.in_turns(list(losses), turns, warmup=1):
             if name == "ours":
-                taken = ranks.turns({name: ours.step}, warmup=0, repeats=STEPS, inputs=lambda _: batch(next(numbers)))
+                taken = ranks.turns({name: ours.step}, warmup=0, repeats=steps, inputs=lambda _: batch(next(numbers)))
             else:
                 fr.collectives.barrier()
-                taken = ranks.of_all_ranks([name], np.array(theirs.times(name, STEPS)).T[:, np.newaxis])
+                taken = ranks.of_all_ranks([name], np.array(theirs.times(name, steps)).T[:, np.newaxis])
             times[name] += [taken] if turn >= 0 else []
     return {**shape, "sharding": sharding, "max_loss_difference": difference, **figures(times)}
 

@@ -142,8 +142,8 @@ def test_torchrec_is_compared_first_and_both_sides_train_on_the_same_batches(mon
     side = TorchRec(losses)
     drawn.clear()
     record = train_step.beside_torchrec("python", **request)
-    assert side.asked == [("torchrec", train_step.STEPS)] * 3, "a warm-up and two turns"
-    assert drawn == list(range(train_step.CHECKED + 3 * train_step.STEPS)), "the peer counts its batches alike"
+    assert side.asked == [("torchrec", 20)] * 3, "a warm-up and two turns"
+    assert drawn == list(range(train_step.CHECKED + 3 * 20)), "the peer counts its batches alike"
     assert (record["dim"], record["zipf_alpha"]) == (4, 0.0)
     assert (record["ms_torchrec"], record["p10_ms_torchrec"], record["cpu_ms_torchrec"]) == pytest.approx((2, 2, 1))
     assert record["ratio_vs_torchrec"] == record["ms_torchrec"] / record["ms_ours"]
@@ -161,6 +161,7 @@ def test_figures_of_all_shapes_are_joined(monkeypatch):
     monkeypatch.setattr(train_step.processes, "ask_ranks", ask_ranks)
     fields = train_step.versus_torchrec("python", quick=True)
     assert asked == list(train_step.SHAPES) and len(set(asked)) == 8
+    assert [train_step.steps_of_turn(shape) for shape in asked[::2]] == [20, 20, 3, 19]
     assert (fields["ratio_vs_torchrec"], fields["cpu_ratio_vs_torchrec"]) == (1.0, 0.5)
     assert fields["mean_ratio_vs_torchrec"] == 4.5 and len(fields["torchrec"]) == 8
 

@@ -5,6 +5,19 @@
 namespace fusedrec {
 namespace {
 
+// Adds the second half of the parts to the first until one is left. A size is a type, because a loop over sizes would keep
+// the parts in memory, for which a row of 16 columns waits.
+template <int kHalf>
+inline __attribute__((always_inline)) float SumOfHalves(const float* part) {
+  float sums[kHalf];
+  for (int j = 0; j < kHalf; ++j) sums[j] = part[j] + part[j + kHalf];
+  if constexpr (kHalf == 1) {
+    return sums[0];
+  } else {
+    return SumOfHalves<kHalf / 2>(sums);
+  }
+}
+
 // Sum of squares, as 16 sums of every 16th column, added in pairs. One vector of AVX-512 or four of the baseline do the
 // same additions in the same order. Inlined into each clone of its callers.
 inline __attribute__((always_inline)) float SumOfSquares(const float* __restrict__ x, int n) {
@@ -15,10 +28,7 @@ inline __attribute__((always_inline)) float SumOfSquares(const float* __restrict
     for (int j = 0; j < kParts; ++j) part[j] += x[d + j] * x[d + j];
   }
   for (int j = 0; j < n - d; ++j) part[j] += x[d + j] * x[d + j];
-  for (int half = kParts / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) part[j] += part[j + half];
-  }
-  return part[0];
+  return SumOfHalves<kParts / 2>(part);
 }
 
 // The norm where float squares overflow or vanish.

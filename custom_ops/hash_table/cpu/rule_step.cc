@@ -5,19 +5,6 @@
 namespace fusedrec {
 namespace {
 
-// Adds the second half of the parts to the first until one is left. A size is a type, because a loop over sizes would keep
-// the parts in memory, for which a row of 16 columns waits.
-template <int kHalf>
-inline __attribute__((always_inline)) float SumOfHalves(const float* part) {
-  float sums[kHalf];
-  for (int j = 0; j < kHalf; ++j) sums[j] = part[j] + part[j + kHalf];
-  if constexpr (kHalf == 1) {
-    return sums[0];
-  } else {
-    return SumOfHalves<kHalf / 2>(sums);
-  }
-}
-
 // Sum of squares, as 16 sums of every 16th column, added in pairs. One vector of AVX-512 or four of the baseline do the
 // same additions in the same order. Inlined into each clone of its callers.
 inline __attribute__((always_inline)) float SumOfSquares(const float* __restrict__ x, int n) {
@@ -28,7 +15,10 @@ inline __attribute__((always_inline)) float SumOfSquares(const float* __restrict
     for (int j = 0; j < kParts; ++j) part[j] += x[d + j] * x[d + j];
   }
   for (int j = 0; j < n - d; ++j) part[j] += x[d + j] * x[d + j];
-  return SumOfHalves<kParts / 2>(part);
+  float eight[8], four[4];  // a loop over the sizes would keep the parts in memory
+  for (int j = 0; j < 8; ++j) eight[j] = part[j] + part[j + 8];
+  for (int j = 0; j < 4; ++j) four[j] = eight[j] + eight[j + 4];
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // The norm where float squares overflow or vanish.

@@ -80,19 +80,14 @@ absl::StatusOr<void*> TakeArray(size_t bytes) {
 }
 
 void GiveBackArray(void* array, size_t bytes) {
-  if (bytes >= kHugePage) {
-    munmap(array, bytes);
-    return;
-  }
-  std::memset(array, 0, bytes);
-  std::lock_guard<std::mutex> lock(parts.mutex);
   auto address = reinterpret_cast<uintptr_t>(array);
-  for (; bytes < kHugePage && parts.Of(bytes).erase(address ^ bytes) > 0; bytes *= 2) address &= ~bytes;
   if (bytes < kHugePage) {
-    parts.Of(bytes).insert(address);
-  } else {
-    munmap(reinterpret_cast<void*>(address), bytes);
+    std::memset(array, 0, bytes);
+    std::lock_guard<std::mutex> lock(parts.mutex);
+    for (; bytes < kHugePage && parts.Of(bytes).erase(address ^ bytes) > 0; bytes *= 2) address &= ~bytes;
+    if (bytes < kHugePage) parts.Of(bytes).insert(address);
   }
+  if (bytes >= kHugePage) munmap(reinterpret_cast<void*>(address), bytes);
 }
 
 Pages::~Pages() {

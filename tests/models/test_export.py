@@ -1,6 +1,7 @@
 """A checkpoint's SavedModel equals its model in this process. test_train.py checks it in another process."""
 
 import atexit
+import contextlib
 import functools
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.export import export, signatures_of, trained_model
 from tf_fusedrec.models.item_index import IndexOptions
 from tf_fusedrec.models.run_signature import run_signature
+from tf_fusedrec.models.saved_run import saved_experiment
 
 ITEMS = np.arange(1, 21)
 STRANGE = ("Fusedrec>", "TFRA>", "Horovod")  # operations that a server with TensorFlow alone lacks
@@ -165,6 +167,18 @@ def test_an_index_is_part_of_the_version(tmp_path):
         assert id_ < 0 or id_ not in of_exact or score == pytest.approx(of_exact[id_], abs=1e-6)
     with pytest.raises(ValueError, match="an index needs a retrieval model, got GRM"):
         signatures_of(exported_once("grm")[0], index=INDEX)
+
+
+@pytest.mark.parametrize("changed", ["", "texts", "columns"])
+def test_a_delta_keeps_the_texts_of_answers_and_the_columns_of_requests(tmp_path, changed):
+    base = pathlib.Path(exported_once("hstu")[1])
+    model = trained_model(base.parent / "checkpoint")
+    write_strings(tmp_path / STRINGS, {"item": {**TEXTS, **({7: "B08"} if changed == "texts" else {})}})
+    experiment = saved_experiment(base.parent / "checkpoint") if changed == "columns" else None
+    refused = pytest.raises(ValueError, match="in assets, such as the columns of requests, .* a catalog, its texts or")
+    with refused if changed else contextlib.nullcontext():
+        export(model, tmp_path / "delta", base=base, data=tmp_path, experiment=experiment)
+    assert (tmp_path / "delta").exists() != bool(changed)
 
 
 @pytest.mark.slow

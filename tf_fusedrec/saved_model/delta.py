@@ -59,9 +59,9 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
     of_base, of_result = applying.identity(base), applying.identity(export)
     if of_base.get("layout", of_result["layout"]) != of_result["layout"]:
         raise ValueError(
-            f"base {os.fspath(base)!r} differs from the model in its signatures, in shapes of dense weights, or in "
-            "constants, such as a catalog or statistics of numbers, so a running server could not take the delta. "
-            "Write a full export, without base."
+            f"base {os.fspath(base)!r} differs from the model in signatures, in shapes of dense weights, in assets, "
+            "such as the columns of requests, or in constants, such as a catalog, its texts or statistics of numbers, "
+            "so a running server could not take the delta. Write a full export, without base."
         )
     changes = {}
     before, after = applying.read_tables(base), applying.read_tables(export)

@@ -70,7 +70,7 @@ def export(
         relative error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest
         absolute value / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their
         table.
-      assets: Text of more files for assets.extra/, by name.
+      assets: Text of more files for assets.extra/, by name. A delta needs those of its base.
       base: Folder of an earlier full export with the same `ops`, tables and `row_dtype`, which rank 0 reads; None: a
         full export.
 
@@ -234,7 +234,7 @@ def _write(
             )
         for name, function in traced.items():
             versions.check(name, function)
-        layout = layout_of(described["tables"], weights, traced)
+        layout = layout_of(described["tables"], weights, traced, assets)
         as_bytes = {table: (ids, applying.bytes_of(encoded_rows)) for table, (ids, encoded_rows) in arrays.items()}
         version = version_of(layout, as_bytes, weights)
         updates = versions.signatures(version, layout)

@@ -27,8 +27,10 @@ _PATH = {"path": tf.TensorSpec([], tf.string)}
 _HEX_BYTES = delta.VERSION_BYTES // 2
 
 
-def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced: Mapping[str, Any]) -> str:
-    """Digest of what a delta cannot change: forms of tables and dense weights, constants that signatures capture."""
+def layout_of(
+    tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced: Mapping[str, Any], assets: Mapping[str, str]
+) -> str:
+    """Digest of what a delta cannot change: forms of tables and dense weights, constants of signatures, and assets."""
     shapes = [[weight.shape.as_list(), weight.dtype.name] for weight in weights]
     hashed = hashlib.blake2b(json.dumps([tables, shapes], sort_keys=True).encode(), digest_size=_HEX_BYTES)
     for name in sorted(traced):
@@ -36,6 +38,8 @@ def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced:
         for captured in traced[name].get_concrete_function().captured_inputs:
             if captured.dtype not in (tf.resource, tf.variant):
                 hashed.update(tf.io.serialize_tensor(captured).numpy())
+    for name in sorted(assets):
+        hashed.update(f"{name}\n{assets[name]}".encode())
     return hashed.hexdigest()
 
 

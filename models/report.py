@@ -59,8 +59,10 @@ def facts(folder: pathlib.Path, most_bytes: int | None = None) -> Facts:
             if seen is not None:
                 activity[task] = [*_by_activity(samples, task, *seen)]
     steps, picture = folder / "timeline/steps.json", folder / "timeline/step.png"
+    # Before the first save, the folder may have the checkpoint of an earlier run.
+    saved = record["epochs"] or record["resumed"] or record["state"] == "interrupted"
     return Facts(
-        record, calibration, activity, _tables(folder / "checkpoint", most_bytes),
+        record, calibration, activity, _tables(folder / "checkpoint", most_bytes) if saved else {},
         json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else [],
         base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
     )  # fmt: skip

@@ -38,7 +38,7 @@ from tf_fusedrec.models.build import (
     no_rows,
 )
 from tf_fusedrec.models.check_export import check_export, expected_answer
-from tf_fusedrec.models.compare import against_baseline
+from tf_fusedrec.models.compare import SAMPLES, against_baseline
 from tf_fusedrec.models.data_profile import profile_of
 from tf_fusedrec.models.data_sets.layouts import REQUEST, read_info, read_items
 from tf_fusedrec.models.evaluate import evaluator
@@ -162,8 +162,10 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     )
     if _is_chief():
         print(screen.header(record.fields, line_width(terminal_width())), flush=True)
-        if not resume:
-            shutil.rmtree(output / "tensorboard", ignore_errors=True)  # curves of an earlier run
+        # What an earlier run, or this run's earlier end, left must not stand in a report beside this run's figures.
+        (output / SAMPLES).unlink(missing_ok=True)
+        for earlier in () if resume else ("tensorboard", "timeline"):
+            shutil.rmtree(output / earlier, ignore_errors=True)
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("events", "samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
@@ -234,7 +236,7 @@ def _run(experiment: Experiment, record: RunRecord, resume: bool, go_on: str, ro
     for name, share in _moved(experiment, model).items():
         facts["tables"][name]["moved"] = share
     if _is_chief():
-        np.savez(output / "samples.npz", **samples)  # tf_fusedrec.models.compare reads it.
+        np.savez(output / SAMPLES, **samples)
         _write_test(output / "tensorboard" / "test", results)
         record.update(best=best, model=facts, metrics=_metrics(results, samples), results={"test": results, **rates})
     inputs, expected = expected_answer(experiment, model, folder)

@@ -136,6 +136,10 @@ def test_tables_of_a_large_checkpoint_are_left_out_where_a_run_writes_its_report
         found = report.facts(folder, most)
         assert (found.tables is None) == left_out
         assert (words in report.text(found, 100)) == (words in report.html(found)) == left_out
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8")) | {"epochs": [], "resumed": []}
+    for state, of_this_run in (("failed", False), ("interrupted", True)):
+        (folder / "run.json").write_text(json.dumps({**record, "state": state}), encoding="utf-8")
+        assert bool(report.facts(folder).tables) == of_this_run
 
 
 def test_a_report_that_fails_ends_no_run(run, monkeypatch):

@@ -141,6 +141,10 @@ def saved(tmp_path):
 
 def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     endless = {**experiments.RANKING, "train": {"target_tokens_per_rank": 32, "epochs": 10_000}}
+    of_earlier_run = [tmp_path / "run" / name for name in ("samples.npz", "timeline/steps.json")]
+    for path in of_earlier_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     with job.running(2, *job.training(tmp_path, endless)) as running:
         job.read_until(running, " saved")  # the first epoch, with its checkpoint, is done
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
@@ -149,6 +153,8 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert running.returncode == 130, output
     assert f"\nreport  {tmp_path / 'run/report.html'}\n" in output
     assert "interrupted" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert not any(path.exists() for path in of_earlier_run)
+    of_earlier_run[0].touch()  # as if the run had ended before it goes on
     words = shlex.split(re.search(r"continue with: (.*)", output).group(1))
     resume = words[words.index("train") :]
     assert resume == ["train", "--resume", str(tmp_path / "run"), "-n", "2"]
@@ -170,6 +176,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
         running.send_signal(signal.SIGINT)
         output = running.communicate(timeout=300)[0]
     assert "interrupted by SIGINT; checkpoint: " in output and running.returncode == 130
+    assert not of_earlier_run[0].exists()
     second = saved(tmp_path)
     assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
 

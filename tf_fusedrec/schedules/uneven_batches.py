@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -217,6 +218,9 @@ def _optimizers(model: Any) -> list[Any]:
     return list({id(item): item for item in items if isinstance(item, keras_api.OPTIMIZERS)}.values())
 
 
+STEPS = ("train_step", "test_step", "predict_step")
+
+
 class MeanOverSamples:
     """Mixin of keras.Model: the loss of `compile`, and of add_loss, is the mean over the samples of all ranks.
 
@@ -230,9 +234,21 @@ class MeanOverSamples:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        for step in ("train_step", "test_step", "predict_step"):
+        for step in STEPS:
             if step in vars(cls):  # of the package or of a user
                 setattr(cls, step, guarded(vars(cls)[step]))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As Keras' own. A user's step of this model alone, a function of data, is guarded like that of a class."""
+        if name not in STEPS:
+            super().__setattr__(name, value)
+            return
+
+        def step(_: Any, data: Any) -> Any:
+            return value(data)
+
+        step.__name__ = name
+        super().__setattr__(name, types.MethodType(guarded(step), self))
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any

@@ -92,6 +92,8 @@ def test_two_ranks_send_half_and_train_alike():
 def test_refusals():
     with pytest.raises(ValueError, match="output_dtype must be None or one of .* got 'int8' for feature 'negative'"):
         make_layer("int8")
+    with pytest.raises(TypeError, match="must get no dtype, got 'float16'. Use TableConfig"):
+        make_layer(dtype="float16")
 
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])

@@ -5,6 +5,7 @@ test_build.py has what `make test` checks of them.
 
 import email
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import zipfile
 
 import pytest
@@ -140,20 +142,43 @@ def test_a_model_trains_where_there_is_only_what_the_wheel_declares(installed, p
     assert done.stdout.splitlines()[-1] == f"{version} {installed / 'tf_fusedrec/ops/_fusedrec_ops.so'}"
 
 
-def test_an_empty_environment_trains_on_two_processes_without_a_compiler_within_a_minute(wheel, tmp_path):
+def test_an_empty_environment_trains_on_two_processes_within_a_minute_and_serves_without_a_compiler(wheel, tmp_path):
     """pip finds this package and Horovod in the folder of the wheels. Its downloads are not counted."""
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = [str(tmp_path / "venv/bin/python"), "-m"]
-    named = ["tf_fusedrec[distributed]", f"tensorflow=={importlib.metadata.version('tensorflow')}"]
+    named = ["tf_fusedrec[distributed,serve]", f"tensorflow=={importlib.metadata.version('tensorflow')}"]
     pip = [*python, "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "download", "-f", str(wheel.parent), "-d", str(tmp_path / "all"), *named], check=True)
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     install = [*pip, "install", "--no-index", "-f", str(tmp_path / "all"), *named]
     (tmp_path / "env").symlink_to(shutil.which("env"))  # with which horovodrun starts the ranks
     env = {"PATH": f"{tmp_path / 'venv/bin'}:{tmp_path}", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for command in (install, [*python, "pip", "check"], [str(tmp_path / "venv/bin/fusedrec"), "doctor"]):
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace")
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout
+    run(*install)
+    run(*python, "pip", "check")
+    fusedrec = str(tmp_path / "venv/bin/fusedrec")
+    found = run(fusedrec, "doctor")
+    assert re.search(r"two processes +10 steps, .* rows are those of one process", found), found
     # Processor time, because other tests may run beside this one. Most of it is pip's, which uses one core.
     assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 80
+    events = [f"u{n % 40},s{n % 23},{1709251200 + 60 * n},{n % 3 % 2}" for n in range(2000)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,item,time,clicked", *events]), encoding="utf-8")
+    run(fusedrec, "new", "clicks.csv")
+    assert "report  run/report.html" in run(
+        fusedrec, "train", "clicks.yaml", "-n", "2", "--output", "run", "--set", "train.epochs=3"
+    )
+    assert "run/report.html" in run(fusedrec, "report", "run")
+    assert re.search(r"^item +23 ", run(fusedrec, "inspect", "run"), re.MULTILINE)
+    serve = [fusedrec, "serve", "run", "--port", "0"]
+    with subprocess.Popen(serve, cwd=tmp_path, env=env, stdout=subprocess.PIPE, encoding="utf-8") as server:
+        (address,) = re.findall(r"http://\S+", server.stdout.readline())
+        request = (tmp_path / "run/request.json").read_bytes()
+        with urllib.request.urlopen(f"{address}:predict", request, timeout=60) as answer:
+            assert "clicked" in json.load(answer)["predictions"][0]
+        server.terminate()
+    assert server.returncode == 0

@@ -320,8 +320,8 @@ class FusedEmbedding(keras.layers.Layer):
     ):
         if "dtype" in kwargs:
             raise TypeError(
-                f"FusedEmbedding must get no dtype, got {kwargs['dtype']!r}. Use TableConfig(dtype=...) for a table, or "
-                "FeatureConfig(output_dtype=...) for the rows of a feature."
+                f"FusedEmbedding must get no dtype, got {kwargs['dtype']!r}. Use TableConfig(dtype=...) for a table, "
+                "or FeatureConfig(output_dtype=...) for the rows of a feature."
             )
         super().__init__(name=name or keras_api.unique_layer_name(type(self).__name__), dtype="float32", **kwargs)
         self.supports_masking = True

@@ -32,7 +32,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # pip leaves it out
 
-from tools import object_cache  # noqa: E402
+from tools import gloo_sources, object_cache  # noqa: E402
 from tools.object_cache import CompiledHeaders, Output  # noqa: E402
 
 SOURCES = "custom_ops"
@@ -40,6 +40,8 @@ OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT; holds the compil
 HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
+GLOO_LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_gloo.so")
+GLOO_SOURCES = pathlib.Path(SOURCES, "gloo_exchange")
 CUDA_LIBRARY = pathlib.Path("tf_fusedrec/ops/libfusedrec_cuda.so")
 
 # No -march: the library must run on every machine of the architecture. common/simd.h compiles some functions for
@@ -137,6 +139,7 @@ def op_objects(version: str, compile_flags: list[str], gpu: bool) -> dict[pathli
     """Compiles the ops, with their GPU form if wanted. Returns source -> object."""
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
     sources = [path for path in sources if gpu or "cuda" not in path.parts]
+    sources = [path for path in sources if path.parent != GLOO_SOURCES]
     of_tensorflow = [path for path in sources if path.stem.endswith(("_op", "_kernel"))]
     others = [path for path in sources if path not in of_tensorflow]
     flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
@@ -165,6 +168,24 @@ def op_library(kernels: pathlib.Path | None) -> tuple[Output, str]:
     return Output(ROOT, [compiler, "-shared"], objects, ".so", version, [*beside, *link_flags]), version
 
 
+def gloo_library() -> Output | None:
+    """Compiles the exchange over Gloo, with Gloo inside and hidden; None without Gloo's sources (gloo_sources.py)."""
+    gloo = gloo_sources.sources()
+    if not gloo:
+        print(f"without the exchange over Gloo: its sources are not wanted, or not in {gloo_sources.folder()}")
+        return None
+    version, compile_flags, link_flags = object_cache.describe_tensorflow()
+    folder = str(gloo_sources.folder())
+    # Errors of Gloo name a line of its sources; the path must not name the cache.
+    flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-fmacro-prefix-map={folder}/=", "-isystem", folder]
+    outputs = [Output(ROOT, [*flags, "-w", "-c"], [path], ".o", version) for path in gloo]
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / GLOO_SOURCES).glob("*.cc"))
+    outputs += [Output(ROOT, [*flags, f"-I{SOURCES}", "-c"], [path], ".o", version) for path in sources]
+    objects = object_cache.make_all(outputs, print_sources=True)
+    hidden = f"-Wl,--version-script={SOURCES}/common/cuda_api.map"
+    return Output(ROOT, [cxx(), "-shared", hidden], objects, ".so", version, link_flags)
+
+
 def put(source: pathlib.Path, target: pathlib.Path) -> None:
     """Copies a file atomically. A process that has the old library mapped keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +212,10 @@ class BuildCustomOps(build_ext):
         (ROOT / OBJECTS).mkdir(parents=True, exist_ok=True)
         try:
             built = {} if nvcc is None else {CUDA_LIBRARY: cuda_library(nvcc)}
-            library, version = op_library(built.get(CUDA_LIBRARY))
-            built[LIBRARY] = library.make()
+            ops, version = op_library(built.get(CUDA_LIBRARY))
+            built[LIBRARY] = ops.make()
+            if (gloo := gloo_library()) is not None:
+                built[GLOO_LIBRARY] = gloo.make()
         except object_cache.Failed as error:
             raise SystemExit(str(error)) from None
         built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
@@ -204,11 +227,13 @@ class BuildCustomOps(build_ext):
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         for target, source in built.items():
             put(source, folder / target)
-        if nvcc is None:  # the wheel would contain the library of an earlier build
-            (folder / CUDA_LIBRARY).unlink(missing_ok=True)
+        for library in {CUDA_LIBRARY, GLOO_LIBRARY} - built.keys():  # the wheel would contain that of an earlier build
+            (folder / library).unlink(missing_ok=True)
 
     def get_outputs(self) -> list[str]:
-        libraries = [LIBRARY, BUILD_INFO] if find_nvcc() is None else [LIBRARY, BUILD_INFO, CUDA_LIBRARY]
+        libraries = [LIBRARY, BUILD_INFO]
+        libraries += [CUDA_LIBRARY] if find_nvcc() is not None else []
+        libraries += [GLOO_LIBRARY] if gloo_sources.sources() else []
         return [str(pathlib.Path(self.build_lib) / path) for path in libraries]
 
     def get_output_mapping(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ MAY_SKIP = re.compile(
     + "|".join([
         "no test on a GPU: ", "no session: ", "there is a GPU", "compute-sanitizer of the CUDA toolkit is not on PATH",
         "built without GPU kernels", "cuobjdump of the CUDA toolkit is not on PATH", "nvidia-cuda-nvrtc-cu12",
-        "needs TFRA", "TFRA is not installed",
+        "needs TFRA", "TFRA is not installed", "built without Gloo's sources",
         r"\.\./shared/.* is not there", "no shared/data",  # data sets that this project may not pass on
         "network namespaces need ", "this kernel refuses: ", ".*no TAP devices", "mounting a file system needs root",
         "this processor has ", "needs x86-64, ", "no 16 GiB of address space here", "not a git checkout",

@@ -27,6 +27,8 @@ from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATCH = ROOT / "tools/horovod.patch"
+APPLY = ("patch", "-p1", "--fuzz=0", "--input")
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of the source release
 
 # Gloo needs no further installation, unlike MPI.
 BUILD_OPTIONS = {
@@ -81,20 +83,30 @@ def check_cmake(env: dict[str, str]) -> None:
         )
 
 
+def unpack(root: pathlib.Path, python: pathlib.Path, folder: str, env: dict[str, str]) -> pathlib.Path:
+    """Downloads Horovod's source release into an empty folder, and patches it. Returns the folder of the sources."""
+    logs = root / "build/setup"
+    logs.mkdir(parents=True, exist_ok=True)
+    download = ["-m", "pip", "download", "--no-build-isolation", "--no-deps", "--no-binary", "horovod"]
+    words = [str(python), *download, "--dest", folder, "-r", "requirements/horovod.txt"]
+    run_logged(words, logs / "horovod_download.log", root, env)
+    (archive,) = pathlib.Path(folder).glob("horovod-*.tar.gz")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise StepFailed(f"error: {archive.name} must have SHA-256 {SHA256}, got {digest}. Remedy: pip cache purge")
+    subprocess.run(["tar", "-xzf", archive.name], cwd=folder, check=True)
+    archive.unlink()
+    (sources,) = pathlib.Path(folder).glob("horovod-*")
+    run_logged([*APPLY, str(PATCH)], logs / "horovod_patch.log", sources, env)
+    return sources
+
+
 def build(root: pathlib.Path, python: pathlib.Path, output: pathlib.Path, env: dict[str, str]) -> float:
     """Downloads Horovod's source release, patches it, and builds its wheel into `output`. Returns the seconds."""
     logs, pip = root / "build/setup", [str(python), "-m", "pip"]
     # Not in the cache, because Gloo's build takes its path for a regular expression, and g++ is none.
     with tempfile.TemporaryDirectory() as temporary:
-        download = ["download", "--no-build-isolation", "--no-deps", "--no-binary", "horovod", "--dest", temporary]
-        requirements = ["-r", "requirements/horovod.txt"]
-        run_logged([*pip, *download, *requirements], logs / "horovod_download.log", root, env)
-        (archive,) = pathlib.Path(temporary).glob("horovod-*.tar.gz")
-        subprocess.run(["tar", "-xzf", archive.name], cwd=temporary, check=True)
-        archive.unlink()
-        (sources,) = pathlib.Path(temporary).glob("horovod-*")
-        patch = ["patch", "-p1", "--fuzz=0", "--input", str(PATCH)]
-        run_logged(patch, logs / "horovod_patch.log", sources, env)
+        sources = unpack(root, python, temporary, env)
         # pip's cache would key the wheel by its source, not by the TensorFlow that it is built for.
         options = ["wheel", "--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir"]
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -58,9 +58,9 @@ KINDS = {
 
 
 def host_sources() -> list[pathlib.Path]:
-    """Returns the sources of the ops' CPU form, which setup.py compiles without CUDA."""
+    """Returns the sources of the ops' CPU form, which setup.py compiles without CUDA and without Gloo."""
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / ALGORITHMS).rglob("*.cc"))
-    return [path for path in sources if "cuda" not in path.parts]
+    return [path for path in sources if not {"cuda", "gloo_exchange"} & set(path.parts)]
 
 
 def algorithms() -> list[pathlib.Path]:

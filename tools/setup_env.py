@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from tools import horovod_wheel, object_cache, prerequisites
+from tools import gloo_sources, horovod_wheel, object_cache, prerequisites
 from tools.steps import StepFailed, clean_environment, run_beside, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -76,6 +76,7 @@ def inputs_of(step: str, version: str) -> str:
         # FUSEDREC_CUDA=auto looks for the CUDA compiler and the GPU's driver, which may have come since.
         found = [shutil.which(name) or "" for name in (compilers()[1], "nvidia-smi")]
         texts = [inputs_of("runtime", version), *compilers(), *wanted, *found]
+        texts += [gloo_sources.folder().name, str(len(gloo_sources.sources()))]
         files = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
         files += sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
     else:
@@ -172,6 +173,11 @@ def set_up(steps: Sequence[str]) -> None:
     """Runs the steps that are not done."""
     version = make_venv()
     install("runtime", version)
+    if "horovod" in steps:
+        try:
+            gloo_sources.fetch(PYTHON, clean_environment(VENV))
+        except StepFailed as error:
+            print(f"without the exchange over Gloo, because its sources cannot be had: {error}", flush=True)
     with compile_beside(version):
         for step in steps[1:-1]:
             install(step, version)

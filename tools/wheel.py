@@ -53,7 +53,7 @@ def build(output: pathlib.Path) -> list[pathlib.Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         pip = ("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
-        run(*pip, "--wheel-dir", name, ".", env={**os.environ, "FUSEDREC_CUDA": "0"})
+        run(*pip, "--wheel-dir", name, ".", env={**os.environ, "FUSEDREC_CUDA": "0", "FUSEDREC_GLOO": "0"})
         run("-m", "wheel", "tags", "--remove", *horovod_wheel.TAGS, str(*folder.glob("tf_fusedrec-*.whl")))
         wheels = list(folder.glob("tf_fusedrec-*.whl"))
         run("setup.py", "-q", "build_ext", "--build-lib", str(folder / "built"))

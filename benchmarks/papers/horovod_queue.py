@@ -1,4 +1,4 @@
-"""Question: what do the exchange of splits, the negotiation and the one queue of Horovod cost, by latency?
+"""Question: what do splits, negotiation and the one queue of Horovod cost, by latency, and what does the engine Gloo?
 
     python -m benchmarks.papers.horovod_queue [--quick] [--json FILE]
 
@@ -17,9 +17,14 @@ latencies, with a compute of RATIO times the exchange without latency:
     latency_part_*  what the step takes longer than without latency, as a part of the step
     splits_part_*   the part of it that the splits cause: latency_part * splits_ms / empty
 
-An all-to-all with known splits saves splits_part. One without negotiation saves at most latency_part. Namespaces need
-root, and without root there are no cases. --quick measures two latencies and sync alone, with fewer repeats. A time
-is from the call until a rank has its result. The slowest rank's time counts, and of these the median.
+An all-to-all with known splits saves splits_part. One without negotiation saves at most latency_part. A third job does
+the same over the engine Gloo, which knows the splits and does not negotiate (exchange="gloo"):
+
+    at_once_ms_*            AT_ONCE all-to-alls of no rows, by engine
+    step_ms_sync_gloo, ...  the steps over Gloo, with the compute of the first job's rule
+
+Namespaces need root, and without root there are no cases. --quick measures two latencies and sync alone, with fewer
+repeats. A time is from the call until a rank has its result. The slowest rank's time counts, and of these the median.
 """
 
 from __future__ import annotations
@@ -60,10 +65,11 @@ Case = dict[str, float]  # latency_ms, and ms by what took them
 def empty(name: str, dim: int, at_once: int) -> Call:
     """Returns a call of `at_once` all-to-alls of no rows."""
     nothing, splits = tf.zeros([0, dim]), tf.zeros([collectives.size()], tf.int32)
-    return tf.function(
-        lambda: [collectives.all_to_all(nothing, splits, name=f"{name}.{n}")[0] for n in range(at_once)],
-        autograph=False,
-    )  # fmt: skip
+
+    def exchange(name: str) -> tf.Tensor:
+        return collectives.all_to_all(nothing, splits, name=name, received_splits=splits)[0]
+
+    return tf.function(lambda: [exchange(f"{name}.{n}") for n in range(at_once)], autograph=False)
 
 
 def queue(dim: int) -> dict[str, Call]:
@@ -147,24 +153,27 @@ def by_latency(measured: Callable[[], Case], latencies_ms: Sequence[float], dela
     return cases
 
 
-def on_two_hosts(function: Callable[..., Any], **request: Any) -> list[Case]:
+def on_two_hosts(function: Callable[..., Any], exchange: str, **request: Any) -> list[Case]:
     with tempfile.TemporaryDirectory() as folder:
         delay = pathlib.Path(folder) / "delay"
         with network.spread(RANKS, delay) as where:
+            where["variables"] = {**where["variables"], "FUSEDREC_EXCHANGE": exchange}
             return processes.ask_ranks(function, RANKS, **where, timeout_s=TIMEOUT_S, delay=str(delay), **request)
 
 
-def figures(case: Case, at_once: Case, queued: Case) -> Case:
-    """Returns the figures at the latency of `case` and `queued`. `at_once` is the case without latency."""
+def figures(case: Case, at_once: Case, queued: Case, gloo: Case) -> Case:
+    """Returns the figures at the latency of `case`, `queued` and `gloo`. `at_once` is the case without latency."""
     empty_ms = case["empty_1"]
     splits_ms = max(0.0, case[f"empty_{AT_ONCE}"] - empty_ms) / (AT_ONCE - 1) / 2
     fields = {"latency_ms": case["latency_ms"], "splits_ms": splits_ms, "negotiation_ms": empty_ms - 2 * splits_ms}
     fields["blocked_ms"] = queued["queued"] - queued["alone"]
+    fields["at_once_ms_horovod"], fields["at_once_ms_gloo"] = case[f"empty_{AT_ONCE}"], gloo[f"empty_{AT_ONCE}"]
     for name, variant in STEPS.items():
         if variant in case:
             step_ms = fields[f"step_ms_{name}"] = case[variant]
             latency_part = fields[f"latency_part_{name}"] = max(0.0, 1 - at_once[variant] / step_ms)
             fields[f"splits_part_{name}"] = latency_part * splits_ms / empty_ms
+            fields[f"step_ms_{name}_gloo"] = gloo[variant]
     return fields
 
 
@@ -180,9 +189,11 @@ def main() -> None:
         }
         variants = list(STEPS.values())[: 1 if quick else None]
         step_repeats = QUICK_STEP_REPEATS if quick else STEP_REPEATS
-        calls = on_two_hosts(calls_on_rank, variants=variants, step_repeats=step_repeats, **request)
-        queued = on_two_hosts(queue_on_rank, **request)
-        cases = [figures(case, calls[0], beside) for case, beside in zip(calls, queued)]
+        steps = {"variants": variants, "step_repeats": step_repeats, **request}
+        calls = on_two_hosts(calls_on_rank, "horovod", **steps)
+        queued = on_two_hosts(queue_on_rank, "horovod", **request)
+        gloo = on_two_hosts(calls_on_rank, "gloo", **steps)
+        cases = [figures(case, calls[0], *others) for case, *others in zip(calls, queued, gloo)]
         harness.print_table("one all-to-all, and steps of schedules; ms, by latency of the cable", cases)
     else:
         print(f"not measured: {reason}")

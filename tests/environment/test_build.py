@@ -21,6 +21,7 @@ from tf_fusedrec.ops._library import LIBRARY_PATH
 from tools import object_cache, wheel
 
 CUDA_LIBRARY = LIBRARY_PATH.parent / "libfusedrec_cuda.so"
+LICENSES = ["LICENSE", "custom_ops/gloo_exchange/LICENSE.gloo"]
 OF_THE_SYSTEM = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
 GPU = {"nvidia-smi": "GPU 0: NVIDIA H100 (UUID: GPU-1)"}
 NO_GPU = {"nvidia-smi": "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."}
@@ -79,7 +80,7 @@ def test_a_wheel_holds_every_module_the_marker_of_types_and_the_licence(setup_py
     packed = {str(pathlib.Path(path).relative_to(command.build_lib)) for path in command.get_outputs()}
     sources = {*packed_files("**/*.py"), *packed_files("configs/**/*.yaml")}
     assert packed == {*sources, "tf_fusedrec/py.typed"}
-    assert described.metadata.license == "Apache-2.0" and described.metadata.license_files == ["LICENSE"]
+    assert described.metadata.license == "Apache-2.0" and described.metadata.license_files == LICENSES
 
 
 def test_a_wheel_requires_the_tensorflow_of_its_build_and_a_source_distribution_any(setup_py, monkeypatch):

@@ -61,7 +61,7 @@ def archive(tmp_path_factory) -> pathlib.Path:
     (folder / "tools").mkdir()
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder)
-    for name in ("__init__.py", "object_cache.py"):
+    for name in ("__init__.py", "object_cache.py", "gloo_sources.py", "horovod.patch", "gloo.patch"):
         shutil.copy2(ROOT / "tools" / name, folder / "tools")
     subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=folder, check=True)
     (path,) = (folder / "dist").glob("*.tar.gz")

@@ -38,12 +38,13 @@ def train():
     }
 
 
-def test_training_over_two_hosts_equals_training_on_one(tmp_path):
+@pytest.mark.parametrize("exchange", ["horovod", "gloo"])
+def test_training_over_two_hosts_equals_training_on_one(exchange, tmp_path):
     with network.two_hosts(tmp_path) as (on_first_host, environment):
         hosts = ",".join(f"{host}:1" for host in network.HOSTS)
         program = [sys.executable, "-m", "tf_fusedrec.cli.main", "run", "-H", hosts, "--network-interface", "eth0"]
         launch = [*on_first_host, *program, "--logs", str(tmp_path / "logs")]
-        two = launch_ranks(launch, environment, train, 2, timeout_s=100)
+        two = launch_ranks(launch, environment | {"FUSEDREC_EXCHANGE": exchange}, train, 2, timeout_s=100)
     one = run_ranks(train, 2)
     assert [result["place"] for result in two] == [(0, 1, 0, 2), (0, 1, 1, 2)]
     assert [result["place"] for result in one] == [(0, 2, 0, 1), (1, 2, 0, 1)]

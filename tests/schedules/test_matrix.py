@@ -13,7 +13,7 @@ import pytest
 
 from tests.schedules import clicks, delayed
 from tests.support.graphs import without_fusions
-from tests.support.ranks import run_ranks
+from tests.support.ranks import choose_exchange, run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
@@ -97,11 +97,12 @@ def _train(ranks):
 
 @pytest.fixture(scope="module")
 def results():
-    """A function from a number of ranks to the results of each rank."""
+    """A function from a number of ranks and an engine of the exchange to the results of each rank."""
 
     @functools.cache
-    def of(ranks):
+    def of(ranks, exchange="horovod"):
         with pytest.MonkeyPatch.context() as patch:
+            choose_exchange(exchange, patch)
             # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
             patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
             topologies = [row.topology for row in ROWS.values() if row.ranks == ranks]
@@ -171,3 +172,9 @@ def test_exact_schedules_are_exact(results, name):
             for what in wanted:
                 if what.split()[-1] not in ("last", "updated") or not schedule.stages.staleness:  # counted by lookup
                     np.testing.assert_array_equal(state[what], wanted[what], err_msg=f"{where}: {what}")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_both_engines_of_the_exchange_give_the_same_bits(results, ranks):
+    for found, wanted in zip(results(ranks, "gloo"), results(ranks), strict=True):
+        np.testing.assert_equal(found, wanted)

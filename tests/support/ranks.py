@@ -24,6 +24,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+import pytest
 from horovod.runner import gloo_run
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
@@ -67,6 +68,15 @@ def do_job(job: pathlib.Path) -> None:
     rank = tf_fusedrec.rank()  # a body may leave Horovod
     result = getattr(importlib.import_module(module), name)(**kwargs)
     (job.parent / f"result-{rank}.pkl").write_bytes(pickle.dumps(result))
+
+
+def choose_exchange(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Sets the engine of the exchange for ranks that start later, or skips the test."""
+    from tf_fusedrec.exchange import gloo
+
+    if name == "gloo" and not gloo.LIBRARY_PATH.exists():
+        pytest.skip("built without Gloo's sources")
+    patch.setenv("FUSEDREC_EXCHANGE", name)
 
 
 def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

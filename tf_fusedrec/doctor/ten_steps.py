@@ -17,7 +17,7 @@ from tf_fusedrec import optimizers
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange import collectives, gloo
 from tf_fusedrec.exchange.dense_gradients import distributed_optimizer
 from tf_fusedrec.exchange.horovod import built_features
 from tf_fusedrec.exchange.topology import init
@@ -30,7 +30,7 @@ _DIM = 4
 
 
 def train() -> dict[str, Any]:
-    """Trains, and returns the losses, the rows of all ranks by id, seconds of a step, and Horovod's features."""
+    """Trains, and returns the losses, the rows of all ranks by id, seconds of a step, and the ranks' engines."""
     init()
     rank, size = collectives.rank(), collectives.size()
     keras.utils.set_random_seed(0)
@@ -50,7 +50,8 @@ def train() -> dict[str, Any]:
 
     parts = collectives.all_gather_object(embedding.export_table("item"))
     rows = {int(item): row.tolist() for part in parts for item, row in zip(*part)}
-    return {"losses": losses, "rows": rows, "seconds": seconds, "horovod": built_features()}
+    engines = {"exchange": collectives.exchange_name(), "has_gloo": gloo.LIBRARY_PATH.exists()}
+    return {"losses": losses, "rows": rows, "seconds": seconds, "horovod": built_features(), **engines}
 
 
 def main(answer: str) -> None:

@@ -1,4 +1,4 @@
-"""Collectives among all ranks or some of them. An engine (horovod.py) moves the data; one process needs none.
+"""Collectives among all ranks or some of them. An engine (horovod.py, gloo.py) moves the data; one process needs none.
 
 Every collective has a name, the same on all ranks. Engines match collectives by name, and Horovod's response cache
 needs equal names and shapes in every step. The processes make all sets of ranks when they join, because Horovod would
@@ -18,6 +18,7 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras_api, tf
+from tf_fusedrec.exchange.gloo import Gloo
 from tf_fusedrec.exchange.horovod import Horovod
 from tf_fusedrec.exchange.job_end import start_watchdog
 
@@ -31,6 +32,7 @@ class Exchange(Protocol):
     fixed order of collectives can number them.
     """
 
+    name: str  # value of the argument `exchange` of init()
     rank: int
     size: int
 
@@ -59,7 +61,7 @@ class Exchange(Protocol):
 class _LoopBack:
     """The engine of one rank."""
 
-    rank, size = 0, 1
+    name, rank, size = "none", 0, 1
 
     def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
         pass
@@ -80,6 +82,7 @@ class _LoopBack:
         return [value]
 
 
+_ENGINES: dict[str, Callable[[], Exchange]] = {engine.name: engine for engine in (Horovod, Gloo)}
 _LOOP_BACK: Exchange = _LoopBack()
 _engine = _LOOP_BACK  # of all ranks once init() has joined several processes
 _sets: set[tuple[int, ...]] = set()  # the sets of ranks that the processes joined with
@@ -107,6 +110,7 @@ def init(
     sets: Iterable[Sequence[int]] = (),
     *,
     timeline: bool = False,
+    exchange: str | None = None,
     report_after_s: float | None = None,
     give_up_after_s: int | None = None,
 ) -> None:
@@ -114,13 +118,20 @@ def init(
 
     Args:
       sets: Sets of ranks that will run collectives among themselves; the same on all ranks.
-      timeline, report_after_s, give_up_after_s: As for topology.init.
+      timeline, exchange, report_after_s, give_up_after_s: As for topology.init.
 
     Raises:
-      ImportError: there are several processes, but Horovod is not installed.
-      RuntimeError: a second call names sets that the first call did not name.
+      ImportError: there are several processes, but Horovod is not installed, or the engine was not built.
+      ValueError: there is no such engine, or it cannot be used.
+      RuntimeError: a second call names sets or an engine that the first call did not name.
     """
     global _engine
+    engine_name = exchange or os.environ.get("FUSEDREC_EXCHANGE", Horovod.name)
+    if engine_name not in _ENGINES:
+        raise ValueError(
+            f"exchange must be one of {list(_ENGINES)}, got {engine_name!r}. Use one of them in tf_fusedrec.init or in "
+            "FUSEDREC_EXCHANGE."
+        )
     if launched_size() == 1:
         return
     # One rank needs no collective, and the set of all ranks exists already.
@@ -132,9 +143,19 @@ def init(
                 f"The processes have joined without the sets of ranks {missing}, which must be passed to the first "
                 "init(). Use tf_fusedrec.init(*topologies) with all topologies."
             )
+        if exchange not in (None, _engine.name):
+            raise RuntimeError(
+                f"The processes have joined with exchange={_engine.name!r}, got {exchange!r}. Use "
+                "tf_fusedrec.init(exchange=...) in the first call."
+            )
         return
-    engine = Horovod()
+    engine = _ENGINES[engine_name]()
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
+    if ending is None and engine_name == Gloo.name:
+        raise ValueError(
+            "exchange='gloo' needs the launcher's store, by which the ranks of a lost one end, got none "
+            "(HOROVOD_GLOO_RENDEZVOUS_ADDR). Use horovodrun, or exchange='horovod'."
+        )
     with _waiting("init"):
         engine.join(needed, timeline=timeline)
     _engine = engine
@@ -172,6 +193,11 @@ def check_init() -> None:
             f"This is one of {launched_size()} processes, but they have not joined. Use tf_fusedrec.init() first thing "
             "in the program."
         )
+
+
+def exchange_name() -> str:
+    """The engine of the ranks, as init() names it; "none" for one process."""
+    return _engine.name
 
 
 def rank() -> int:

@@ -26,6 +26,7 @@ class Horovod:
       ImportError: Horovod is not installed, or was built for a different TensorFlow.
     """
 
+    name = "horovod"
     rank: int
     size: int
 

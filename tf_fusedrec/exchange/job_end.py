@@ -24,11 +24,13 @@ from tf_fusedrec.ops import watch_termination
 
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
-_HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
+# Matches errors of a collective aborted by another rank's end. Gloo's errors name its files.
+_HOROVOD_ABORT = re.compile(r"Horovod|gloo/")
 # Matches an abort that blames no rank. If no rank reports a cause, one was unable to.
 _RANK_LOST = re.compile(r"Horovod has been shut down|gloo/")
+_LOST_RANK = re.compile(r"the exchange has ended at rank (\d+)")  # of the engine Gloo
 _LOST = (
-    "a rank ended without naming a cause. It was killed, as Linux does when memory runs out, or its host or network "
+    "{} ended without naming a cause. It was killed, as Linux does when memory runs out, or its host or network "
     "was lost. Look for the rank's last lines above, and for killed processes in the kernel log of its host (dmesg)."
 )
 _MAX_CAUSE = 600  # characters
@@ -88,8 +90,9 @@ class Ending:
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
             silence = self._silence() if aborted else ""
-            if _RANK_LOST.search(text) and not silence:
-                first = self._board.report_failure(None, _LOST)
+            lost = _LOST_RANK.search(text)
+            if _RANK_LOST.search(text) and (lost or not silence):
+                first = self._board.report_failure(None, _LOST.format(f"rank {lost[1]}" if lost else "a rank"))
             else:
                 first = self._board.report_failure(self._rank, silence + cause_of(error))
         if first["rank"] == self._rank or not aborted:

@@ -155,6 +155,7 @@ class RankLayout:
 def init(
     *topologies: Topology,
     timeline: bool = False,
+    exchange: str | None = None,
     report_after_s: float | None = None,
     give_up_after_s: int | None = None,
 ) -> None:
@@ -167,16 +168,18 @@ def init(
       topologies: Topologies of all layers; none for tables over all ranks.
       timeline: True if callbacks.Timeline will record steps of this job. It slows every step, because Horovod's writer
         on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same effect.
+      exchange: "horovod", or "gloo" for all-to-alls without Horovod's negotiation, which pays over networks with
+        latency. None: the environment variable FUSEDREC_EXCHANGE, or "horovod".
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
         environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
       give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
         variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
 
     Raises:
-      ImportError: there are several processes, but Horovod is not installed.
-      ValueError: the groups of a topology do not divide the number of processes.
-      RuntimeError: a second call names a topology or a timeline that the first call did not name, or horovodrun writes
-        a timeline already.
+      ImportError: there are several processes, but Horovod is not installed, or the engine was not built.
+      ValueError: the groups of a topology do not divide the number of processes, or the engine cannot be used.
+      RuntimeError: a second call names a topology, an engine or a timeline that the first call did not name, or
+        horovodrun writes a timeline already.
 
     Examples:
       >>> fr.init(fr.Topology(groups=1))
@@ -188,6 +191,7 @@ def init(
 
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
-    collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)
+    limits: dict[str, Any] = {"report_after_s": report_after_s, "give_up_after_s": give_up_after_s}
+    collectives.init(sets, timeline=timeline, exchange=exchange, **limits)
     if timeline:
         check_timeline()

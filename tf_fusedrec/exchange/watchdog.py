@@ -186,6 +186,7 @@ class Watchdog:
         self._moment_s = min(_MOMENT_S, report_after_s / 2)
         self._look_every_s = max(min(1.0, report_after_s / 4), size / _RANKS_PER_S)
         self._publish_every_s = max(report_after_s / 3, 2 * self._look_every_s)
+        self._lost_after_s = gives_up_after_s + 5 + 2 * self._publish_every_s
         self._beat, self._published_at = 0, 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # last heartbeat of each rank, and the time when it was new
         self._next_report_s: dict[tuple[str, int], float] = {}  # of reported collectives, by name and call
@@ -285,6 +286,11 @@ class Watchdog:
         reason = left_behind(summary) if summary else None
         if reason is not None:
             self.end_at_once(reason)
+        # An engine may not notice; Horovod ends the job earlier.
+        for rank, silence in summary.get("silent", {}).items():
+            if silence > self._lost_after_s:
+                limit = f"the limit is {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+                self.end_at_once(f"rank {rank} has given no sign of life for {silence:.0f} s; {limit}")
         mark, seconds = long[0]
         key = mark.name, mark.ended + 1
         if seconds < self._next_report_s.get(key, self._report_after_s):

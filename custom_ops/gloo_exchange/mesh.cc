@@ -1,0 +1,141 @@
+#include "gloo_exchange/mesh.h"
+
+#include <pthread.h>
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "gloo/common/error.h"
+#include "gloo/transport/pair.h"
+#include "gloo/transport/tcp/device.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr uint64_t kWatchSlot = 0;  // slots of messages have their highest bit set
+// A slow rank is no error, and the watchdog of Python ends a job with a silent one.
+constexpr std::chrono::hours kNoLimit{24 * 365};
+
+Mesh* listening = nullptr;
+Mesh* connected = nullptr;
+
+}  // namespace
+
+Mesh* Mesh::OfProcess() { return connected; }
+
+Mesh::Mesh(const std::string& interface, int rank, int size, std::chrono::milliseconds connect_within)
+    : lost_by_rank_(size + 1, -1) {  // the last is this rank's own word
+  gloo::transport::tcp::attr attr;
+  attr.iface = interface;
+  attr.ai_family = AF_UNSPEC;
+  context_ = gloo::transport::tcp::CreateDevice(attr)->createContext(rank, size);
+  context_->setTimeout(connect_within);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) context_->createPair(peer);
+  }
+}
+
+std::string Mesh::Addresses() const {
+  std::vector<std::vector<char>> parts(context_->size);
+  size_t length = 0;
+  for (int peer = 0; peer < context_->size; ++peer) {
+    if (peer == rank()) continue;
+    parts[peer] = context_->getPair(peer)->address().bytes();
+    length = parts[peer].size();
+  }
+  parts[rank()].resize(length);
+  std::string all;
+  for (const std::vector<char>& part : parts) all.append(part.begin(), part.end());
+  return all;
+}
+
+void Mesh::Connect(const std::string& addresses) {
+  const size_t size = context_->size, length = addresses.size() / (size * size);
+  for (size_t peer = 0; peer < size; ++peer) {
+    if (static_cast<int>(peer) == rank()) continue;
+    const char* address = addresses.data() + (peer * size + rank()) * length;
+    context_->getPair(peer)->connect(std::vector<char>(address, address + length));
+  }
+  context_->setTimeout(kNoLimit);
+  watched_ = Buffer(lost_by_rank_.data(), lost_by_rank_.size() * sizeof(int32_t));
+  for (size_t peer = 0; peer < size; ++peer) {
+    if (static_cast<int>(peer) != rank()) watched_->recv(peer, kWatchSlot, peer * sizeof(int32_t), sizeof(int32_t));
+  }
+  std::thread([this] { Watch(); }).detach();
+}
+
+void Mesh::Watch() {
+  pthread_setname_np(pthread_self(), "exchange watch");
+  int lost = -1;
+  std::string reason = "a third rank has lost it (gloo/)";
+  try {
+    watched_->waitRecv();
+  } catch (const std::exception& error) {
+    int prefix = 0;
+    std::sscanf(error.what(), "rank %d: %n", &lost, &prefix);  // as tools/gloo.patch writes it
+    reason = error.what() + prefix;
+  }
+  // A rank that has lost another one says so and closes its connections, which is no loss of itself.
+  for (int peer = 0; peer < context_->size; ++peer) {
+    if (lost_by_rank_[peer] >= 0) lost = lost_by_rank_[peer];
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cause_ = "the exchange has ended at rank " + std::to_string(lost) + ": " + reason;
+  }
+  failed_.notify_all();
+  lost_by_rank_.back() = lost;
+  for (int peer = 0; peer < context_->size; ++peer) {
+    if (peer == rank() || peer == lost) continue;
+    try {
+      watched_->send(peer, kWatchSlot, context_->size * sizeof(int32_t), sizeof(int32_t));
+    } catch (const std::exception&) {  // it is lost, too
+    }
+  }
+  try {  // a wait that reaches its limit closes all connections of a context
+    Buffer(nullptr, 0)->waitRecv(nullptr, std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+  }
+}
+
+std::string Mesh::Cause() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  failed_.wait_for(lock, std::chrono::seconds(5), [this] { return !cause_.empty(); });
+  return cause_;
+}
+
+namespace {
+
+const char* TextOfFailure(const std::function<void()>& function) {
+  static auto* text = new std::string;
+  try {
+    function();
+    return nullptr;
+  } catch (const std::exception& error) {
+    *text = error.what();
+    return text->c_str();
+  }
+}
+
+}  // namespace
+}  // namespace fusedrec
+
+const char* fusedrec_exchange_listen(const char* interface, int rank, int size, int64_t connect_within_ms, char* out,
+                                     int64_t room, int64_t* used) {
+  return fusedrec::TextOfFailure([&] {
+    using fusedrec::listening;
+    listening = new fusedrec::Mesh(interface, rank, size, std::chrono::milliseconds(connect_within_ms));
+    const std::string addresses = listening->Addresses();
+    *used = static_cast<int64_t>(addresses.size());
+    if (*used <= room) std::memcpy(out, addresses.data(), addresses.size());
+  });
+}
+
+const char* fusedrec_exchange_connect(const char* addresses, int64_t bytes) {
+  return fusedrec::TextOfFailure([&] {
+    fusedrec::listening->Connect(std::string(addresses, static_cast<size_t>(bytes)));
+    fusedrec::connected = fusedrec::listening;
+  });
+}

@@ -1,0 +1,199 @@
+"""The engine Gloo: the same results as Horovod's all-to-all, in a graph that does not put all-to-alls in a row.
+
+tests/schedules/test_matrix.py trains over both engines. test_watchdog.py stops and kills ranks of both.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import network
+from tests.support.ranks import choose_exchange, environment_of_ranks, error_of, run_ranks
+from tf_fusedrec import Topology, tf
+from tf_fusedrec.exchange import collectives, gloo
+from tf_fusedrec.exchange.horovod import Horovod
+
+STEPS = 20
+WHY_NOT = network.why_not()
+FORMS = [("int64", []), ("float32", [16]), ("float32", [3, 5]), ("float16", [7]), ("bfloat16", [2])]
+
+
+def blocks(step, dtype, tail, ranks):
+    """Returns rows with padding, their splits and those that arrive: uneven, and half of them empty."""
+    random = np.random.default_rng(step)
+    rows = random.integers(0, 3000, [ranks.size] * 2) * random.integers(0, 2, [ranks.size] * 2)
+    of_rank = np.random.default_rng([step, collectives.rank()])
+    sent = of_rank.integers(-100, 100, [rows[ranks.index].sum() + 7, *tail])
+    return (
+        tf.cast(sent, dtype),
+        tf.constant(rows[ranks.index], tf.int32),
+        tf.constant(rows[:, ranks.index], tf.int32),
+    )
+
+
+def exchange_all():
+    """Body: exchanges blocks among all ranks and in groups. Returns the arrays of every way, and the traced ops."""
+    world, engine = collectives.world(), collectives._engine
+    half = world.size // 2
+    begin = collectives.rank() // half * half
+    groups = [world, *([collectives.among(range(begin, begin + half))] if half > 1 else [])]
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def exchange(sent):
+        found = []
+        for number, (rows, splits, received_splits) in enumerate(sent):
+            ranks = groups[number % len(groups)]
+            name = f"{number}.{ranks.members[0]}"
+            found.append(
+                [
+                    Horovod.all_to_all(engine, rows, splits, None, name=f"h{name}", ranks=ranks.members),
+                    collectives.all_to_all(rows, splits, name=f"k{name}", ranks=ranks, received_splits=received_splits),
+                    collectives.all_to_all(rows, splits, name=f"u{name}", ranks=ranks),
+                ]
+            )
+        return found
+
+    found = []
+    for step in range(STEPS):
+        sent = [blocks(step, *form, groups[number % len(groups)]) for number, form in enumerate(2 * FORMS)]
+        for ways in exchange(sent):
+            found.append([[tf.cast(part, tf.float64).numpy() for part in way] for way in ways])
+    ops = [op for op in exchange.get_concrete_function(sent).graph.get_operations() if "Exchange" in op.type]
+    waiting = [op.name for op in ops if op.op_def.is_stateful or op.control_inputs]
+
+    @tf.function(autograph=False)
+    def with_constant_splits(rows):
+        splits = tf.fill([world.size], 2)
+        return collectives.all_to_all(rows, splits, name="constant", received_splits=tf.fill([world.size], 2))[0]
+
+    constant = [with_constant_splits(tf.fill([2 * world.size], collectives.rank() + 10 * n)).numpy() for n in range(3)]
+    return collectives.exchange_name(), found, len(ops), waiting, constant
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_rows_are_those_of_horovod_and_no_all_to_all_waits_for_another(ranks, monkeypatch):
+    choose_exchange("gloo", monkeypatch)
+    topologies = [Topology(2)] if ranks == 4 else []
+    for name, found, number, waiting, constant in run_ranks(exchange_all, ranks, topologies=topologies):
+        assert name == "gloo" and len(found) == STEPS * 2 * len(FORMS)
+        for through_horovod, *others in found:
+            for way in others:
+                for part, wanted in zip(way, through_horovod, strict=True):
+                    np.testing.assert_array_equal(part, wanted)
+        assert number == 3 * 2 * len(FORMS) and waiting == []  # a known exchange has an op of its own for the receives
+        for step, rows in enumerate(constant):  # no optimizer makes a constant of the receives
+            np.testing.assert_array_equal(rows, np.repeat(np.arange(ranks), 2) + 10 * step)
+
+
+def test_the_library_exports_nothing_of_gloo(monkeypatch):
+    choose_exchange("gloo", monkeypatch)
+    command = ["nm", "--dynamic", "--defined-only", str(gloo.LIBRARY_PATH)]
+    exported = {line.split()[-1] for line in subprocess.check_output(command, text=True).splitlines()}
+    assert exported == {"fusedrec_exchange_listen", "fusedrec_exchange_connect"}
+
+
+def send_other_lengths(difference):
+    """Body: rank 1 sends rank 0 another number of rows than rank 0 expects."""
+    rank = collectives.rank()
+    splits = [2 + difference if rank == 1 else 2, 2]
+    return error_of(
+        collectives.all_to_all, tf.zeros([8, 3]), tf.constant(splits), name="lengths", received_splits=tf.fill([2], 2)
+    )
+
+
+@pytest.mark.parametrize("difference", [-2, -1, 1])
+def test_a_block_of_another_length_than_expected_is_an_error(difference, monkeypatch):
+    choose_exchange("gloo", monkeypatch)
+    first, second = run_ranks(send_other_lengths, 2, difference=difference)
+    assert "collective 'lengths': the exchange has ended at rank 1: it has sent" in first, first
+    assert f"{12 * (2 + difference)} bytes where 24 were expected" in first, first
+    assert not second or "the exchange has ended at rank 0" in second  # its own rows may have arrived before
+
+
+IPV6 = """
+import multiprocessing, os, subprocess
+from tf_fusedrec import tf
+from tf_fusedrec.exchange.gloo import Gloo
+
+subprocess.run("ip link set lo up && ip -4 address flush dev lo", shell=True, check=True)
+pipes = multiprocessing.Pipe()
+child = os.fork()
+
+class WithoutHorovod(Gloo):
+    rank, size = int(child == 0), 2
+
+    def __init__(self):
+        pass
+
+    def all_gather_object(self, value):
+        pipes[self.rank].send(value)
+        other = pipes[self.rank].recv()
+        return [other, value] if self.rank else [value, other]
+
+engine = WithoutHorovod()
+engine._connect()
+sent = tf.constant([1, 2, 2]) + 10 * engine.rank
+received, splits = engine.all_to_all(sent, tf.constant([1, 2]), None, name="x", ranks=(0, 1))
+assert received.numpy().tolist() == [[1, 11], [2, 2, 12, 12]][engine.rank]
+engine.all_gather_object("ended")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_it_connects_over_an_interface_that_has_an_ipv6_address_only(monkeypatch):
+    choose_exchange("gloo", monkeypatch)
+    environment = environment_of_ranks(os.environ | {"HOROVOD_GLOO_IFACE": "lo"})
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", IPV6], env=environment, timeout=100, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def misuse():
+    """Body: returns the errors of bad calls. No rank sends anything."""
+    import tf_fusedrec as fr
+
+    rows, splits = tf.zeros([4, 2]), tf.fill([2], 2)
+    engine, ranks = collectives._engine, {"collective": "left", "ranks": (0, 1)}
+    expect = functools.partial(engine._ops.fusedrec_exchange_expect, T=tf.float32, row_shape=[2], **ranks)
+    assert expect(expect(splits)).numpy().tolist() == [2, 2]
+    return [
+        error_of(collectives.all_to_all, rows, tf.constant([4, 1]), name="many"),
+        error_of(collectives.all_to_all, rows, tf.constant([-1, 1]), name="negative"),
+        error_of(collectives.all_to_all, rows, tf.constant([1]), name="one"),
+        error_of(engine._ops.fusedrec_exchange_all_to_all, tf.zeros([4, 3]), splits, [splits], **ranks),
+        error_of(expect, tf.constant([2, 3])),
+        error_of(fr.init, exchange="horovod"),
+    ]
+
+
+def test_bad_calls_are_refused(monkeypatch):
+    choose_exchange("gloo", monkeypatch)
+    for many, negative, one, width, left, init in run_ranks(misuse, 2):
+        assert "splits must have a sum of at most 4, the number of rows, got 5" in many, many
+        assert "splits must not be negative, got -1" in negative, negative
+        assert "splits must have one entry for each of 2 ranks, got 1" in one, one
+        for refused in (width, left):
+            assert "collective 'left': it has expected rows of other lengths for a call that was never made" in refused
+        assert "have joined with exchange='gloo', got 'horovod'" in init, init
+
+
+@pytest.mark.parametrize(
+    ("name", "timeline", "error"),
+    [
+        ("nccl", False, "exchange must be one of ['horovod', 'gloo'], got 'nccl'"),
+        ("gloo", True, "exchange must be 'horovod' with timeline=True, got 'gloo'"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_refused_when_the_ranks_join(name, timeline, error, monkeypatch):
+    choose_exchange(name, monkeypatch)
+    with pytest.raises(AssertionError) as caught:
+        run_ranks(misuse, 2, timeline=timeline)
+    assert error in str(caught.value)

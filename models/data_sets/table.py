@@ -182,7 +182,8 @@ def _about(
     table: TableFiles, path: pathlib.Path, columns: ColumnMap, rows: int, unit: str, user_texts: bool, item_texts: bool
 ) -> list[str]:
     """Returns words about the source for dataset.json."""
-    said = [f"table, {path.name}, {len(table.files)} files, {rows} of {table.num_rows} rows"]
+    files = "1 file" if len(table.files) == 1 else f"{len(table.files)} files"
+    said = [f"table, {path.name}, {files}, {rows} of {table.num_rows} rows"]
     said += [f"{columns.user} strings as fingerprints"] if user_texts else []
     said += [f"{columns.item} strings as fingerprints"] if item_texts else []
     return said + ([f"{columns.time} in {unit} cut to seconds"] if unit else [])

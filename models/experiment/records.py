@@ -145,8 +145,6 @@ class TrainConfig:
         check_at_least("train.patience", self.patience, 0)
         check_at_least("train.timeline_steps", self.timeline_steps, 0)
         check_choice("train.tracker", self.tracker, TRACKERS)
-        if self.patience >= self.epochs:
-            raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens_per_rank", self.target_tokens_per_rank, 1)
         check_choice("train.balance", self.balance, SCOPES)
         check_at_least("train.accumulate_steps", self.accumulate_steps, 1)

@@ -24,7 +24,7 @@ RECORD = {
     "validates": "validation",
     "epochs_wanted": 3,
     "data": {
-        "source": "table, clicks.csv, 1 files, 200001 of 200001 rows",
+        "source": "table, clicks.csv, 1 file, 200001 of 200001 rows",
         "users": 3799,
         "items": 1478,
         "splits": {
@@ -74,7 +74,7 @@ DONE = {**RECORD, "epochs": EPOCHS, "metrics": METRICS, "results": {"test": {}, 
 WIDE = """\
 run     runs/clicks/2026-11-25_2342 (new) · clicks.yaml + train.epochs=3 · seed 0
         git 63dbaa3 + 2 changed files
-data    table · clicks.csv · 1 files · 200001 of 200001 rows · 3,799 users · 1,478 items
+data    table · clicks.csv · 1 file · 200001 of 200001 rows · 3,799 users · 1,478 items
         2024-03-01 00:00 to 2024-03-14 23:59
         train 160,000 events · validation 20,000 events · test 20,001 events from 2024-03-13 11:20
         click 20.3 % · cart 6.1 % · missing: brand 3 %, price 8 %
@@ -105,7 +105,7 @@ serve   fusedrec serve runs/clicks/2026-11-25_2342
 NARROW = """\
 run     runs/clicks/2026-11-25_2342 (new) · clicks.yaml + train.epochs=3
         seed 0 · git 63dbaa3 + 2 changed files
-data    table · clicks.csv · 1 files · 200001 of 200001 rows · 3,799 users
+data    table · clicks.csv · 1 file · 200001 of 200001 rows · 3,799 users
         1,478 items · 2024-03-01 00:00 to 2024-03-14 23:59
         train 160,000 events · validation 20,000 events
         test 20,001 events from 2024-03-13 11:20

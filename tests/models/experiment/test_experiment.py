@@ -117,7 +117,6 @@ REFUSED = [
     ("train={precision: mixed_float16, schedule: nested(2)}", r"'nested\(2\)' .*Set train.precision to 'mixed_bf"),
     ("train={precision: mixed_float16, accumulate_steps: 2}", "train.accumulate_steps 2 lets gradients wait"),
     ("train.balance=host", r"train.balance must be one of \['rank', 'global'\], got 'host'"),
-    ("train.epochs=2; train.patience=2", "train.patience must be below train.epochs = 2, got 2"),
     ("train.stochastic_length=1.0", "train.stochastic_length must be > 1 and <= 2, or 0 .*, got 1.0"),
     ("evaluate.cutoffs=[]", "evaluate.cutoffs must name at least one K"),
     ("evaluate.cutoffs=[0]", "evaluate.cutoffs must be >= 1, got 0"),

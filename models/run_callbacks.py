@@ -199,7 +199,14 @@ def tracker(package: str, record: RunRecord) -> keras.callbacks.Callback:
         mlflow.set_experiment(experiment["name"])
         mlflow.start_run(run_name=record.folder.name)
         mlflow.log_dict(record.fields, "run.json")
-        return mlflow.keras.MlflowCallback()
+
+        class Named(mlflow.keras.MlflowCallback):
+            """MLflow drops all metrics of an epoch that has a name with "@", such as hr@10."""
+
+            def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+                super().on_epoch_end(epoch, {name.replace("@", "_at_"): value for name, value in (logs or {}).items()})
+
+        return Named()
     import wandb
     from wandb.integration.keras import WandbMetricsLogger
 

@@ -227,16 +227,25 @@ def test_a_tracker_gets_the_settings_and_is_refused_without_its_package(tmp_path
     with pytest.raises(ValueError, match=f"tracker is '{kind}', which is not installed. Use `pip install {kind}`"):
         run_callbacks.tracker(kind, record)
     monkeypatch.setattr(run_callbacks.importlib.util, "find_spec", lambda name: name)
-    told, callback = {}, object()
+    told, logged = {}, {}
+
+    class Callback:
+        """As MLflow's and W&B's callbacks, of which MLflow's refuses the names of an epoch together."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            assert kind == "wandb" or all(re.fullmatch(r"[\w\-. :/]+", name) for name in logs), logs
+            logged[epoch] = logs
+
     package = types.ModuleType(kind)
     package.set_experiment = lambda name: told.update(project=name)
     package.start_run = lambda run_name: told.update(name=run_name)
     package.log_dict = lambda fields, file: told.update(config=fields["experiment"])
     package.init = told.update
     package.keras = types.ModuleType(f"{kind}.keras")
-    package.keras.MlflowCallback = package.keras.WandbMetricsLogger = lambda: callback
+    package.keras.MlflowCallback = package.keras.WandbMetricsLogger = Callback
     modules = {kind: package, "wandb.integration": package, "wandb.integration.keras": package.keras}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    assert run_callbacks.tracker(kind, record) is callback
+    run_callbacks.tracker(kind, record).on_epoch_end(0, {"loss": 2.0, "val_hr@10": 0.5})
+    assert logged == {0: {"loss": 2.0, {"mlflow": "val_hr_at_10", "wandb": "val_hr@10"}[kind]: 0.5}}
     assert told == {"project": "clicks", "name": "2026-11-25_2342", "config": record.fields["experiment"]}

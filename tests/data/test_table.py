@@ -52,9 +52,7 @@ def code(text):
 def test_rows_by_hand(tmp_path):
     info = convert(csv_file(tmp_path / "raw/a.csv"), tmp_path / "d")
     assert (info.users, info.items) == (2, 3) and read_info(tmp_path / "d") == info
-    assert info.source.startswith(
-        "table, raw, 1 file, 5 of 5 rows, customer strings as fingerprints, seen_at in micro"
-    )
+    assert info.source.startswith("table, raw, 1 file, 5 of 5 rows, customer strings as fingerprints, seen_at in micro")
     columns = "user_id city age:f history_item* exposed_item* exposed_brand* exposed_tag* exposed_tag_count* "
     columns += "exposed_price*f history_seconds*f exposed_click*f exposed_past_brand_click_rate*f"
     ann, bob = ([code(user), code(town), age] for user, town, age in (("ann", "Rome", 31.0), ("bob", "Oslo", 20.0)))

@@ -89,7 +89,7 @@ def _about_data(data: Mapping[str, Any], width: int) -> Iterator[str]:
     splits = data["splits"]
     first = min((split["first"] for split in splits.values() if split["first"] is not None), default=None)
     last = max((split["last"] for split in splits.values() if split["last"] is not None), default=None)
-    parts = [data["source"].replace(", ", " · "), f"{data['users']:,} users", f"{data['items']:,} items"]
+    parts = [*data["source"].split(", "), f"{data['users']:,} users", f"{data['items']:,} items"]
     if first is not None and last is not None:
         parts.append(f"{_day(first)} to {_day(last)}")
     yield from _wrapped("data", parts, width)

@@ -40,10 +40,10 @@ if tuple(map(int, keras.__version__.split(".")[:2])) < (2, 19):
 _normalize_weights = keras.layers.SpectralNormalization.normalize_weights
 
 
-def _converted_normalize_weights(self: Any) -> None:
-    """Branches on a tensor, as no other layer, optimizer, loss or metric of tf_keras does."""
+def _converted_normalize_weights(self: Any) -> Any:
+    """Branches on a tensor, as no other layer, optimizer, loss or metric of tf_keras does. From 2.21 on, it returns."""
     autograph = tf.__internal__.autograph
-    autograph.tf_convert(_normalize_weights, autograph.control_status_ctx(), user_requested=True)(self)
+    return autograph.tf_convert(_normalize_weights, autograph.control_status_ctx(), user_requested=True)(self)
 
 
 keras.layers.SpectralNormalization.normalize_weights = _converted_normalize_weights

@@ -79,6 +79,29 @@ def test_what_needs_no_tensorflow_does_not_load_it(tmp_path, words, heavy, shown
     assert "the ranks start" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["doctor"], "looking at the installation ..."), (["serve", "."], "loading . ..."),
+        (["inspect", "."], "reading . ..."),
+    ],
+)  # fmt: skip
+def test_something_is_said_before_tensorflow_is_loaded(tmp_path, words, line):
+    (tmp_path / "delta.json").touch()
+    program = f"""if True:
+        import os, sys, types
+        def exit_at_first_words(text):
+            print(text, "tensorflow" in sys.modules, flush=True)
+            os._exit(0)
+        sys.stderr = types.SimpleNamespace(write=exit_at_first_words)
+        from tf_fusedrec.cli.main import main
+        main({words})
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, env=env, encoding="utf-8")
+    assert shown == f"{line} False\n"
+
+
 @pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])
 def test_every_command_has_help_with_an_example(capsys, name):
     with pytest.raises(SystemExit, match="^0$"):

@@ -11,12 +11,15 @@ import argparse
 import json
 from typing import Any
 
+from tf_fusedrec.cli.main import say
+
 
 def add_parser(subparsers: Any) -> None:
     subparsers.add_parser("doctor", description=__doc__)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    say(arguments, "looking at the installation")
     from tf_fusedrec.doctor.report import report
 
     parts = report((lambda line: None) if arguments.json else (lambda line: print(line, flush=True)))

@@ -14,6 +14,8 @@ import json
 import pathlib
 from typing import Any
 
+from tf_fusedrec.cli.main import say
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("evaluate", description=__doc__)
@@ -30,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tf_fusedrec.models.saved_run import check_whole
 
     check_whole(checkpoint_of(arguments.run) or arguments.run)
+    say(arguments, f"evaluating {arguments.run}")
     from tf_fusedrec.exchange import collectives, topology
     from tf_fusedrec.models.evaluate import evaluate_run, table
 

@@ -15,6 +15,8 @@ import json
 import pathlib
 from typing import Any
 
+from tf_fusedrec.cli.main import say
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("export", description=__doc__)
@@ -44,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = checkpoint_of(folder) or folder
     check_whole(folder)
+    say(arguments, f"exporting {folder}")
     from tf_fusedrec.models.export import export, summary, trained_model
     from tf_fusedrec.models.item_index import IndexOptions
     from tf_fusedrec.models.kept_states import StateOptions

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_fusedrec.cli.main import say
 from tf_fusedrec.files import manifest, saves
 from tf_fusedrec.files.inspection import Row, SavedTable, TableSummary, open_tables
 from tf_fusedrec.models.run_folder import checkpoint_of
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         for option in ("save", "table", "id", "against", "data"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option} is for checkpoints, and {path} is none. Name a run or a checkpoint.")
+        say(arguments, f"reading {path}")
         answer, lines = reader(path)
     print(json.dumps(answer, indent=1) if arguments.json else "\n".join(lines))
     return 0

@@ -97,6 +97,12 @@ def parse(command: Any, words: Sequence[str]) -> argparse.Namespace:
     return read(words[1:], argparse.Namespace(words=words))
 
 
+def say(arguments: argparse.Namespace, text: str) -> None:
+    """Prints on standard error what a command does, before TensorFlow is loaded, which takes seconds."""
+    if not arguments.json:
+        print(f"{text} ...", file=sys.stderr, flush=True)
+
+
 def command_line(words: Sequence[str]) -> list[str]:
     """Returns words of a command line that begins with "fusedrec", for a shell in this folder."""
     if shutil.which("fusedrec"):

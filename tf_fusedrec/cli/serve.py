@@ -17,6 +17,8 @@ import os
 import re
 from typing import Any
 
+from tf_fusedrec.cli.main import say
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("serve", description=__doc__)
@@ -45,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"serving needs {package}, which is not installed. Remedy: pip install -r requirements/serve.txt "
                 "(the extra tf_fusedrec[serve])."
             )
+    say(arguments, f"loading {arguments.export}")
     from tf_fusedrec.models.serve.program import serve
 
     for inside in ("saved_model", os.path.join("latest", "saved_model")):

@@ -91,7 +91,8 @@ class Ending:
         if first is None:
             silence = self._silence() if aborted else ""
             lost = _LOST_RANK.search(text)
-            if _RANK_LOST.search(text) and (lost or not silence):
+            # A rank that was killed is silent, too. One that has lost a silent rank may be the next to end.
+            if _RANK_LOST.search(text) and (not silence or (lost and f"rank {lost[1]} has" in silence)):
                 first = self._board.report_failure(None, _LOST.format(f"rank {lost[1]}" if lost else "a rank"))
             else:
                 first = self._board.report_failure(self._rank, silence + cause_of(error))

@@ -300,7 +300,7 @@ print("all steps were made", flush=True)
 
 
 # A rank that hears first of the loss reports the silent rank. The others may quote it.
-SILENT = r"\d(: failed| failed first): rank 3 has given no sign"
+SILENT = r"\d(: failed| failed first): rank 3 has given no sign|3.*: it was stopped for \d+ s"
 LOST = rf"rank (\d: Horovod has lost its connection|{SILENT}|3 ended without)"
 
 

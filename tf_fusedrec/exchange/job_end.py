@@ -90,9 +90,12 @@ class Ending:
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
             silence = self._silence() if aborted else ""
-            lost = _LOST_RANK.search(text)
+            lost, stopped_s = _LOST_RANK.search(text), self._watchdog.stopped_s()
+            if lost and stopped_s > self._gives_up_after_s:  # the other ranks have ended meanwhile
+                cause = f"it was stopped for {stopped_s:.0f} s; the limit is {self._gives_up_after_s} s."
+                first = self._board.report_failure(self._rank, cause)
             # A rank that was killed is silent, too. One that has lost a silent rank may be the next to end.
-            if _RANK_LOST.search(text) and (not silence or (lost and f"rank {lost[1]} has" in silence)):
+            elif _RANK_LOST.search(text) and (not silence or (lost and f"rank {lost[1]} has" in silence)):
                 first = self._board.report_failure(None, _LOST.format(f"rank {lost[1]}" if lost else "a rank"))
             else:
                 first = self._board.report_failure(self._rank, silence + cause_of(error))

@@ -190,7 +190,8 @@ class Watchdog:
         self._beat, self._published_at = 0, 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # last heartbeat of each rank, and the time when it was new
         self._next_report_s: dict[tuple[str, int], float] = {}  # of reported collectives, by name and call
-        self._awake_since = time.monotonic()
+        self._awake_since = self._looked_at = time.monotonic()
+        self._stopped_s = 0.0
         self._idle_report_s = report_after_s
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._cause_is_printed = False
@@ -202,15 +203,19 @@ class Watchdog:
         threading.Thread(target=self._run, name="tf_fusedrec watchdog", daemon=True).start()
 
     def _run(self) -> None:
-        before = time.monotonic()
         while not self.ended:
             time.sleep(self._look_every_s)
             now = time.monotonic()
-            if now - before > max(3 * self._look_every_s, self._report_after_s / 2):
-                self.say(f"this rank itself was stopped for {now - before:.0f} s")
+            if now - self._looked_at > max(3 * self._look_every_s, self._report_after_s / 2):
+                self._stopped_s = now - self._looked_at
+                self.say(f"this rank itself was stopped for {self._stopped_s:.0f} s")
                 self._awake_since = now
-            before = now
+            self._looked_at = now
             self.look()
+
+    def stopped_s(self) -> float:
+        """Seconds for which this rank itself was stopped, at the last time."""
+        return max(self._stopped_s, time.monotonic() - self._looked_at)
 
     def look(self) -> dict[str, Any]:
         """Polls once: publishes this rank's state, reads the summary, and prints due reports. Returns the summary."""

@@ -183,7 +183,7 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path, capsys):
 
     def refused(message, *arguments):
         assert program(["evaluate", *map(str, arguments or [run])]) == 1
-        assert re.match(f"error: {message}", capsys.readouterr().err)
+        assert re.search(f"^error: {message}", capsys.readouterr().err, re.MULTILINE)
 
     refused("RUN: no such folder: .*/run. Name the output folder of fusedrec train.")
     run.mkdir()

@@ -1,4 +1,4 @@
-"""What the checkpoint of a run can be used for. Needs no TensorFlow, so a refusal comes before ranks start."""
+"""Checks of a run's checkpoint before it is used. They need no TensorFlow, so ranks start only after them."""
 
 from __future__ import annotations
 

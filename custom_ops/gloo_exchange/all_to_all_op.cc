@@ -110,7 +110,7 @@ struct Collective {
   std::mutex mutex;
   uint64_t begun = 0;  // calls
   bool running = false;
-  // Of the next call. It stays if the call is never made, because Gloo's loop waits for memory that a message was promised.
+  // The receive of the next call. It stays if the call is never made, because Gloo's loop may still write to its memory.
   std::shared_ptr<RowsReceive> posted;
   std::unique_ptr<SplitsReceive> next_splits;  // of the call after the last, posted ahead
 

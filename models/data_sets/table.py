@@ -18,7 +18,7 @@ kinds: {sku: string}               columns of ids. string: an id is the fingerpr
                                    column, and text that is no int64 (A7, 007) is its fingerprint.
 order: file                        file: a user's rows are in one file, by time; any: rows are sorted
 
-The retrieval layout has user, item and time alone.
+The retrieval layout has only user, item and time.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ def best_of_all(
       Positions <int64>[B, k] by descending score, and their scores <float>[B, k].
 
     Raises:
-      InvalidArgumentError: k is larger than the catalogue.
+      InvalidArgumentError: k is negative or larger than the catalogue.
     """
-    message = f"k must be at most the {size} items of the catalogue"
-    enough = tf.debugging.assert_less_equal(k, size, message=message)
+    message = tf.strings.format(f"input k is {{}}, want 0 to {size}, the items of the catalog. Ask for fewer.", k)
+    enough = tf.debugging.Assert((k >= 0) & (k <= size), [message])
     rows, lowest = seen.value_rowids(), users.dtype.min
 
     def step(begin: tf.Tensor, best: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -285,6 +285,7 @@ def _of_users(
 
 
 ORDERS = ("file", "any")
+UNKNOWN = "???"  # stands where `fusedrec new` knows no column
 KINDS = ("integer", "string")
 _OF_RETRIEVAL = ("user", "item", "time", "kinds", "order")
 _RESERVED = ("item", "time", "action", "user_id", "hour")
@@ -295,8 +296,8 @@ class ColumnMap:
     """Columns of a table of events; see the head of this file.
 
     Raises:
-      ValueError: a name is given twice or reserved; `past` names no feature, or `kinds` no column of
-        ids; a kind or order is unknown.
+      ValueError: a name is given twice or reserved; a column is UNKNOWN; `past` names no feature, or `kinds` no column
+        of ids; a kind or order is unknown.
     """
 
     user: str
@@ -319,11 +320,13 @@ class ColumnMap:
         for group in (("context", "context_numbers"), ("features", "lists", "numbers", "outcomes", "labels")):
             names = [name for field in group for name in getattr(self, field)]
             for name in names:
-                if names.count(name) > 1 or name in _RESERVED or name.startswith("past_"):
+                if names.count(name) > 1 or is_reserved(name):
                     raise ValueError(
                         f"columns has the name {name!r} twice in {list(group)}, or it is one of {list(_RESERVED)} or "
                         "begins with past_. Choose another name for the model."
                     )
+        if role := self.columns().get(UNKNOWN):
+            raise ValueError(f"columns has {UNKNOWN} for the {role}. Name a column of the files.")
         for name in self.past:
             if name not in (*self.features, *self.lists):
                 raise ValueError(
@@ -363,6 +366,11 @@ class ColumnMap:
             if isinstance(values, Mapping) and field.name != "kinds":
                 roles |= {column: f"{field.name} {name!r}" for name, column in values.items() if column not in roles}
         return roles
+
+
+def is_reserved(name: str) -> bool:
+    """Whether columns of our layout have this name, so that no feature or label can."""
+    return name in _RESERVED or name.startswith("past_")
 
 
 def column_map(section: Mapping[str, Any], where: str = "data.columns") -> ColumnMap:

@@ -30,6 +30,9 @@ LIST_SEPARATOR = "|"
 # Texts that a program writes for a number: an integer of any size, or a float64 beyond 10^16.
 _NUMBER = r"^-?([1-9][0-9]*|[1-9](\.[0-9]+)?e\+[0-9]+|inf)$"
 _EXACT = 2**53  # the last float64 up to which all integers are exact
+_SECONDS = 1e11  # Greater times since 1970 are in a finer unit.
+# Spellings by which programs write a missing number and a bool.
+_NUMBERS = {**dict.fromkeys(pa.csv.ConvertOptions().null_values, "nan"), "true": "1", "false": "0"}
 _TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 
@@ -149,7 +152,7 @@ class TableColumns:
         return np.where(self.good, labels, 0).astype(np.float32)
 
     def times(self, column: str) -> np.ndarray:
-        """Times <int64>[N]: integers as they are, dates and text in microseconds since 1970.
+        """Times <int64>[N]: integers as they are, seconds with a point, dates and text in microseconds since 1970.
 
         Raises:
           ValueError: all integers are dates, such as 20231114 or 20231114221320, which no epoch means.
@@ -167,6 +170,10 @@ class TableColumns:
                         "seconds since 1970, or text like 2024-05-01 12:30:00. Correct the column."
                     )
                 return times
+        with contextlib.suppress(pa.ArrowException):
+            numbers = values.cast(pa.float64()).fill_null(0).to_numpy()
+            if (np.abs(numbers) < _SECONDS).all() and not _are_dates(numbers[self.good].astype(np.int64)):
+                return np.round(numbers * 1e6).astype(np.int64)
         moments = [_moment(value) for value in values.to_pylist()]
         self._refuse_unread(column, values, moments, "a time: seconds since 1970, or text like 2024-05-01 12:30:00")
         return np.array([value or 0 for value in moments], np.int64)
@@ -178,7 +185,7 @@ class TableColumns:
             values = pc.split_pattern(_texts(values).fill_null(""), LIST_SEPARATOR)
         lengths = pc.list_value_length(values).fill_null(0).to_numpy()
         row = np.repeat(np.arange(self.num_rows), lengths)
-        flat = _plain(column, pc.list_flatten(values), lambda at: self.place(int(row[at])))
+        flat = plain(column, pc.list_flatten(values), lambda at: self.place(int(row[at])))
         if pa.types.is_nested(flat.type):
             place = self.place(int(row[0]) if len(row) else 0)
             raise ValueError(
@@ -224,9 +231,11 @@ class TableColumns:
 
     def _check_differs(self, column: str, values: np.ndarray) -> None:
         if self._is_data_set and len(values) and (values == values[0]).all():
+            every = (self.value(column, row) for row in np.flatnonzero(self.good).tolist())
+            value = next(value for value in every if value is not None)
             raise ValueError(
-                f"{self._everywhere(column)} has the same value everywhere, {values[0]}, and so tells nothing. "
-                "Remove it from the map."
+                f"{self._everywhere(column)} has the same value everywhere, {value}, and so tells nothing. Remove it "
+                "from the map."
             )
 
     def _everywhere(self, column: str) -> str:
@@ -283,12 +292,12 @@ def _read(path: pathlib.Path, columns: Sequence[str]) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             names = pq.read_schema(path).names
-            _check_columns(path, names, columns)
+            check_columns(path, names, columns)
             table = pq.read_table(path, columns=list(columns))
         else:
             lines = pa.csv.ParseOptions(newlines_in_values=True)
             with pa.csv.open_csv(path, parse_options=lines) as reader:
-                _check_columns(path, reader.schema.names, columns)
+                check_columns(path, reader.schema.names, columns)
             # Text first: a value that is no number is then found in its row.
             text = pa.csv.ConvertOptions(
                 include_columns=list(columns), column_types=dict.fromkeys(columns, pa.string())
@@ -296,11 +305,11 @@ def _read(path: pathlib.Path, columns: Sequence[str]) -> pa.Table:
             table = pa.csv.read_csv(path, parse_options=lines, convert_options=text)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not readable ({error}). Check the file.") from error
-    plain = [_plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in table.column_names]
-    return pa.table(plain, names=table.column_names)
+    columns_of_file = [plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in table.column_names]
+    return pa.table(columns_of_file, names=table.column_names)
 
 
-def _plain(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> pa.ChunkedArray:
+def plain(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> pa.ChunkedArray:
     """A column as numbers, times, strings or lists, for any encoding. `place` names the file and row of a value."""
     if isinstance(column, pa.Array):
         column = pa.chunked_array([column])
@@ -359,22 +368,19 @@ def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(exact, integers.cast(pa.string()), numbers.cast(pa.string()))
 
 
-def _check_columns(path: pathlib.Path, names: Sequence[str], columns: Sequence[str]) -> None:
+def check_columns(path: pathlib.Path, names: Sequence[str], columns: Iterable[str]) -> None:
+    """Raises ValueError: a file with columns of these names lacks one, has it twice, or is not parted by commas."""
+    separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    if separator is not None and path.suffix != ".parquet":
+        raise ValueError(f"{path}: its fields are parted by {separator!r}, want commas. Write the file with commas.")
+    for name in columns:
+        if (count := names.count(name)) > 1:
+            raise ValueError(f"{path}: {count} columns have the name {name!r}, want one. Rename the others.")
     missing = [name for name in columns if name not in names]
     if missing:
         close = [near[0] for name in missing if (near := difflib.get_close_matches(name, names, 1))]
         meant = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-        raise ValueError(
-            f"{path}: got the columns {list(names)}, want also {missing}.{meant} {_remedy_for_columns(path, names)}"
-        )
-
-
-def _remedy_for_columns(path: pathlib.Path, names: Sequence[str]) -> str:
-    """What to do about a file that lacks columns. One name with a separator in it was not parted."""
-    separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
-    if separator is None or path.suffix == ".parquet":
-        return "Correct the column map."
-    return f"Its fields are parted by {separator!r}, want commas. Write the file with commas."
+        raise ValueError(f"{path}: got the columns {list(names)}, want also {missing}.{meant} Correct the column map.")
 
 
 def _alike(name: str, files: Sequence[pathlib.Path], columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -414,7 +420,8 @@ def _number(value: object) -> float | None:
     if value is None:
         return float("nan")
     with contextlib.suppress(TypeError, ValueError):
-        return float(value)  # type: ignore[arg-type]
+        text = str(value)
+        return float(_NUMBERS.get(text.lower(), _NUMBERS.get(text, text)))
     return None
 
 

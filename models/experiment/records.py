@@ -136,7 +136,7 @@ class TrainConfig:
         0  # epochs without a better val_loss (retrieval: HR; no validation: loss) that end training; 0: none
     )
     keep_best: str = ""  # metric whose best epoch ends the job; "": with a validation split, the first AUC or HR
-    tracker: str = ""  # "mlflow" or "wandb": rank 0 sends settings and epochs to it, by its own callback
+    tracker: str = ""  # "mlflow" (metrics have _at_ for @) or "wandb": rank 0 sends it settings and epochs
     timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:

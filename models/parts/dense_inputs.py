@@ -143,6 +143,11 @@ def read_statistics(config: ModelConfig, folder: pathlib.Path) -> dict[str, Stat
     for name, (known, mean, deviation) in found.items():
         where = f"{data.path}: column {name!r}"
         remedy = "Remove it from the model's dense columns, or correct the data."
+        if not known and name.startswith("history_"):
+            raise ValueError(
+                f"{where} has no number: no user has a known one before the last data.window events. {remedy} A "
+                "smaller data.window gives histories to users of few events."
+            )
         if not known:
             raise ValueError(f"{where} has no number, all of its values are missing (NaN). {remedy}")
         if not math.isfinite(deviation):

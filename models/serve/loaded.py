@@ -216,6 +216,7 @@ def _tensor_info(info: Any) -> dict[str, Any]:
 def reason(message: str) -> str:
     """Returns the message of an error of TensorFlow without its places in the graph."""
     message = re.sub(r"\{\{(function_)?node [^}]*\}\} ?", "", message)
+    message = re.sub(r"^assertion failed: \[(.*)\]$", r"\1", message, flags=re.MULTILINE)
     places = ("Graph execution error:", "Detected at node", "<stack traces", "\t [[")
     lines = [line for line in message.split("\n") if line and not line.startswith(places)]
     return "\n".join(lines).partition(" [Op:")[0]

@@ -135,12 +135,14 @@ def test_a_delta_says_what_it_changes_and_names_a_damaged_file(tmp_path, capsys)
         (["{saved}/tuesday", "--save", "7"], "save 7 is not one of the saves in"),
         (["{saved}/tuesday", "--rows", "0"], "--rows is 0, want at least 1"),
         (["{saved}/tuesday", "--against", "."], "--against is ., which has no checkpoint"),
+        (["{save}"], "folder must hold a checkpoint, but .* is one of its saves. Use .*/tuesday/checkpoint, with the "),
         ([str(GOLDEN / "export-ours"), "--table", "item"], "--table is for checkpoints, and .* is none"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(saved, capsys, monkeypatch, tmp_path, words, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["inspect", *(word.format(saved=saved) for word in words)]) == 1
+    save = next((saved / "tuesday/checkpoint").glob("save-*"))
+    assert main(["inspect", *(word.format(saved=saved, save=save) for word in words)]) == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)
 
 

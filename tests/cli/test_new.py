@@ -47,17 +47,61 @@ def test_each_column_has_a_role_and_the_yaml_is_read(tmp_path, monkeypatch, caps
     assert '"brand": "brand"  # 2 values, such as ' in text and " % missing" in text and "# left out: always" in text
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch, capsys):
+REFUSED = {
+    "no file": (None, "FILE: no such file or folder 'a.csv'."),
+    "empty": (b"", "a.csv: not readable (Empty CSV file)."),
+    "header only": (b"user,item,time\n", "a.csv: not readable (it has no row)."),
+    "a name twice": (
+        b"user,price,price\nu,1,2\n",
+        "a.csv: 2 columns have the name 'price', want one. Rename the other",
+    ),
+    "semicolons": (b"user;item;time\nu;i;1\n", "a.csv: its fields are parted by ';', want commas."),
+    "Latin-1": (b"user,item\nZo\xeb,1\n", "a.csv, row 1: column 'user' has b'Zo\\xeb', want text in UTF-8."),
+}
+
+
+@pytest.mark.parametrize(("content", "error"), REFUSED.values(), ids=REFUSED)
+def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch, capsys, content, error):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").touch()
+    if content is not None:
+        (tmp_path / "a.csv").write_bytes(content)
+    assert main(["new", "a.csv"]) == 1 and capsys.readouterr().err.startswith(f"error: {error}")
+    assert not (tmp_path / "a.yaml").exists()
+
+
+def test_output_that_exists_or_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "a.csv")
     (tmp_path / "b.yaml").touch()
-    for words, error in (
-        (["nothing.csv"], "FILE: no such file or folder 'nothing.csv'."),
-        (["a.csv"], "a.csv: not readable ("),
-        (["a.csv", "--output", "b.yaml"], "--output 'b.yaml' exists. Remove it, or pass another --output."),
-    ):
-        assert main(["new", *words]) == 1
-        assert capsys.readouterr().err.startswith(f"error: {error}")
+    for output, error in (("b.yaml", "'b.yaml' exists. Remove it,"), ("no/c.yaml", "cannot be written: [Errno 2]")):
+        assert main(["new", "a.csv", "--output", output]) == 1
+        assert capsys.readouterr().err.startswith(f"error: --output {error}")
+
+
+def test_names_that_a_model_cannot_have_are_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "brand name": "brand_name", "brand-name": "column_brand_name", "item": "column_item", "2nd": "column_2nd",
+        "class": "column_class", "": "column_", "past_x": "column_past_x", "Pre\u00e7o": "Pre_o", "ok?": "ok",
+    }  # fmt: skip
+    lines = [["uid", "sku", "ts", *names]]  # pandas writes 12.0 for the user 12 where one is missing
+    lines += [
+        [f"{12 + at % 2}.0", f"s{at}", f"{at}", *[f"{at % 3}"] * (len(names) - 1), f"{at % 2}"] for at in range(8)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(",".join(line) for line in lines), encoding="utf-8")
+    assert main(["new", "a.csv"]) == 0
+    experiment = load("a.yaml")
+    columns = experiment.data.column_map
+    assert {column: name for name, column in {**columns.features, **columns.labels}.items()} == names
+    assert experiment.data.window == 1 and columns.user == "uid"  # four events of a user
+
+
+def test_a_role_without_a_column_is_refused_until_it_is_filled_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("uid,sku,ts,liked,nothing\na,b,1,-1,\nb,c,2,1,\n", encoding="utf-8")
+    assert main(["new", "a.csv"]) == 0 and "# left out: nothing" in (tmp_path / "a.yaml").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"data.columns: columns has \?\?\? for the labels 'click'. Name a column"):
+        load("a.yaml")
 
 
 def test_files_of_a_folder_that_are_no_data_are_skipped_and_names_stay_text(tmp_path, monkeypatch, capsys):
@@ -71,3 +115,9 @@ def test_files_of_a_folder_that_are_no_data_are_skipped_and_names_stay_text(tmp_
     assert main(["new", "days"]) == 1 and "FILE: no file ends in .csv" in capsys.readouterr().err
     write_table(folder / "day.parquet")
     assert main(["new", "days"]) == 0 and "columns of days/day.parquet" in capsys.readouterr().out
+    write_table(folder / "night.parquet")
+    days = ["days/day.parquet", "days/night.parquet"]
+    assert main(["new", *days, "--output", "b.yaml"]) == 0 and load("b.yaml").data.input == "days"
+    write_table(folder / "other.parquet")
+    assert main(["new", *days, "--output", "c.yaml"]) == 1
+    assert "FILE: the files are not all of days/, 'other.parquet' for one" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_all_items_in_blocks(monkeypatch, block):
     want, of_want = expected(100)
     np.testing.assert_allclose(scores, of_want, atol=1e-6)  # float32, other order of summation
     assert np.mean(positions == want) > 0.99  # Only near ties change places.
-    with pytest.raises(tf.errors.InvalidArgumentError, match="k must be at most the 4000 items"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input k is 4001, want 0 to 4000, the items"):
         top_k.best_of_all(
             tf.constant(USERS), tf.ragged.constant(SEEN, dtype=tf.int64), tf.constant(4001), len(ITEMS), embed
         )

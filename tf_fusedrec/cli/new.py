@@ -9,11 +9,23 @@ The proposal reads the first 100,000 rows of the first file. Check the roles, th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import keyword
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from tf_fusedrec.models.data_sets.table import UNKNOWN, is_reserved
+from tf_fusedrec.models.data_sets.table_files import ENDINGS, check_columns, plain
 
 ROWS = 100_000
 # Names of columns, by role. A longer name has the word between non-letters or at its end.
@@ -24,6 +36,7 @@ NAMES = {
     "outcome": "watched|dwell|duration|seconds|spent|revenue",
 }
 FEW = 1000  # distinct integers up to which a column is an id, not a number
+LONGEST_WINDOW = 32  # as DataConfig's
 CROSSED = 100  # most values of a column that is crossed with the user
 
 
@@ -34,8 +47,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tf_fusedrec.models.data_sets.table_files import ENDINGS
-
     for path in arguments.files:
         if not path.exists():
             raise ValueError(f"FILE: no such file or folder {str(path)!r}.")
@@ -48,9 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
     first = min((path for path in listed if path.name.endswith(ENDINGS)), default=None)
     if first is None:
         raise ValueError(f"FILE: no file ends in {', '.join(ENDINGS)}. Name CSV or Parquet files, or their folder.")
-    columns = profile(read(first))
+    if len(arguments.files) > 1:
+        in_folder = {path for path in source.iterdir() if path.name.endswith(ENDINGS)}
+        if stray := in_folder ^ {*arguments.files}:
+            raise ValueError(
+                f"FILE: the files are not all of {source}/, {min(stray).name!r} for one, and data.input is one folder. "
+                "Move them to a folder of their own."
+            )
+    table = read(first)
+    columns = profile(table)
     roles = propose(columns)
-    output.write_text(text_of(name, source, columns, roles), encoding="utf-8")
+    try:
+        output.write_text(text_of(name, source, columns, roles, window_of(table, roles)), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output cannot be written: {error}. Pass another --output.") from error
     if arguments.json:
         print(json.dumps({"config": str(output), "roles": roles}, indent=1))
     else:
@@ -61,36 +83,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read(path: pathlib.Path) -> Any:
     """Returns the first rows of a file as an Arrow table. Raises ValueError: it is neither CSV nor Parquet."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     try:
         if path.suffix == ".parquet":
-            return pa.Table.from_batches([next(pq.ParquetFile(path).iter_batches(ROWS))])
-        with pa.csv.open_csv(path, read_options=pa.csv.ReadOptions(block_size=1 << 24)) as reader:
-            return pa.Table.from_batches([reader.read_next_batch()]).slice(0, ROWS)
+            table = pa.Table.from_batches([next(pq.ParquetFile(path).iter_batches(ROWS))])
+        else:
+            block, lines = pa.csv.ReadOptions(block_size=1 << 24), pa.csv.ParseOptions(newlines_in_values=True)
+            with pa.csv.open_csv(path, read_options=block, parse_options=lines) as reader:
+                table = pa.Table.from_batches([reader.read_next_batch()]).slice(0, ROWS)
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise ValueError(f"{path}: not readable ({error}). Pass CSV or Parquet files with a row.") from error
+        reason = str(error) or "it has no row"
+        raise ValueError(f"{path}: not readable ({reason}). Pass CSV or Parquet files with a row.") from error
+    check_columns(path, table.column_names, table.column_names)
+    names = [
+        field.name for field in table.schema if not (pa.types.is_struct(field.type) or pa.types.is_map(field.type))
+    ]
+    return pa.table({name: plain(name, table[name], lambda row: f"{path}, row {row + 1}") for name in names})
 
 
 def profile(table: Any) -> dict[str, dict[str, Any]]:
     """Returns what decides the role of each column: type, distinct values, share of missing values, an example."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     columns = {}
     for name in table.column_names:
         values = table[name]
-        if pa.types.is_dictionary(values.type):  # categories of pandas
-            values = values.cast(values.type.value_type)
         dtype = values.type
-        is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+        # pandas writes integers as 12.0 if one is missing.
+        is_integral = pa.types.is_floating(dtype) and pc.all(pc.equal(values, pc.floor(values))).as_py()
+        is_list = pa.types.is_nested(dtype)
         texts = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
         distinct = [] if is_list else pc.unique(values.drop_null()).to_pylist()
         columns[name] = {
             "type": "list" if is_list else "text" if texts else "time" if pa.types.is_temporal(dtype)
-            else "number" if pa.types.is_floating(dtype) else "integer",
+            else "number" if (pa.types.is_floating(dtype) and not is_integral) or pa.types.is_decimal(dtype) else "integer",
             "distinct": len(distinct),
             "missing": values.null_count / max(1, len(values)),
             "binary": {*map(float, distinct)} == {0.0, 1.0} if not texts and not is_list and len(distinct) == 2
@@ -114,8 +137,8 @@ def propose(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
     for name, column in columns.items():
         if name in roles:
             continue
-        if column["distinct"] == 1 or (column["type"] == "text" and column["missing"] == 1):
-            roles[name] = ""  # It has the same value everywhere.
+        if column["distinct"] == 1 or column["missing"] == 1:
+            roles[name] = ""  # It tells nothing.
         elif column["binary"]:
             roles[name] = "label"
         elif column["type"] == "list" or column["parted"]:
@@ -130,17 +153,30 @@ def propose(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: roles[name] for name in columns}
 
 
-def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]], roles: dict[str, str]) -> str:
+def window_of(table: pa.Table, roles: dict[str, str]) -> int:
+    """Returns data.window: a quarter of the events of a median user, so that most of them have a history in train."""
+    user = next((name for name, role in roles.items() if role == "user"), None)
+    if user is None:
+        return LONGEST_WINDOW
+    events = np.median(table.select([user]).group_by(user).aggregate([(user, "count")])[f"{user}_count"])
+    return int(min(max(events // 4, 1), LONGEST_WINDOW))
+
+
+def text_of(
+    name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]], roles: dict[str, str], window: int
+) -> str:
     """Returns the YAML. A role that no column has is marked, and the YAML is refused until it is filled in."""
+
+    name_of = model_names(roles)
 
     def having(*some: str) -> list[str]:
         return [column for column, role in roles.items() if role in some]
 
     def column_with(role: str) -> str:
-        return (having(role) or ["???"])[0]
+        return (having(role) or [UNKNOWN])[0]
 
     def block(key: str, role: str) -> list[str]:
-        lines = [f"      {json.dumps(column)}: {json.dumps(column)}{comment(column)}" for column in having(role)]
+        lines = [f"      {json.dumps(name_of[each])}: {json.dumps(each)}{comment(each)}" for each in having(role)]
         return [f"    {key}:", *lines] if lines else []
 
     def comment(column: str) -> str:
@@ -149,9 +185,10 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         return f"  # {facts['distinct']:,} values{missing}, such as {str(facts['example'])[:30]!r}"
 
     def names(*some: str) -> str:
-        return f"[{', '.join(map(json.dumps, having(*some)))}]"
+        return f"[{', '.join(json.dumps(name_of[column]) for column in having(*some))}]"
 
-    labels, crossed = having("label"), [name for name in having("feature") if columns[name]["distinct"] <= CROSSED]
+    labels = [name_of[column] for column in having("label")]
+    crossed = [name_of[column] for column in having("feature") if columns[column]["distinct"] <= CROSSED]
     tasks = labels[:2] or ["click"]
     lines = [
         f"# Written by `fusedrec new`, which looked at the first {ROWS:,} rows. Check the roles of the columns.",
@@ -160,11 +197,12 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         "data:",
         "  source: table",
         f"  input: {json.dumps(str(source))}",
+        f"  window: {window}  # events of a row; a user's earlier events are its history",
         "  columns:",
         *(f"    {role}: {json.dumps(column_with(role))}{comment(column_with(role)) if having(role) else ''}"
           for role in ("user", "item", "time")),
         "    order: any  # file: a user's rows are in one file, by time",
-        *(block("labels", "label") or ["    labels: {click: ???}  # no column has exactly the values 0 and 1"]),
+        *(block("labels", "label") or [f'    labels: {{click: "{UNKNOWN}"}}  # no column has only 0 and 1']),
         *block("context", "context"),
         *block("context_numbers", "context_number"),
         *block("features", "feature"),
@@ -177,7 +215,7 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         f"  click_label: {json.dumps(f'exposed_{tasks[0]}')}",
         f"  conversion_label: {json.dumps(f'exposed_{tasks[-1]}')}",
         *([f"  other_labels: [{', '.join(map(json.dumps, labels[2:]))}]"] if labels[2:] else []),
-        f"  contextual: [{', '.join(['user_id', *map(json.dumps, having('context'))])}]",
+        f"  contextual: [{', '.join(['user_id', *(json.dumps(name_of[column]) for column in having('context'))])}]",
         f"  contextual_dense: {names('context_number')}",
         f"  item_features: {names('feature')}",
         f"  item_lists: {names('list')}",
@@ -190,6 +228,21 @@ def text_of(name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]],
         "train: {epochs: 10, patience: 2, learning_rate: 0.002, target_tokens_per_rank: 1024}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def model_names(columns: Iterable[str]) -> dict[str, str]:
+    """Returns a name that the model can have for each column: letters, digits and "_", as in inputs of a server."""
+    names: dict[str, str] = {}
+    for column in columns:
+        name = re.sub(r"\W+", "_", column, flags=re.ASCII).strip("_")
+        numbered = (f"column_{name}_{number}" for number in itertools.count(2))
+        names[column] = next(
+            form
+            for form in (name, f"column_{name}", *itertools.islice(numbered, len(names) + 1))
+            if form[:1].isalpha() and not keyword.iskeyword(form) and form not in (*names.values(), "self")
+            and not is_reserved(form)
+        )  # fmt: skip
+    return names
 
 
 def _named(role: str, columns: dict[str, dict[str, Any]]) -> str | None:

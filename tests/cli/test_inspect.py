@@ -135,7 +135,7 @@ def test_a_delta_says_what_it_changes_and_names_a_damaged_file(tmp_path, capsys)
         (["{saved}/tuesday", "--save", "7"], "save 7 is not one of the saves in"),
         (["{saved}/tuesday", "--rows", "0"], "--rows is 0, want at least 1"),
         (["{saved}/tuesday", "--against", "."], "--against is ., which has no checkpoint"),
-        (["{save}"], "folder must hold a checkpoint, but .* is one of its saves. Use .*/tuesday/checkpoint, with the "),
+        (["{save}"], "folder must hold a checkpoint, but .* is one of its saves. Use .*/tuesday/checkpoint, and n"),
         ([str(GOLDEN / "export-ours"), "--table", "item"], "--table is for checkpoints, and .* is none"),
     ],
 )  # fmt: skip

@@ -182,6 +182,7 @@ def test_json_has_the_failure_and_the_output_of_rank_0_goes_to_the_errors(tmp_pa
     [
         (["-n", "0", "a.py"], "-n must be at least 1, got 0."),
         (["nowhere.py"], "PROGRAM: no such file 'nowhere.py'."),
+        (["--logs", "a.py/b", "a.py"], "the logs cannot be written: [Errno 20] Not a directory: 'a.py/b'. Use another"),
         (["nothing"], "PROGRAM: no such program 'nothing'. Name a file that ends in .py, or a program on PATH."),
         (["--hostfile", "hosts", "a.py"], "--hostfile: no such file 'hosts'."),
         (["-H", "192.0.2.1:2", "a.py"], "hosts 192.0.2.1 need --network-interface, the card of the network, such as"),

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
+from tf_fusedrec.cli.main import write
+
 _WIDTH = 34  # of the first column
 
 
@@ -51,10 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         for letter in later
     }
     if arguments.html is not None:
-        if not arguments.html.parent.is_dir():
-            raise ValueError(f"--html: no such folder: {arguments.html.parent}. Use a file in an existing folder.")
-        page = compare.html(letters, records, unequal, tables, arguments.level)
-        arguments.html.write_text(page, encoding="utf-8")
+        write("--html", arguments.html, compare.html(letters, records, unequal, tables, arguments.level))
     users = len({*samples[first]["user"].tolist()})
     if arguments.json:
         answer = {"runs": {letter: str(folder) for letter, folder in letters.items()}, "differences": unequal}

@@ -263,9 +263,12 @@ def launch(arguments: argparse.Namespace, command: Sequence[str], logs: pathlib.
       logs: Folder that gets rank-N.log of each rank.
 
     Raises:
-      ValueError: As places.
+      ValueError: As places, or `logs` cannot be made.
     """
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the logs cannot be written: {error}. Use another folder.") from error
     shown = (sys.stderr if arguments.json else sys.stdout, sys.stderr)
     events: queue.SimpleQueue[Rank | signal.Signals] = queue.SimpleQueue()  # Rank: it has ended
     began = time.monotonic()

@@ -103,6 +103,14 @@ def say(arguments: argparse.Namespace, text: str) -> None:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
 
+def write(option: str, path: pathlib.Path, text: str) -> None:
+    """Writes the file that an option names. Raises ValueError: it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option} cannot be written: {error}. Use another file.") from error
+
+
 def command_line(words: Sequence[str]) -> list[str]:
     """Returns words of a command line that begins with "fusedrec", for a shell in this folder."""
     if shutil.which("fusedrec"):

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from tf_fusedrec.cli.main import write
 from tf_fusedrec.models.data_sets.table import UNKNOWN, is_reserved
 from tf_fusedrec.models.data_sets.table_files import ENDINGS, check_columns, plain
 
@@ -69,10 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = read(first)
     columns = profile(table)
     roles = propose(columns)
-    try:
-        output.write_text(text_of(name, source, columns, roles, window_of(table, roles)), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--output cannot be written: {error}. Pass another --output.") from error
+    write("--output", output, text_of(name, source, columns, roles, window_of(table, roles)))
     if arguments.json:
         print(json.dumps({"config": str(output), "roles": roles}, indent=1))
     else:
@@ -106,14 +104,16 @@ def profile(table: Any) -> dict[str, dict[str, Any]]:
     for name in table.column_names:
         values = table[name]
         dtype = values.type
-        # pandas writes integers as 12.0 if one is missing.
-        is_integral = pa.types.is_floating(dtype) and pc.all(pc.equal(values, pc.floor(values))).as_py()
+        is_number = pa.types.is_decimal(dtype) or (
+            pa.types.is_floating(dtype)  # pandas writes integers as 12.0 if one is missing
+            and not pc.all(pc.equal(values, pc.floor(values))).as_py()
+        )
         is_list = pa.types.is_nested(dtype)
         texts = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
         distinct = [] if is_list else pc.unique(values.drop_null()).to_pylist()
         columns[name] = {
             "type": "list" if is_list else "text" if texts else "time" if pa.types.is_temporal(dtype)
-            else "number" if (pa.types.is_floating(dtype) and not is_integral) or pa.types.is_decimal(dtype) else "integer",
+            else "number" if is_number else "integer",
             "distinct": len(distinct),
             "missing": values.null_count / max(1, len(values)),
             "binary": {*map(float, distinct)} == {0.0, 1.0} if not texts and not is_list and len(distinct) == 2

@@ -16,6 +16,8 @@ import pathlib
 import shutil
 from typing import Any
 
+from tf_fusedrec.cli.main import write
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("report", description=__doc__)
@@ -36,8 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(report.text(facts, min(max(shutil.get_terminal_size().columns, 80), 100)))
     else:
         output = arguments.output or folder / "report.html"
-        if not output.parent.is_dir():
-            raise ValueError(f"--output: no such folder: {output.parent}. Use a file in an existing folder.")
-        output.write_text(report.html(facts), encoding="utf-8")
+        write("--output", output, report.html(facts))
         print(f"report  {output}")
     return 0

@@ -85,8 +85,8 @@ def read(directory: pathlib.Path, save: str | None = None) -> dict[str, Any]:
     at = directory.resolve()
     if save is None and SAVE_NAME.fullmatch(at.name) and exists(at.parent):
         raise ValueError(
-            f"folder must hold a checkpoint, but {directory} is one of its saves. Use {directory.parent}, with the save "
-            f"{at.name!r} if it is not the last."
+            f"folder must hold a checkpoint, but {directory} is one of its saves. Use {directory.parent}, and name the "
+            f"save {at.name!r} if it is not the last."
         )
     path = directory / NAME if save is None else directory / save / NAME
     if not path.exists():

@@ -4,6 +4,7 @@
 //
 // A computing thread posts messages and copies the own block. A thread for each all-to-all under way sleeps until its
 // messages have arrived. The ops are not stateful, because a function runs stateful ops one after another.
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -185,14 +186,8 @@ class RowsReceive {
     });
   }
 
-  absl::Status CopyOwn(absl::string_view block) {
-    const int self = collective_->index;
-    if (block.size() != offsets_[self + 1] - offsets_[self]) {
-      return Invalid("received_splits of collective '", collective_->name, "' must have ", splits_[self],
-                     " rows of this rank, got a block of ", block.size(), " bytes.", kEqualRanks);
-    }
-    if (!block.empty()) std::memcpy(Data() + offsets_[self], block.data(), block.size());
-    return absl::OkStatus();
+  void CopyOwn(absl::string_view block) {
+    if (!block.empty()) std::memcpy(Data() + offsets_[collective_->index], block.data(), block.size());
   }
 
   void Wait() {
@@ -305,28 +300,38 @@ class ExchangeAllToAllOp : public ExchangeOp {
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto call = std::make_shared<Call>();
-    OP_REQUIRES_OK_ASYNC(ctx, Try([&] { return Begin(ctx, call.get()); }), done);
+    const absl::Status begun = Try([&] { return Begin(ctx, call.get()); });
+    if (!begun.ok()) return End(ctx, std::move(call), begun, done);
     Waiters::OfProcess().Run([this, ctx, done = std::move(done), call = std::move(call)]() mutable {
-      const absl::Status status = Try([&] { return Finish(ctx, call.get()); });
-      call.reset();
-      {
-        std::lock_guard<std::mutex> lock(collective_->mutex);
-        collective_->running = false;
-      }
-      OP_REQUIRES_OK_ASYNC(ctx, status, done);
-      done();
+      const absl::Status finished = Try([&] { return Finish(ctx, call.get()); });
+      End(ctx, std::move(call), finished, done);
     });
   }
 
  private:
   // One all-to-all under way.
   struct Call {
+    ~Call() {
+      if (collective == nullptr) return;
+      std::lock_guard<std::mutex> lock(collective->mutex);
+      collective->running = false;
+    }
+
+    Collective* collective = nullptr;  // once the call is its running one
     uint64_t number = 0;
     absl::string_view own;                           // block of this rank
     GlooBuffer sent, sent_splits;                    // sent_splits is nullptr where the other ranks know them
     std::unique_ptr<SplitsReceive> received_splits;  // nullptr: known
     std::shared_ptr<RowsReceive> receive;            // nullptr until the splits are known
   };
+
+  // Ends the call before its step goes on, which may free the rows or begin the next call.
+  static void End(OpKernelContext* ctx, std::shared_ptr<Call> call, const absl::Status& status,
+                  const DoneCallback& done) {
+    call.reset();
+    OP_REQUIRES_OK_ASYNC(ctx, status, done);
+    done();
+  }
 
   static TensorShape RowShape(const Tensor& rows) {
     TensorShape shape = rows.shape();
@@ -348,34 +353,42 @@ class ExchangeAllToAllOp : public ExchangeOp {
     }
     const TensorShape row_shape = RowShape(rows);
     const size_t row_bytes = row_shape.num_elements() * tensorflow::DataTypeSize(rows.dtype());
+    const auto expected = known.size() > 0 ? In<int32_t>(known[0]) : absl::Span<const int32_t>();
     const Collective& collective = *collective_;
+    const int self = collective.index;
+    if (known.size() > 0 && expected[self] != blocks[self]) {
+      return Invalid("known_splits must have ", blocks[self], " rows of this rank, as splits, got ", expected[self],
+                     ".", kEqualRanks);
+    }
     {
       std::lock_guard<std::mutex> lock(collective_->mutex);
       if (collective.running) {
         return absl::FailedPreconditionError(
             "a call begins before the last one has ended. Use a name of its own for each all-to-all of a step.");
       }
+      // A call that fails up to here has not begun: it has sent nothing, and the next one has its number.
       if (collective.posted != nullptr) {
-        const auto expected = known.size() > 0 ? In<int32_t>(known[0]) : absl::Span<const int32_t>();
         FUSEDREC_TRY(RequireSame(*collective.posted, expected, row_bytes));
+      } else if (known.size() > 0) {
+        FUSEDREC_TRY(PostRows(ctx, &collective, collective.begun, expected, rows.dtype(), row_shape,
+                              &collective_->posted));
+      } else if (collective.next_splits == nullptr) {
+        collective_->next_splits = collective.ReceiveSplits(collective.begun);
       }
       collective_->running = true;
+      call->collective = collective_;
       call->number = collective_->begun++;
       call->receive = std::move(collective_->posted);
       call->received_splits = std::move(collective_->next_splits);
     }
     const std::vector<size_t> offsets = Offsets(blocks, row_bytes);
     if (known.size() == 0) {
-      if (call->received_splits == nullptr) call->received_splits = collective.ReceiveSplits(call->number);
       call->sent_splits =
           Mesh::OfProcess()->Buffer(const_cast<int32_t*>(blocks.data()), blocks.size() * sizeof(int32_t));
       collective.ForOthers([&](int i) {
         call->sent_splits->send(collective.ranks[i], collective.Slot(Kind::kSplits, call->number), i * sizeof(int32_t),
                                 sizeof(int32_t));
       });
-    } else if (call->receive == nullptr) {
-      FUSEDREC_TRY(PostRows(
-          ctx, &collective, call->number, In<int32_t>(known[0]), rows.dtype(), row_shape, &call->receive));
     }
     const absl::string_view data = rows.tensor_data();
     call->sent = Mesh::OfProcess()->Buffer(const_cast<char*>(data.data()), offsets.back());
@@ -383,9 +396,9 @@ class ExchangeAllToAllOp : public ExchangeOp {
       call->sent->send(collective.ranks[i], collective.Slot(Kind::kRows, call->number), offsets[i],
                        offsets[i + 1] - offsets[i]);
     });
-    const int self = collective.index;
     call->own = data.substr(offsets[self], offsets[self + 1] - offsets[self]);
-    return call->receive ? call->receive->CopyOwn(call->own) : absl::OkStatus();
+    if (call->receive) call->receive->CopyOwn(call->own);
+    return absl::OkStatus();
   }
 
   absl::Status Finish(OpKernelContext* ctx, Call* call) const {  // sleeps
@@ -396,7 +409,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
       const Tensor& rows = ctx->input(0);
       FUSEDREC_TRY(PostRows(
           ctx, collective_, call->number, received.splits, rows.dtype(), RowShape(rows), &call->receive));
-      FUSEDREC_TRY(call->receive->CopyOwn(call->own));
+      call->receive->CopyOwn(call->own);
       collective_->ForOthers([&](int) { call->sent_splits->waitSend(); });
       std::unique_ptr<SplitsReceive> next = collective_->ReceiveSplits(call->number + 1);
       std::lock_guard<std::mutex> lock(collective_->mutex);

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -17,6 +16,7 @@ namespace {
 constexpr uint64_t kWatchSlot = 0;  // slots of messages have their highest bit set
 // A slow rank is no error, and the watchdog of Python ends a job with a silent one.
 constexpr std::chrono::hours kNoLimit{24 * 365};
+constexpr std::chrono::seconds kToTell{1};  // how long a word about a lost rank waits behind rows that are being sent
 
 Mesh* listening = nullptr;
 Mesh* connected = nullptr;
@@ -26,7 +26,7 @@ Mesh* connected = nullptr;
 Mesh* Mesh::OfProcess() { return connected; }
 
 Mesh::Mesh(const std::string& interface, int rank, int size, std::chrono::milliseconds connect_within)
-    : lost_by_rank_(size + 1, -1) {  // the last is this rank's own word
+    : lost_by_rank_(size, -1) {
   gloo::transport::tcp::attr attr;
   attr.iface = interface;
   attr.ai_family = AF_UNSPEC;
@@ -72,10 +72,9 @@ void Mesh::Watch() {
   std::string reason = "a third rank has lost it (gloo/)";
   try {
     watched_->waitRecv();
-  } catch (const std::exception& error) {
-    int prefix = 0;
-    std::sscanf(error.what(), "rank %d: %n", &lost, &prefix);  // as tools/gloo.patch writes it
-    reason = error.what() + prefix;
+  } catch (const gloo::IoException& error) {
+    lost = error.rank;
+    reason = error.what();
   }
   // A rank that has lost another one says so and closes its connections, which is no loss of itself.
   for (int peer = 0; peer < context_->size; ++peer) {
@@ -86,17 +85,23 @@ void Mesh::Watch() {
     cause_ = "the exchange has ended at rank " + std::to_string(lost) + ": " + reason;
   }
   failed_.notify_all();
-  lost_by_rank_.back() = lost;
+  std::vector<GlooBuffer> words;
   for (int peer = 0; peer < context_->size; ++peer) {
     if (peer == rank() || peer == lost) continue;
+    words.push_back(Buffer(&lost, sizeof(lost)));
     try {
-      watched_->send(peer, kWatchSlot, context_->size * sizeof(int32_t), sizeof(int32_t));
-    } catch (const std::exception&) {  // it is lost, too
+      words.back()->send(peer, kWatchSlot, 0, sizeof(lost));
+    } catch (const gloo::IoException&) {  // it is lost, too
+      words.pop_back();
     }
   }
-  try {  // a wait that reaches its limit closes all connections of a context
-    Buffer(nullptr, 0)->waitRecv(nullptr, std::chrono::milliseconds(1));
-  } catch (const std::exception&) {
+  // A wait that reaches its limit closes all connections of a context.
+  words.push_back(Buffer(nullptr, 0));  // for which nothing is sent
+  for (const GlooBuffer& word : words) {
+    try {
+      word->waitSend(nullptr, word == words.back() ? std::chrono::milliseconds(1) : kToTell);
+    } catch (const gloo::IoException&) {
+    }
   }
 }
 

@@ -157,14 +157,18 @@ def test_it_connects_over_an_interface_that_has_an_ipv6_address_only(monkeypatch
 
 
 def misuse():
-    """Body: returns the errors of bad calls. No rank sends anything."""
+    """Body: returns the errors of bad calls, none of which sends anything, and the rows of a good one."""
     import tf_fusedrec as fr
 
     rows, splits = tf.zeros([4, 2]), tf.fill([2], 2)
     engine, ranks = collectives._engine, {"collective": "left", "ranks": (0, 1)}
     expect = functools.partial(engine._ops.fusedrec_exchange_expect, T=tf.float32, row_shape=[2], **ranks)
     assert expect(expect(splits)).numpy().tolist() == [2, 2]
+    all_to_all = functools.partial(engine._ops.fusedrec_exchange_all_to_all, tf.range(4), splits)
+    own = [error_of(all_to_all, [tf.constant([3, 3])], collective="own", ranks=(0, 1)) for _ in range(2)]
     return [
+        all_to_all([splits], collective="own", ranks=(0, 1))[0].numpy().tolist(),
+        own,
         error_of(collectives.all_to_all, rows, tf.constant([4, 1]), name="many"),
         error_of(collectives.all_to_all, rows, tf.constant([-1, 1]), name="negative"),
         error_of(collectives.all_to_all, rows, tf.constant([1]), name="one"),
@@ -176,7 +180,10 @@ def misuse():
 
 def test_bad_calls_are_refused(monkeypatch):
     choose_exchange("gloo", monkeypatch)
-    for many, negative, one, width, left, init in run_ranks(misuse, 2):
+    for rank, (good, own, many, negative, one, width, left, init) in enumerate(run_ranks(misuse, 2)):
+        assert good == [2 * rank, 2 * rank + 1] * 2
+        for refused in own:
+            assert "collective 'own': known_splits must have 2 rows of this rank, as splits, got 3" in refused, own
         assert "splits must have a sum of at most 4, the number of rows, got 5" in many, many
         assert "splits must not be negative, got -1" in negative, negative
         assert "splits must have one entry for each of 2 ranks, got 1" in one, one

@@ -73,7 +73,8 @@ class Ending:
         if first is None:
             message = (
                 f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
-                f"{self._silence()}It said: {thrown}. Look for the lines of the rank that ended first, or was killed."
+                f"{self._silence(self._silent())}It said: {thrown}. Look for the lines of the rank that ended first, "
+                "or was killed."
             )
         else:
             message = _sentence(first)
@@ -89,16 +90,16 @@ class Ending:
         aborted = _HOROVOD_ABORT.search(text) is not None
         first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
-            silence = self._silence() if aborted else ""
+            silent = self._silent() if aborted else {}
             lost, stopped_s = _LOST_RANK.search(text), self._watchdog.stopped_s()
             if lost and stopped_s > self._gives_up_after_s:  # the other ranks have ended meanwhile
                 cause = f"it was stopped for {stopped_s:.0f} s; the limit is {self._gives_up_after_s} s."
                 first = self._board.report_failure(self._rank, cause)
             # A rank that was killed is silent, too. One that has lost a silent rank may be the next to end.
-            elif _RANK_LOST.search(text) and (not silence or (lost and f"rank {lost[1]} has" in silence)):
+            elif _RANK_LOST.search(text) and (not silent or (lost and lost[1] in silent)):
                 first = self._board.report_failure(None, _LOST.format(f"rank {lost[1]}" if lost else "a rank"))
             else:
-                first = self._board.report_failure(self._rank, silence + cause_of(error))
+                first = self._board.report_failure(self._rank, self._silence(silent) + cause_of(error))
         if first["rank"] == self._rank or not aborted:
             self._previous_hook(type_, error, trace)
         self._fail(first)
@@ -110,9 +111,12 @@ class Ending:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(self._exit_within_s)
 
-    def _silence(self) -> str:
+    def _silent(self) -> Mapping[str, float]:
+        """Seconds without a sign of life, by rank, of the silent ranks."""
+        return self._watchdog.look().get("silent", {})
+
+    def _silence(self, silent: Mapping[str, float]) -> str:
         """Words that name the silent ranks for which Horovod ended the job; "" if no rank is silent."""
-        silent = self._watchdog.look().get("silent", {})
         named = ", ".join(f"rank {rank} has given no sign of life for {age:.0f} s" for rank, age in silent.items())
         limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
         return f"{named}; {limit}. " if named else ""

@@ -1,8 +1,8 @@
 // Sizes of send buffers.
 //
-// Horovod caches a collective by the shape of its tensor, so a new first dimension makes all ranks negotiate again. The
-// number of deduplicated ids changes every step. Buffers are therefore rounded up to few sizes. The splits tell how much
-// of a buffer is data, and only the data travels.
+// The number of deduplicated ids changes every step. Buffers are rounded up to few sizes, so that memory is used again,
+// and because Horovod as released (without tools/horovod.patch) negotiates again for a new first dimension. The splits
+// tell how much of a buffer is data, and only the data travels.
 #pragma once
 
 #include <algorithm>

@@ -47,7 +47,7 @@ class Horovod:
         if timeline:
             # horovodrun --timeline-filename has set a different value, which check_timeline refuses.
             os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-        # Milliseconds between two cycles of Horovod's thread. Its default, 1, is a large part of a step.
+        # Milliseconds between two cycles with collectives. Horovod's default, 1, is a large part of a step.
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")
         process_sets = {ranks: self._hvd.ProcessSet(list(ranks)) for ranks in sets}
         self._hvd.init(process_sets=list(process_sets.values()) or None)

@@ -328,10 +328,7 @@ def split_messages(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int
 def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers tensors [n, ...] with different first dimensions on all of `ranks`, in rank order. Collective.
 
-    An all-to-all of equal parts returns the lengths, and its padding does not travel. The padding of an all-gather
-    would travel, and a copy as large as the copies here would cut it out again. Without padding, a tensor of another
-    size in every step misses Horovod's response cache, and all ranks negotiate again. It also needs a second collective
-    for the lengths.
+    An all-to-all of equal parts returns the lengths, too; an all-gather needs a second collective for them.
 
     Returns:
       The gathered tensor [sum of all n, ...] and each n, <int32>[R].
@@ -339,9 +336,7 @@ def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tu
     length = tf.shape(tensor)[0]
     if ranks.size == 1:
         return tensor, tf.reshape(length, [1])
-    total = ranks.size * length
-    padding = tf.zeros(tf.concat([[bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
-    copies = tf.concat([*[tensor] * ranks.size, padding], axis=0)
+    copies = tf.concat([tensor] * ranks.size, axis=0)
     return collectives.all_to_all(copies, tf.fill([ranks.size], length), name=name, ranks=ranks)
 
 

@@ -9,8 +9,8 @@ update                                      x  one, dense and sparse
 Exchanges run in the order of need, and three things fix it:
 
 - Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
-  together: one cycle begins with the exchanges of shapes in its response cache, least recently used first. One new
-  shape would put micro-batch 0 after the others, in that step and in all later ones.
+  together: one cycle begins with the exchanges in its response cache, least recently used first. One cycle of other
+  exchanges would put micro-batch 0 after the others, in that step and in all later ones.
 - Dense gradients are all-reduced when the last gradients of rows have arrived. So the update of the tables, which needs
   more time than the dense update, runs under the all-reduce. Where exchanges take longer than the compute, the queue is
   full until then anyway. On a faster network, an all-reduce inside the last backward pass would hide more.

@@ -177,9 +177,11 @@ def gloo_library() -> Output | None:
     version, compile_flags, link_flags = object_cache.describe_tensorflow()
     folder = str(gloo_sources.folder())
     # Errors of Gloo name a line of its sources; the path must not name the cache.
-    flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-fmacro-prefix-map={folder}/=", "-isystem", folder]
+    older = ["-include", str(GLOO_SOURCES / "older_runtimes.h")]
+    flags = [cxx(), *compile_flags, *COMPILE_FLAGS, f"-fmacro-prefix-map={folder}/=", "-isystem", folder, *older]
     outputs = [Output(ROOT, [*flags, "-w", "-c"], [path], ".o", version) for path in gloo]
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / GLOO_SOURCES).glob("*.cc"))
+    sources.append(pathlib.Path(SOURCES, "common/older_runtimes.cc"))
     outputs += [Output(ROOT, [*flags, f"-I{SOURCES}", "-c"], [path], ".o", version) for path in sources]
     objects = object_cache.make_all(outputs, print_sources=True)
     hidden = f"-Wl,--version-script={SOURCES}/common/cuda_api.map"

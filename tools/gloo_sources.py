@@ -3,7 +3,7 @@
     python -m tools.gloo_sources      # downloads them, unless the cache has them
 
 setup.py compiles them into tf_fusedrec/ops/_fusedrec_gloo.so. Where they are missing, or with FUSEDREC_GLOO=0, it
-builds everything else, as tools/wheel.py does: its wheels load on older Linux than this library.
+builds everything else.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import zipfile
 
-from tools import horovod_wheel
+from tools import gloo_sources, horovod_wheel
 from tools.steps import StepFailed, clean_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -50,10 +50,11 @@ def build(output: pathlib.Path) -> list[pathlib.Path]:
     env = clean_environment(pathlib.Path(sys.prefix))
     key = horovod_wheel.cache_key(ROOT, importlib.metadata.version("tensorflow"))
     horovod = horovod_wheel.wheel(ROOT, pathlib.Path(sys.executable), key, env)
+    gloo_sources.fetch(pathlib.Path(sys.executable), env)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         pip = ("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
-        run(*pip, "--wheel-dir", name, ".", env={**os.environ, "FUSEDREC_CUDA": "0", "FUSEDREC_GLOO": "0"})
+        run(*pip, "--wheel-dir", name, ".", env={**os.environ, "FUSEDREC_CUDA": "0"})
         run("-m", "wheel", "tags", "--remove", *horovod_wheel.TAGS, str(*folder.glob("tf_fusedrec-*.whl")))
         wheels = list(folder.glob("tf_fusedrec-*.whl"))
         run("setup.py", "-q", "build_ext", "--build-lib", str(folder / "built"))

@@ -122,7 +122,9 @@ def test_the_wheel_is_for_any_python_on_this_platform_and_carries_the_library(wh
     )
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
-    assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
+    assert {f"tf_fusedrec/ops/{name}" for name in ("_fusedrec_ops.so", "_fusedrec_gloo.so", "_build_info.py")} <= set(
+        names
+    )
     assert {*PACKED, "tf_fusedrec/py.typed"} <= set(names)
     assert wheel.stat().st_size < 5e6  # GPU kernels have their own
     assert [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n] == []

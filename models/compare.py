@@ -45,7 +45,7 @@ def check_pairs(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Non
     known = [name for name in a if name in _KEYS or name.endswith("_label")]
     if ("rank" in a) != ("rank" in b):
         raise ValueError(
-            "RUN_A and RUN_B are of different tasks: one ranks exposures, the other retrieves items. Pass runs of one "
+            "two of the runs are of different tasks: one ranks exposures, the other retrieves items. Pass runs of one "
             "task."
         )
     for name in known:
@@ -53,7 +53,7 @@ def check_pairs(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Non
             continue  # Only one of the runs has this task.
         if not np.array_equal(a[name], b[name]):
             raise ValueError(
-                f"RUN_A and RUN_B were evaluated on different samples: {name!r} differs ({len(a[name])} and "
+                f"two of the runs were evaluated on different samples: {name!r} differs ({len(a[name])} and "
                 f"{len(b[name])} entries). Evaluate both on the same test split."
             )
 
@@ -225,7 +225,7 @@ def verdict(metric: str, row: Mapping[str, float]) -> str:
 
 def words(table: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yields title, a, b, difference, interval and verdict of each metric of a result of `compare`."""
-    for name, row in table.items():
+    for name, row in screen.shown_metrics(table, labels).items():
         numbers = (f"{row['a']:.4f}", f"{row['b']:.4f}", f"{row['difference']:+.4f}")
         yield (screen.title_of(name, labels), *numbers, f"{row['low']:+.4f} to {row['high']:+.4f}", verdict(name, row))
 

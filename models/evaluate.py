@@ -17,7 +17,7 @@ from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.metrics import exact
-from tf_fusedrec.models import baselines
+from tf_fusedrec.models import baselines, screen
 from tf_fusedrec.models.build import columns, extra_tokens, length_columns
 from tf_fusedrec.models.data_sets.layouts import read_items
 from tf_fusedrec.models.experiment import Experiment
@@ -222,22 +222,21 @@ def entropy_of_target(
     return np.where(item_ids[at] == target_ids, entropy, np.nan)
 
 
-def table(results: Mapping[str, float]) -> str:
-    """Returns the metrics as lines of text, each beside its baseline."""
+def table(results: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    """Returns the metrics as lines of text, each beside its baseline, in the words of a run's screen.
+
+    Args:
+      results: Results of an Evaluation.
+      labels: Label of each task of a ranking model; {}: a retrieval model.
+    """
     lines = [("metric", "test", "baseline")]
-    for name, value in results.items():
-        if name.startswith("baseline_"):
-            continue
+    own = {name: value for name, value in results.items() if not name.startswith("baseline_")}
+    for name, value in screen.shown_metrics(own, labels).items():
         baseline = results.get(f"baseline_{name}")
         shown = f"{value:.0f}" if value > 1 and float(value).is_integer() else f"{value:.4f}"
-        lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
-    width = name_width(results)
-    return "\n".join(f"{name:<{width}}{value:>10}{baseline:>10}" for name, value, baseline in lines)
-
-
-def name_width(results: Mapping[str, float]) -> int:
-    """Returns the width of a table's first column, which has two blanks behind the longest name."""
-    return max([14, *(len(name) + 2 for name in results if not name.startswith("baseline_"))])
+        lines.append((screen.title_of(name, labels), shown, "" if baseline is None else f"{baseline:.4f}"))
+    width = max(14, *(len(title) + 2 for title, *_ in lines))
+    return "\n".join(f"{title:<{width}}{value:>10}{baseline:>10}".rstrip() for title, value, baseline in lines)
 
 
 def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:

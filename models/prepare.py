@@ -37,15 +37,19 @@ def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Pat
       root: Folder of prepared data sets, on a file system that all ranks see.
 
     Raises:
-      ValueError: data.input is not set, does not exist, or does not fit the experiment's task.
+      ValueError: data.input is not set, does not exist, or does not fit the experiment's task; a file cannot be read
+        or written.
       RuntimeError: Rank 0 could not prepare the data; raised on the other ranks with its message.
     """
     if experiment.data.follows_table:
         experiment = _of_first_partition(experiment)
-    folder, error = None, None
+    folder: pathlib.Path | None = None
+    error: Exception | None = None
     if fr.rank() == 0:
         try:
             folder = _prepare(experiment, pathlib.Path(root))
+        except OSError as caught:
+            error = ValueError(f"data cannot be prepared in {root}: {caught}. Set data.cache to another folder.")
         except Exception as caught:  # The other ranks get the message below, so that none waits forever.
             error = caught
     outcome = (str(folder), None if error is None else f"{type(error).__name__}: {error}")

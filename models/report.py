@@ -21,6 +21,7 @@ from tf_fusedrec.files import manifest, saves
 from tf_fusedrec.files.inspection import open_tables
 from tf_fusedrec.metrics import exact
 from tf_fusedrec.models import compare, page, screen
+from tf_fusedrec.models.data_sets.strings import texts_of
 from tf_fusedrec.models.run_folder import read_record
 
 BINS = 10  # of predicted probabilities, of equal numbers of events
@@ -62,7 +63,8 @@ def facts(folder: pathlib.Path, most_bytes: int | None = None) -> Facts:
     # Before the first save, the folder may have the checkpoint of an earlier run.
     saved = record["epochs"] or record["resumed"] or record["state"] == "interrupted"
     return Facts(
-        record, calibration, activity, _tables(folder / "checkpoint", most_bytes) if saved else {},
+        record, calibration, activity,
+        _tables(folder / "checkpoint", pathlib.Path(record["data"]["folder"]), most_bytes) if saved else {},
         json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else [],
         base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
     )  # fmt: skip
@@ -118,17 +120,20 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _tables(checkpoint: pathlib.Path, most_bytes: int | None) -> dict[str, dict[str, Any]] | None:
+def _tables(checkpoint: pathlib.Path, data: pathlib.Path, most_bytes: int | None) -> dict[str, dict[str, Any]] | None:
+    """Returns the summary of each table. Its hot and cold rows have the text of their ids, as far as `data` has it."""
     if not manifest.exists(checkpoint):
         return {}
     described = saves.read_manifest(checkpoint)
     if most_bytes is not None and saves.size_of(checkpoint, described) > most_bytes:
         return None
-    shown = {name: table.summary(5) for name, table in open_tables(checkpoint, described).items()}
-    return {
-        name: {**summary._asdict(), "hottest": [*map(list, summary.hottest)], "coldest": [*map(list, summary.coldest)]}
-        for name, summary in shown.items()
-    }
+    tables = {}
+    for name, table in open_tables(checkpoint, described).items():
+        summary = table.summary(5)
+        texts = texts_of(data, name, [row.id for row in (*summary.hottest, *summary.coldest)])
+        rows = {word: [[*row, texts.get(row.id)] for row in getattr(summary, word)] for word in ("hottest", "coldest")}
+        tables[name] = {**summary._asdict(), **rows}
+    return tables
 
 
 def text(shown: Facts, width: int) -> str:
@@ -189,8 +194,8 @@ def _as_tables(shown: Facts) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         rows = [("table", "row", "id", "lookups", "steps since", "|row|")]
         for name, table in shown.tables.items():
             for word in ("hottest", "coldest"):
-                for row_id, lookups, age, norm in table[word]:
-                    rows.append((name, word, f"{row_id}", _count(lookups), _count(age), f"{norm:.3f}"))
+                for row_id, lookups, age, norm, known_text in table[word]:
+                    rows.append((name, word, known_text or f"{row_id}", _count(lookups), _count(age), f"{norm:.3f}"))
         yield "hot and cold rows", rows
     if shown.steps:
         rows = [tuple(name.replace("_ms", "").replace("number", "milliseconds of step") for name in shown.steps[0])]
@@ -242,7 +247,7 @@ def _yaml(values: Mapping[str, Any]) -> str:
 
 def _test(record: Mapping[str, Any]) -> str:
     lines = []
-    for name, row in record["metrics"].items():
+    for name, row in screen.shown_metrics(record["metrics"], record["labels"]).items():
         cells = [screen.title_of(name, record["labels"]), f"{row['value']:.4f}", "", "", ""]
         sure = ""
         if "baseline" in row:

@@ -189,7 +189,10 @@ class RunRecord:
         self.fields["seconds"] = round(self._seconds + (now - self._begin).total_seconds(), 1)
         if fr.rank() == 0:
             partial = self.folder / f"{RECORD}.new"
-            partial.write_text(json.dumps(self.fields, indent=1) + "\n", encoding="utf-8")
+            try:
+                partial.write_text(json.dumps(self.fields, indent=1) + "\n", encoding="utf-8")
+            except OSError as error:  # of a full disk names no file
+                raise OSError(error.errno, error.strerror, str(partial)) from None
             partial.replace(self.folder / RECORD)
 
 

@@ -58,6 +58,12 @@ def distinct(labels: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(task, label) for label, task in first.items()]
 
 
+def shown_metrics(metrics: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Returns metrics by name, without those of a conversion that is the click itself."""
+    hidden = labels.keys() - {task for task, _ in distinct(labels)}
+    return {name: row for name, row in metrics.items() if name.rpartition("_")[0] not in hidden}
+
+
 def title_of(metric: str, labels: Mapping[str, str]) -> str:
     """Returns the words for a result, such as "click AUC" for ctr_auc where the label is `click`."""
     task, _, name = metric.rpartition("_")
@@ -112,7 +118,7 @@ def _about_model(record: Record, width: int) -> Iterator[str]:
     rows = sum(table["rows"] for table in model["tables"].values())
     parts = [
         model["kind"].upper(),
-        f"{len(model['tables'])} tables{f', {rows:,} rows so far' * bool(rows)} ({', '.join(rules)})",
+        f"{len(model['tables'])} table{'s' * (len(model['tables']) > 1)}{f', {rows:,} rows so far' * bool(rows)} ({', '.join(rules)})",
         f"{model['dense_weights']:,} dense weights (Adam {experiment['train']['learning_rate']:g})",
     ]
     yield from _wrapped("model", parts, width)
@@ -242,8 +248,7 @@ def report_line(record: Record) -> str:
 
 def test_table(record: Record, width: int) -> Iterator[str]:
     """Yields the lines of the test's metrics beside the baseline and the interval of their difference."""
-    metrics, labels = record["metrics"], record["labels"]
-    shown = {task for task, _ in distinct(labels)}
+    labels = record["labels"]
     room = max(24, width - 62)
     split = record["data"]["splits"].get("test", {})
     size = f"{split.get('events', 0):,} events, {split.get('users', 0):,} users"
@@ -252,10 +257,8 @@ def test_table(record: Record, width: int) -> Iterator[str]:
         yield begin
         begin = ""
     yield f"{begin:<{room}}{'value':>9}{'baseline':>10}{'difference':>20}  surely better?"
-    for name, row in metrics.items():
+    for name, row in shown_metrics(record["metrics"], labels).items():
         task, _, measure = name.rpartition("_")
-        if task in labels and task not in shown:
-            continue
         title, note = title_of(name, labels), "" if "baseline" in row else _NOTES.get(measure or name, "")
         if task == "ctcvr" and measure == "auc":
             note = f"(= {labels['ctr']} and {labels['ctcvr']})"
@@ -280,7 +283,7 @@ def verdict(row: Mapping[str, float]) -> str:
 def hints(record: Record) -> list[str]:
     """Returns what a user may want to change."""
     ideas = []
-    compared = [row for row in record.get("metrics", {}).values() if "baseline" in row]
+    compared = [row for row in shown_metrics(record.get("metrics", {}), record["labels"]).values() if "baseline" in row]
     if compared and not any(verdict(row) == "yes" for row in compared):
         ideas.append(
             "no metric is surely above the baseline. Ideas: more epochs (train.epochs), a larger train.learning_rate, "

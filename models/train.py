@@ -95,11 +95,12 @@ def started(
 
 @contextlib.contextmanager
 def _told(record: RunRecord) -> Iterator[None]:
-    """Puts an error of the body into the record."""
+    """Puts an error of the body into the record, unless the disk is full."""
     try:
         yield
     except BaseException as error:
-        record.update(state="failed", error=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):
+            record.update(state="failed", error=f"{type(error).__name__}: {error}")
         raise
 
 

@@ -162,7 +162,7 @@ def test_runs_that_make_no_pairs_are_refused(tmp_path, capsys):
         assert re.match(f"error: .*{message}", capsys.readouterr().err)
 
     refused("has no run.json. Pass a folder of", a, tmp_path)
-    refused("RUN_A and RUN_B are of different tasks", a, retrieval_run(tmp_path / "r", np.arange(1, 5)))
+    refused("two of the runs are of different tasks", a, retrieval_run(tmp_path / "r", np.arange(1, 5)))
     refused("evaluated on different samples: 'user' differs", a, ranking_run(tmp_path / "b", 0.5, users=29))
     refused("--resamples must be at least 0", a, a, "--level", "1")
     refused("RUN must name 2 to 26 runs, got 1", a)

@@ -167,15 +167,16 @@ def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys
 
 def test_metrics_without_a_value_have_their_line():
     # Without a user of both classes there is no GAUC.
-    assert table({"users": 3.0, "gauc": float("nan"), "baseline_gauc": 0.5}).splitlines()[1:] == [
-        f"{'users':<14}{'3':>10}{'':>10}", f"{'gauc':<14}{'nan':>10}{'0.5000':>10}",
+    assert table({"users": 3.0, "gauc": float("nan"), "baseline_gauc": 0.5}, {}).splitlines()[1:] == [
+        f"{'users':<14}{'3':>10}", f"{'GAUC':<14}{'nan':>10}{'0.5000':>10}",
     ]  # fmt: skip
 
 
-def test_columns_stand_below_each_other_whatever_the_names():
-    lines = table({"profile_enter_calibration": 0.5, "auc": 0.25, "baseline_auc": 0.5}).splitlines()
-    assert {line.index(value) + len(value) for line, value in zip(lines, ("test", "0.5000", "0.2500"))} == {37}
-    assert lines[2].endswith("    0.5000") and len(lines[0]) == len(lines[2])
+def test_columns_stand_below_each_other_under_the_names_of_the_user():
+    results = {"other_profile_enter_ne": 0.5, "ctr_auc": 0.25, "baseline_ctr_auc": 0.5, "ctcvr_auc": 0.125}
+    lines = table(results, {"ctr": "like", "ctcvr": "like"}).splitlines()
+    assert {line.index(value) + len(value) for line, value in zip(lines, ("test", "0.5000", "0.2500"))} == {34}
+    assert lines[2].split() == ["like", "AUC", "0.2500", "0.5000"] and len(lines[0]) == len(lines[2]) and not lines[3:]
 
 
 def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path, capsys):

@@ -130,6 +130,10 @@ def test_refusals(tmp_path):
     converted = prepare_data(movielens(raw), tmp_path / "data")
     with pytest.raises(ValueError, match="holds retrieval data, but the experiment's task is 'ranking'"):
         prepare_data(with_data(source="kuairand", input=str(converted)), tmp_path)
+    with pytest.raises(
+        ValueError, match="data cannot be prepared in .*/ratings.csv: .*Not a directory: .* Set data.cac"
+    ):
+        prepare_data(movielens(raw), raw / "ratings.csv")
 
 
 def test_a_folder_is_for_one_job_at_a_time_and_must_be_writable(tmp_path):

@@ -15,6 +15,7 @@ from tests.oracles.metrics import auc_oracle
 from tests.support.shared import ROOT
 from tf_fusedrec.cli.main import main
 from tf_fusedrec.models import compare, report, train
+from tf_fusedrec.models.data_sets.strings import write_strings
 
 EVENTS = [3, 0, 7, 25, 1]  # training events of users 10, 11, ...
 
@@ -136,6 +137,10 @@ def test_tables_of_a_large_checkpoint_are_left_out_where_a_run_writes_its_report
         found = report.facts(folder, most)
         assert (found.tables is None) == left_out
         assert (words in report.text(found, 100)) == (words in report.html(found)) == left_out
+    assert re.search(r"\n +user +hottest +0 ", report.text(report.facts(folder), 100))
+    write_strings(folder.parent / "data/strings.parquet", {"user": {0: "<ann>"}})
+    found = report.facts(folder)
+    assert re.search(r"\n +user +hottest +<ann> ", report.text(found, 100)) and "&lt;ann&gt;" in report.html(found)
     record = json.loads((folder / "run.json").read_text(encoding="utf-8")) | {"epochs": [], "resumed": []}
     for state, of_this_run in (("failed", False), ("interrupted", True)):
         (folder / "run.json").write_text(json.dumps({**record, "state": state}), encoding="utf-8")

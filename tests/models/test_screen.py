@@ -166,6 +166,13 @@ def test_a_run_above_its_baseline_that_goes_on_learning_gets_no_hint():
     assert screen.hints({**DONE, "epochs": EPOCHS[:2], "metrics": metrics}) == []
 
 
+def test_a_conversion_that_is_the_click_itself_is_not_shown_and_hides_no_hint():
+    metrics = {"ctr_auc": METRICS["ctr_auc"], "ctcvr_auc": {**METRICS["ctcvr_auc"], "low": 0.001}}
+    record = {**DONE, "labels": {"ctr": "click", "ctcvr": "click"}, "epochs": EPOCHS[:2], "metrics": metrics}
+    assert "no metric is surely above the baseline" in " ".join(screen.hints(record))
+    assert [line.split()[:2] for line in screen.test_table(record, 100)][1:-1] == [["click", "AUC"]]
+
+
 def test_retrieval_shows_its_cutoffs_and_a_run_without_a_split_no_column_of_it():
     fields = {**RECORD, "labels": {}, "validates": "test"}
     words = " ".join(screen.epochs_heading(fields, 100).split())

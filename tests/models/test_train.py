@@ -25,12 +25,12 @@ from tf_fusedrec import tf
 from tf_fusedrec.checkpoint import read_tables
 from tf_fusedrec.checkpoint.loading import dense_prefix
 from tf_fusedrec.cli.main import main as fusedrec
-from tf_fusedrec.models import evaluate, train
+from tf_fusedrec.models import evaluate, screen, train
 from tf_fusedrec.models.data_sets.synthetic import write_synthetic_retrieval
 from tf_fusedrec.models.experiment import from_dict
 from tf_fusedrec.models.export import trained_model
 from tf_fusedrec.models.prepare import prepare_data
-from tf_fusedrec.models.run_folder import read_record
+from tf_fusedrec.models.run_folder import RunRecord, read_record
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,9 @@ def evaluated_again(tmp_path, results, ranks):
     for name, value in results.items():
         # The weights and rows are equal. Other numbers of ranks have other batches and sum float32 in another order.
         np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=name)
-    assert all(name in evaluate.table(again) for name in results if not name.startswith("baseline_"))
+    assert all(
+        screen.title_of(name, {}) in evaluate.table(again, {}) for name in results if not name.startswith("baseline_")
+    )
 
 
 def samples_of(tmp_path, epoch):
@@ -272,3 +274,12 @@ def test_a_run_begins_with_the_rows_of_another(tmp_path, monkeypatch, capsys):
     rows = len(read_tables(tmp_path / "run/checkpoint")["item"].ids)
     assert fusedrec([*words, "--output", str(tmp_path / "other"), "--warm-start", str(tmp_path / "run")]) == 0
     assert re.search(rf"rows of \S+/run/checkpoint: .*\b{rows:,} of item", capsys.readouterr().out)
+
+
+def test_a_full_disk_is_named_and_hides_no_other_error(tmp_path):
+    record = RunRecord(tmp_path)
+    (tmp_path / "run.json.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/run.json.new'"):
+        record.update(state="running")
+    with pytest.raises(ValueError, match="^the cause$"), train._told(record):
+        raise ValueError("the cause")

@@ -29,9 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.run.is_dir():
         raise ValueError(f"RUN: no such folder: {arguments.run}. Name the output folder of fusedrec train.")
     from tf_fusedrec.models.run_folder import checkpoint_of
-    from tf_fusedrec.models.saved_run import check_whole
+    from tf_fusedrec.models.saved_run import check_whole, experiment_of
 
-    check_whole(checkpoint_of(arguments.run) or arguments.run)
+    checkpoint = checkpoint_of(arguments.run) or arguments.run
+    check_whole(checkpoint)
     say(arguments, f"evaluating {arguments.run}")
     from tf_fusedrec.exchange import collectives, topology
     from tf_fusedrec.models.evaluate import evaluate_run, table
@@ -39,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     topology.init()
     results = evaluate_run(arguments.run, arguments.data).results
     if collectives.rank() == 0:
+        labels = getattr(experiment_of(checkpoint).model, "label_of_task", {})
         facts = {"run": str(arguments.run), "data": arguments.data, "test": results}
-        print(json.dumps(facts, indent=1) if arguments.json else table(results), flush=True)
+        print(json.dumps(facts, indent=1) if arguments.json else table(results, labels), flush=True)
     collectives.barrier()  # The first rank to leave ends the others, and rank 0 may still be writing.
     return 0

@@ -9,7 +9,6 @@ The proposal reads the first 100,000 rows of the first file. Check the roles, th
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import keyword
 import os
@@ -166,7 +165,6 @@ def text_of(
     name: str, source: pathlib.Path, columns: dict[str, dict[str, Any]], roles: dict[str, str], window: int
 ) -> str:
     """Returns the YAML. A role that no column has is marked, and the YAML is refused until it is filled in."""
-
     name_of = model_names(roles)
 
     def having(*some: str) -> list[str]:
@@ -235,10 +233,10 @@ def model_names(columns: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for column in columns:
         name = re.sub(r"\W+", "_", column, flags=re.ASCII).strip("_")
-        numbered = (f"column_{name}_{number}" for number in itertools.count(2))
+        numbered = [f"column_{name}_{number}" for number in range(2, len(names) + 3)]
         names[column] = next(
             form
-            for form in (name, f"column_{name}", *itertools.islice(numbered, len(names) + 1))
+            for form in (name, f"column_{name}", *numbered)
             if form[:1].isalpha() and not keyword.iskeyword(form) and form not in (*names.values(), "self")
             and not is_reserved(form)
         )  # fmt: skip

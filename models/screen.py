@@ -115,10 +115,10 @@ def _about_data(data: Mapping[str, Any], width: int) -> Iterator[str]:
 def _about_model(record: Record, width: int) -> Iterator[str]:
     model, experiment = record["model"], record["experiment"]
     rules = sorted({table["rule"] for table in model["tables"].values()})
-    rows = sum(table["rows"] for table in model["tables"].values())
+    count, rows = len(model["tables"]), sum(table["rows"] for table in model["tables"].values())
     parts = [
         model["kind"].upper(),
-        f"{len(model['tables'])} table{'s' * (len(model['tables']) > 1)}{f', {rows:,} rows so far' * bool(rows)} ({', '.join(rules)})",
+        f"{count} table{'s' * (count > 1)}{f', {rows:,} rows so far' * bool(rows)} ({', '.join(rules)})",
         f"{model['dense_weights']:,} dense weights (Adam {experiment['train']['learning_rate']:g})",
     ]
     yield from _wrapped("model", parts, width)

@@ -230,8 +230,8 @@ def table(results: Mapping[str, float], labels: Mapping[str, str]) -> str:
       labels: Label of each task of a ranking model; {}: a retrieval model.
     """
     lines = [("metric", "test", "baseline")]
-    own = {name: value for name, value in results.items() if not name.startswith("baseline_")}
-    for name, value in screen.shown_metrics(own, labels).items():
+    measured = {name: value for name, value in results.items() if not name.startswith("baseline_")}
+    for name, value in screen.shown_metrics(measured, labels).items():
         baseline = results.get(f"baseline_{name}")
         shown = f"{value:.0f}" if value > 1 and float(value).is_integer() else f"{value:.4f}"
         lines.append((screen.title_of(name, labels), shown, "" if baseline is None else f"{baseline:.4f}"))

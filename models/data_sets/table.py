@@ -98,7 +98,7 @@ def convert_table(
 
     rows, seconds, unit = _sorted_rows(table, path, columns, user, raw, columns.order == "file" and not earlier)
     said = _about(table, path, columns, len(rows), unit, bool(user_strings), bool(of_items["item"]))
-    said += [f"{len(earlier)} earlier sources as history"] if earlier else []
+    said += [f"{len(earlier)} earlier source{'s' * (len(earlier) > 1)} as history"] if earlier else []
     bits = [label.astype(np.int64) << bit for bit, label in enumerate(labels.values())]
     info = write_events(
         output,

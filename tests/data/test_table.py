@@ -92,7 +92,7 @@ def test_events_of_earlier_days_are_history_only(tmp_path):
     rows = {row[0]: row[1:] for row in lists(tmp_path / "d/test", columns)}
     assert rows == {code("ann"): ((7, 8), (9,), (0.0,), (0.5,)), code("bob"): ((7,), (8,), (0.0,), (0.0,))}
     earlier = {row[0]: row[2] for row in lists(tmp_path / "d/train", columns)}
-    assert earlier == {code("ann"): (7, 8), code("bob"): (7,)} and "1 earlier sources as history" in info.source
+    assert earlier == {code("ann"): (7, 8), code("bob"): (7,)} and "1 earlier source as history" in info.source
     # The split is that of the new events: one of two is test.
     convert(second, tmp_path / "e", earlier=[first])
     assert [row[2] for row in lists(tmp_path / "e/train", columns)] == [(9,)]

@@ -130,9 +130,7 @@ def test_refusals(tmp_path):
     converted = prepare_data(movielens(raw), tmp_path / "data")
     with pytest.raises(ValueError, match="holds retrieval data, but the experiment's task is 'ranking'"):
         prepare_data(with_data(source="kuairand", input=str(converted)), tmp_path)
-    with pytest.raises(
-        ValueError, match="data cannot be prepared in .*/ratings.csv: .*Not a directory: .* Set data.cac"
-    ):
+    with pytest.raises(ValueError, match="data cannot be prepared in .*/ratings.csv: .*: '.*'. Set data.cache"):
         prepare_data(movielens(raw), raw / "ratings.csv")
 
 

@@ -160,7 +160,7 @@ def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys
         test = json.loads(capsys.readouterr().out)["test"]
         assert test == pytest.approx(results, rel=1e-6)  # Rows, weights and processes are the same.
     assert program(["evaluate", str(tmp_path / "run")]) == 0
-    line = f"{'hr@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}"
+    line = f"{'HR@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}"
     assert line in capsys.readouterr().out.splitlines()
     assert saved_experiment(tmp_path / "run" / "checkpoint").embedding.groups == 1
 

@@ -204,6 +204,7 @@ def circumstances() -> dict[str, Any]:
         "code": _git_state(),
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "ranks": fr.size(),
+        "exchange": fr.collectives.exchange_name(),
         "hosts": fr.collectives.all_gather_object(socket.gethostname()),
     }
 

@@ -115,8 +115,8 @@ def kilobytes(field: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def count_nodes(graph: Any, op: str) -> int:
-    """Counts the nodes with the op `op` in a GraphDef. A function's nodes count once for every node that calls it."""
+def count_nodes(graph: Any, *ops: str) -> int:
+    """Counts the nodes of some ops in a GraphDef. A function's nodes count once for every node that calls it."""
     bodies = {function.signature.name: function.node_def for function in graph.library.function}
 
     def called(node: Any) -> Iterator[str]:
@@ -129,7 +129,7 @@ def count_nodes(graph: Any, op: str) -> int:
 
     def count(nodes: Iterable[Any]) -> int:
         inside = sum(count(bodies[name]) for node in nodes for name in called(node) if name in bodies)
-        return inside + sum(node.op == op for node in nodes)
+        return inside + sum(node.op in ops for node in nodes)
 
     return count(graph.node)
 

@@ -91,7 +91,9 @@ def compare_steps(
     return {
         **{f"ms_{name}": ms for name, ms in times.ms.items()}, **cpu,
         **{f"ratio_vs_{name}": ms / times.ms["ours"] for name, ms in times.ms.items() if name != "ours"},
-        "alltoalls_per_step": {name: harness.count_nodes(graph, "HorovodAlltoall") for name, graph in graphs.items()},
+        "alltoalls_per_step": {
+            name: harness.count_nodes(graph, *collectives.ALL_TO_ALLS) for name, graph in graphs.items()
+        },
         "max_loss_difference": difference,
     }  # fmt: skip
 

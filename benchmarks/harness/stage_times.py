@@ -15,6 +15,7 @@ import numpy as np
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 
 from tf_fusedrec import tf
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 
 _STAGES = {
     "Fusedrec>FuseIds": "fuse ids",
@@ -55,7 +56,7 @@ class MarkedStep:
         names, marks, exchanges = [BEFORE], [begin], 0
         for op in tf.compat.v1.get_default_graph().get_operations():
             name = _STAGES.get(op.type)
-            if op.type == "HorovodAlltoall":
+            if op.type in ALL_TO_ALLS:
                 name = f"all-to-all of {_EXCHANGES[exchanges % len(_EXCHANGES)]}"
                 exchanges += 1
             if name == _STAGES["Fusedrec>RecoverGrad"]:  # the arrival of its gradients ends the dense part

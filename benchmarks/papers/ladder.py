@@ -34,6 +34,7 @@ from benchmarks.harness.harness import ZipfIds
 from tf_fusedrec import collectives, keras, ops, tf
 from tf_fusedrec.data.plan import EpochPlan, all_positions
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 from tf_fusedrec.models.build import columns, make_embedding, make_model
 from tf_fusedrec.models.experiment import Experiment, from_dict
 
@@ -210,7 +211,8 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
     for name, step in steps.items():
         asked, sent = collectives.all_gather(np.array([step.ids()])).sum(axis=0)
         fields[f"ids_sent_{name}"] = float(sent / asked)
-        fields[f"alltoalls_{name}"] = harness.count_nodes(step.function.graph.as_graph_def(), "HorovodAlltoall")
+        graph = step.function.graph.as_graph_def()
+        fields[f"alltoalls_{name}"] = harness.count_nodes(graph, *ALL_TO_ALLS)
     if not fields["ids_sent_deduplicated"] < fields["ids_sent_merged"] == 1:
         raise harness.CheckFailed(f"Without deduplication all ids must travel, with it fewer: {fields}.")
     return fields

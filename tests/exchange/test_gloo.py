@@ -77,6 +77,7 @@ def exchange_all():
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_rows_are_those_of_horovod_and_no_all_to_all_waits_for_another(ranks, monkeypatch):
     choose_exchange("gloo", monkeypatch)
+    monkeypatch.delenv("FUSEDREC_EXCHANGE")  # the default
     topologies = [Topology(2)] if ranks == 4 else []
     for name, found, number, waiting, constant in run_ranks(exchange_all, ranks, topologies=topologies):
         assert name == "gloo" and len(found) == STEPS * 2 * len(FORMS)
@@ -196,7 +197,7 @@ def test_bad_calls_are_refused(monkeypatch):
     ("name", "timeline", "error"),
     [
         ("nccl", False, "exchange must be one of ['horovod', 'gloo'], got 'nccl'"),
-        ("gloo", True, "exchange must be 'horovod' with timeline=True, got 'gloo'"),
+        ("gloo", True, "exchange must be 'horovod', got 'gloo', because on rank 0 a timeline is wanted"),
     ],
 )
 def test_an_engine_that_cannot_be_used_is_refused_when_the_ranks_join(name, timeline, error, monkeypatch):
@@ -204,3 +205,39 @@ def test_an_engine_that_cannot_be_used_is_refused_when_the_ranks_join(name, time
     with pytest.raises(AssertionError) as caught:
         run_ranks(misuse, 2, timeline=timeline)
     assert error in str(caught.value)
+
+
+class Joined(Horovod):
+    """Two ranks that have joined. This one is rank 0, and `other` is rank 1's name of an engine and its obstacle."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def all_gather_object(self, value):
+        return [value, self.other]
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "store", "variables", "answer"),
+    [
+        (None, (None, None), True, {}, "gloo"),
+        (None, (None, "its library does not load"), True, {}, "horovod"),
+        (None, (None, None), False, {}, "horovod"),
+        (None, (None, None), True, {"HOROVOD_TIMELINE": "DYNAMIC"}, "horovod"),
+        ("horovod", ("horovod", None), True, {}, "horovod"),
+        ("gloo", ("gloo", None), True, {}, "gloo"),
+        ("gloo", ("gloo", "its library does not load"), True, {}, "got 'gloo', because on rank 1 its library does not"),
+        ("gloo", ("gloo", None), False, {}, "because on rank 0 the launcher has no store"),
+        ("gloo", (None, None), True, {}, "exchange must be the same on all ranks, got ['gloo', None] by rank"),
+    ],
+)
+def test_the_engine_is_one_that_all_ranks_can_use(name, other, store, variables, answer, monkeypatch):
+    choose_exchange("gloo", monkeypatch)  # skips the test without the library
+    monkeypatch.setattr(gloo.Gloo, "_connect", lambda self: None)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    try:
+        chosen = gloo.choose(Joined(other), name, has_store=store).name
+    except ValueError as error:
+        chosen = str(error)
+    assert answer in chosen if " " in answer else answer == chosen

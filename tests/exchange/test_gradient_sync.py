@@ -16,6 +16,7 @@ from tests.support.layers import merged
 from tests.support.logs import logged
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Limits, Storage, Topology, optimizers, tf
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 
 SHARES, STEPS, DIM = 4, 9, linear.DIM  # of the SHARES parts of a batch, ranks have equally many, or one more
 GROUPS = Topology(2)
@@ -200,7 +201,7 @@ def _collectives():
 def _collectives_of(topology):
     embedding = linear.make(f"in_{topology.groups}_traced", optimizers.SGD(0.1), topology)
     ops = linear.step_function(embedding).get_concrete_function().graph.get_operations()
-    exchanges = [op for op in ops if op.type == "HorovodAlltoall"]
+    exchanges = [op for op in ops if op.type in ALL_TO_ALLS]
     kinds = {op.name.split("traced.")[-1].partition(".")[2].partition(".")[2]: op for op in exchanges}
     of_table = {op.type.partition(">")[2]: op for op in ops if op.type.startswith("Fusedrec>Table")}
     assert not any(op.get_attr("read_rows") for op in ops if op.type == "Fusedrec>TableLookup")

@@ -13,6 +13,7 @@ from tests.schedules import clicks
 from tests.support.graphs import ancestors
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules.model import make_optimizer_slots
 
@@ -58,7 +59,7 @@ def _waits(model):
             for part, has in (("read", "TakeUnsynced"), ("merge", "TableMerge"), ("mean", "HorovodAllreduce")):
                 if any(has in one for one in inside):
                     return part
-        if op.type == "HorovodAlltoall":
+        if op.type in ALL_TO_ALLS:
             return op.name.rpartition(".")[2].rpartition("_")[2] or op.name
         if op.type in ("MatMul", "Tanh", "TanhGrad") or op.type.startswith("ResourceApply"):
             return "dense"

@@ -94,6 +94,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     assert all(table["moved"] > 0 for table in record["model"]["tables"].values())
     assert f"report  {record['report']}\n" in output and "<svg" in pathlib.Path(record["report"]).read_text("utf-8")
     assert record["state"] == "done" and record["ranks"] == 2 and len(record["hosts"]) == 2
+    assert record["exchange"] in ("gloo", "horovod")
     lines = [line for line in output.splitlines() if line.endswith((" saved", " saved *"))]
     assert len(lines) == len(record["epochs"]) and not [line for line in lines if line.startswith("[1]")]
     assert "\r" not in output and "\b" not in output

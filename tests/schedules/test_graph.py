@@ -9,6 +9,7 @@ from tests.schedules import clicks
 from tests.support.graphs import ancestors, count_ops, reduced_in_between
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
 M = 3
@@ -73,7 +74,7 @@ def _named(ops, micro_batches):
     table = next(op.inputs[0] for op in ops if op.type == "Fusedrec>TableLookup")
     names, counts = {}, {}
     for op in ops:
-        if op.type == "HorovodAlltoall":
+        if op.type in ALL_TO_ALLS:
             kind = op.name.rpartition(".")[2]
         elif op.type == "HorovodAllreduce" and ancestors(op) & set(products):  # not that of the number of samples
             kind = "reduce"

@@ -128,8 +128,8 @@ def report(say: Callable[[str], None]) -> dict[str, dict[str, str]]:
             trial.check_equal(single, several)
         add("training", {"two processes": f"{summary(several)}; rows are those of one process"})
         add("training", {"Horovod": f"built with {', '.join(several['horovod'])}"})
-        choice = "gloo can be chosen" if several["has_gloo"] else "this installation was built without gloo"
-        add("training", {"exchange": f"{several['exchange']}; {choice}"})
+        lacks = "" if several["has_gloo"] else "; this installation was built without gloo"
+        add("training", {"exchange": several["exchange"] + lacks})
     except trial.TrialFailed as error:
         fail("two processes", error)
     return parts

@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras_api, tf
-from tf_fusedrec.exchange.gloo import Gloo
+from tf_fusedrec.exchange import gloo
 from tf_fusedrec.exchange.horovod import Horovod
 from tf_fusedrec.exchange.job_end import start_watchdog
 
@@ -35,9 +35,6 @@ class Exchange(Protocol):
     name: str  # value of the argument `exchange` of init()
     rank: int
     size: int
-
-    def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
-        """Joins the other processes. `sets` are the sets of ranks that will run collectives, ascending."""
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, received_splits: tf.Tensor | None, *, name: str,
@@ -63,9 +60,6 @@ class _LoopBack:
 
     name, rank, size = "none", 0, 1
 
-    def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
-        pass
-
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, *_: Any, **__: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor[: splits[0]], tf.identity(splits)
 
@@ -82,7 +76,8 @@ class _LoopBack:
         return [value]
 
 
-_ENGINES: dict[str, Callable[[], Exchange]] = {engine.name: engine for engine in (Horovod, Gloo)}
+_ENGINES = (Horovod.name, gloo.Gloo.name)
+ALL_TO_ALLS = ("HorovodAlltoall", "Fusedrec>ExchangeAllToAll")  # types of the engines' ops, named as their collectives
 _LOOP_BACK: Exchange = _LoopBack()
 _engine = _LOOP_BACK  # of all ranks once init() has joined several processes
 _sets: set[tuple[int, ...]] = set()  # the sets of ranks that the processes joined with
@@ -121,13 +116,13 @@ def init(
       timeline, exchange, report_after_s, give_up_after_s: As for topology.init.
 
     Raises:
-      ImportError: there are several processes, but Horovod is not installed, or the engine was not built.
-      ValueError: there is no such engine, or it cannot be used.
+      ImportError: there are several processes, but Horovod is not installed.
+      ValueError: there is no such engine, it cannot be used, or the ranks name different ones.
       RuntimeError: a second call names sets or an engine that the first call did not name.
     """
     global _engine
-    engine_name = exchange or os.environ.get("FUSEDREC_EXCHANGE", Horovod.name)
-    if engine_name not in _ENGINES:
+    engine_name = exchange or os.environ.get("FUSEDREC_EXCHANGE")
+    if engine_name not in (None, *_ENGINES):
         raise ValueError(
             f"exchange must be one of {list(_ENGINES)}, got {engine_name!r}. Use one of them in tf_fusedrec.init or in "
             "FUSEDREC_EXCHANGE."
@@ -149,16 +144,11 @@ def init(
                 "tf_fusedrec.init(exchange=...) in the first call."
             )
         return
-    engine = _ENGINES[engine_name]()
+    horovod = Horovod()
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
-    if ending is None and engine_name == Gloo.name:
-        raise ValueError(
-            "exchange='gloo' needs the launcher's store, by which the ranks of a lost one end, got none "
-            "(HOROVOD_GLOO_RENDEZVOUS_ADDR). Use horovodrun, or exchange='horovod'."
-        )
     with _waiting("init"):
-        engine.join(needed, timeline=timeline)
-    _engine = engine
+        horovod.join(needed, timeline=timeline)
+        _engine = gloo.choose(horovod, engine_name, has_store=ending is not None)
     _sets.update(needed)
     if ending is not None:
         ending.install()
@@ -196,7 +186,12 @@ def check_init() -> None:
 
 
 def exchange_name() -> str:
-    """The engine of the ranks, as init() names it; "none" for one process."""
+    """The engine of the ranks, as init() names it; "none" for one process.
+
+    Examples:
+      >>> fr.collectives.exchange_name()
+      'none'
+    """
     return _engine.name
 
 

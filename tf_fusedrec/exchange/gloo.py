@@ -2,7 +2,7 @@
 
 Horovod's all-to-all waits for a negotiation and for the exchange of splits. Here, a message finds its receiver by the
 collective's name and the number of the call. custom_ops/gloo_exchange has the ops. Horovod starts the ranks, and
-carries the addresses of the connections.
+carries the addresses of the connections. It stays the only engine where NCCL moves tensors between GPUs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange.horovod import Horovod
+from tf_fusedrec.exchange.horovod import Horovod, built_features
 
 LIBRARY_PATH = pathlib.Path(ops.__file__).with_name("_fusedrec_gloo.so")
 _CONNECT_WITHIN_MS = 60_000
@@ -23,36 +22,20 @@ _ADDRESS_BYTES = 1024  # room for one
 
 
 class Gloo(Horovod):
-    """Collectives of Horovod with other all-to-alls, as collectives.Exchange describes them."""
+    """Collectives of joined ranks with other all-to-alls, as collectives.Exchange describes them.
+
+    Raises:
+      RuntimeError: a connection fails.
+    """
 
     name = "gloo"
 
-    def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
-        """As Exchange.join.
-
-        Raises:
-          ImportError: the package was built without the engine's library on some rank.
-          ValueError: a timeline is wanted.
-          RuntimeError: a connection fails.
-        """
-        if timeline:
-            raise ValueError(
-                "exchange must be 'horovod' with timeline=True, got 'gloo', whose all-to-alls Horovod does not record. "
-                "Use exchange='horovod', or timeline=False."
-            )
-        super().join(sets, timeline=timeline)
+    def __init__(self, joined: Horovod):
+        vars(self).update(vars(joined))
         self._connect()
 
     def _connect(self) -> None:
         """Connects each rank to all others, at the interface that horovodrun has chosen. Collective."""
-        has_library = self.all_gather_object(LIBRARY_PATH.exists())
-        if not all(has_library):
-            lacking = [rank for rank, has in enumerate(has_library) if not has]
-            raise ImportError(
-                f"exchange='gloo' needs {LIBRARY_PATH.name}, which ranks {lacking} lack: their tf_fusedrec was built "
-                "without Gloo's sources. Use `python -m tools.gloo_sources` in the clone and build again, or "
-                "exchange='horovod'."
-            )
         self._ops = tf.load_op_library(str(LIBRARY_PATH))
         functions = ctypes.CDLL(str(LIBRARY_PATH))  # the same copy
         functions.fusedrec_exchange_listen.restype = functions.fusedrec_exchange_connect.restype = ctypes.c_char_p
@@ -86,4 +69,46 @@ class Gloo(Horovod):
                 # The op depends on the splits alone, so it runs long before the rows exist.
                 expect = self._ops.fusedrec_exchange_expect
                 known = [expect(received_splits, T=tensor.dtype, row_shape=row_shape, **collective)]
-        return self._ops.fusedrec_exchange_all_to_all(tensor, splits, known, **collective)
+        # Named as Horovod's op, without a scope.
+        op_name = name.replace("/", ".")
+        return self._ops.fusedrec_exchange_all_to_all(tensor, splits, known, **collective, name=op_name)
+
+
+def choose(joined: Horovod, exchange: str | None, *, has_store: bool) -> Horovod:
+    """Returns the engine of the ranks that `joined` has joined. Collective.
+
+    Args:
+      exchange: Name of the engine, the same on all ranks; None: Gloo where nothing keeps a rank from it.
+      has_store: The launcher has a store, by which the ranks of a lost one end.
+
+    Raises:
+      ValueError: the ranks name different engines, or one cannot use the named engine.
+      RuntimeError: a connection of Gloo fails.
+    """
+    obstacle = None if exchange == Horovod.name else _obstacle(exchange, has_store)
+    answers = joined.all_gather_object((exchange, obstacle))
+    names = [name for name, _ in answers]
+    if len(set(names)) > 1:
+        raise ValueError(
+            f"exchange must be the same on all ranks, got {names} by rank. Use one engine in tf_fusedrec.init or in "
+            "FUSEDREC_EXCHANGE."
+        )
+    obstacles = [f"on rank {rank} {obstacle}" for rank, (_, obstacle) in enumerate(answers) if obstacle is not None]
+    if exchange is not None and obstacles:
+        raise ValueError(f"exchange must be 'horovod', got 'gloo', because {obstacles[0]}.")
+    return joined if obstacles or exchange == Horovod.name else Gloo(joined)
+
+
+def _obstacle(exchange: str | None, has_store: bool) -> str | None:
+    """Returns what keeps this rank from Gloo, with a remedy; None if nothing does."""
+    if "HOROVOD_TIMELINE" in os.environ:
+        return "a timeline is wanted, and Horovod does not record Gloo's all-to-alls. Use timeline=False"
+    if not has_store:
+        return "the launcher has no store, by which the ranks of a lost one end. Use horovodrun"
+    if exchange is None and "nccl" in built_features():
+        return "NCCL moves the tensors of GPUs"
+    try:
+        tf.load_op_library(str(LIBRARY_PATH))
+    except tf.errors.NotFoundError as error:  # also for a symbol of a different TensorFlow
+        return f"its library does not load ({error}). Use `python -m tools.gloo_sources` in a clone, and build again"
+    return None

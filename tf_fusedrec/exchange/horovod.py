@@ -43,6 +43,7 @@ class Horovod:
         self._process_sets: dict[tuple[int, ...], Any] = {}
 
     def join(self, sets: Sequence[tuple[int, ...]], *, timeline: bool) -> None:
+        """Joins the other processes. `sets` are the sets of ranks that will run collectives, ascending."""
         global _hvd
         if timeline:
             # horovodrun --timeline-filename has set a different value, which check_timeline refuses.

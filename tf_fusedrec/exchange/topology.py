@@ -168,15 +168,16 @@ def init(
       topologies: Topologies of all layers; none for tables over all ranks.
       timeline: True if callbacks.Timeline will record steps of this job. It slows every step, because Horovod's writer
         on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same effect.
-      exchange: "horovod", or "gloo" for all-to-alls without Horovod's negotiation, which pays over networks with
-        latency. None: the environment variable FUSEDREC_EXCHANGE, or "horovod".
+      exchange: "gloo" for all-to-alls without Horovod's negotiation, or "horovod"; the same on all ranks. None: the
+        environment variable FUSEDREC_EXCHANGE, or else "gloo" where all ranks have its library, except under mpirun,
+        with a timeline, or with a Horovod that has NCCL.
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
         environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
       give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
         variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
 
     Raises:
-      ImportError: there are several processes, but Horovod is not installed, or the engine was not built.
+      ImportError: there are several processes, but Horovod is not installed.
       ValueError: the groups of a topology do not divide the number of processes, or the engine cannot be used.
       RuntimeError: a second call names a topology, an engine or a timeline that the first call did not name, or
         horovodrun writes a timeline already.

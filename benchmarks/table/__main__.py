@@ -14,6 +14,8 @@ Fields of the JSON file, each the worst over 1 and 10 million rows (and, for the
   ratio_vs_memory_floor                       time to copy as many bytes as a step must move / time of our step
   bytes_per_row_overhead                      bytes mapped for keys and rows, beyond row and slots
   ratio_vs_fbgemm_sequence, _fbgemm_pooled, _torch_sgd, _torch_adam: with --peer, under the same rule
+  ratio_int8_vs_fbgemm, ratio_int4_vs_fbgemm   with --peer, FBGEMM's time for sums of rows of an array in int8 or int4 /
+                                              our time for rows of an export in int8, which are found by their ids
   max_growth_pause_ms, copy_rows_ms           longest step beyond the median while 10 million rows are inserted; the
                                               time to copy these rows
   longest_pause_ms_evicting, longest_pause_ratio_evicting   longest step beyond the median, and 99.9th percentile /
@@ -443,6 +445,7 @@ def show(title: str, records: Sequence[Mapping[str, Any]]) -> None:
 def summary(
     versus: Sequence[Mapping[str, Any]], rates: Sequence[Mapping[str, Any]], growth: Mapping[str, Any],
     evictions: Sequence[Mapping[str, Any]], against: Sequence[Mapping[str, Any]] = (),
+    quantized: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:  # fmt: skip
     fields: dict[str, Any] = {}
     for rule in ("adagrad", "adam"):
@@ -453,6 +456,9 @@ def summary(
     for peer in against:
         name = f"ratio_vs_{peer['peer']}"
         fields[name] = min(fields.get(name, peer["ratio"]), peer["ratio"])
+    for case in quantized:
+        name = f"ratio_{case['peer_rows']}_vs_fbgemm"
+        fields[name] = min(fields.get(name, case["ratio"]), case["ratio"])
     fields["ratio_vs_memory_floor"] = min(rate["ratio_vs_memory_floor"] for rate in rates)
     fields["bytes_per_row_overhead"] = max(rate["bytes_per_row_overhead"] for rate in rates)
     by_default = [case for case in evictions if not case["exact"]]
@@ -479,6 +485,11 @@ def main() -> None:
             peers.collisions(arguments.peer, dim, rounds=repeats // 4) for dim in peers.COLLISION_DIMS
         ]
         show("against TorchRec's managed collisions and FBGEMM's table (CPU)", results["collisions"])
+        results["quantized"] = [
+            record for dim in peers.QUANTIZED_DIMS for dtype in peers.ROUNDING
+            for record in peers.quantized(arguments.peer, dtype, dim, rows=ROWS[0], repeats=repeats)
+        ]  # fmt: skip
+        show("served rows in int8, found by id, against FBGEMM's array (CPU), 1 thread", results["quantized"])
     results["versus_tfra"] = [
         processes.ask(versus_tfra, rows=rows, optimizer=optimizer, repeats=repeats)
         for rows in ROWS for optimizer in ("adagrad", "adam")
@@ -502,7 +513,10 @@ def main() -> None:
     results["tier"] = processes.ask(tier, rows=rows, ids=ids, blocks=blocks)
     show("three rows of four in a file, with and without look-ahead", [results["tier"]])
     peers_ratios = results.get("peers", [])
-    fields = summary(results["versus_tfra"], results["rates"], results["growth"], results["evicting"], peers_ratios)
+    fields = summary(
+        results["versus_tfra"], results["rates"], results["growth"], results["evicting"], peers_ratios,
+        results.get("quantized", []),
+    )  # fmt: skip
     harness.print_fields("fields", fields)
     harness.write_json(arguments.json, {**fields, **results})
 

@@ -12,17 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table.work import BAG, DIM, INITIAL_VALUE, INTERVAL, LEARNING_RATE, serve_steps
+from benchmarks.table.work import (
+    BAG,
+    DIM,
+    INITIAL_VALUE,
+    INTERVAL,
+    LEARNING_RATE,
+    QUANTIZED_BAGS,
+    random_rows,
+    serve_steps,
+)
 
 MISSING = MISSING_TORCHREC = ""
 try:
     import torch
+    from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
         OptimType,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
+    from fbgemm_gpu.tbe.utils import quantize_embs
 except ImportError as error:
     MISSING = str(error)
 try:
@@ -111,3 +123,29 @@ def managed_collisions(folder: str, threads: int) -> None:
         numbers(torch.from_numpy(part))  # The last part ends an interval, which gives every id its number.
     table = fbgemm(rows, PoolingMode.NONE, gradients.shape[1])
     serve_steps(folder, {"mch": lambda n: table(numbers(batches[n % len(batches)]), gradients)}, INTERVAL)
+
+
+def quantized(folder: str, threads: int) -> None:
+    """The peer of peers.quantized: FBGEMM's tables for inference, with pooled rows in float32."""
+    if MISSING:
+        serve_steps(folder, {}, 0, missing=MISSING)
+        return
+    torch.set_num_threads(threads)
+    numbers, grads, resident = _load(folder, "numbers", "gradients", "resident")
+    weights = torch.from_numpy(random_rows(len(resident), grads.shape[1]))
+    batches = torch.from_numpy(numbers.astype(np.int32))
+    tables = {}
+    for dtype in (SparseType.INT8, SparseType.INT4):
+        tables[dtype.value] = IntNBitTableBatchedEmbeddingBagsCodegen(
+            [("rows", *weights.shape, dtype, EmbeddingLocation.HOST)], device="cpu", output_dtype=SparseType.FP32
+        )
+        tables[dtype.value].initialize_weights()
+        tables[dtype.value].assign_embedding_weights([quantize_embs(weights, dtype)])
+
+    def step(table: Any, offsets: Any, n: int) -> Any:
+        return table(batches[n % len(batches)], offsets)
+
+    serve_steps(folder, {
+        f"{dtype}_{bag}": functools.partial(step, table, torch.arange(0, numbers.shape[1] + 1, bag, dtype=torch.int32))
+        for dtype, table in tables.items() for bag in QUANTIZED_BAGS
+    }, 4)  # fmt: skip

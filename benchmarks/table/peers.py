@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.harness import harness
 from benchmarks.harness.processes import Remote
 from benchmarks.table import peer_torch
-from benchmarks.table.work import BAG, INTERVAL, Work, all_ids, make_work, serve_steps
+from benchmarks.table.work import BAG, INTERVAL, QUANTIZED_BAGS, Work, all_ids, make_work, random_rows, serve_steps
 
 STEPS = 4  # of a turn
 # By peer, our variant with the same rule and the same form of output: name, optimizer, ids of a bag, and words.
@@ -53,6 +53,38 @@ def ours(folder: str, threads: int, variants: list[list[Any]], checked: int) -> 
     serve_steps(folder, steps, checked)
 
 
+def served(folder: str, threads: int, variants: list[list[Any]], checked: int) -> None:
+    """Our side of `quantized`, a table exported in int8 with stock ops. A variant is name, row dtype, ids of a bag."""
+    import tf_fusedrec as fr
+    from benchmarks.table.__main__ import Native
+    from tf_fusedrec import keras, tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    ids, resident, gradients = (np.load(pathlib.Path(folder) / f"{x}.npy") for x in ("ids", "resident", "gradients"))
+    ascending, dim = np.sort(resident), gradients.shape[1]
+    table = Native("sgd", dim, "sum")
+    records = table.table.new_records("rows", len(ascending))
+    records["row"] = random_rows(len(ascending), dim)
+    table.table.restore("rows", "rows", ascending, records)
+    inputs = keras.Input([None], dtype=tf.int64)
+    model = keras.Model(inputs, table.layer({"ids": inputs})["ids"])
+    spec = tf.TensorSpec([None, None], tf.int64)
+    signature = fr.Signature(lambda given: {"rows": model(given["ids"])}, {"ids": spec})
+    export = pathlib.Path(folder) / "served"
+    fr.export(model, export, row_dtype="int8", signatures={"rows": signature})
+    loaded = tf.saved_model.load(str(export))
+
+    def step(bags: Sequence[tf.Tensor], n: int) -> tf.Tensor:
+        return loaded.signatures["rows"](ids=bags[n % len(bags)])["rows"]
+
+    steps = {
+        name: functools.partial(step, [tf.constant(batch.reshape(-1, bag)) for batch in ids])
+        for name, _, bag in variants
+    }
+    serve_steps(folder, steps, checked)
+
+
 def write_work(folder: pathlib.Path, work: Work, resident: np.ndarray) -> None:
     """Writes ids.npy <int64>[BATCHES, N], numbers.npy (their row numbers), gradients.npy and resident.npy."""
     ascending = np.sort(resident)
@@ -65,7 +97,7 @@ def write_work(folder: pathlib.Path, work: Work, resident: np.ndarray) -> None:
 
 def turns(
     python: str, theirs: Callable[..., None], work: Work, rows: int, pairs: Mapping[str, Sequence[Any]], *,
-    steps: int, repeats: int, threads: int,
+    steps: int, repeats: int, threads: int, ours: Callable[..., None] = ours, tolerance: float = TOLERANCE,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Compares the rows of both sides after a turn of `steps`. Returns the ms of steps by variant, [repeats, steps].
 
@@ -79,17 +111,18 @@ def turns(
             variants = [list(variant[:3]) for variant in pairs.values()]
             request: dict[str, Any] = {"folder": folder, "threads": threads, "variants": variants, "checked": steps}
             with Remote(sys.executable, ours, **request) as our_side:
-                return take_turns(their_side, our_side, pathlib.Path(folder), pairs, steps, repeats)
+                return take_turns(their_side, our_side, pathlib.Path(folder), pairs, steps, repeats, tolerance)
 
 
 def take_turns(
-    theirs: Remote, our_side: Remote, folder: pathlib.Path, pairs: Mapping[str, Sequence[Any]], steps: int, repeats: int
-) -> dict[str, np.ndarray]:
+    theirs: Remote, our_side: Remote, folder: pathlib.Path, pairs: Mapping[str, Sequence[Any]], steps: int,
+    repeats: int, tolerance: float = TOLERANCE,
+) -> dict[str, np.ndarray]:  # fmt: skip
     theirs.check(), our_side.check()
     sides: dict[str, Remote] = {}
     for peer, (mine, *_) in pairs.items():
         rows = (np.load(folder / f"{name}.npy") for name in (mine, peer))
-        harness.check_close(f"rows after training against the rows of {peer}", *rows, relative=TOLERANCE)
+        harness.check_close(f"rows of {mine} against the rows of {peer}", *rows, relative=tolerance)
         sides |= {peer: theirs, mine: our_side}
     ms: dict[str, list[list[float]]] = {name: [] for name in sides}
     for repeat, name in harness.in_turns(list(sides), repeats, warmup=1):
@@ -135,3 +168,28 @@ def collisions(python: str, dim: int, rounds: int) -> dict[str, Any]:
         "ms_ours": of_interval["ours"], "ms_peer": of_interval["mch"], "ms_peer_between": float(np.median(ms["mch"])),
         "ratio": of_interval["mch"] / of_interval["ours"],
     }  # fmt: skip
+
+
+# A server's rows in 8 or 4 bits. Ours are found by their ids, FBGEMM's by their places in an array. This package has no
+# rows in 4 bits, so FBGEMM's stand beside ours in 8.
+QUANTIZED_DIMS, QUANTIZED_IDS = (32, 128), 20_480
+# A number in b bits differs by at most 1 / (2^b - 1) of the largest. A sum differs by about as much of the largest sum.
+ROUNDING = {"int8": 0.01, "int4": 0.1}
+
+
+def quantized(python: str, dtype: str, dim: int, *, rows: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns a record for each size of a bag: sums of rows in `dtype`, "int8" or "int4", by FBGEMM. One thread."""
+    work = make_work(rows, n=QUANTIZED_IDS, dim=dim)
+    pairs = {f"{dtype}_{bag}": (f"ours_{bag}", "int8", bag) for bag in QUANTIZED_BAGS}
+    ms = turns(
+        python, peer_torch.quantized, work, rows, pairs, steps=STEPS, repeats=repeats, threads=1, ours=served,
+        tolerance=ROUNDING[dtype],
+    )  # fmt: skip
+    step_ms = {name: float(np.median(taken)) for name, taken in ms.items()}
+    return [
+        {
+            "peer_rows": dtype, "our_rows": kept, "dim": dim, "bag": bag, "rows": rows, "ids": QUANTIZED_IDS,
+            "ms_ours": step_ms[mine], "ms_peer": step_ms[peer], "ratio": step_ms[peer] / step_ms[mine],
+        }
+        for peer, (mine, kept, bag) in pairs.items()
+    ]  # fmt: skip

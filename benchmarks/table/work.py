@@ -18,8 +18,14 @@ INITIAL_VALUE = 0.05
 LEARNING_RATE = 0.05
 BATCHES = 16  # different batches, used in turn
 BAG = 10  # ids pooled into one row, where rows are pooled
+QUANTIZED_BAGS = (1, 20)  # the same for rows of a server
 INTERVAL = 8  # steps from one sort of TorchRec's managed collisions to the next
 _LINE = 64  # bytes of a cache line
+
+
+def random_rows(rows: int, dim: int) -> np.ndarray:
+    """Returns rows <float32>[rows, dim] of all ids in ascending order, which a server rounds to 8 or 4 bits."""
+    return np.random.default_rng(2).uniform(-INITIAL_VALUE, INITIAL_VALUE, (rows, dim)).astype(np.float32)
 
 
 class Work(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.checkpoint import __main__ as checkpoint
-from benchmarks.harness import harness, ranks
+from benchmarks.harness import harness, processes, ranks
 from benchmarks.harness.harness import Batches
 from benchmarks.table import __main__ as table
 from benchmarks.table import peers, work
@@ -75,8 +75,22 @@ def test_peers_get_the_same_rows_by_number_and_are_compared_first(tmp_path):
     pairs = {"mch": ("ours", "rowwise_adagrad_mean", 0)}
     ms = peers.take_turns(theirs, ours, tmp_path, pairs, 2, 3)
     assert ms["ours"].tolist() == [[1, 2]] * 3 and ms["mch"].tolist() == [[4, 8]] * 3
-    with pytest.raises(harness.CheckFailed, match="rows after training against the rows of mch"):
+    with pytest.raises(harness.CheckFailed, match="rows of ours against the rows of mch"):
         peers.take_turns(other, ours, tmp_path, pairs, 2, 3)
+
+
+@pytest.mark.nightly
+def test_served_rows_are_those_of_the_peer_by_number(tmp_path):
+    made, resident = work.make_work(50, n=40, dim=4), work.all_ids(50)
+    peers.write_work(tmp_path, made, resident)
+    with pytest.raises(harness.CheckFailed, match="lacks a library: No module named 'torch'. Install it"):
+        peers.quantized(sys.executable, "int8", 4, rows=50, repeats=1)
+    request = {"folder": str(tmp_path), "threads": 1, "variants": [["bags", "int8", 20]], "checked": 3}
+    with processes.Remote(sys.executable, peers.served, **request) as ours:
+        ours.check()
+    numbers = np.load(tmp_path / "numbers.npy")[2].reshape(-1, 20)
+    sums = work.random_rows(50, 4)[numbers].sum(axis=1)
+    np.testing.assert_allclose(np.load(tmp_path / "bags.npy"), sums, atol=20 * work.INITIAL_VALUE / 127 / 2)
 
 
 def test_all_variants_train_alike_and_take_turns(monkeypatch):

@@ -119,3 +119,45 @@ def test_weights_without_their_optimizer_load_without_warnings(tmp_path, caplog,
     gc.collect()  # TensorFlow warns when it forgets the checkpoint.
     np.testing.assert_array_equal(loaded.get_weights()[0], trained_model.get_weights()[0])
     assert not [record for record in caplog.records if record.name == "tensorflow"]
+
+
+def several():
+    parts = {".*bias": keras.optimizers.SGD(0.1, momentum=0.9)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.1), parts))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+        *(
+            [lambda: keras.optimizers.Muon(0.1)] if hasattr(keras.optimizers, "Muon") else []
+        ),
+        *([several] if hasattr(keras.optimizers, "MultiOptimizer") else []),
+    ],
+)
+def test_training_goes_on_with_every_variable_of_the_optimizer(make, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(12, 3)), np.ones([12, 1])
+    table, models = [embedding_of(DictTable("item", dim=3))], []
+    for _ in range(2):
+        models.append(keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(1)]))
+        models[-1].compile(make(), "mse")
+    models[0].fit(x, y, batch_size=4, verbose=0)  # three steps: a gradient waits
+    checkpoint.save(tmp_path / "c", models[0], models[0].optimizer, layers=table)
+    checkpoint.load(tmp_path / "c", models[1], models[1].optimizer, layers=table)
+    for each in models:
+        each.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+    for weights in zip(*(each.get_weights() for each in models), strict=True):
+        np.testing.assert_array_equal(*weights)
+
+
+def test_an_optimizer_with_variables_of_no_weight_is_refused(tmp_path):
+    class Counting(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.seen = self.add_variable([], name="seen")
+
+    trained_model, optimizer = model(1.0), Counting(0.1)
+    optimizer.build(trained_model.trainable_variables)
+    with pytest.raises(ValueError, match="Counting has variables .*seen.* that are in no list .* Use lists"):
+        checkpoint.save(tmp_path / "c", trained_model, optimizer, layers=[embedding_of(DictTable("item", dim=3))])

@@ -38,22 +38,44 @@ def test_arguments_of_keras_embedding_and_wrong_ones_of_tables_are_refused():
         fr.Embedding(2, "adagrad")(keras.Input([5]))  # a floating dtype is Keras' default
 
 
-OTHER_STEPS = (False, {"gradient_accumulation_steps": 2}, r"gradient_accumulation_steps 2.*Use .*accumulate_steps=2")
+def scaling(**options):
+    return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1, **options))
+
+
+def several(**options):
+    parts = {".*kernel": keras.optimizers.SGD(0.1, **options)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), parts))
+
+
+AVERAGES = (keras.optimizers.SGD, {"use_ema": True}, "has use_ema=True.*Use use_ema=False")
+OF_KERAS_3 = [
+    (keras.optimizers.SGD, {"gradient_accumulation_steps": 2}, "accumulation_steps 2, .*Use .*accumulate_steps=2"),
+    (keras.optimizers.SGD, {"loss_scale_factor": 8.0}, "SGD has loss_scale_factor=8.0, .*Use loss_scale_factor=None"),
+]
+OF_MULTI_OPTIMIZER = [
+    (several, {"use_ema": True}, "the optimizer SGD has use_ema=True"),
+    (several, {"gradient_accumulation_steps": 2}, "accumulation_steps 1 and 2, .*Use .*accumulate_steps=2"),
+]
+OF_BOTH_MODELS = [
+    AVERAGES,
+    *([] if KERAS_IS_LEGACY else OF_KERAS_3),
+    *(OF_MULTI_OPTIMIZER if hasattr(keras.optimizers, "MultiOptimizer") else []),
+]
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "options", "words"),
+    ("model_type", "make", "options", "words"),
     [
-        (False, {"use_ema": True}, "has use_ema=True.*Use use_ema=False"),
-        (True, {}, "cannot train under a LossScaleOptimizer here.*Use PipelinedModel"),
-        *(() if KERAS_IS_LEGACY else (OTHER_STEPS,)),
+        *((model_type, *row) for model_type in (keras.Model, fr.schedules.PipelinedModel) for row in OF_BOTH_MODELS),
+        (keras.Model, scaling, {}, "cannot train under a LossScaleOptimizer here.*Use PipelinedModel"),
+        (fr.schedules.PipelinedModel, scaling, {"use_ema": True}, "has use_ema=True"),
     ],
 )
-def test_optimizers_that_would_train_weights_unlike_rows_are_refused(wrapped, options, words):
-    optimizer = keras.optimizers.SGD(0.1, **options)
-    model = keras.Sequential([keras.Input([], dtype="int64"), fr.Embedding(2, "sgd"), keras.layers.Dense(1)])
-    model.compile(keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer, "mse")
+def test_optimizers_that_would_train_weights_unlike_rows_are_refused(model_type, make, options, words):
+    ids = keras.Input([], dtype="int64")
+    model = model_type(ids, keras.layers.Dense(1)(fr.Embedding(2, "sgd")(ids)))
     with pytest.raises(ValueError, match=words):
+        model.compile(make(**options), "mse")
         model.fit(np.arange(4), np.ones(4), verbose=0)
 
 

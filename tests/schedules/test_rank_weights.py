@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras
@@ -17,7 +18,6 @@ KINDS = ("sync", "semi_async", "nested", "global_mean", "equal_ranks")
 
 def fit(kinds):
     """Body: by kind of model, dense weights and this rank's rows after a step on each row of SHARES, and the loss."""
-    import tf_fusedrec as fr
     from tf_fusedrec import collectives, losses, schedules, tf
 
     rank, size, found = fr.rank(), fr.size(), {}
@@ -98,8 +98,27 @@ def _sums(losses):
     return model, outputs, {f"y{i}": loss for i, loss in enumerate(losses)}
 
 
-def test_means_and_sums_in_one_model_are_refused_on_several_ranks(monkeypatch):
-    mean, total = (keras.losses.MeanSquaredError(reduction=how) for how in ("sum_over_batch_size", "sum"))
+def test_a_loss_that_divides_by_sample_weights_is_that_of_the_whole_batch():
+    """The halves of a batch of nested(2) have other sums of sample weights."""
+    x, y, weights = np.arange(8), np.arange(8, dtype=np.float32), np.array([9.0, 9, 9, 9, 1, 1, 1, 1], np.float32)
+    rows = []
+    for schedule in ("sync", "nested(2)"):
+        ids = keras.Input([], dtype="int64", name="ids")
+        layer = fr.Embedding(2, fr.optimizers.SGD(0.1), initializer="ones", name=f"weighed_{schedule[:4]}")
+        model = PipelinedModel(ids, keras.layers.Dense(1, kernel_initializer="ones")(layer(ids)), schedule=schedule)
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0)
+        rows.append(layer.export_table(layer.name)[1])
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+    with pytest.raises(ValueError, match="has the reduction 'mean_with_sample_weight' beside other losses.*Use"):
+        model.compile("sgd", [loss, loss])
+        model.loss_weights([(x, y, weights)])
+
+
+@pytest.mark.parametrize("reduction", ["sum", None])
+def test_means_and_sums_in_one_model_are_refused_on_several_ranks(reduction, monkeypatch):
+    mean, total = (keras.losses.MeanSquaredError(reduction=how) for how in ("sum_over_batch_size", reduction))
     for losses in ([mean, mean], [total, total]):
         model, outputs, named = _sums(losses)
         PipelinedModel(model.inputs, outputs).compile("sgd", named)

@@ -107,6 +107,12 @@ def recorded_by_tape(tensor: tf.Tensor) -> bool | None:
     return _record.should_record_backprop([tensor]) if _record.could_possibly_record() else None
 
 
+def optimizers_in(optimizer: Any) -> list[Any]:
+    """An optimizer, and those of a LossScaleOptimizer or of Keras 3's MultiOptimizer, which get its gradients."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(part for part in inner if part is not None)]
+
+
 def of_other_keras(value: object) -> bool:
     """Whether a model, layer, optimizer, loss, metric or symbolic tensor is of the Keras that is not chosen here."""
     package = "keras" if KERAS_IS_LEGACY else "tf_keras"
@@ -122,6 +128,7 @@ __all__ = [
     "keras",
     "keras_api",
     "of_other_keras",
+    "optimizers_in",
     "outside_clusters",
     "recorded_by_tape",
     "tf",

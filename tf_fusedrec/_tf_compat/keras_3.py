@@ -61,26 +61,39 @@ def spec_of(symbol: Any) -> tf.TypeSpec:
 
 
 def slots(optimizer: Any, weights: Sequence[Any]) -> dict[str, dict[int, Any]]:
-    """An optimizer's variables by name: slots by the place of their weight in `weights`, and numbers at 0."""
+    """An optimizer's variables by name: slots by the place of their weight in `weights`, and numbers at 0.
+
+    Names of the n-th optimizer in a MultiOptimizer begin with n, as "1_momentums".
+
+    Raises:
+      ValueError: a checkpoint would lack a variable, because it is in no list with a slot for each weight.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    trained = inner._trainable_variables
-    numbers = {name: getattr(inner, name, None) for name in ("iterations", "_learning_rate", "_u_product")}
-    scale = {name: getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")}
-    by_name = {
-        name.strip("_"): {0: value} for name, value in (numbers | scale).items() if isinstance(value, keras.Variable)
+    by_name = {name: {0: getattr(optimizer, name, None)} for name in ("dynamic_scale", "step_counter")}
+    for number, part in enumerate([inner, *getattr(inner, "optimizers", ())]):
+        prefix, trained = f"{number}_" if number else "", part._trainable_variables
+        numbers = {name: getattr(part, name, None) for name in ("_iterations", "_learning_rate", "_u_product")}
+        lists = {
+            name: value
+            for name, value in vars(part).items()
+            if isinstance(value, list) and len(value) == len(trained) and value is not part._variables
+        }
+        named = {id(variable) for variables in (numbers.values(), *lists.values()) for variable in variables}
+        if unnamed := [variable.path for variable in part._variables if id(variable) not in named]:
+            raise ValueError(
+                f"Optimizer {type(part).__name__} has variables {unnamed} that are in no list with a slot for each "
+                "weight, so a checkpoint would lack them. Use lists such as add_optimizer_variables returns."
+            )
+        by_name |= {f"{prefix}{name.strip('_')}": {0: value} for name, value in numbers.items()}
+        for name, value in lists.items():
+            slot_of = dict(zip(map(id, trained), value)) if value is not trained else {}
+            slots_by_place = {place: slot_of.get(id(weight)) for place, weight in enumerate(weights)}
+            by_name[f"{prefix}{name.strip('_')}"] = slots_by_place
+    are_variables = {
+        name: {place: value for place, value in values.items() if isinstance(value, keras.Variable)}
+        for name, values in by_name.items()
     }
-    for name, value in vars(inner).items():
-        is_slots = isinstance(value, list) and len(value) == len(trained) > 0
-        if (
-            is_slots
-            and name not in ("_variables", "_trainable_variables")
-            and all(isinstance(slot, keras.Variable) for slot in value)
-        ):
-            of_weight = dict(zip(map(id, trained), value))
-            by_name[name.strip("_")] = {
-                place: of_weight[id(weight)] for place, weight in enumerate(weights) if id(weight) in of_weight
-            }
-    return by_name
+    return {name: variables for name, variables in are_variables.items() if variables}
 
 
 def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.dense_gradients import check_steps
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import Table
-from tf_fusedrec.tables.keras_savers import TableState, refuse_average, refuse_scale
+from tf_fusedrec.tables.keras_savers import TableState, refuse_optimizer, refuse_scale
 
 if KERAS_IS_LEGACY:
     from tf_fusedrec.tables import legacy_savers as savers  # also makes tf_keras' savers know tables
@@ -109,7 +109,7 @@ class _OfKerasModel(CallHooks):
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
         if isinstance(self._optimizer, keras.mixed_precision.LossScaleOptimizer):
             refuse_scale(step.lookups[min(gradients)].group.table.names, "a LossScaleOptimizer")
-        refuse_average(self._layer.name, self._optimizer)
+        refuse_optimizer(self._layer.name, self._optimizer)
         check_steps(self._optimizer, self._layer.internals.options.accumulate_steps)
         return self.before.train(step, gradients)
 

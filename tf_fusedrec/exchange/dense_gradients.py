@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, tf
+from tf_fusedrec._tf_compat import KERAS_IS_LEGACY, keras, keras_api, optimizers_in, tf
 from tf_fusedrec.exchange import collectives, model_state
 
 Pairs = Iterable[tuple[Any, tf.Variable]]  # gradients and their weights
@@ -167,13 +167,21 @@ def _read_by_step() -> list[tf.Variable]:
 
 
 def check_steps(optimizer: Any, steps: int) -> None:
-    """Raises ValueError if an optimizer of Keras 3 accumulates gradients over other steps than the tables."""
-    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
-    if accumulated and accumulated != steps:
+    """Raises ValueError if an optimizer of Keras 3, or a part of it, accumulates over other steps than the tables."""
+    accumulated = _accumulated(optimizer)
+    if accumulated not in ({1}, {steps}):
+        numbers = " and ".join(map(str, sorted(accumulated)))
         raise ValueError(
-            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps {accumulated}, and the tables of "
-            f"the model accumulate_steps {steps}. Use FusedEmbedding(accumulate_steps={accumulated})."
+            f"Optimizer {type(optimizer).__name__} has gradient_accumulation_steps {numbers}, and the tables of the "
+            f"model accumulate_steps {steps}. Use FusedEmbedding(accumulate_steps={max(accumulated)}), and that number "
+            "in all its optimizers."
         )
+
+
+def _accumulated(optimizer: Any) -> set[int]:
+    """The gradient_accumulation_steps of an optimizer of Keras 3, or of its inner ones."""
+    parts = optimizers_in(optimizer)
+    return {getattr(part, "gradient_accumulation_steps", None) or 1 for part in parts[1:] or parts}
 
 
 def accumulate(optimizer: Any, steps: int) -> None:
@@ -197,14 +205,14 @@ def accumulate(optimizer: Any, steps: int) -> None:
         )
     if sums is not None or steps == 1:
         return
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        check_steps(optimizer, steps)
-        return
     if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
             f"accumulate_steps {steps} does not work with a LossScaleOptimizer, which skips steps of dense weights or "
             "of tables separately. Use the policy mixed_bfloat16, or accumulate_steps=1."
         )
+    if _accumulated(optimizer) != {1}:
+        check_steps(optimizer, steps)
+        return
     optimizer.__dict__[_SUMS] = sums = _GradientSums(optimizer, steps)
     keras_api.intercept(optimizer, sums.apply_pairs)
 

@@ -19,7 +19,7 @@ from tf_fusedrec.schedules.feed import EqualSteps, Feed, averaged, concatenated,
 from tf_fusedrec.schedules.planned_calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.schedule import Schedule, get, serialize
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MeanOverSamples, MicroBatch, are_sums
-from tf_fusedrec.tables.keras_savers import refuse_average, refuse_fit, states_of
+from tf_fusedrec.tables.keras_savers import refuse_fit, refuse_optimizer, states_of
 
 if KERAS_IS_LEGACY:
     from tf_fusedrec.schedules.legacy_inputs import equal_lengths
@@ -110,7 +110,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         super().compile(*args, **kwargs)
         for embedding in embeddings_of(self):
             if embedding.trainable and embedding.internals.groups:
-                refuse_average(embedding.name, self.optimizer)
+                refuse_optimizer(embedding.name, self.optimizer)
         are_sums(self)
         self._accumulate_gradients()
 

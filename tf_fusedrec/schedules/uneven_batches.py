@@ -33,7 +33,8 @@ from tf_fusedrec.layers import SyncBatchNormalization
 
 # Their state follows from weights or from the samples of all ranks, so all ranks change it alike in every step.
 _ALIKE_ON_ALL_RANKS = (FusedEmbedding, keras.layers.SpectralNormalization, SyncBatchNormalization)
-_SUMS = ("sum", "none")
+_SUMS = ("sum", "none", None)
+_BY_WEIGHTS = "mean_with_sample_weight"  # a reduction of Keras 3: the sum over samples by the sum of their weights
 
 
 class BatchWeight:
@@ -285,7 +286,9 @@ class MeanOverSamples:
             del self.__dict__["_evaluates"]
 
     def loss_weights(self, pieces: Sequence[Any]) -> tf.Tensor:
-        """The weight of each micro-batch in the loss: its number of samples. Override it for another weight.
+        """The weight of each micro-batch in the loss: its samples, or their weights where the loss divides by these.
+
+        Override it for another weight, such as the number of tokens where a mask reaches the loss.
 
         Loss of all ranks = sum of weight * loss of micro-batch / sum of weights, over the micro-batches of all ranks.
         Ones, for a whole batch, weigh ranks equally. A step calls it before anything computes. `micro_batch.weight` has
@@ -297,7 +300,8 @@ class MeanOverSamples:
         Returns:
           <float32>[M], >= 0.
         """
-        return tf.cast(tf.stack([num_samples(piece) for piece in pieces]), tf.float32)
+        weigh = _weight_of_samples if _divides_by_weights(self) else num_samples
+        return tf.stack([tf.cast(weigh(piece), tf.float32) for piece in pieces])
 
 
 def keras_train_step(model: Any, data: Any) -> Any:
@@ -338,11 +342,33 @@ def _factor(model: Any, weight: tf.Tensor) -> tf.Tensor:
 
 def are_sums(model: Any) -> bool:
     """Returns whether the losses of `compile` are sums over samples. Raises ValueError: some are, others are means."""
-    losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
-    sums = [loss for loss in losses if getattr(loss, "reduction", None) in _SUMS]
+    losses = _losses(model)
+    sums = [loss for loss in losses if getattr(loss, "reduction", "mean") in _SUMS]
     if sums and len(sums) < len(losses) and collectives.size() > 1:
         raise ValueError(
             f"Losses of {model.name!r} are sums over samples, {[loss.name for loss in sums]}, and means, which "
             "ranks weigh differently. Use the reduction 'sum_over_batch_size' for all of them."
         )
     return bool(sums)
+
+
+def _losses(model: Any) -> list[Any]:
+    return [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
+
+
+def _divides_by_weights(model: Any) -> bool:
+    """Returns whether the loss of `compile` divides by the sum of sample weights. Raises ValueError for several."""
+    losses = _losses(model)
+    divide = any(getattr(loss, "reduction", "mean") == _BY_WEIGHTS for loss in losses)
+    if divide and len(losses) > 1:
+        raise ValueError(
+            f"A loss of {model.name!r} has the reduction {_BY_WEIGHTS!r} beside other losses, so that one weight of a "
+            "batch does not suit all. Use the reduction 'sum_over_batch_size', or override loss_weights."
+        )
+    return divide
+
+
+def _weight_of_samples(piece: Any) -> tf.Tensor:
+    """The sum of the sample weights of a batch, or its number of samples."""
+    weights = keras.utils.unpack_x_y_sample_weight(piece)[2]
+    return num_samples(piece) if weights is None else tf.reduce_sum(weights)

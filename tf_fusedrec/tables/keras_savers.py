@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import keras, keras_api, tf
+from tf_fusedrec._tf_compat import keras, keras_api, optimizers_in, tf
 from tf_fusedrec.tables.records import counters_of, restore_counters
 
 _REMEDY = (
@@ -156,7 +156,7 @@ class TableState(tf.train.experimental.PythonState):
         """
         if _excluded.get() or not self._tables:
             return
-        refuse_average(self._layer, optimizer)
+        refuse_optimizer(self._layer, optimizer)
         for number, callback in enumerate(callbacks):
             name, remedy = type(callback).__name__, "callbacks.Checkpoint, with save_best=True for the best epoch"
             if self._ranks > 1 and getattr(callback, "restore_best_weights", False):
@@ -285,14 +285,21 @@ def _holds_rows(path: str, weights_only: bool) -> bool:
     return path.endswith(".weights.h5" if weights_only else ".keras") or (weights_only and not keras_api.is_hdf5(path))
 
 
-def refuse_average(layer: str, optimizer: Any) -> None:
-    """Raises ValueError if an optimizer overwrites the dense weights by their moving average."""
-    if getattr(optimizer, "use_ema", False):
-        raise ValueError(
-            f"FusedEmbedding {layer!r}: the optimizer {type(optimizer).__name__} has use_ema=True, which would "
-            "replace the dense weights by their average over steps and leave the rows of the last step. Use "
-            "use_ema=False."
-        )
+def refuse_optimizer(layer: str, optimizer: Any) -> None:
+    """Raises ValueError if an optimizer averages the dense weights over steps, or its gradients keep a scale."""
+    for part in optimizers_in(optimizer):
+        if getattr(part, "use_ema", False):
+            raise ValueError(
+                f"FusedEmbedding {layer!r}: the optimizer {type(part).__name__} has use_ema=True, which would "
+                "replace the dense weights by their average over steps and leave the rows of the last step. Use "
+                "use_ema=False."
+            )
+        if getattr(part, "loss_scale_factor", None) is not None:
+            raise ValueError(
+                f"FusedEmbedding {layer!r}: the optimizer {type(part).__name__} has loss_scale_factor="
+                f"{part.loss_scale_factor}, by which gradients of rows would stay multiplied. Use "
+                "loss_scale_factor=None, and a PipelinedModel with a LossScaleOptimizer for a scaled loss."
+            )
 
 
 def refuse_scale(names: Sequence[str], cause: str) -> typing.NoReturn:

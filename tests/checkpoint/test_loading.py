@@ -130,9 +130,7 @@ def several():
     "make",
     [
         lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
-        *(
-            [lambda: keras.optimizers.Muon(0.1)] if hasattr(keras.optimizers, "Muon") else []
-        ),
+        *([lambda: keras.optimizers.Muon(0.1)] if hasattr(keras.optimizers, "Muon") else []),
         *([several] if hasattr(keras.optimizers, "MultiOptimizer") else []),
     ],
 )

@@ -79,6 +79,17 @@ def test_optimizers_that_would_train_weights_unlike_rows_are_refused(model_type,
         model.fit(np.arange(4), np.ones(4), verbose=0)
 
 
+def test_an_optimizer_may_assign_the_weight_of_the_layer_in_a_graph():
+    (anchor,) = fr.Embedding(2, "sgd").trainable_variables
+
+    @tf.function
+    def decay():  # as Muon does
+        anchor.assign(anchor * 0.5)
+
+    decay()
+    assert float(anchor) == 0
+
+
 def test_padding_reaches_later_layers_as_a_mask():
     layer = fr.Embedding(2, "adagrad", padding_id=-1, initializer="ones")
     rows = layer(tf.constant([[3, 5, -1], [7, -1, -1]]))

@@ -30,9 +30,9 @@ class Anchor(keras.Variable):
 
     def assign(self, value: Any) -> Any:
         """As in Keras; restores the rows of get_weights. Raises ValueError for a number that has lost them."""
-        rows = None
-        if self._state is not None and isinstance(value, (np.ndarray, np.generic)):
-            rows = self._state.rows_in(value)
+        if not isinstance(value, (np.ndarray, np.generic)):  # of an optimizer, such as Muon's weight decay
+            return super().assign(value)
+        rows = None if self._state is None else self._state.rows_in(value)
         assigned = super().assign(np.array(value))
         if rows is not None and self._state is not None:
             self._state.put_back(rows)

@@ -10,6 +10,7 @@ from tf_fusedrec.cli.main import main
 
 
 @pytest.mark.slow
+@pytest.mark.both
 def test_a_configuration_is_planned(tmp_path, capsys):
     config = tmp_path / "a.yaml"
     config.write_text(yaml.safe_dump(experiments.RANKING), encoding="utf-8")

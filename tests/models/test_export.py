@@ -169,6 +169,7 @@ def test_an_index_is_part_of_the_version(tmp_path):
         signatures_of(exported_once("grm")[0], index=INDEX)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["", "texts", "columns"])
 def test_a_delta_keeps_the_texts_of_answers_and_the_columns_of_requests(tmp_path, changed):
     base = pathlib.Path(exported_once("hstu")[1])

@@ -82,8 +82,8 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
 
     Raises ValueError if the model has no loss.
     """
-    if not model.built:
-        model(keras.utils.unpack_x_y_sample_weight(sample)[0], training=False)  # makes its weights
+    # Makes its weights. `built` does not tell, because models set it themselves and layers are built at their first call.
+    model(keras.utils.unpack_x_y_sample_weight(sample)[0], training=False)
     first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
     with unchanged(model):
         compute, half = (_compute_s(model, data) for data in (sample, first_half))

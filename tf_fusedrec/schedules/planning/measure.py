@@ -82,7 +82,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
 
     Raises ValueError if the model has no loss.
     """
-    # Makes its weights. `built` does not tell, because models set it themselves and layers are built at their first call.
+    # Makes its weights. `built` does not tell, because models set it and layers are built at a call.
     model(keras.utils.unpack_x_y_sample_weight(sample)[0], training=False)
     first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
     with unchanged(model):

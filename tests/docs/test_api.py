@@ -40,7 +40,7 @@ def test_each_public_name_is_on_one_page():
 
 
 def test_public_names_are_few_and_have_one_path():
-    assert len(DOCUMENTED) <= 106  # a new name needs a reason, and perhaps an old one can go
+    assert len(DOCUMENTED) <= 107  # a new name needs a reason, and perhaps an old one can go
     assert len({name.split(".")[-1] for name in DOCUMENTED}) == len(DOCUMENTED)
     with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
         _ = fr.nothing

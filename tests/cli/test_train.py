@@ -99,6 +99,7 @@ def test_a_wrong_setting_has_its_file_and_line(tmp_path, capsys, wrong, words, e
         ("train --resume OTHER", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
         ("evaluate OTHER", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
         ("export OTHER RUN/out", "", "checkpoint 'OTHER/checkpoint' names no experiment, so another program than"),
+        ("export RUN OTHER", "", "OUTPUT must not exist, got 'OTHER'. Use another folder, or remove it.\n"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_used_is_refused_before_ranks_start(

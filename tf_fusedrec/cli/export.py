@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.run_folder
     if not folder.is_dir():
         raise ValueError(f"RUN: no such folder {str(folder)!r}.")
+    if arguments.output.exists():
+        raise ValueError(f"OUTPUT must not exist, got {str(arguments.output)!r}. Use another folder, or remove it.")
     from tf_fusedrec.files.saves import read_manifest
     from tf_fusedrec.models.run_folder import checkpoint_of
     from tf_fusedrec.models.saved_run import check_whole, saved_experiment

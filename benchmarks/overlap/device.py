@@ -207,7 +207,9 @@ class DeviceModel(SequenceModel):
     def __init__(self, size: DeviceSize, compute: Compute, pace: Pace, embedding: fr.FusedEmbedding):
         super().__init__(embedding, f"model_of_{embedding.name}")
         each = size.weights // size.layers
-        self._layer_weights = [self.add_weight(f"layer_{i}", [each], initializer="zeros") for i in range(size.layers)]
+        self._layer_weights = [
+            self.add_weight(name=f"layer_{i}", shape=[each], initializer="zeros") for i in range(size.layers)
+        ]
         self._compute, self._pace = compute, pace
         self.row_sums = keras.metrics.Sum(name="row_sums", dtype=tf.float64)  # of |sum of a row| over all tokens
 

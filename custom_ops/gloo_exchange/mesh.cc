@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kWatchSlot = 0;  // slots of messages have their highest bit set
 // A slow rank is no error, and the watchdog of Python ends a job with a silent one.
 constexpr std::chrono::hours kNoLimit{24 * 365};
-constexpr std::chrono::seconds kToTell{1};  // how long a word about a lost rank waits behind rows that are being sent
+constexpr std::chrono::seconds kToTell{1};  // limit of a word about a lost rank, which follows rows that are being sent
 
 Mesh* listening = nullptr;
 Mesh* connected = nullptr;

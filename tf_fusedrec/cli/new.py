@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from tf_fusedrec.cli.main import write
 from tf_fusedrec.models.data_sets.table import UNKNOWN, is_reserved
 from tf_fusedrec.models.data_sets.table_files import ENDINGS, check_columns, plain
+from tf_fusedrec.models.experiment.data_config import DataConfig
 
 ROWS = 100_000
 # Names of columns, by role. A longer name has the word between non-letters or at its end.
@@ -36,7 +37,6 @@ NAMES = {
     "outcome": "watched|dwell|duration|seconds|spent|revenue",
 }
 FEW = 1000  # distinct integers up to which a column is an id, not a number
-LONGEST_WINDOW = 32  # as DataConfig's
 CROSSED = 100  # most values of a column that is crossed with the user
 
 
@@ -137,7 +137,7 @@ def propose(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
         if name in roles:
             continue
         if column["distinct"] == 1 or column["missing"] == 1:
-            roles[name] = ""  # It tells nothing.
+            roles[name] = ""  # It distinguishes no events.
         elif column["binary"]:
             roles[name] = "label"
         elif column["type"] == "list" or column["parted"]:
@@ -156,9 +156,9 @@ def window_of(table: pa.Table, roles: dict[str, str]) -> int:
     """Returns data.window: a quarter of the events of a median user, so that most of them have a history in train."""
     user = next((name for name, role in roles.items() if role == "user"), None)
     if user is None:
-        return LONGEST_WINDOW
+        return DataConfig.window
     events = np.median(table.select([user]).group_by(user).aggregate([(user, "count")])[f"{user}_count"])
-    return int(min(max(events // 4, 1), LONGEST_WINDOW))
+    return int(min(max(events // 4, 1), DataConfig.window))
 
 
 def text_of(

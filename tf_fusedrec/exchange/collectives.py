@@ -1,8 +1,8 @@
 """Collectives among all ranks or some of them. An engine (horovod.py, gloo.py) moves the data; one process needs none.
 
 Every collective has a name, the same on all ranks. Engines match collectives by name, and Horovod's response cache
-needs equal names in every step. The processes make all sets of ranks when they join, because Horovod would
-have to look for later ones in every cycle.
+needs equal names in every step. The processes make all sets of ranks when they join, because Horovod would have to look
+for later ones in every cycle.
 """
 
 from __future__ import annotations

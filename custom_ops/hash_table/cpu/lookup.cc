@@ -88,9 +88,16 @@ class HashTable::TrainingLookup {
   void Undo(Visit* visit);
   absl::Status VisitAll(const ParallelFor& parallel_for, int64_t cost_of_shard, std::vector<Visit>* visits);
   void Touch(Visit* visit, const ReceivedId& item, uint32_t handle, char* row, bool write = true);
+  char* Out(const ReceivedId& item) const {
+    return static_cast<char*>(out_.data) + static_cast<int64_t>(item.position) * spec_.dim * BytesOf(out_.storage);
+  }
+  // Asks the memory for where the answer of an id begins: the ids of a shard are scattered over the message.
+  void FetchOut(const ReceivedId& item) const {
+    __builtin_prefetch(&inverse_[item.position], 1);
+    if (out_.data != nullptr) __builtin_prefetch(Out(item), 1);
+  }
   void WriteRow(const ReceivedId& item, int pool, const char* row) const {
-    const int64_t offset = static_cast<int64_t>(item.position) * spec_.dim * BytesOf(out_.storage);
-    rows_->format(pool).CopyRow(row, out_.storage, static_cast<char*>(out_.data) + offset);
+    rows_->format(pool).CopyRow(row, out_.storage, Out(item));
   }
 
   HashTable* const table_;
@@ -152,6 +159,7 @@ absl::Status HashTable::TrainingLookup::VisitKnown(Visit* visit) {
       const uint32_t handle = known != kNoRow ? static_cast<uint32_t>(known)
                                               : keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
       handles[j & (kRing - 1)] = handle;
+      FetchOut(items[j]);
       if (handle != kAbsent) rows_->store().Fetch(handle);
     }
     const int64_t k = i - kRing;

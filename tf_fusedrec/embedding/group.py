@@ -26,7 +26,7 @@ from tf_fusedrec.exchange import gradient_sync, routing
 from tf_fusedrec.exchange.routing import Outgoing, Route
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.optimizers.rules import Rule
-from tf_fusedrec.tables import NativeTable, Table, external_table
+from tf_fusedrec.tables import NativeTable, Table, external_table, places
 from tf_fusedrec.tables.table import backend_table
 
 
@@ -115,6 +115,12 @@ class TableGroup:
         # True if ids that nothing pools stay on this rank with their rows and gradients, duplicates included: the table
         # removes them. To remove them first would save bytes on no network, and cost two more passes over the rows.
         self.keeps_duplicates = not self.shares_rows and self.table.takes_duplicates
+        # True if owners can return sums of rows. It is the same on all ranks, whatever the ids of a call. Tables on a
+        # device have no op for it.
+        pools = any(feature.combiner is not None for feature in config.features)
+        self.pools = pools and isinstance(self.table, NativeTable) and self.table.place is places.CPU
+        # True if they do, outside of windows. Groups that share gradients sum by id.
+        self.sends_sums = self.pools and layout.group.size > 1 and not layout.shares_gradients
         # The context of ops on ids, which run in host memory if the ids of this group travel there.
         on_host = functools.partial(tf.device, "/CPU:0")
         self.id_device: Callable[[], contextlib.AbstractContextManager] = (
@@ -215,7 +221,11 @@ class TableGroup:
             trained = routing.join_sources([route.trained for route in routes])
             looked_up = self.table.lookup(trained, with_rows=False, lookups_per_update=lookups_per_update)
             answer = looked_up._replace(rows=rows)
-        return routing.split_answer(answer, routes, len(self.config.tables))
+        parts = routing.split_answer(answer, routes, len(self.config.tables))
+        return [
+            part if route.sums is None else part._replace(rows=routing.partial_sums(part.rows, route.sums))
+            for route, part in zip(routes, parts)
+        ]
 
     def update(
         self,
@@ -232,6 +242,10 @@ class TableGroup:
           staleness: See Step.update.
         """
         checks = [check for seen in updates_seen for check in self._not_updated_since(seen, staleness)]
+        parts = [
+            (route, answer, grads if route.sums is None else routing.row_gradients(grads, route.sums, answer.inverse))
+            for route, answer, grads in parts
+        ]
         gradients = [grads for _, _, grads in parts]
         begun = self._replica.begin() if self._replica is not None else None
         left_out = self.table.update([(answer, grads) for _, answer, grads in parts], self._gradient_scale, checks)

@@ -30,7 +30,7 @@ from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.embedding.group import TableGroup
 from tf_fusedrec.exchange import gradient_sync, routing
 from tf_fusedrec.exchange.collectives import Ranks
-from tf_fusedrec.exchange.routing import Outgoing, Route
+from tf_fusedrec.exchange.routing import Outgoing, OutgoingBags, Route
 
 # Gradient of the anchor on rank 0. Its square is 0 in float32: no norm of gradients sees it. A scale of the loss does
 # not take it out of float32's range.
@@ -115,27 +115,34 @@ class Step(NamedTuple):
         then reach all replicas; no row waits for them.
         """
         routes: dict[int, Route] = {}
-        outgoing: dict[int, Outgoing] = {}
+        outgoing: dict[int, Outgoing | OutgoingBags] = {}
         for i, (lookup, window) in enumerate(zip(self.lookups, self._windows())):
             fused, group = lookup.fused, lookup.group
             with group.id_device():
                 if group.keeps_duplicates and not lookup.is_pooled:
                     routes[i] = routing.local_route(fused.ids, fused.segment_splits, lookup.name)
                     continue
-                unique, segments = ops.segment_unique(fused.ids, fused.segment_splits), len(group.config.tables)
-                outgoing[i] = Outgoing(lookup.name, unique, group.partition, segments, window, lookup.row_bytes)
+                segments = len(group.config.tables)
+                if group.sends_sums and not window:
+                    sums = ops.partial_sums(fused, num_ranks=group.layout.group.size, row_bytes=lookup.row_bytes)
+                    outgoing[i] = OutgoingBags(lookup.name, sums, segments, lookup.row_bytes)
+                else:
+                    unique = ops.segment_unique(fused.ids, fused.segment_splits)
+                    outgoing[i] = Outgoing(lookup.name, unique, group.partition, segments, window, lookup.row_bytes)
         for positions in _positions_by(outgoing, lambda i: _destination(self.lookups[i])):
             first, sent = self.lookups[positions[0]], [outgoing[i] for i in positions]
             with first.group.id_device():
                 arrived = routing.send_ids(sent, first.group.layout)
                 if first.training and first.group.layout.shares_gradients:
-                    arrived = gradient_sync.share_ids(sent, arrived, first.group.layout)
+                    distinct = [ids for ids in sent if isinstance(ids, Outgoing)]  # all: such groups send no sums
+                    arrived = gradient_sync.share_ids(distinct, arrived, first.group.layout)
             routes.update(zip(positions, arrived))
         for i, ids in outgoing.items():
             group = self.lookups[i].group
             if self.lookups[i].training:
                 with group.id_device():
-                    group.traffic.assign_add(routing.traffic(ids, routes[i], group.layout))
+                    requested = tf.size(self.lookups[i].fused.ids, tf.int64)
+                    group.traffic.assign_add(routing.traffic(ids, routes[i], group.layout, requested))
         return self._replace(routes=tuple(routes[i] for i in range(len(self.lookups))))
 
     @_outside_clusters

@@ -19,7 +19,8 @@ custom_ops/window_rows/window_rows.h defines the orders of rows and gradients, o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from tf_fusedrec import ops
@@ -48,6 +49,16 @@ class Outgoing(NamedTuple):
     row_bytes: int = 0  # of a row, or of its gradient, on the network
 
 
+class OutgoingBags(NamedTuple):
+    """Ids of one lookup that pools, before the exchange. It shares no rows."""
+
+    name: str
+    sums: ops.PartialSums
+    num_segments: int
+    row_bytes: int
+    window: str = ""
+
+
 class Piece(NamedTuple):
     """The place of a lookup among the micro-batches of its window."""
 
@@ -73,6 +84,17 @@ class SharedIds(NamedTuple):
     num_summed: tf.Tensor  # <int64>[], distinct ids that this rank sums
 
 
+class Sums(NamedTuple):
+    """The sums of a lookup, each of the rows that a bag has at one owner. They return in place of rows."""
+
+    bag_splits: tf.Tensor  # <int64>[G+1], sums of each bag inside Route.index
+    index: (
+        tf.Tensor
+    )  # <int32>[T], terms of the sums that this rank makes, by place in Route.request; empty: all are rows
+    splits: tf.Tensor  # <int64>[M+1], terms of each sum inside index
+    terms_splits: tf.Tensor  # <int32>[R], entries of the message of terms for each owner
+
+
 class Route(NamedTuple):
     """How the ids of one lookup travelled: all that its rows and gradients need. It may wait for a later step."""
 
@@ -85,10 +107,11 @@ class Route(NamedTuple):
     request: Message  # ids of the rows that this rank sends
     trained: Message  # ids of the gradients that this rank gets: `request`, except in a window or with replicas
     unique_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    row_splits: tf.Tensor  # <int32>[R], rows that this rank sends to each rank
-    gradient_splits: tf.Tensor  # <int32>[R], gradients that this rank sends to each owner
+    row_splits: tf.Tensor  # <int32>[R], rows, or sums of rows, that this rank sends to each rank
+    gradient_splits: tf.Tensor  # <int32>[R], gradients, of rows or of sums, that this rank sends to each owner
     piece: Piece | None = None  # None: the lookup shares no rows
     shared: SharedIds | None = None  # None: only this group of ranks trains the rows
+    sums: Sums | None = None  # None: rows return, and a gradient of each
 
 
 def local_route(ids: tf.Tensor, segment_splits: tf.Tensor, name: str) -> Route:
@@ -103,52 +126,81 @@ def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> Message:
     return message, tf.reshape(tf.size(message), [1])
 
 
-def send_ids(outgoing: Sequence[Outgoing], layout: RankLayout) -> list[Route]:
+def send_ids(outgoing: Sequence[Outgoing | OutgoingBags], layout: RankLayout) -> list[Route]:
     """Sends the ids of all lookups, in the same order on all ranks, to their owners in one all-to-all. Collective."""
     windows: dict[Hashable, list[int]] = {}
     for i, ids in enumerate(outgoing):
         windows.setdefault(ids.window or i, []).append(i)
-    departures: list[tuple[list[Outgoing], list[ops.RankedIds], ops.WindowRoute | None]] = []
-    sent: list[Message] = []
-    segments: list[int] = []
-    for positions in windows.values():
-        lookups = [outgoing[i] for i in positions]
-        shared = ops.window_unique([ids.unique for ids in lookups]) if len(lookups) > 1 else None
-        new = [ids.unique[:2] for ids in lookups] if shared is None else shared.new
-        ranked = [ids.partition(*part, num_ranks=layout.group.size) for ids, part in zip(lookups, new)]
-        sent += [(ids.message, ids.send_splits) for ids in ranked]
-        segments += [ids.num_segments for ids in lookups]
-        window = None
-        if shared is not None:
-            window = ops.window_route(shared, ranked, num_segments=lookups[0].num_segments)
-            sent.append((window.marks, window.marks_splits))
-            segments.append(1)
-        departures.append((lookups, ranked, window))
+    departures = [_departure([outgoing[i] for i in positions], layout) for positions in windows.values()]
+    sent = [message for departure in departures for message in departure.messages]
+    segments = [count for departure in departures for count in departure.segments]
     if layout.group.size == 1:
         arrived = iter([(message[: splits[0]], splits) for message, splits in sent])
     else:
         received = collectives.all_to_all(*join_messages(sent), name=f"{outgoing[0].name}.ids", ranks=layout.group)
         arrived = iter(split_messages(*received, segments))
     routes: dict[int, Route] = {}
-    for positions, (lookups, ranked, window) in zip(windows.values(), departures):
-        requests = [next(arrived) for _ in lookups]
-        if window is None:
-            routes[positions[0]] = _route(lookups[0], ranked[0], requests[0])
-        else:
-            routes.update(zip(positions, _window_routes(lookups, ranked, window, requests, next(arrived))))
+    for positions, departure in zip(windows.values(), departures):
+        routes.update(zip(positions, departure.routes([next(arrived) for _ in departure.messages])))
     return [routes[i] for i in range(len(outgoing))]
 
 
-def _route(sent: Outgoing, ranked: ops.RankedIds, request: Message) -> Route:
+class _Departure(NamedTuple):
+    """The ids of one lookup, or of a window, on their way."""
+
+    messages: list[Message]
+    segments: list[int]  # headers of each message's blocks
+    routes: Callable[[list[Message]], list[Route]]  # from the received messages
+
+
+def _departure(lookups: Sequence[Outgoing | OutgoingBags], layout: RankLayout) -> _Departure:
+    if isinstance(lookups[0], OutgoingBags):
+        bags, sums = lookups[0], lookups[0].sums
+        messages = [(sums.message, sums.send_splits), (sums.terms, sums.terms_splits)]
+        return _Departure(messages, [bags.num_segments, 1], functools.partial(_route_of_bags, bags))
+    rows = [ids for ids in lookups if isinstance(ids, Outgoing)]
+    shared = ops.window_unique([ids.unique for ids in rows]) if len(rows) > 1 else None
+    new = [ids.unique[:2] for ids in rows] if shared is None else shared.new
+    ranked = [ids.partition(*part, num_ranks=layout.group.size) for ids, part in zip(rows, new)]
+    messages, segments = [(ids.message, ids.send_splits) for ids in ranked], [ids.num_segments for ids in rows]
+    if shared is None:
+        return _Departure(messages, segments, functools.partial(_route, rows[0], ranked[0]))
+    window = ops.window_route(shared, ranked, num_segments=rows[0].num_segments)
+    messages.append((window.marks, window.marks_splits))
+    return _Departure(messages, [*segments, 1], functools.partial(_window_routes, rows, ranked, window))
+
+
+def _route(sent: Outgoing, ranked: ops.RankedIds, received: Sequence[Message]) -> list[Route]:
+    (request,) = received
     index, num_unique = tf.gather(ranked.restore, sent.unique.inverse), tf.size(ranked.restore, out_type=tf.int64)
     splits, row_splits = ranked.id_splits, request[1] - sent.num_segments
-    return Route(sent.name, index, index, num_unique, request, request, splits, row_splits, splits)
+    return [Route(sent.name, index, index, num_unique, request, request, splits, row_splits, splits)]
+
+
+def _route_of_bags(sent: OutgoingBags, received: Sequence[Message]) -> list[Route]:
+    (request, terms), sums = received, sent.sums
+    index, splits, row_splits = ops.partial_sum_terms(*terms, request[1], num_segments=sent.num_segments)
+    return [
+        Route(
+            name=sent.name,
+            index=sums.index,
+            sum_index=sums.index,
+            num_unique=tf.cast(tf.reduce_sum(sums.sum_splits), tf.int64),
+            request=request,
+            trained=request,
+            unique_splits=sums.id_splits,
+            row_splits=row_splits,
+            gradient_splits=sums.sum_splits,
+            sums=Sums(sums.sum_bags, index, splits, sums.terms_splits),
+        )
+    ]
 
 
 def _window_routes(
     lookups: Sequence[Outgoing], ranked: Sequence[ops.RankedIds], window: ops.WindowRoute,
-    requests: Sequence[Message], marks: Message,
+    received: Sequence[Message],
 ) -> list[Route]:  # fmt: skip
+    *requests, marks = received
     messages, splits = zip(*requests)
     gradients = ops.window_gradients(messages, splits, *marks, num_segments=lookups[0].num_segments)
     return [
@@ -176,15 +228,16 @@ def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DTyp
 
     Args:
       route: The route of the ids.
-      rows: [P, D], the rows of route.request, and padding.
+      rows: [P, D], the rows of route.request, or their sums, and padding.
       wire: Type of longer numbers in the exchange; None for their own.
 
     Returns:
-      The rows of this lookup: [U, D], in a window of its new ids.
+      The rows or sums of this lookup: [U, D], in a window of its new ids.
     """
+    known = route.unique_splits if route.sums is None else route.gradient_splits
     sent = narrowed(rows, wire if layout.group.size > 1 else None)
     received, _ = collectives.all_to_all(
-        sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group, received_splits=route.unique_splits
+        sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group, received_splits=known
     )
     return tf.cast(received, rows.dtype)
 
@@ -197,15 +250,43 @@ def recover_rows(fused: ops.FusedIds, route: Route, arrived: Sequence[tf.Tensor]
     if route.index is None:
         return arrived[0]
     recover = ops.pooled_recover_parts if route.piece is not None else ops.pooled_recover
-    return recover(arrived if route.piece is not None else arrived[0], route.index, fused.bag_splits, fused.bag_scale)
+    return recover(arrived if route.piece is not None else arrived[0], route.index, *_bags(fused, route))
 
 
 def sum_gradients(fused: ops.FusedIds, route: Route, grads: tf.Tensor) -> tf.Tensor:
     """Sums the gradients of rows [G, D] by unique id: [>= u, D]. The mirror of recover_rows."""
     if route.sum_index is None:
         return grads
-    bags, pad = (fused.bag_splits, fused.bag_scale), route.piece is None
-    return ops.pooled_recover_grad(grads, route.sum_index, *bags, route.num_unique, pad=pad)
+    pad = route.piece is None
+    return ops.pooled_recover_grad(grads, route.sum_index, *_bags(fused, route), route.num_unique, pad=pad)
+
+
+def _bags(fused: ops.FusedIds, route: Route) -> tuple[tf.Tensor, tf.Tensor]:
+    """Bounds of the bags inside the indices of a route, and their scales. The requesting rank scales sums."""
+    return fused.bag_splits if route.sums is None else route.sums.bag_splits, fused.bag_scale
+
+
+def partial_sums(rows: tf.Tensor, sums: Sums) -> tf.Tensor:
+    """Sums the rows [P, D] of received ids at their owner: [M, D], or the rows where no rank asks for sums."""
+    ones = tf.ones_like(sums.splits[1:], tf.float32)
+    summed = tf.cond(
+        tf.size(sums.index) > 0, lambda: ops.pooled_recover(rows, sums.index, sums.splits, ones), lambda: rows
+    )
+    return tf.ensure_shape(summed, [None, rows.shape[1]])
+
+
+def row_gradients(grads: tf.Tensor, sums: Sums, inverse: tf.Tensor) -> tf.Tensor:
+    """The gradients of received ids [>= V, D] at their owner, from those of sums. The mirror of partial_sums.
+
+    inverse: <int32>[V], the place of each received id's row.
+    """
+    ones, ids = tf.ones_like(sums.splits[1:], tf.float32), tf.size(inverse, tf.int64)
+    by_id = tf.cond(
+        tf.size(sums.index) > 0,
+        lambda: ops.pooled_recover_grad(grads, sums.index, sums.splits, ones, ids),
+        lambda: grads,
+    )
+    return tf.ensure_shape(by_id, [None, grads.shape[1]])
 
 
 def send_gradients(route: Route, sums: Sequence[tf.Tensor], layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
@@ -241,8 +322,8 @@ def by_ranges(replicas: int) -> bool:
     return replicas > 2
 
 
-def traffic(sent: Outgoing, route: Route, layout: RankLayout) -> tf.Tensor:
-    """<int64>[3] of one lookup: requested ids, sent ids, bytes of ids, headers, rows and gradients to other ranks."""
+def traffic(sent: Outgoing | OutgoingBags, route: Route, layout: RankLayout, requested: tf.Tensor) -> tf.Tensor:
+    """<int64>[3] of one lookup: `requested` ids, sent ids, bytes of ids, headers, rows and gradients to other ranks."""
 
     def away(splits: tf.Tensor, ranks: collectives.Ranks) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(splits) - splits[ranks.index], tf.int64)
@@ -251,6 +332,8 @@ def traffic(sent: Outgoing, route: Route, layout: RankLayout) -> tf.Tensor:
     total = 8 * (away(route.unique_splits, group) + (group.size - 1) * sent.num_segments)
     if route.piece is not None and route.piece.marks_splits is not None:
         total += 8 * away(route.piece.marks_splits, group)
+    if route.sums is not None:
+        total += 8 * away(route.sums.terms_splits, group)
     total += (away(route.row_splits, group) + away(route.gradient_splits, group)) * row_bytes
     if shared is not None:
         rows, exchanges = away(shared.sent_splits, replicas), 1
@@ -258,7 +341,7 @@ def traffic(sent: Outgoing, route: Route, layout: RankLayout) -> tf.Tensor:
             rows, exchanges = rows + (replicas.size - 1) * shared.num_summed, 2
         total += rows * (8 + row_bytes) + exchanges * (replicas.size - 1) * 8 * sent.num_segments
     sent_ids = tf.reduce_sum(tf.cast(route.unique_splits, tf.int64))
-    return tf.stack([tf.size(sent.unique.inverse, tf.int64), sent_ids, total])
+    return tf.stack([requested, sent_ids, total])
 
 
 def join_sources(parts: Sequence[Message]) -> Message:

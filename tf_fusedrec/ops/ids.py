@@ -40,6 +40,19 @@ class RankedIds(NamedTuple):
     restore: tf.Tensor  # <int32>[U], row of unique id u among the returned rows
 
 
+class PartialSums(NamedTuple):
+    """Ids on their way to their owners, which answer each segment with rows or with partial sums of bags."""
+
+    message: tf.Tensor  # <int64>[P], send_splits, id_splits: as in RankedIds
+    send_splits: tf.Tensor  # <int32>[R]
+    id_splits: tf.Tensor  # <int32>[R]
+    terms: tf.Tensor  # <int64>[Q], message with the ids of each sum, blocks [words | terms] by owner
+    terms_splits: tf.Tensor  # <int32>[R], entries of each block
+    sum_splits: tf.Tensor  # <int32>[R], sums that each owner returns; a row is the sum of one id
+    index: tf.Tensor  # <int32>[K], numbers of the sums of each bag, in the order of ranks
+    sum_bags: tf.Tensor  # <int64>[G+1], bag g is index[sum_bags[g]:sum_bags[g+1]]
+
+
 class ReceivedIds(NamedTuple):
     """Ids of all sources at their owner."""
 
@@ -167,6 +180,59 @@ def rank_partition(
             segment_names=list(segment_names),
         )
     )  # fmt: skip
+
+
+def partial_sums(fused: FusedIds, *, num_ranks: int, row_bytes: int) -> PartialSums:
+    """Packs ids into one message per owner, which returns the sum of a bag's rows where that is fewer bytes.
+
+    Each segment travels as rows of its U distinct ids, or as at most min(ids, R) sums of each bag of its N ids:
+
+        2 * row_bytes * U   or   2 * row_bytes * sums + 4 * N
+
+    So ids that many bags share travel as rows, and long bags of rare ids as sums. Ranks may decide differently.
+
+    Args:
+      fused: The ids by table, each bag inside one segment.
+      num_ranks: R. The owner of an id is the range of its 64-bit mix ("hash_range").
+      row_bytes: Bytes of a row, and of its gradient, on the network.
+
+    Raises:
+      InvalidArgumentError: splits are wrong, or a bag has ids of two segments.
+
+    Example (R = 2, S = 1, owner = id mod 2; the segment travels as sums):
+      ids            7 4 3 | 8 4 4 | 5          three bags
+      message        2 4 8 | 3 7 3 5            sums: 4, 8+4+4 of rank 0; 7+3, 5 of rank 1
+      index          0 2 | 1 | 3                sum_bags 0 2 3 4
+    """
+    return PartialSums(
+        *library.fusedrec_partial_sums(
+            ids=fused.ids, segment_splits=fused.segment_splits, bag_splits=fused.bag_splits, num_ranks=num_ranks,
+            row_bytes=row_bytes,
+        )
+    )  # fmt: skip
+
+
+def partial_sum_terms(
+    terms: tf.Tensor, terms_splits: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Reads the terms of partial_sums at the owner.
+
+    Args:
+      terms: <int64>[Q], blocks of all sources, in rank order.
+      terms_splits: <int32>[R], entries of each block.
+      received_splits: <int32>[R], entries of each source's block of ids, header included.
+      num_segments: S.
+
+    Returns:
+      The place of each term among the received ids <int32>[T], empty where all sources get rows; bounds of the M sums
+      inside it <int64>[M+1]; and the sums or rows of each source <int32>[R].
+
+    Raises:
+      InvalidArgumentError: terms do not name ids of their source; the message names its rank.
+    """
+    return library.fusedrec_partial_sum_terms(
+        terms=terms, terms_splits=terms_splits, received_splits=received_splits, num_segments=num_segments
+    )
 
 
 def unpack_message(message: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int) -> ReceivedIds:
@@ -323,7 +389,7 @@ def cluster_samples(
 
 
 for _op in (
-    "FuseIds", "SegmentUnique", "RankPartition", "UnpackMessage", "JoinMessages", "SplitMessages", "WindowUnique",
-    "WindowRoute", "WindowGradients", "ClusterSamples",
+    "FuseIds", "SegmentUnique", "RankPartition", "PartialSums", "PartialSumTerms", "UnpackMessage", "JoinMessages",
+    "SplitMessages", "WindowUnique", "WindowRoute", "WindowGradients", "ClusterSamples",
 ):  # fmt: skip
     tf.no_gradient(f"Fusedrec>{_op}")

@@ -2,7 +2,7 @@
 
 A batch of k ranks is taken to hold U k^b distinct ids (Heaps' law). U is the sample's number of distinct ids, and b
 follows from its two halves. Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the
-busiest owner's surplus are left out.
+busiest owner's surplus are left out. Pooled features are taken to travel as rows, the most that they cost.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ def _traffic(
     if micro_batches > 1:  # custom_ops/window_rows/window_rows.h says how marks for one owner are packed into words
         per_word = 64 // (micro_batches - 1).bit_length()
         marks = sum(ID_BYTES * (1 + sum(lookup.new) / n / per_word) for lookup in lookups)
+    elif topology.groups == 1 or topology.rule != "gradient_sync":  # headers of custom_ops/partial_sums
+        marks = ID_BYTES * sum(lookup.pools for lookup in lookups)
     row_bytes = [lookup.dim * min(lookup.number_bytes, 2 if wire_dtype else 4) for lookup in lookups]
 
     def by_micro_batch(counts: Sequence[Sequence[int]]) -> list[list[float]]:

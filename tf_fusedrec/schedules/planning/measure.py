@@ -39,6 +39,7 @@ class Lookup(NamedTuple):
     dim: int
     number_bytes: int  # of a number of a row on the wire, unless a wire_dtype is narrower
     state_bytes: int  # of a row with its optimizer slots in memory
+    pools: bool = False  # True if its owners can return sums of rows
 
 
 class Measured(NamedTuple):
@@ -74,6 +75,7 @@ def _lookup(micro_batches: Sequence[StepLookup]) -> Lookup:
         dim=group.config.tables[0].dim,
         number_bytes=(group.dtype if narrow is None else narrow).size,
         state_bytes=group.table.row_bytes,
+        pools=group.pools,
     )
 
 

@@ -31,7 +31,7 @@ std::vector<bool> ChooseSums(const BagIds& ids, int64_t num_ranks, int64_t row_b
   for (size_t s = 0; s < segments; ++s) {
     const int64_t num_ids = ids.segment_splits[s + 1] - ids.segment_splits[s];
     const int64_t num_unique = ids.unique_splits[s + 1] - ids.unique_splits[s];
-    summed[s] = 2 * row_bytes * sums[s] + 4 * num_ids < 2 * row_bytes * num_unique;
+    summed[s] = 3 * (2 * row_bytes * sums[s] + 4 * num_ids) < 2 * (2 * row_bytes * num_unique);
   }
   return summed;
 }

@@ -7,8 +7,9 @@
 // The requesting rank decides for each segment by counted bytes, and the owner needs no decision. Of N ids, U are distinct:
 //     rows   each with its gradient: U * 2 * row_bytes
 //     sums   at most min(ids, R) of each bag, and a number for each id: 2 * row_bytes * sums + 4 * N
-// Ids that many bags share travel as rows; long bags of rare ids, on few ranks, as sums. Distinct ids travel either way,
-// so that the owner looks up each one once.
+// Sums must save a third, because the owner then passes twice over its rows and gradients, those of segments of rows
+// included. Ids that many bags share travel as rows; long bags of rare ids, on few ranks, as sums. Distinct ids travel
+// either way, so that the owner looks up each one once.
 //
 // # Terms
 // Beside the ids of rank_partition.h travels a block [ words | terms ] for each owner, two terms in a word. A term is the

@@ -189,7 +189,8 @@ def partial_sums(fused: FusedIds, *, num_ranks: int, row_bytes: int) -> PartialS
 
         2 * row_bytes * U   or   2 * row_bytes * sums + 4 * N
 
-    So ids that many bags share travel as rows, and long bags of rare ids as sums. Ranks may decide differently.
+    Sums must save a third of the bytes, because the owner then passes over its rows and gradients once more. So ids
+    that many bags share travel as rows, and long bags of rare ids as sums. Ranks may decide differently.
 
     Args:
       fused: The ids by table, each bag inside one segment.

@@ -1,6 +1,6 @@
-// All-to-alls by messages of Gloo, without negotiation: a message is matched by the collective's name, its ranks and the
-// number of the call. Lengths must be equal, too: every block is a message, an empty one as well, and Gloo refuses a
-// message of another length than its receiver expects (tools/gloo.patch).
+// All-to-alls and small sums by messages of Gloo, without negotiation: a message is matched by the collective's name,
+// its ranks and the number of the call. Lengths must be equal, too: every block is a message, an empty one as well, and
+// Gloo refuses a message of another length than its receiver expects (tools/gloo.patch).
 //
 // A computing thread posts messages and copies the own block. A thread for each all-to-all under way sleeps until its
 // messages have arrived. The ops are not stateful, because a function runs stateful ops one after another.
@@ -50,6 +50,12 @@ REGISTER_OP("Fusedrec>ExchangeAllToAll")
       return absl::OkStatus();
     })
     .Doc("Sends slices of the rows to all ranks of a set. Received splits that are not known travel in front of the rows.");
+
+REGISTER_OP("Fusedrec>ExchangeSum")
+    .Input("value: T").Output("sum: T")
+    .Attr("T: {float, double, int32, int64}").Attr("collective: string").Attr("ranks: list(int)")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc("Sums a small tensor over the ranks of a set, in their order: each sends it to all others.");
 
 enum class Kind : uint64_t { kRows, kSplits };
 
@@ -196,6 +202,8 @@ class RowsReceive {
 
   bool Expects(absl::Span<const int32_t> splits, size_t bytes) const { return splits == splits_ && bytes == row_bytes_; }
 
+  const Tensor& rows() const { return rows_; }
+
   absl::Status SetOutputs(OpKernelContext* ctx) {
     ctx->set_output(0, rows_);
     return Give(ctx, 1, splits_);
@@ -308,7 +316,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
     });
   }
 
- private:
+ protected:
   // One all-to-all under way.
   struct Call {
     ~Call() {
@@ -319,6 +327,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
 
     Collective* collective = nullptr;  // once the call is its running one
     uint64_t number = 0;
+    Tensor copies;                                   // of the value of a sum
     absl::string_view own;                           // block of this rank
     GlooBuffer sent, sent_splits;                    // sent_splits is nullptr where the other ranks know them
     std::unique_ptr<SplitsReceive> received_splits;  // nullptr: known
@@ -339,7 +348,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
     return shape;
   }
 
-  absl::Status Begin(OpKernelContext* ctx, Call* call) const {
+  virtual absl::Status Begin(OpKernelContext* ctx, Call* call) const {
     const Tensor &rows = ctx->input(0), &splits = ctx->input(1);
     OpInputList known;
     FUSEDREC_TRY(ctx->input_list("known_splits", &known));
@@ -351,12 +360,19 @@ class ExchangeAllToAllOp : public ExchangeOp {
       return Invalid("splits must have a sum of at most ", rows.dim_size(0), ", the number of rows, got ", total,
                      ". Use numbers of rows.");
     }
+    if (known.size() == 0) return Start(ctx, rows, blocks, {}, call);
+    return Start(ctx, rows, blocks, In<int32_t>(known[0]), call);
+  }
+
+  // Sends the blocks of `rows`, and posts the receives. expected: rows from each rank; empty: they are not known.
+  absl::Status Start(OpKernelContext* ctx, const Tensor& rows, absl::Span<const int32_t> blocks,
+                     absl::Span<const int32_t> expected, Call* call) const {
     const TensorShape row_shape = RowShape(rows);
     const size_t row_bytes = row_shape.num_elements() * tensorflow::DataTypeSize(rows.dtype());
-    const auto expected = known.size() > 0 ? In<int32_t>(known[0]) : absl::Span<const int32_t>();
+    const bool known = !expected.empty();
     const Collective& collective = *collective_;
     const int self = collective.index;
-    if (known.size() > 0 && expected[self] != blocks[self]) {
+    if (known && expected[self] != blocks[self]) {
       return Invalid("known_splits must have ", blocks[self], " rows of this rank, as splits, got ", expected[self],
                      ".", kEqualRanks);
     }
@@ -369,7 +385,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
       // A call that fails up to here has not begun: it has sent nothing, and the next one has its number.
       if (collective.posted != nullptr) {
         FUSEDREC_TRY(RequireSame(*collective.posted, expected, row_bytes));
-      } else if (known.size() > 0) {
+      } else if (known) {
         FUSEDREC_TRY(PostRows(ctx, &collective, collective.begun, expected, rows.dtype(), row_shape,
                               &collective_->posted));
       } else if (collective.next_splits == nullptr) {
@@ -382,7 +398,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
       call->received_splits = std::move(collective_->next_splits);
     }
     const std::vector<size_t> offsets = Offsets(blocks, row_bytes);
-    if (known.size() == 0) {
+    if (!known) {
       call->sent_splits =
           Mesh::OfProcess()->Buffer(const_cast<int32_t*>(blocks.data()), blocks.size() * sizeof(int32_t));
       collective.ForOthers([&](int i) {
@@ -401,7 +417,7 @@ class ExchangeAllToAllOp : public ExchangeOp {
     return absl::OkStatus();
   }
 
-  absl::Status Finish(OpKernelContext* ctx, Call* call) const {  // sleeps
+  virtual absl::Status Finish(OpKernelContext* ctx, Call* call) const {  // sleeps
     if (call->sent_splits) {
       SplitsReceive& received = *call->received_splits;
       collective_->ForOthers([&](int) { received.buffer->waitRecv(); });
@@ -421,8 +437,50 @@ class ExchangeAllToAllOp : public ExchangeOp {
   }
 };
 
+// An all-to-all of equal blocks, which each rank sums.
+template <typename T>
+class ExchangeSumOp : public ExchangeAllToAllOp {
+ public:
+  using ExchangeAllToAllOp::ExchangeAllToAllOp;
+
+ protected:
+  absl::Status Begin(OpKernelContext* ctx, Call* call) const override {
+    const Tensor& value = ctx->input(0);
+    TensorShape shape = value.shape();
+    shape.InsertDim(0, collective_->size());
+    FUSEDREC_TRY(ctx->allocate_temp(value.dtype(), shape, &call->copies));
+    for (int i = 0; i < collective_->size(); ++i) {
+      std::copy_n(value.flat<T>().data(), value.NumElements(), call->copies.flat<T>().data() + i * value.NumElements());
+    }
+    const std::vector<int32_t> ones(collective_->size(), 1);
+    return Start(ctx, call->copies, ones, ones, call);
+  }
+
+  absl::Status Finish(OpKernelContext* ctx, Call* call) const override {
+    call->receive->Wait();
+    collective_->ForOthers([&](int) { call->sent->waitSend(); });
+    Tensor* sum;
+    FUSEDREC_TRY(ctx->allocate_output(0, ctx->input(0).shape(), &sum));
+    const int64_t n = sum->NumElements();
+    const T* values = call->receive->rows().flat<T>().data();
+    T* sums = sum->flat<T>().data();
+    std::copy_n(values, n, sums);
+    for (int i = 1; i < collective_->size(); ++i) {
+      for (int64_t j = 0; j < n; ++j) sums[j] += values[i * n + j];
+    }
+    return absl::OkStatus();
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>ExchangeExpect").Device(tensorflow::DEVICE_CPU), ExchangeExpectOp);
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>ExchangeAllToAll").Device(tensorflow::DEVICE_CPU), ExchangeAllToAllOp);
+#define FUSEDREC_REGISTER_SUM(T) \
+  REGISTER_KERNEL_BUILDER( \
+      Name("Fusedrec>ExchangeSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), ExchangeSumOp<T>)
+FUSEDREC_REGISTER_SUM(float);
+FUSEDREC_REGISTER_SUM(double);
+FUSEDREC_REGISTER_SUM(int32_t);
+FUSEDREC_REGISTER_SUM(int64_t);
 
 }  // namespace
 }  // namespace fusedrec

@@ -81,7 +81,7 @@ def _named(ops, micro_batches):
         elif op.type.startswith("Fusedrec>Table"):
             kind = op.type.removeprefix("Fusedrec>Table")
             kind = "Refresh" if kind == "Lookup" and op.get_attr("N") else kind  # after a look-ahead
-        elif op.type == "Fusedrec>SegmentUnique":
+        elif op.type in ("Fusedrec>SegmentUnique", "Fusedrec>PartialSums"):  # the latter, where owners may return sums
             kind = "SegmentUnique"
         elif op.type == "If" and any(tensor is table for tensor in op.inputs):
             kind = "late update"

@@ -1,4 +1,4 @@
-"""The engine Gloo: all-to-alls over connections of this package, everything else as the engine Horovod.
+"""The engine Gloo: all-to-alls and small sums over connections of this package, the rest as the engine Horovod.
 
 Horovod's all-to-all waits for a negotiation and for the exchange of splits. Here, a message finds its receiver by the
 collective's name and the number of the call. custom_ops/gloo_exchange has the ops. Horovod starts the ranks, and
@@ -19,6 +19,8 @@ from tf_fusedrec.exchange.horovod import Horovod, built_features
 LIBRARY_PATH = pathlib.Path(ops.__file__).with_name("_fusedrec_gloo.so")
 _CONNECT_WITHIN_MS = 60_000
 _ADDRESS_BYTES = 1024  # room for one
+_SMALL_SUM_BYTES = 256  # counts, weights and factors of a loss, by micro-batch
+_SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Gloo(Horovod):
@@ -72,6 +74,16 @@ class Gloo(Horovod):
         # Named as Horovod's op, without a scope.
         op_name = name.replace("/", ".")
         return self._ops.fusedrec_exchange_all_to_all(tensor, splits, known, **collective, name=op_name)
+
+    def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
+        shape, dtype = tensor.shape, tensor.dtype
+        is_small = shape.is_fully_defined() and shape.num_elements() * dtype.size <= _SMALL_SUM_BYTES
+        if not is_small or dtype not in _SUMMED:
+            return super().all_reduce(tensor, name=name, ranks=ranks)
+        # One message to each rank. Horovod sends several one after another, each behind the rows that fill the cable,
+        # and a step that waits for the weight of its loss computes nothing meanwhile.
+        op_name = name.replace("/", ".")
+        return self._ops.fusedrec_exchange_sum(tensor, collective=name, ranks=ranks, name=op_name)
 
 
 def choose(joined: Horovod, exchange: str | None, *, has_store: bool) -> Horovod:

@@ -88,9 +88,8 @@ class Sums(NamedTuple):
     """The sums of a lookup, each of the rows that a bag has at one owner. They return in place of rows."""
 
     bag_splits: tf.Tensor  # <int64>[G+1], sums of each bag inside Route.index
-    index: (
-        tf.Tensor
-    )  # <int32>[T], terms of the sums that this rank makes, by place in Route.request; empty: all are rows
+    # <int32>[T], terms of the sums that this rank makes, by place in Route.request; empty: all are rows.
+    index: tf.Tensor
     splits: tf.Tensor  # <int64>[M+1], terms of each sum inside index
     terms_splits: tf.Tensor  # <int32>[R], entries of the message of terms for each owner
 

@@ -256,11 +256,11 @@ class Sync(Schedule):
 class FrozenWindow(Schedule):
     """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
 
-    The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
-    rounding of sums in another order. Rows and gradients travel once, however many micro-batches have their id. On
-    several ranks, a rank sums gradients of a row over its micro-batches in their order. It sends the sum with the last
-    of them. The owner adds the sums that arrive with one micro-batch, in the order of ranks, and then adds these totals
-    in the order of micro-batches.
+    The result equals gradient accumulation over the same micro-batches bit for bit where no owner sends sums of bags
+    (`ops.partial_sums`), and the whole batch but for the rounding of sums in another order. Rows and gradients travel
+    once, however many micro-batches have their id. On several ranks, a rank sums gradients of a row over its
+    micro-batches in their order. It sends the sum with the last of them. The owner adds the sums that arrive with one
+    micro-batch, in the order of ranks, and then adds these totals in the order of micro-batches.
 
     A table looks up the ids of all micro-batches at once. Its clock, admission, frequencies and evictions therefore
     follow the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch

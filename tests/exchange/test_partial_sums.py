@@ -7,16 +7,26 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.schedules import clicks
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tests.support.logs import logged
 from tests.support.ranks import run_ranks
-from tf_fusedrec import tf
+from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.topology import Topology
+from tf_fusedrec.schedules import DualBuffer, Pipelined, SemiAsync, Sync
 
 STEPS, SOURCES, SAMPLES, DIM = 3, 12, 4, 8
 COMBINERS = {"long": "sum", "also_long": "mean", "rare": "sqrtn", "weighted": "sum", "whole": None}
 # By case: the layer's options, and the tolerance where numbers travel in 16 bits.
 CASES = {"float32": ({}, 2e-4), "wire": ({"wire_dtype": "bfloat16"}, 0.4), "late": ({"accumulate_steps": 3}, 2e-4)}
+# By schedule: ranks and topology.
+SCHEDULES = {
+    DualBuffer(lead=3): (2, Topology()),
+    SemiAsync(): (2, Topology()),
+    Pipelined(6): (2, Topology()),
+    Sync(): (4, Topology(2, "weight_sync", sync_every=2, moment_scale=1.0)),
+}
 
 
 def _samples(source, step):
@@ -148,3 +158,36 @@ def test_a_gradient_that_is_not_finite_leaves_out_its_bag(results):
     for _, (messages, count, rows) in results:
         assert count == rows > 0
         assert "of table 'a'" in messages[0] and "from rank 1 in update 1" in messages[0]
+
+
+def _scheduled(schedule, topology):
+    """Returns the trained state and the traffic, with sums and then with rows alone."""
+    random, features = np.random.default_rng(fr.rank()), ("past", "user")
+    batches = []
+    for step in range(6):
+        x, *others = clicks.batch(SAMPLES, 10 * step + fr.rank())
+        bags = tf.ragged.constant(random.integers(0, 100, [SAMPLES, 30]).tolist(), ragged_rank=1, dtype=tf.int64)
+        batches.append(({"past": bags, "user": x["user"]}, *others))
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.signature(features))
+    results = []
+    for with_sums in (True, False):
+        embedding = clicks.make_embedding("Adagrad", topology=topology)
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.05))
+        model = clicks.make_model(embedding, schedule, optimizer, features)
+        (group,) = embedding.internals.groups
+        assert group.sends_sums
+        group.sends_sums = with_sums
+        model.fit(data, verbose=0)
+        results.append((clicks.state(model, embedding), group.traffic.numpy()))
+    return results
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_schedules_train_with_sums_as_with_rows(schedule):
+    ranks, topology = SCHEDULES[schedule]
+    for (state, traffic), (expected, in_rows) in run_ranks(
+        _scheduled, ranks, topologies=[topology], schedule=schedule, topology=topology
+    ):
+        assert traffic[2] < 2 / 3 * in_rows[2]
+        for field, values in expected.items():
+            np.testing.assert_allclose(state[field], values, rtol=0, atol=2e-5, err_msg=field)

@@ -191,3 +191,24 @@ def test_schedules_train_with_sums_as_with_rows(schedule):
         assert traffic[2] < 2 / 3 * in_rows[2]
         for field, values in expected.items():
             np.testing.assert_allclose(state[field], values, rtol=0, atol=2e-5, err_msg=field)
+
+
+def _means():
+    """Body: by the place of float16, the mean of bags of 40 rows of 3,000 each."""
+    means = {}
+    for place in ("dtype", "wire_dtype", "output_dtype"):
+        options = {place: "float16"}
+        table = fr.TableConfig(
+            "a", DIM, fr.optimizers.SGD(0.1), fr.Constant(3000.0), dtype=options.pop("dtype", "float32")
+        )
+        feature = fr.FeatureConfig("f", "a", combiner="mean", output_dtype=options.pop("output_dtype", None))
+        embedding = fr.FusedEmbedding([feature], [table], name=f"of_{place}", **options)
+        rows = embedding({"f": tf.reshape(tf.range(160, dtype=tf.int64), [4, 40])}, training=True)["f"]
+        means[place] = tf.cast(rows, tf.float32).numpy()
+    return means
+
+
+def test_no_sum_is_above_the_largest_float16():
+    for means in run_ranks(_means, 2):
+        for rows in means.values():
+            np.testing.assert_array_equal(rows, 3000)

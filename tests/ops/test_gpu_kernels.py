@@ -20,6 +20,8 @@ ON_THE_HOST = {
     "WindowUnique": "micro-batches share rows on several ranks only, and their ids are in host memory there",
     "WindowRoute": "as WindowUnique",
     "WindowGradients": "as WindowUnique",
+    "PartialSums": "owners sum rows of tables in host memory only",
+    "PartialSumTerms": "as PartialSums",
     "ClusterSamples": "it runs in the input pipeline, which is on the host",
     "UserStates": "the states of all users need host memory, and the model takes one request's states to the device",
     "UserStatesFind": "as UserStates",

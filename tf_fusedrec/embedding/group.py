@@ -116,15 +116,17 @@ class TableGroup:
         # removes them. To remove them first would save bytes on no network, and cost two more passes over the rows.
         self.keeps_duplicates = not self.shares_rows and self.table.takes_duplicates
         # True if owners can return sums of rows. It is the same on all ranks, whatever the ids of a call. Tables on a
-        # device have no op for it.
+        # device have no op for it. The requesting rank divides the sum of a mean, which may be above float16's largest.
         pools = any(feature.combiner is not None for feature in config.features)
-        self.pools = pools and isinstance(self.table, NativeTable) and self.table.place is places.CPU
+        narrow = "float16" in (self.dtype.name, options.wire_dtype, *self.output_dtypes)
+        on_host = isinstance(self.table, NativeTable) and self.table.place is places.CPU
+        self.pools = pools and on_host and not narrow
         # True if they do, outside of windows. Groups that share gradients sum by id.
         self.sends_sums = self.pools and layout.group.size > 1 and not layout.shares_gradients
         # The context of ops on ids, which run in host memory if the ids of this group travel there.
-        on_host = functools.partial(tf.device, "/CPU:0")
+        to_host = functools.partial(tf.device, "/CPU:0")
         self.id_device: Callable[[], contextlib.AbstractContextManager] = (
-            on_host if self.table.ids_on_host else contextlib.nullcontext
+            to_host if self.table.ids_on_host else contextlib.nullcontext
         )
         # A gradient of a lookup before the last update would overwrite it with old rows.
         self.updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{config.name}/updates")

@@ -78,7 +78,7 @@ def run_ranks(
     return [figures.case(one, answer, size.layers, count) for one, answer in zip(phases, answers)]
 
 
-CALIBRATION = 3  # steps whose median sets a pace
+CALIBRATION = 9  # steps whose median sets a pace
 PROBE_S = 1e-6  # time per id in the step that counts the ids of a lookup
 
 

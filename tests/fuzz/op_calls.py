@@ -148,10 +148,12 @@ def _exchange() -> None:
         rows, tf.constant([True, False, False]), tf.constant([1, 2, 3], tf.int64), tf.constant([0, 1, 3], tf.int64),
         seeds=[1, 2], distribution="uniform", a=0.0, b=1.0,
     )  # fmt: skip
-    ops.fuse_ids(
-        [ids, ids[:2]], {0: tf.constant([0, 1, 4], tf.int64)}, segments=[0, 1], num_segments=2,
+    fused = ops.fuse_ids(
+        [ids, ids[:2]], {0: tf.constant([0, 4, 4], tf.int64)}, segments=[0, 1], num_segments=2,
         feature_names=["f", "g"], bag_sizes=[0, 2], combiners=["sum", "mean"],
     )  # fmt: skip
+    sums = ops.partial_sums(fused, num_ranks=1, row_bytes=1024)  # f as one sum
+    ops.partial_sum_terms(sums.terms, sums.terms_splits, sums.send_splits, num_segments=2)
 
 
 def _attention() -> None:

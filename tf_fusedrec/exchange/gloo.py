@@ -80,8 +80,8 @@ class Gloo(Horovod):
         is_small = shape.is_fully_defined() and shape.num_elements() * dtype.size <= _SMALL_SUM_BYTES
         if not is_small or dtype not in _SUMMED:
             return super().all_reduce(tensor, name=name, ranks=ranks)
-        # One message to each rank. Horovod sends several one after another, each behind the rows that fill the cable,
-        # and a step that waits for the weight of its loss computes nothing meanwhile.
+        # One message to each rank. Horovod sends several one after another, and each waits for rows in the cable.
+        # A step that needs the weight of its loss computes nothing meanwhile.
         op_name = name.replace("/", ".")
         return self._ops.fusedrec_exchange_sum(tensor, collective=name, ranks=ranks, name=op_name)
 

@@ -116,7 +116,7 @@ def kind_of(name: str) -> str:
 
     Examples: "sync.group.0.rows" -> "rows"; "2d.group.0.replicas.sums" -> "replicas".
     """
-    if name.startswith("HorovodAllreduce_"):
+    if name.startswith("dense_gradients_"):
         return "dense"
     if ".average." in name:
         return "average"

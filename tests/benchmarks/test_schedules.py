@@ -64,7 +64,7 @@ def test_a_record_is_parted_by_kind():
         "sync.item.0.ids": [(0.000, 0.002)],
         "sync.item.0.rows": [(0.001, 0.012)],  # waits for the ids, then takes 10 ms
         "sync.item.0.gradients": [(0.020, 0.030)],
-        "HorovodAllreduce_grads_0": [(0.022, 0.035)],
+        "dense_gradients_grads_0": [(0.022, 0.035)],
         DEVICE: [(0.010, 0.016), (0.025, 0.032)],
         MEMORY: [(0.0, 1.0)],
     }

@@ -13,7 +13,7 @@ from tests.schedules import clicks
 from tests.support.graphs import ancestors
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
+from tf_fusedrec.exchange.collectives import ALL_TO_ALLS, SUMS
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules.model import make_optimizer_slots
 
@@ -56,8 +56,9 @@ def _waits(model):
     def kind(op):
         if op.type in ("If", "StatelessIf"):
             inside = {one.type for graph in _functions_of(op) for one in graph.get_operations()}
-            for part, has in (("read", "TakeUnsynced"), ("merge", "TableMerge"), ("mean", "HorovodAllreduce")):
-                if any(has in one for one in inside):
+            parts = {"read": ["Fusedrec>TableTakeUnsynced"], "merge": ["Fusedrec>TableMerge"], "mean": SUMS}
+            for part, kinds in parts.items():
+                if inside & set(kinds):
                     return part
         if op.type in ALL_TO_ALLS:
             return op.name.rpartition(".")[2].rpartition("_")[2] or op.name

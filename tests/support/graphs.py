@@ -34,10 +34,12 @@ def made_from(op) -> set:
 
 
 def reduced_in_between(ops) -> list:
-    """Returns the names of all-reduces between two matrix products."""
+    """Returns the names of sums over ranks between two matrix products."""
+    from tf_fusedrec.exchange.collectives import SUMS
+
     products = [op for op in ops if op.type == "MatMul"]
     waited_for = set().union(*[ancestors(op) for op in products])
-    reduces = [op for op in ops if op.type == "HorovodAllreduce" and op in waited_for]
+    reduces = [op for op in ops if op.type in SUMS and op in waited_for]
     return [op.name for op in reduces if ancestors(op) & set(products)]
 
 

@@ -33,6 +33,7 @@ class Exchange(Protocol):
     """
 
     name: str  # value of the argument `exchange` of init()
+    joined_bytes: int  # of dense gradients that one call of `average` may have; 0: one gradient
     rank: int
     size: int
 
@@ -45,8 +46,8 @@ class Exchange(Protocol):
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
         """The sum over `ranks`."""
 
-    def average(self, gradient: Any, *, name: str | None) -> Any:
-        """The mean over all ranks of a tensor or of IndexedSlices. Only an eager call has no name."""
+    def average(self, gradients: Sequence[Any], *, name: str | None) -> list[Any]:
+        """The means over all ranks of tensors, or of one IndexedSlices. Only an eager call has no name."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """The picklable objects of all ranks. Eager."""
@@ -58,7 +59,7 @@ class Exchange(Protocol):
 class _LoopBack:
     """The engine of one rank."""
 
-    name, rank, size = "none", 0, 1
+    name, joined_bytes, rank, size = "none", 0, 0, 1
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, *_: Any, **__: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor[: splits[0]], tf.identity(splits)
@@ -66,8 +67,8 @@ class _LoopBack:
     def all_reduce(self, tensor: tf.Tensor, **_: Any) -> tf.Tensor:
         return tensor
 
-    def average(self, gradient: Any, **_: Any) -> Any:
-        return gradient
+    def average(self, gradients: Sequence[Any], **_: Any) -> list[Any]:
+        return list(gradients)
 
     def broadcast(self, tensor: tf.Tensor, **_: Any) -> tf.Tensor:
         return tensor
@@ -77,7 +78,9 @@ class _LoopBack:
 
 
 _ENGINES = (Horovod.name, gloo.Gloo.name)
-ALL_TO_ALLS = ("HorovodAlltoall", "Fusedrec>ExchangeAllToAll")  # types of the engines' ops, named as their collectives
+# Types of the engines' ops, which are named as their collectives.
+ALL_TO_ALLS = ("HorovodAlltoall", "Fusedrec>ExchangeAllToAll")
+SUMS = ("HorovodAllreduce", "Fusedrec>ExchangeSum")
 _LOOP_BACK: Exchange = _LoopBack()
 _engine = _LOOP_BACK  # of all ranks once init() has joined several processes
 _sets: set[tuple[int, ...]] = set()  # the sets of ranks that the processes joined with
@@ -266,15 +269,46 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) 
     return tf.stop_gradient(_end(total, name, ranks))
 
 
-def average(gradient: Any) -> Any:
-    """The mean of a dense gradient over all ranks, a tensor or IndexedSlices.
+def average(gradients: Sequence[Any]) -> list[Any]:
+    """The means of dense gradients over all ranks: tensors, IndexedSlices, or None, which stays None.
 
-    In a traced step the collective has the tensor's name, which is the same on all ranks.
+    In a traced step a collective has the name of its first tensor, which is the same on all ranks.
     """
-    if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):
-        return _engine.average(gradient, name=None)
-    name, ranks = "HorovodAllreduce_" + re.sub(r"[^a-zA-Z0-9_]", "_", gradient.name), world()
-    return _end(_engine.average(_begin(gradient, name, ranks), name=name), name, ranks)
+    averaged = list(gradients)
+    for places in _together(gradients, _engine.joined_bytes):
+        first, *others = (gradients[i] for i in places)
+        name = None
+        if _is_traced(first):
+            name = "dense_gradients_" + re.sub(r"[^a-zA-Z0-9_]", "_", first.name)
+            first = _begin(first, name, world(), after=others)
+        means = _engine.average([first, *others], name=name)
+        if name is not None:
+            means[0] = _end(means[0], name, world())
+        for i, mean in zip(places, means):
+            averaged[i] = mean
+    return averaged
+
+
+def _together(gradients: Sequence[Any], most_bytes: int) -> list[list[int]]:
+    """Places of gradients, by collective: neighbors of one dtype with up to `most_bytes`, others alone."""
+    groups: list[list[int]] = []
+    room, dtype = 0, None  # of the last group; without dtype it stays alone
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        known = _is_traced(gradient) and gradient.shape.is_fully_defined()
+        size = gradient.shape.num_elements() * gradient.dtype.size if known else 0
+        if known and size <= room and gradient.dtype == dtype:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            room, dtype = most_bytes, gradient.dtype if known and most_bytes else None
+        room -= size
+    return groups
+
+
+def _is_traced(gradient: Any) -> bool:
+    return isinstance(gradient, tf.Tensor) and tf.is_symbolic_tensor(gradient)
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:

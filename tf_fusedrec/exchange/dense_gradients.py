@@ -29,7 +29,7 @@ def distributed_optimizer(
     step does not read before `apply_gradients` need broadcast_variables. Trained weights are compared instead, and
     RuntimeError names the first that differs.
 
-    Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
+    Gradients travel while the backward pass goes on. Small ones share a collective.
 
     Args:
       optimizer: Optimizer of Keras 3, or of tf_keras, of either kind.
@@ -103,7 +103,8 @@ class _Averaging:
 
     def _averages(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
         self._start_equal([keras_api.tf_variable(variable) for _, variable in pairs])
-        return [(None if gradient is None else collectives.average(gradient), variable) for gradient, variable in pairs]
+        means = collectives.average([gradient for gradient, _ in pairs])
+        return [(mean, variable) for mean, (_, variable) in zip(means, pairs)]
 
     def _start_equal(self, variables: Sequence[tf.Variable]) -> None:
         """Gives new variables, and those that the traced step has read, the same values on all ranks."""

@@ -1,4 +1,4 @@
-"""The engine Gloo: all-to-alls and small sums over connections of this package, the rest as the engine Horovod.
+"""The engine Gloo: all-to-alls and sums over connections of this package, the rest as the engine Horovod.
 
 Horovod's all-to-all waits for a negotiation and for the exchange of splits. Here, a message finds its receiver by the
 collective's name and the number of the call. custom_ops/gloo_exchange has the ops. Horovod starts the ranks, and
@@ -7,9 +7,11 @@ carries the addresses of the connections. It stays the only engine where NCCL mo
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec import ops
@@ -19,7 +21,6 @@ from tf_fusedrec.exchange.horovod import Horovod, built_features
 LIBRARY_PATH = pathlib.Path(ops.__file__).with_name("_fusedrec_gloo.so")
 _CONNECT_WITHIN_MS = 60_000
 _ADDRESS_BYTES = 1024  # room for one
-_SMALL_SUM_BYTES = 256  # counts, weights and factors of a loss, by micro-batch
 _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -31,6 +32,7 @@ class Gloo(Horovod):
     """
 
     name = "gloo"
+    joined_bytes = 1 << 20
 
     def __init__(self, joined: Horovod):
         vars(self).update(vars(joined))
@@ -49,7 +51,9 @@ class Gloo(Horovod):
             ctypes.c_int64(room), ctypes.byref(used),
         )  # fmt: skip
         self._check(failure, f"to listen at interface {interface!r}")
-        addresses = b"".join(self.all_gather_object(address.raw[: used.value]))
+        answers = self.all_gather_object((address.raw[: used.value], self.host))
+        self._hosts = [host for _, host in answers]  # by rank
+        addresses = b"".join(of_rank for of_rank, _ in answers)
         self._check(functions.fusedrec_exchange_connect(addresses, ctypes.c_int64(len(addresses))), "to connect")
 
     def _check(self, failure: bytes | None, purpose: str) -> None:
@@ -76,14 +80,25 @@ class Gloo(Horovod):
         return self._ops.fusedrec_exchange_all_to_all(tensor, splits, known, **collective, name=op_name)
 
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
-        shape, dtype = tensor.shape, tensor.dtype
-        is_small = shape.is_fully_defined() and shape.num_elements() * dtype.size <= _SMALL_SUM_BYTES
-        if not is_small or dtype not in _SUMMED:
+        if not self._sums(tensor):
             return super().all_reduce(tensor, name=name, ranks=ranks)
-        # One message to each rank. Horovod sends several one after another, and each waits for rows in the cable.
-        # A step that needs the weight of its loss computes nothing meanwhile.
-        op_name = name.replace("/", ".")
-        return self._ops.fusedrec_exchange_sum(tensor, collective=name, ranks=ranks, name=op_name)
+        return self._sum([tensor], name=name, ranks=ranks, mean=False)[0]
+
+    def average(self, gradients: Sequence[Any], *, name: str | None) -> list[Any]:
+        if name is None or not all(map(self._sums, gradients)):
+            return super().average(gradients, name=name)
+        return self._sum(gradients, name=name, ranks=tuple(range(self.size)), mean=True)
+
+    @staticmethod
+    def _sums(tensor: Any) -> bool:
+        return isinstance(tensor, tf.Tensor) and tensor.dtype in _SUMMED and tensor.shape.is_fully_defined()
+
+    def _sum(self, tensors: Sequence[tf.Tensor], *, name: str, ranks: tuple[int, ...], mean: bool) -> list[tf.Tensor]:
+        of_hosts = collections.Counter(self._hosts[rank] for rank in ranks).values()
+        return self._ops.fusedrec_exchange_sum(
+            tensors, collective=name, ranks=ranks, mean=mean, name=name.replace("/", "."),
+            ranks_of_host=len(ranks) if len(set(of_hosts)) > 1 else next(iter(of_hosts)),
+        )  # fmt: skip
 
 
 def choose(joined: Horovod, exchange: str | None, *, has_store: bool) -> Horovod:

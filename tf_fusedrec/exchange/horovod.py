@@ -27,8 +27,10 @@ class Horovod:
     """
 
     name = "horovod"
+    joined_bytes = 0  # Horovod joins gradients that are ready together
     rank: int
     size: int
+    host: int  # its number
 
     def __init__(self) -> None:
         try:
@@ -58,7 +60,7 @@ class Horovod:
             threads = max(1, len(os.sched_getaffinity(0)) // self._hvd.local_size())
             os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
         self._process_sets = process_sets
-        self.rank, self.size = self._hvd.rank(), self._hvd.size()
+        self.rank, self.size, self.host = self._hvd.rank(), self._hvd.size(), self._hvd.cross_rank()
         _hvd = self._hvd
 
     def _options(self, name: str, ranks: tuple[int, ...]) -> dict[str, Any]:
@@ -81,9 +83,10 @@ class Horovod:
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, **self._options(name, ranks))
 
-    def average(self, gradient: Any, *, name: str | None) -> Any:
+    def average(self, gradients: Sequence[Any], *, name: str | None) -> list[Any]:
         # With its scope, because gradients of two functions in one graph may have equal names.
-        return self._hvd.allreduce(gradient, op=self._hvd.Average, name=name)
+        (gradient,) = gradients
+        return [self._hvd.allreduce(gradient, op=self._hvd.Average, name=name)]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._hvd.allgather_object(value, name="fusedrec.all_gather_object")

@@ -1,0 +1,102 @@
+#include "gloo_exchange/collective.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <thread>
+
+#include "gloo/common/error.h"
+
+namespace fusedrec {
+namespace {
+
+// Threads that wait, as many as collectives are under way.
+class Waiters {
+ public:
+  static Waiters& OfProcess() {
+    static auto* waiters = new Waiters;  // its threads never end
+    return *waiters;
+  }
+
+  void Run(std::function<void()> wait) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waits_.push_back(std::move(wait));
+    if (idle_ < waits_.size()) {
+      std::thread([this] { Loop(); }).detach();
+    } else {
+      wake_.notify_one();
+    }
+  }
+
+ private:
+  void Loop() {
+    pthread_setname_np(pthread_self(), "exchange wait");
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      ++idle_;
+      wake_.wait(lock, [this] { return !waits_.empty(); });
+      --idle_;
+      std::function<void()> wait = std::move(waits_.front());
+      waits_.pop_front();
+      lock.unlock();
+      wait();
+      wait = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> waits_;
+  size_t idle_ = 0;
+};
+
+Collective* CollectiveOf(const std::string& name, const std::vector<int>& ranks) {
+  static auto* mutex = new std::mutex;
+  static auto* collectives = new std::map<std::pair<std::string, std::vector<int>>, Collective>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  Collective& collective = (*collectives)[{name, ranks}];
+  if (collective.ranks.empty()) {
+    collective.name = name;
+    collective.ranks = ranks;
+    const auto self = std::find(ranks.begin(), ranks.end(), Mesh::OfProcess()->rank());
+    collective.index = static_cast<int>(self - ranks.begin());
+    for (const char letter : name) collective.key = Mix64(collective.key + static_cast<uint8_t>(letter) + 1);
+    for (const int rank : ranks) collective.key = Mix64(collective.key + rank + 1);
+  }
+  return &collective;
+}
+
+}  // namespace
+
+void RunWaiting(std::function<void()> wait) { Waiters::OfProcess().Run(std::move(wait)); }
+
+ExchangeOp::ExchangeOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+  std::string name;
+  std::vector<int> ranks;
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks));
+  OP_REQUIRES(ctx, Mesh::OfProcess() != nullptr,
+              absl::FailedPreconditionError("The ranks have not joined. Use tf_fusedrec.init(exchange=\"gloo\")."));
+  collective_ = CollectiveOf(name, ranks);
+}
+
+absl::Status ExchangeOp::Try(const std::function<absl::Status()>& function) const {
+  std::string cause;
+  try {
+    const absl::Status status = function();
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat("collective '", collective_->name, "': ", status.message()));
+  } catch (const gloo::IoException& error) {
+    cause = Mesh::OfProcess()->Cause();
+    if (cause.empty()) cause = error.what();
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  return absl::InternalError(absl::StrCat("collective '", collective_->name, "': ", cause));
+}
+
+}  // namespace fusedrec

@@ -72,16 +72,21 @@ class ExchangeSumOp : public ExchangeCallOp<SumCall> {
   absl::Status Begin(OpKernelContext* ctx, SumCall* call) const override {
     int64_t n = 0;
     for (int i = 0; i < ctx->num_inputs(); ++i) n += ctx->input(i).NumElements();
-    FUSEDREC_TRY(ctx->allocate_temp(tensorflow::DataTypeToEnum<T>::value, TensorShape({n}), &call->sums));
+    if (ctx->num_inputs() == 1) {  // in place where nothing else reads the value
+      FUSEDREC_TRY(ctx->forward_input_or_allocate_temp({0}, kType, ctx->input(0).shape(), &call->sums));
+    } else {
+      FUSEDREC_TRY(ctx->allocate_temp(kType, TensorShape({n}), &call->sums));
+    }
     T* sums = Sums(call);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       const auto value = In<T>(ctx->input(i));
-      sums = std::copy(value.begin(), value.end(), sums);
+      if (value.data() != sums) std::copy(value.begin(), value.end(), sums);
+      sums += value.size();
     }
     call->stages = Stages(n);
     for (Stage& stage : call->stages) {
       const TensorShape copies({stage.size(), stage.Of(stage.self).size()});
-      FUSEDREC_TRY(ctx->allocate_temp(call->sums.dtype(), copies, &stage.copies));
+      FUSEDREC_TRY(ctx->allocate_temp(kType, copies, &stage.copies));
     }
     {
       std::lock_guard<std::mutex> lock(collective_->mutex);
@@ -110,7 +115,8 @@ class ExchangeSumOp : public ExchangeCallOp<SumCall> {
     if (mean_) {
       const Stage& last = call->stages.back();
       const Part part = last.Of(last.self);
-      for (int64_t j = part.begin; j < part.end; ++j) Sums(call)[j] /= collective_->size();
+      T *const begin = Sums(call) + part.begin, *const end = Sums(call) + part.end;
+      std::transform(begin, end, begin, [n = static_cast<T>(collective_->size())](T sum) { return sum / n; });
     }
     for (size_t s = call->stages.size(); s-- > 0;) {
       const Stage& stage = call->stages[s];
@@ -121,9 +127,7 @@ class ExchangeSumOp : public ExchangeCallOp<SumCall> {
     }
     wait_sent();
     if (ctx->num_inputs() == 1) {
-      Tensor out;
-      if (!out.CopyFrom(call->sums, ctx->input(0).shape())) return absl::InternalError("the sum has another size");
-      ctx->set_output(0, out);
+      ctx->set_output(0, call->sums);
       return absl::OkStatus();
     }
     const T* sums = Sums(call);
@@ -138,6 +142,7 @@ class ExchangeSumOp : public ExchangeCallOp<SumCall> {
 
  private:
   enum Direction { kReduce, kGather };
+  static constexpr tensorflow::DataType kType = tensorflow::DataTypeToEnum<T>::value;
 
   static T* Sums(SumCall* call) { return call->sums.flat<T>().data(); }
 

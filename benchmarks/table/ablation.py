@@ -74,7 +74,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
         arrived = routing.send_gradients(route, [summed], layout, None)
-        table.update([(found, arrived)], 1.0)
+        table.update([(found, arrived, None)], 1.0)
         read = tf.size(found.handles if at_owner else found.inverse, out_type=tf.int64)
         return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])
 

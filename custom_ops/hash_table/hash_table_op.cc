@@ -24,11 +24,12 @@ REGISTER_OP("Fusedrec>HashTable")
       .Attr("A: list({float, half, bfloat16}) >= 0").Attr("N: int >= 0")
 
 FUSEDREC_LOOKUP_OP("Fusedrec>TableLookup")
+    .Input("sum_index: K * int32").Input("sum_splits: K * int64").Attr("K: int >= 0 = 0")
     .Output("handles: int64").Output("inverse: int32")
     .Attr("read_rows: bool = true")
     .Attr("window: int >= 1 = 1")
-    .SetShapeFn(Shapes("* [m] [r] A*[p,d] N*[w] N*[k] -> [0 unless read_rows,dim] [?] [?]"))
-    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, this one included, are neither evicted nor moved until the next lookup.");
+    .SetShapeFn(Shapes("* [m] [r] A*[p,d] N*[w] N*[k] K*[t] K*[q] -> [0 unless read_rows,dim] [?] [?]"))
+    .Doc("Deferred-hash lookup, training form (FusedRec, section 3). Returns rows, or the sums of PartialSumTerms. With a TableLookAhead of the message, it reads only rows that are new or changed since. Rows of the last `window` lookups, this one included, are neither evicted nor moved until the next lookup.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableLookAhead")
     .Input("message: int64").Input("received_splits: int32")
@@ -50,16 +51,18 @@ FUSEDREC_TABLE_OP("Fusedrec>TablePrefetch")
 FUSEDREC_TABLE_OP("Fusedrec>TableApplyGradients")
     .Input("handles: int64").Input("inverse: int32").Input("grads: T").Input("scale: float")
     .Input("learning_rate: float").Input("step: int64")
+    .Input("sum_index: K * int32").Input("sum_splits: K * int64").Attr("K: int >= 0 = 0")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
-    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] -> [?]"))
+    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] K*[t] K*[q] -> [?]"))
     .Doc("Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableAccumulateGradients")
     .Input("handles: int64").Input("inverse: int32").Input("grads: T").Input("scale: float").Input("begin: bool")
+    .Input("sum_index: K * int32").Input("sum_splits: K * int64").Attr("K: int >= 0 = 0")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
-    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] -> [?]"))
+    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] K*[t] K*[q] -> [?]"))
     .Doc("Adds gradients to sums by row, which TableApplyAccumulated applies (MTGRBoost, section 5.2).");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableApplyAccumulated")

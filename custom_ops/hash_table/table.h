@@ -64,13 +64,20 @@ struct RowsOut {
   int64_t size;
 };
 
-// A lookup's handles and inverse, and gradients of the received ids.
+// Sums of rows of received ids (partial_sums.h); empty: rows themselves.
+struct RowSums {
+  absl::Span<const int32_t> index;   // [T], place of each term among the received ids (the kernel checks)
+  absl::Span<const int64_t> splits;  // [M+1], bounds of the sums inside index
+};
+
+// A lookup's handles and inverse, and gradients of the received ids, or of sums of their rows.
 struct Gradients {
   absl::Span<const int64_t> handles;
   absl::Span<const int32_t> inverse;  // [V]
-  const void* grads;                  // [>= V, dim]
+  const void* grads;                  // [>= V, dim], or [M, dim]
   Storage storage;
   float scale;
+  RowSums sums;
 };
 
 // The numbers of the op TableStatistics, in host memory.
@@ -101,6 +108,8 @@ class Table {
   //   inverse [V], handles [V]  out: *num_rows of the handles are written
   virtual absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                               const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) = 0;
+  // Where rows of the last lookup are, until the next op. Returns false where some may not be float32 in memory.
+  virtual bool FloatsOf(absl::Span<const int64_t>, std::vector<const float*>*) const { return false; }
   // The message is in host memory. On a device, rows and handles are empty.
   virtual absl::Status LookAhead(const TableCall& call, const Message& message, const RowsOut& rows,
                                  absl::Span<int64_t> handles, Ahead* mark) = 0;

@@ -106,7 +106,7 @@ class Ranks:
             found = table.lookup((message, splits))
             _assert_rows(found.rows, want)
             grads = (number + np.arange(len(received) * DIM).reshape(-1, DIM) % 7).astype(np.float32) / 64
-            table.update([(found, tf.constant(grads))], 1.0)
+            table.update([(found, tf.constant(grads), None)], 1.0)
             oracle.train(received, grads)
 
     def find(self, batch: list) -> None:

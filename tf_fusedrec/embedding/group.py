@@ -214,10 +214,14 @@ class TableGroup:
         """
         with self.id_device():
             request = routing.join_sources([route.request for route in routes])
+        # Rows that were read ahead, or for several lookups at once, are summed later.
+        sums = routes[0].sums.of_rows if len(routes) == 1 and routes[0].sums is not None and ahead is None else None
         if not training:
             answer = ops.TableRows(self.table.read(request), None, None)
         elif routes[0].shared is None:
-            answer = self.table.lookup(request, ahead, lookups_per_update=lookups_per_update)
+            answer = self.table.lookup(request, ahead, sums=sums, lookups_per_update=lookups_per_update)
+            if sums is not None:
+                return [answer]
         else:  # two ops, because rows of this group leave before the ids of all groups have arrived
             rows = self.table.read(request, ahead, lookups_per_update=lookups_per_update)
             trained = routing.join_sources([route.trained for route in routes])
@@ -225,7 +229,7 @@ class TableGroup:
             answer = looked_up._replace(rows=rows)
         parts = routing.split_answer(answer, routes, len(self.config.tables))
         return [
-            part if route.sums is None else part._replace(rows=routing.partial_sums(part.rows, route.sums))
+            part if route.sums is None else part._replace(rows=routing.partial_sums(part.rows, route.sums.of_rows))
             for route, part in zip(routes, parts)
         ]
 
@@ -244,20 +248,23 @@ class TableGroup:
           staleness: See Step.update.
         """
         checks = [check for seen in updates_seen for check in self._not_updated_since(seen, staleness)]
-        parts = [
-            (route, answer, grads if route.sums is None else routing.row_gradients(grads, route.sums, answer.inverse))
-            for route, answer, grads in parts
-        ]
         gradients = [grads for _, _, grads in parts]
         begun = self._replica.begin() if self._replica is not None else None
-        left_out = self.table.update([(answer, grads) for _, answer, grads in parts], self._gradient_scale, checks)
+        trained = [
+            (answer, grads, None if route.sums is None else route.sums.of_rows) for route, answer, grads in parts
+        ]
+        left_out = self.table.update(trained, self._gradient_scale, checks)
         # Counters wait for all gradients, so that a step that finds no more data counts nothing.
         with tf.control_dependencies([*checks, *gradients]):
             if left_out is not None:
                 for (route, _, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
-                    noted = [*route.trained, inverse, grads, numbers, left_out.update]
-                    # An update without such rows costs no work.
-                    tf.cond(tf.size(numbers) > 0, lambda: self._left_out.note(*noted), tf.no_op)  # noqa: B023
+
+                    def note(route=route, grads=grads, numbers=numbers, inverse=inverse) -> tf.Operation | None:
+                        if route.sums is not None:
+                            grads = routing.row_gradients(grads, route.sums.of_rows, inverse)
+                        return self._left_out.note(*route.trained, inverse, grads, numbers, left_out.update)
+
+                    tf.cond(tf.size(numbers) > 0, note, tf.no_op)  # an update without such rows costs no work
             self.updates.assign_add(1)
             if self._replica is not None:
                 self._replica.note_update([route.request for route, _, _ in parts], begun)

@@ -88,9 +88,7 @@ class Sums(NamedTuple):
     """The sums of a lookup, each of the rows that a bag has at one owner. They return in place of rows."""
 
     bag_splits: tf.Tensor  # <int64>[G+1], sums of each bag inside Route.index
-    # <int32>[T], terms of the sums that this rank makes, by place in Route.request; empty: all are rows.
-    index: tf.Tensor
-    splits: tf.Tensor  # <int64>[M+1], terms of each sum inside index
+    of_rows: ops.RowSums  # that this rank makes, of the ids of Route.request
     terms_splits: tf.Tensor  # <int32>[R], entries of the message of terms for each owner
 
 
@@ -178,7 +176,7 @@ def _route(sent: Outgoing, ranked: ops.RankedIds, received: Sequence[Message]) -
 
 def _route_of_bags(sent: OutgoingBags, received: Sequence[Message]) -> list[Route]:
     (request, terms), sums = received, sent.sums
-    index, splits, row_splits = ops.partial_sum_terms(*terms, request[1], num_segments=sent.num_segments)
+    of_rows, row_splits = ops.partial_sum_terms(*terms, request[1], num_segments=sent.num_segments)
     return [
         Route(
             name=sent.name,
@@ -190,7 +188,7 @@ def _route_of_bags(sent: OutgoingBags, received: Sequence[Message]) -> list[Rout
             unique_splits=sums.id_splits,
             row_splits=row_splits,
             gradient_splits=sums.sum_splits,
-            sums=Sums(sums.sum_bags, index, splits, sums.terms_splits),
+            sums=Sums(sums.sum_bags, of_rows, sums.terms_splits),
         )
     ]
 
@@ -265,8 +263,8 @@ def _bags(fused: ops.FusedIds, route: Route) -> tuple[tf.Tensor, tf.Tensor]:
     return fused.bag_splits if route.sums is None else route.sums.bag_splits, fused.bag_scale
 
 
-def partial_sums(rows: tf.Tensor, sums: Sums) -> tf.Tensor:
-    """Sums the rows [P, D] of received ids at their owner: [M, D], or the rows where no rank asks for sums."""
+def partial_sums(rows: tf.Tensor, sums: ops.RowSums) -> tf.Tensor:
+    """Sums rows [P, D] that the owner has read already: [M, D], or the rows where no rank asks for sums."""
     ones = tf.ones_like(sums.splits[1:], tf.float32)
     summed = tf.cond(
         tf.size(sums.index) > 0, lambda: ops.pooled_recover(rows, sums.index, sums.splits, ones), lambda: rows
@@ -274,7 +272,7 @@ def partial_sums(rows: tf.Tensor, sums: Sums) -> tf.Tensor:
     return tf.ensure_shape(summed, [None, rows.shape[1]])
 
 
-def row_gradients(grads: tf.Tensor, sums: Sums, inverse: tf.Tensor) -> tf.Tensor:
+def row_gradients(grads: tf.Tensor, sums: ops.RowSums, inverse: tf.Tensor) -> tf.Tensor:
     """The gradients of received ids [>= V, D] at their owner, from those of sums. The mirror of partial_sums.
 
     inverse: <int32>[V], the place of each received id's row.

@@ -53,6 +53,13 @@ class PartialSums(NamedTuple):
     sum_bags: tf.Tensor  # <int64>[G+1], bag g is index[sum_bags[g]:sum_bags[g+1]]
 
 
+class RowSums(NamedTuple):
+    """Sums of rows that a lookup returns in place of rows, and that gradients are of: see partial_sum_terms."""
+
+    index: tf.Tensor  # <int32>[T], place of each term among the received ids; empty: rows themselves
+    splits: tf.Tensor  # <int64>[M+1], bounds of each sum inside index
+
+
 class ReceivedIds(NamedTuple):
     """Ids of all sources at their owner."""
 
@@ -215,7 +222,7 @@ def partial_sums(fused: FusedIds, *, num_ranks: int, row_bytes: int) -> PartialS
 
 def partial_sum_terms(
     terms: tf.Tensor, terms_splits: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+) -> tuple[RowSums, tf.Tensor]:
     """Reads the terms of partial_sums at the owner.
 
     Args:
@@ -225,15 +232,15 @@ def partial_sum_terms(
       num_segments: S.
 
     Returns:
-      The place of each term among the received ids <int32>[T], empty where all sources get rows; bounds of the M sums
-      inside it <int64>[M+1]; and the sums or rows of each source <int32>[R].
+      The sums, none where all sources get rows, and the sums or rows of each source <int32>[R].
 
     Raises:
       InvalidArgumentError: terms do not name ids of their source; the message names its rank.
     """
-    return library.fusedrec_partial_sum_terms(
+    index, splits, of_sources = library.fusedrec_partial_sum_terms(
         terms=terms, terms_splits=terms_splits, received_splits=received_splits, num_segments=num_segments
     )
+    return RowSums(index, splits), of_sources
 
 
 def unpack_message(message: tf.Tensor, received_splits: tf.Tensor, *, num_segments: int) -> ReceivedIds:

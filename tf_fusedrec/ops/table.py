@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import _functions, library
+from tf_fusedrec.ops.ids import RowSums
 
 
 class TableRows(NamedTuple):
@@ -113,6 +114,7 @@ def table_lookup(
     received_splits: tf.Tensor,
     ahead: RowsAhead | None = None,
     *,
+    sums: RowSums | None = None,
     with_rows: bool = True,
     window: int = 1,
     dim: int,
@@ -128,6 +130,7 @@ def table_lookup(
       message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see rank_partition.
       received_splits: <int32>[R], entries of each block, header included.
       ahead: table_look_ahead of this message. Only rows that are new or changed since then are searched and copied.
+      sums: To return in place of rows, where there are any: TableRows.rows is <dtype>[M, D]. On a CPU, without `ahead`.
       with_rows: False reads no rows: TableRows.rows is <dtype>[0, D]. It excludes `ahead`.
       window: Number of lookups, this one included, whose gradients are to come. Their rows neither leave nor move.
       dim: D of the table.
@@ -142,7 +145,7 @@ def table_lookup(
     return TableRows(
         *library.fusedrec_table_lookup(
             table=table, message=message, received_splits=received_splits, dim=dim, read_rows=with_rows, window=window,
-            **_ahead(ahead if with_rows else None, dtype),
+            **_ahead(ahead if with_rows else None, dtype), **_sums(sums),
         )
     )  # fmt: skip
 
@@ -194,10 +197,19 @@ def _ahead(ahead: RowsAhead | None, dtype: tf.DType) -> dict[str, Any]:
     return {"rows_ahead": [rows], "handles_ahead": [ahead.handles], "mark": [ahead.mark], "T": rows.dtype}
 
 
+def _sums(sums: RowSums | None) -> dict[str, Any]:
+    return (
+        {"sum_index": [], "sum_splits": []}
+        if sums is None
+        else {"sum_index": [sums.index], "sum_splits": [sums.splits]}
+    )
+
+
 def table_apply_gradients(
     table: tf.Tensor,
     rows: TableRows,
     grads: tf.Tensor,
+    sums: RowSums | None = None,
     *,
     scale: float | tf.Tensor,
     learning_rate: tf.Tensor,
@@ -211,7 +223,9 @@ def table_apply_gradients(
     Args:
       table: <resource>[].
       rows: Result of table_lookup.
-      grads: <T>[>= V, D] in the order received; rows after V are ignored.
+      grads: <T>[>= V, D] in the order received; rows after V are ignored. With sums, [M, D].
+      sums: What grads are of, where it has any. A row gets the gradients of all sums that it is a term of, in their
+        order.
       scale: <float32>[] factor of all gradients.
       learning_rate: <float32>[].
       step: <int64>[] number of this update, 1 for the first.
@@ -226,12 +240,18 @@ def table_apply_gradients(
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=rows.handles, inverse=rows.inverse, grads=grads, scale=scale,
-        learning_rate=learning_rate, step=step,
+        learning_rate=learning_rate, step=step, **_sums(sums),
     )  # fmt: skip
 
 
 def table_accumulate_gradients(
-    table: tf.Tensor, rows: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor, begin: bool = False
+    table: tf.Tensor,
+    rows: TableRows,
+    grads: tf.Tensor,
+    sums: RowSums | None = None,
+    *,
+    scale: float | tf.Tensor,
+    begin: bool = False,
 ) -> tf.Tensor:
     """Adds gradients to the sums by row, which table_apply_accumulated applies (MTGRBoost, section 5.2).
 
@@ -239,7 +259,7 @@ def table_accumulate_gradients(
       begin: True to drop earlier sums, which a training step that failed may have left.
     """
     return library.fusedrec_table_accumulate_gradients(
-        table=table, handles=rows.handles, inverse=rows.inverse, grads=grads, scale=scale, begin=begin
+        table=table, handles=rows.handles, inverse=rows.inverse, grads=grads, scale=scale, begin=begin, **_sums(sums)
     )
 
 

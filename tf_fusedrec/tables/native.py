@@ -92,13 +92,14 @@ class NativeTable(Table):
         request: Message,
         ahead: ops.RowsAhead | None = None,
         *,
+        sums: ops.RowSums | None = None,
         with_rows: bool = True,
         lookups_per_update: int = 1,
     ) -> ops.TableRows:
         if with_rows and ahead is None and self.ids_on_host:
             ahead = self.look_ahead(request)  # takes ids where they are; a lookup without it would copy them back
         return ops.table_lookup(
-            self._handle, *request, ahead, with_rows=with_rows, window=lookups_per_update, dim=self._dim,
+            self._handle, *request, ahead, sums=sums, with_rows=with_rows, window=lookups_per_update, dim=self._dim,
             dtype=self._dtype,
         )  # fmt: skip
 
@@ -132,10 +133,13 @@ class NativeTable(Table):
             )
 
     def update(
-        self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+        self,
+        parts: Sequence[tuple[ops.TableRows, tf.Tensor, ops.RowSums | None]],
+        scale: float,
+        checks: Sequence[tf.Operation] = (),
     ) -> LeftOutRows:
         update = self.optimizer.iterations.read_value() + 1
-        inverses, gradients = [answer.inverse for answer, _ in parts], [grads for _, grads in parts]
+        inverses, gradients = [answer.inverse for answer, _, _ in parts], [grads for _, grads, _ in parts]
         if self._accumulate_steps == 1 and len(parts) == 1:
             with tf.control_dependencies([*checks, *gradients]):
                 rate, step = self.optimizer.current()

@@ -67,6 +67,7 @@ class Table(abc.ABC):
         request: Message,
         ahead: ops.RowsAhead | None = None,
         *,
+        sums: ops.RowSums | None = None,
         with_rows: bool = True,
         lookups_per_update: int = 1,
     ) -> Any:
@@ -75,6 +76,7 @@ class Table(abc.ABC):
         Args:
           request: The received ids.
           ahead: The result of `look_ahead` for `request`: only rows that changed since are read. None: all are.
+          sums: The sums to answer in place of rows, where there are any. Only native tables on a CPU get them.
           with_rows: False for an answer without rows.
           lookups_per_update: Number of lookups, with this one, before the update of the first. Their rows neither leave
             nor move.
@@ -95,12 +97,15 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self, parts: Sequence[tuple[Any, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+        self,
+        parts: Sequence[tuple[Any, tf.Tensor, ops.RowSums | None]],
+        scale: float,
+        checks: Sequence[tf.Operation] = (),
     ) -> LeftOutRows | None:
         """Trains the rows of training lookups by the sum of their gradients, as one update.
 
         Args:
-          parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received.
+          parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received, or of sums [M, D].
           scale: Factor of all gradients.
           checks: Ops that run before rows change. If one fails, no row changes.
 

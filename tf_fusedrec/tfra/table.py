@@ -126,6 +126,7 @@ class TfraTable(Table):
         request: Message,
         ahead: ops.RowsAhead | None = None,
         *,
+        sums: ops.RowSums | None = None,
         with_rows: bool = True,
         lookups_per_update: int = 1,
     ) -> TfraRows:
@@ -162,14 +163,18 @@ class TfraTable(Table):
         )  # fmt: skip
 
     def update(
-        self, parts: Sequence[tuple[TfraRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+        self,
+        parts: Sequence[tuple[TfraRows, tf.Tensor, ops.RowSums | None]],
+        scale: float,
+        checks: Sequence[tf.Operation] = (),
     ) -> None:
         """Trains the rows of the lookups, and inserts the new ones."""
-        with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
+        with tf.control_dependencies([*checks, *[grads for _, grads, _ in parts]]):
             sums = [
-                ops.recover_grad(grads, part.position, tf.size(part.keys, out_type=tf.int64)) for part, grads in parts
+                ops.recover_grad(grads, part.position, tf.size(part.keys, out_type=tf.int64))
+                for part, grads, _ in parts
             ]
-            rows, summed = _joined([part for part, _ in parts], sums)
+            rows, summed = _joined([part for part, _, _ in parts], sums)
             summed *= tf.cast(scale, summed.dtype)
             self.variable.upsert(rows.keys, self._trainer.train(rows.distinct, rows.slots, summed))
             if self._reverse is not None:

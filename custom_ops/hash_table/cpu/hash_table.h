@@ -49,6 +49,7 @@ class HashTable : public Table {
   // Handles have the clock of the lookup above the number of the row.
   absl::Status Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                       const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) override;
+  bool FloatsOf(absl::Span<const int64_t> handles, std::vector<const float*>* rows) const override;
   // rows: only those of ids with a row are written. Changes nothing.
   absl::Status LookAhead(const TableCall& call, const Message& message, const RowsOut& rows, absl::Span<int64_t> handles,
                          Ahead* mark) override;

@@ -378,6 +378,12 @@ absl::Status HashTable::Lookup(const TableCall& call, const Message& message, in
   return LookUp(call, message, window, ahead, rows, inverse, handles, num_rows);
 }
 
+bool HashTable::FloatsOf(absl::Span<const int64_t> handles, std::vector<const float*>* rows) const {
+  if (spec().storage != Storage::kFloat32 || rows_.store().HasPool(1) || rows_.has_admission()) return false;
+  for (const int64_t handle : handles) rows->push_back(format(0).Row(rows_.Row(static_cast<uint32_t>(handle))));
+  return true;
+}
+
 absl::Status HashTable::LookUp(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                                const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) {
   RunningLookups::Lookup running(&rows_.pins().lookups(), window);

@@ -4,6 +4,7 @@
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cuda/device_table.h"
 #include "hash_table/kernels/table_kernel.h"
+#include "recovery/recovery.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace fusedrec {
@@ -110,7 +111,9 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
   absl::Status ReadAhead(OpKernelContext* ctx, const TableCall& call, int64_t num_ids, Ahead* ahead, const Ahead** given,
                          RowsOut* rows) const {
     *given = nullptr;
-    if (ctx->num_inputs() == 3) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
+    OpInputList marks;
+    FUSEDREC_TRY(ctx->input_list("mark", &marks));
+    if (marks.size() == 0) return AllocateRows(ctx, call, num_ids, BucketedSize(num_ids), rows);
     const Tensor &rows_ahead = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
     FUSEDREC_TRY(RequireRank("rows_ahead", rows_ahead, 2));
     FUSEDREC_TRY(RequireRank("handles_ahead", handles, 1));
@@ -132,12 +135,31 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
     return absl::OkStatus();
   }
 
+  int64_t dim() const { return dim_; }
+
   bool reads_rows_ = true;  // of TableLookup
   int64_t window_ = 0;      // of TableLookup and TableRead
 
  private:
   int64_t dim_;
 };
+
+// Reads the inputs sum_index and sum_splits of sums of `num_ids` received ids.
+absl::Status ReadRowSums(OpKernelContext* ctx, const TableCall& call, int64_t num_ids, RowSums* sums) {
+  OpInputList index, splits;
+  FUSEDREC_TRY(ctx->input_list("sum_index", &index));
+  FUSEDREC_TRY(ctx->input_list("sum_splits", &splits));
+  if (index.size() == 0 || index[0].NumElements() == 0) return absl::OkStatus();
+  FUSEDREC_TRY(RequireRank("sum_index", index[0], 1));
+  FUSEDREC_TRY(RequireRank("sum_splits", splits[0], 1));
+  *sums = {In<int32_t>(index[0]), In<int64_t>(splits[0])};
+  FUSEDREC_TRY(RequireSplits("sum_splits", sums->splits, sums->index.size()));
+  const int64_t wrong = FirstOutOfRange(sums->index, num_ids);
+  if (wrong < 0 && index.size() == 1 && call.is_on_cpu()) return absl::OkStatus();
+  if (wrong < 0) return Invalid("sum_index must be of one lookup, on a CPU, got ", index.size(), " tensors.");
+  return Invalid("sum_index must lie in [0, ", num_ids, "), the received ids, got ", sums->index[wrong],
+      ". Pass the results of partial_sum_terms.");
+}
 
 template <On kOn, typename T>
 struct TableLookupOp : RowsOp<kOn, T> {
@@ -149,8 +171,20 @@ struct TableLookupOp : RowsOp<kOn, T> {
     RowsOut rows;
     Ahead ahead;
     const Ahead* given = nullptr;
+    RowSums sums;
+    std::vector<const float*> places;  // of distinct rows
+    Tensor read;
     FUSEDREC_TRY(this->Start(ctx, *table, call.is_on_cpu(), &message));
-    if (this->reads_rows_) {
+    FUSEDREC_TRY(ReadRowSums(ctx, call, message.num_ids, &sums));
+    const bool in_place = std::is_same_v<T, float> && table->FloatsOf({}, &places);
+    if (!sums.index.empty()) {
+      rows = {nullptr, StorageFor<T>(), 0};
+      if (!in_place) {
+        const TensorShape shape({message.num_ids, table->spec().dim});
+        FUSEDREC_TRY(ctx->allocate_temp(tensorflow::DataTypeToEnum<T>::value, shape, &read));
+        rows = {read.data(), StorageFor<T>(), message.num_ids};
+      }
+    } else if (this->reads_rows_) {
       FUSEDREC_TRY(this->ReadAhead(ctx, call, message.num_ids, &ahead, &given, &rows));
     } else {
       FUSEDREC_TRY(this->AllocateRows(ctx, call, 0, 0, &rows));
@@ -164,6 +198,28 @@ struct TableLookupOp : RowsOp<kOn, T> {
     FUSEDREC_TRY(table->Lookup(call, message, this->window_, given, rows, Out<int32_t>(inverse).data(),
                                Out<int64_t>(&handles).data(), &num_rows));
     ctx->set_output(1, handles.Slice(0, num_rows));
+    if (sums.index.empty()) return absl::OkStatus();
+    if (in_place) table->FloatsOf(In<int64_t>(handles).subspan(0, num_rows), &places);
+    return Sum(ctx, call, sums, places, In<int32_t>(*inverse), read);
+  }
+
+ private:
+  // Returns sums of rows where they are or, without places, of those that were read.
+  absl::Status Sum(OpKernelContext* ctx, const TableCall& call, const RowSums& sums,
+                          absl::Span<const float* const> places, absl::Span<const int32_t> inverse, const Tensor& read) const {
+    const int64_t dim = this->dim(), num_sums = sums.splits.size() - 1;
+    const std::vector<float> ones(num_sums, 1.0f);
+    Tensor* out;
+    FUSEDREC_TRY(ctx->allocate_output(0, TensorShape({num_sums, dim}), &out));
+    T* const numbers = out->flat<T>().data();
+    if (places.empty()) {
+      PooledRecover(read.flat<T>().data(), dim, sums.index, sums.splits, ones, call.parallel_for, numbers);
+    } else if constexpr (std::is_same_v<T, float>) {
+      std::vector<const float*> rows;
+      rows.reserve(sums.index.size());
+      for (const int32_t id : sums.index) rows.push_back(places[inverse[id]]);
+      PooledRecoverParts<float>(rows, dim, sums.splits, ones, call.parallel_for, numbers, num_sums);
+    }
     return absl::OkStatus();
   }
 };
@@ -213,18 +269,21 @@ absl::Status Prefetch(OpKernelContext* ctx, Table* table, const TableCall& call)
 }
 
 template <typename T>
-absl::Status ReadGradients(OpKernelContext* ctx, const Table& table, Gradients* read) {
+absl::Status ReadGradients(OpKernelContext* ctx, const Table& table, const TableCall& call, Gradients* read) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
   FUSEDREC_TRY(RequireRank("handles", handles, 1));
   FUSEDREC_TRY(RequireRank("inverse", inverse, 1));
   FUSEDREC_TRY(RequireRank("grads", grads, 2));
   FUSEDREC_TRY(RequireSize("the size of handles", handles.NumElements()));
   FUSEDREC_TRY(RequireSize("the size of inverse", inverse.NumElements()));
-  if (grads.dim_size(0) < inverse.NumElements() || grads.dim_size(1) != table.spec().dim) {
-    return Invalid("grads must have shape [>= ", inverse.NumElements(), ", ", table.spec().dim,
-        "], one row for each received id, got ", grads.shape().DebugString(), ".");
+  RowSums sums;
+  FUSEDREC_TRY(ReadRowSums(ctx, call, inverse.NumElements(), &sums));
+  const int64_t size = sums.index.empty() ? inverse.NumElements() : sums.splits.size() - 1;
+  if (grads.dim_size(0) < size || grads.dim_size(1) != table.spec().dim) {
+    return Invalid("grads must have shape [>= ", size, ", ", table.spec().dim,
+        "], one row for each received id or sum, got ", grads.shape().DebugString(), ".");
   }
-  *read = {In<int64_t>(handles), In<int32_t>(inverse), grads.data(), StorageFor<T>(), 0.0f};
+  *read = {In<int64_t>(handles), In<int32_t>(inverse), grads.data(), StorageFor<T>(), 0.0f, sums};
   return ScalarInput(ctx, 4, "scale", &read->scale);
 }
 
@@ -244,7 +303,7 @@ absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall&
   Gradients grads;
   Step step;
   std::vector<int32_t> left_out;
-  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, &grads));
+  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, call, &grads));
   FUSEDREC_TRY(ReadStep(ctx, 5, &step));
   FUSEDREC_TRY(table->Apply(call, grads, step, &left_out));
   return Give(ctx, 0, left_out);
@@ -255,7 +314,7 @@ absl::Status AccumulateGradients(OpKernelContext* ctx, Table* table, const Table
   Gradients grads;
   bool begin;
   std::vector<int32_t> left_out;
-  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, &grads));
+  FUSEDREC_TRY(ReadGradients<T>(ctx, *table, call, &grads));
   FUSEDREC_TRY(ScalarInput(ctx, 5, "begin", &begin));
   FUSEDREC_TRY(table->Accumulate(call, grads, begin, &left_out));
   return Give(ctx, 0, left_out);
@@ -274,14 +333,18 @@ using AccumulateOp = TableFunctionKernel<kOn, Table::Access::kAsTheyAre, &Accumu
 
 #define FUSEDREC_HOST_MESSAGE .HostMemory("table").HostMemory("message").HostMemory("received_splits")
 FUSEDREC_KERNEL_ON_BOTH("HashTable", HashTableOp, .HostMemory("table"));
-FUSEDREC_KERNEL_OF_ROWS("TableLookup", TableLookupOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
+#define FUSEDREC_HOST_SUMS .HostMemory("sum_index").HostMemory("sum_splits")
+FUSEDREC_KERNEL_OF_ROWS("TableLookup", TableLookupOp,
+    .HostMemory("table").HostMemory("received_splits").HostMemory("mark") FUSEDREC_HOST_SUMS);
 FUSEDREC_KERNEL_OF_ROWS("TableLookAhead", TableLookAheadOp, FUSEDREC_HOST_MESSAGE.HostMemory("mark"));
 FUSEDREC_KERNEL_OF_ROWS("TableRead", TableReadOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
 FUSEDREC_TABLE_KERNEL(Prefetch, kAsTheyAre, .HostMemory("message").HostMemory("received_splits"));
 FUSEDREC_KERNEL_OF_ROWS("TableApplyGradients", ApplyOp,
-    .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("left_out"));
+    .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("left_out")
+    FUSEDREC_HOST_SUMS);
 FUSEDREC_KERNEL_OF_ROWS("TableAccumulateGradients", AccumulateOp,
-                        .HostMemory("table").HostMemory("scale").HostMemory("begin").HostMemory("left_out"));
+    .HostMemory("table").HostMemory("scale").HostMemory("begin").HostMemory("left_out") FUSEDREC_HOST_SUMS);
+#undef FUSEDREC_HOST_SUMS
 FUSEDREC_TABLE_KERNEL(ApplyAccumulated, kAsTheyAre, .HostMemory("learning_rate").HostMemory("step"));
 #undef FUSEDREC_HOST_MESSAGE
 

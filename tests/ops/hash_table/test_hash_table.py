@@ -97,6 +97,56 @@ def test_gradients_of_one_row_are_summed_in_the_order_received():
         assert (table.find([[[1, 2, 3]]]) != backward.find([(0, 1), (0, 2), (0, 3)])).any()
 
 
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.parametrize(
+    "spec", [{}, {"admission_count": 2}, {"storage": "mixed", "hot_after": 2}, {"storage": "bfloat16"}], ids=str
+)
+def test_sums_of_rows_and_their_gradients(spec, accumulated):
+    """Sums of rows where they are, and of rows that are converted or that admission refuses. Numbers are exact."""
+    batch, index, splits = [[[1, 2, 3], [1]], [[2], []]], [0, 2, 2, 4, 3, 1, 4], [0, 3, 3, 5, 7]
+    sums = ops.RowSums(tf.constant(index), tf.constant(splits, tf.int64))
+    message, received_splits, received = pack(batch)
+    gradients = np.arange(8, dtype=np.float32).reshape(4, 2)
+    with new_table(2, dim=2, distribution="constant", a=0.5, **spec) as table:
+        want = dict.fromkeys(received, np.full(2, 0.5))
+        for visit in (1, 2, 3):
+            found = ops.table_lookup(table.handle, message, received_splits, sums=sums, dim=2)
+            of_sums = [[received[i] for i in index[begin:end]] for begin, end in zip(splits, splits[1:])]
+            np.testing.assert_array_equal(
+                found.rows, [sum((want[key] for key in keys), np.zeros(2)) for keys in of_sums]
+            )
+            if accumulated:
+                ops.table_accumulate_gradients(table.handle, found, gradients, sums, scale=0.5)
+                ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=visit)
+            else:
+                args = {"scale": 0.5, "learning_rate": 1.0, "step": visit}
+                ops.table_apply_gradients(table.handle, found, gradients, sums, **args)
+            if visit >= spec.get("admission_count", 1):
+                for keys, gradient in zip(of_sums, gradients):
+                    want |= {key: want[key] - keys.count(key) * gradient / 2 for key in keys}
+        np.testing.assert_array_equal(table.find(batch), [want[key] for key in received])
+
+
+WRONG_SUMS = {
+    "an_id_that_was_not_received": (([3], [0, 1]), "sum_index must lie in \\[0, 3\\), the received ids, got 3"),
+    "another_number_of_terms": (([0], [0, 2]), "sum_splits must"),
+}
+
+
+@pytest.mark.parametrize(("sums", "words"), WRONG_SUMS.values(), ids=WRONG_SUMS)
+def test_wrong_sums_are_refused(sums, words):
+    sums = ops.RowSums(tf.constant(sums[0]), tf.constant(sums[1], tf.int64))
+    with new_table(dim=2) as table:
+        found = table.lookup([[[1, 2, 3]]])
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            ops.table_lookup(table.handle, *pack([[[1, 2, 3]]])[:2], sums=sums, dim=2)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 2]), sums, scale=1.0)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="grads must have shape \\[>= 2, 2\\]"):
+            two = ops.RowSums(tf.constant([0, 1]), tf.constant([0, 1, 2], tf.int64))
+            ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 2]), two, scale=1.0)
+
+
 def test_padding_of_gradients_is_ignored():
     with new_table() as table:
         found = table.lookup([[[1, 2]]])

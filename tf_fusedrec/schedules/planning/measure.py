@@ -185,7 +185,7 @@ def _table_seconds(lookup: StepLookup, table: Any, ranks: int) -> dict[str, floa
         return table.lookup(message)
 
     def look_up_and_update() -> None:
-        table.update([(look_up(), gradients)], 1.0)
+        table.update([(look_up(), gradients, None)], 1.0)
 
     def look_ahead() -> Any:
         return lookup.group.table.look_ahead(message)

@@ -25,13 +25,26 @@ FUSEDREC_CLONES uint32_t AnyNotFinite(const float* __restrict__ x, int n) {
 bool AllFinite(const float* x, int n) { return AnyNotFinite(x, n) == 0; }
 
 GradientSum::GradientSum(const Gradients& in, int dim)
-    : begin_(in.handles.size() + 1, 0), order_(in.inverse.size()), grads_(static_cast<const char*>(in.grads)),
-      storage_(in.storage), dim_(dim), scale_(in.scale) {
+    : begin_(in.handles.size() + 1, 0), grads_(static_cast<const char*>(in.grads)), storage_(in.storage), dim_(dim),
+      scale_(in.scale) {
+  const absl::Span<const int32_t> terms = in.sums.index;
+  order_.resize(terms.empty() ? in.inverse.size() : terms.size());
   // Counting sort. Counts stand one place later, so that placing turns them into the begins.
-  for (const int32_t number : in.inverse) ++begin_[number];
+  if (terms.empty()) {
+    for (const int32_t number : in.inverse) ++begin_[number];
+  } else {
+    for (const int32_t id : terms) ++begin_[in.inverse[id]];
+  }
   int32_t end = 0;
   for (int32_t& begin : begin_) begin = end += begin;
-  for (int32_t v = static_cast<int32_t>(in.inverse.size()) - 1; v >= 0; --v) order_[--begin_[in.inverse[v]]] = v;
+  for (int32_t v = terms.empty() ? static_cast<int32_t>(in.inverse.size()) - 1 : -1; v >= 0; --v) {
+    order_[--begin_[in.inverse[v]]] = v;
+  }
+  for (int64_t sum = static_cast<int64_t>(in.sums.splits.size()) - 2; !terms.empty() && sum >= 0; --sum) {
+    for (int64_t t = in.sums.splits[sum + 1]; t-- > in.sums.splits[sum];) {
+      order_[--begin_[in.inverse[terms[t]]]] = static_cast<int32_t>(sum);
+    }
+  }
 }
 
 void GradientSum::Prefetch(int64_t number) const {

@@ -26,7 +26,7 @@ class GradientSum {
     return grads_ + static_cast<int64_t>(order_[place]) * dim_ * BytesOf(storage_);
   }
   std::vector<int32_t> begin_;  // [num_rows + 1] places in order_
-  std::vector<int32_t> order_;  // [V] received positions, by row
+  std::vector<int32_t> order_;  // [V] received positions, by row; [T] those of the sums that a row is a term of
   const char* grads_;
   Storage storage_;
   int dim_;

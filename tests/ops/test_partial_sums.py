@@ -59,7 +59,7 @@ def test_sums_of_owners_add_up_to_sums_of_bags(case, ranks):
     for owner, (ids, terms) in enumerate(zip(blocks(*sent[:2]), blocks(*sent[3:5]))):
         both = [tf.constant([0, *terms], tf.int64), tf.constant([1, len(terms)])]
         entries = tf.constant([len(segments) + 3, len(ids)])
-        index, splits, sum_splits = ops.partial_sum_terms(*both, entries, num_segments=len(segments))
+        (index, splits), sum_splits = ops.partial_sum_terms(*both, entries, num_segments=len(segments))
         np.testing.assert_array_equal(sum_splits, [3, sent.sum_splits[owner]])
         of_segment = np.repeat(np.arange(len(segments)), ids[: len(segments)])
         ids = ids[len(segments) :]

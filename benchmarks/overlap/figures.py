@@ -27,6 +27,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness
 from benchmarks.overlap.device import DEVICE, MEMORY, Span
 from tf_fusedrec.callbacks.timeline_events import seconds, union, without
+from tf_fusedrec.data.batches import piece_bounds
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, Schedule, SemiAsync, Sync
 
 EXACT = 1e-3  # sums in another order, amplified by a few training steps
@@ -166,7 +167,7 @@ def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float,
     if pieces == 1:
         window = r + max(c, ids) + back + last + a
     else:
-        e = 1 / (2 * pieces - 2)
+        e = piece_bounds(1 << 20, pieces)[1] / (1 << 20)
         window = e * r + max(c, (1 - e) * (r + back) + ids + parts.dense - last) + e * back + last + a
     if stages.look_ahead:
         return max(i + lookup, window)

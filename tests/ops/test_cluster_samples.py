@@ -10,7 +10,6 @@ from tests.support.ids import INT64_MAX, INT64_MIN, communities, splits_of
 from tests.support.shape_functions import inferred
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.data.batches import piece_bounds
 
 
 def cluster(features, sizes):
@@ -48,7 +47,11 @@ def travelling(features, order, sizes):
 
 
 def sizes_of(samples, micro_batches):
-    return np.diff(piece_bounds(samples, micro_batches))
+    """Sizes of pieces, of which the first and the last are half as large as the others."""
+    halves, each = [0, *range(1, 2 * micro_batches - 2, 2), 2 * micro_batches - 2], min(samples, micro_batches)
+    if micro_batches == 1:
+        halves = [0, 1]
+    return np.diff([each * i // micro_batches + (samples - each) * n // halves[-1] for i, n in enumerate(halves)])
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5, 8])

@@ -54,7 +54,7 @@ RULES = [
             ),
         )
     ],
-    (WINDOW, "reduce", (f"gradients {M - 1}",), ()),
+    (WINDOW, "reduce", ("compute",), ("gradients",)),
     ((*LATE, Pipelined(4)), "compute", (), EVERY),
     *[((*LATE, Pipelined(4)), op, (), ("compute",)) for op in ("ids", "rows", "Lookup")],
     # The gradient exchange is inside the late update, which the lookup behind it must see.

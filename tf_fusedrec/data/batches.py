@@ -2,8 +2,8 @@
 
 A schedule of micro-batches cannot hide two parts of the exchange: nothing computes before the rows of the first
 micro-batch, and nothing after the gradients of the last. NestPipe (section V) cuts evenly, so it exposes 1 / M of the
-exchange. Here the first and the last piece are half as large as the others. That exposes 1 / (2 M - 2) of the exchange,
-if the compute is about as long as the exchange or longer.
+exchange. Here pieces double from both ends on, once, or twice from eight pieces on: 1 2 ... 2 1, or 1 2 4 ... 4 2 1.
+That exposes 1 / (2 M - 2), or 1 / (4 M - 10), of the exchange, if the compute is about as long as it or longer.
 
 The rank with the most rows sets the time of an exchange. So a batch is cut by tokens if its samples differ in tokens.
 Ranks with equal tokens in a batch then have nearly equal tokens in each micro-batch.
@@ -17,7 +17,7 @@ from tf_fusedrec._tf_compat import tf
 
 
 def cut(data: Any, micro_batches: int) -> list[Any]:
-    """Cuts a batch by sample into consecutive pieces. The first and the last piece are half as large as the others.
+    """Cuts a batch by sample into consecutive pieces, smaller ones at both ends.
 
     The size of a piece is its number of tokens: one for each sample, and one for each value of its ragged and sparse
     features. Without such features it is the number of samples. Where a batch has fewer samples than pieces, as at the
@@ -125,8 +125,9 @@ def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
 
 
 def _shares(micro_batches: int) -> list[int]:
-    """Shares of the pieces in a batch, in halves of the share of a full piece."""
-    return [2 - (i in (0, micro_batches - 1)) for i in range(micro_batches)]
+    """Relative sizes of the pieces."""
+    full = 4 if micro_batches >= 8 else 2
+    return [min(full, 2 ** min(i, micro_batches - 1 - i)) for i in range(micro_batches)]
 
 
 def _check(tensors: list[Any], micro_batches: int) -> None:

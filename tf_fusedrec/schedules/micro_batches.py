@@ -11,9 +11,8 @@ Exchanges run in the order of need, and three things fix it:
 - Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
   together: one cycle begins with the exchanges in its response cache, least recently used first. One cycle of other
   exchanges would put micro-batch 0 after the others, in that step and in all later ones.
-- Dense gradients are all-reduced when the last gradients of rows have arrived. So the update of the tables, which needs
-  more time than the dense update, runs under the all-reduce. Where exchanges take longer than the compute, the queue is
-  full until then anyway. On a faster network, an all-reduce inside the last backward pass would hide more.
+- Dense gradients leave when the last backward pass has made them, those of the last layers first. They travel under the
+  rest of it, before the last gradients of rows exist.
 - Lookups are not ordered by micro-batch. A table must see the ids of the whole batch before it evicts, admits or
   counts. So one op looks all of them up. Compute 0 waits for this op and its own rows, and for no other rows.
 """
@@ -93,9 +92,6 @@ def _train(
     received = run.step.send_gradients(row_gradients)
     run.step.update(received)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
-    with tf.control_dependencies([received[i] for i in positions]):
-        identity = functools.partial(tf.nest.map_structure, tf.identity, expand_composites=True)
-        sums = [None if total is None else identity(total) for total in sums]
     keras_api.apply_gradients(model.optimizer, tf.add_n(losses), sums, model.trainable_variables)
     return logs
 

@@ -269,14 +269,14 @@ class FrozenWindow(Schedule):
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
     micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
-    Dense gradients are all-reduced once, after the last gradients of rows.
+    Dense gradients are all-reduced once, in the last backward pass.
 
     A batch of fewer than M samples has micro-batches without samples, which change nothing (uneven_batches.py).
     The loss must depend on the rows of every micro-batch or of none.
 
     Args:
       micro_batches: M >= 1; 1 leaves the batch whole. The largest micro-batch has about 1 / (M - 1) of the samples,
-        see `cut`.
+        from M = 8 on 1 / (M - 2.5), see `cut`.
 
     Raises:
       ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra". In a training step: M above the

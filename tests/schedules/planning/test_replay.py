@@ -27,8 +27,9 @@ def test_a_resource_runs_what_became_ready_first():
     assert (finished[first], finished[second]) == (4.0, 5.0)
 
 
-def test_the_first_and_the_last_micro_batch_are_half_as_large():
+def test_micro_batches_are_smaller_at_both_ends():
     assert shares(6000, 4) == pytest.approx([1 / 6, 1 / 3, 1 / 3, 1 / 6], abs=1e-3)
+    assert shares(22000, 8) == pytest.approx([n / 22 for n in (1, 2, 4, 4, 4, 4, 2, 1)], abs=1e-3)
     assert sum(shares(7, 3)) == pytest.approx(1)
 
 
@@ -48,21 +49,20 @@ FIFTHS, WINDOW = cut(COSTS, 5).pieces, (Piece(2.0, 0.25, 0.25),) * 4
         (Sync(), {"shared_cores": True}, SYNC),
         # Rows do not wait for the ids of other groups, which travel under the lookup.
         (Sync(), {"replica_ids": 1.5, "pieces": (WHOLE[0]._replace(replicas=2.0),)}, SYNC + 2),
-        # The update of a window runs under its dense all-reduce.
-        (FrozenWindow(1), {}, SYNC - 0.5),
-        (FrozenWindow(1), {"dense": 4.0}, 0.5 + 0.25 + 2 + 1 + 8 + 1 + 4),
+        (FrozenWindow(1), {}, SYNC),
+        (FrozenWindow(1), {"dense": 4.0}, SYNC - 0.5 + 4),
         # The first rows and the last gradients are exposed. They have half the size of the others: an eighth.
-        (FrozenWindow(5), {"pieces": FIFTHS}, 0.5 + 0.25 + 2 + 1 / 8 + 8 + 1 / 8 + 1),
+        (FrozenWindow(5), {"pieces": FIFTHS}, 0.5 + 0.25 + 2 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1),
         # The sums of all micro-batches but the last one travel under compute.
-        (FrozenWindow(4), {"pieces": WINDOW}, 0.5 + 0.25 + 2 + 0.25 + 8 + 0.25 + 1),
+        (FrozenWindow(4), {"pieces": WINDOW}, 0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1),
         (
             FrozenWindow(4),
             {"replica_ids": 1.5, "pieces": tuple(piece._replace(replicas=0.5) for piece in WINDOW)},
-            0.5 + 0.25 + 2 + 0.25 + 8 + 0.25 + 1 + 0.5,
+            0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1 + 0.5,
         ),
         # Ids and lookups are hidden, and their refresh is not.
         (DualBuffer(), {}, 0.125 + 1 + 8 + 0.5 + 1 + 1),
-        (Nested(5), {"pieces": FIFTHS}, 0.125 + 1 / 8 + 8 + 1 / 8 + 1),
+        (Nested(5), {"pieces": FIFTHS}, 0.125 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1),
         # A look-ahead holds up the update behind it. Its ids queue behind the rows, which are ready first.
         (DualBuffer(), {"lookup": 32.0}, 0.125 + 1 + 0.25 + 32 + 1),
         (Pipelined(3), {}, 2 + 1 + 8 + 0.5 + 1 + 1),

@@ -56,7 +56,7 @@ class StepCosts:
 
 
 def shares(samples: int, micro_batches: int) -> list[float]:
-    """Parts of a batch that its micro-batches hold; the first and the last are half as large as the others.
+    """Parts of a batch that its micro-batches hold; see `cut`.
 
     A batch of samples with different numbers of tokens is cut by tokens, to nearly the same parts.
     """
@@ -102,7 +102,7 @@ def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
     rows: list[int] = []
     for piece in costs.pieces:
         rows.append(program.add("rows", NETWORK, piece.rows, [rows[-1] if rows else looked_up]))
-    gradients = _compute(program, costs, rows, dense_first=not stages.micro_batches)
+    gradients = _compute(program, costs, rows)
     _update(program, costs, [*gradients, before_update])
     return program.tasks
 
@@ -114,20 +114,17 @@ def _ids(program: Program, costs: StepCosts, after: int | None = None) -> tuple[
     return ids, program.add("replica ids", NETWORK, costs.replica_ids, [ids])
 
 
-def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None], *, dense_first: bool) -> list[int]:
+def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None]) -> list[int]:
     """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients.
 
-    Dense gradients are ready before the gradients of rows. Schedules of micro-batches hold them back until the last
-    gradients of rows have arrived, so that the update runs under their all-reduce.
+    Dense gradients are ready before the gradients of rows.
     """
     back, last = [], None
     for number, (piece, arrived) in enumerate(zip(costs.pieces, rows)):
         last = program.add("compute", COMPUTE, piece.compute, [last, arrived])
-        if dense_first and number + 1 == len(costs.pieces):
+        if number + 1 == len(costs.pieces):
             program.add("dense", NETWORK, costs.dense, [last])
         back.append(_gradients(program, piece, last))
-    if not dense_first:
-        program.add("dense", NETWORK, costs.dense, back[-1:])
     return back
 
 

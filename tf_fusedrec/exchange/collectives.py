@@ -276,12 +276,12 @@ def average(gradients: Sequence[Any]) -> list[Any]:
     """
     averaged = list(gradients)
     for places in _together(gradients, _engine.joined_bytes):
-        first, *others = (gradients[i] for i in places)
+        first, *rest = (gradients[i] for i in places)
         name = None
         if _is_traced(first):
             name = "dense_gradients_" + re.sub(r"[^a-zA-Z0-9_]", "_", first.name)
-            first = _begin(first, name, world(), after=others)
-        means = _engine.average([first, *others], name=name)
+            first = _begin(first, name, world(), after=rest)
+        means = _engine.average([first, *rest], name=name)
         if name is not None:
             means[0] = _end(means[0], name, world())
         for i, mean in zip(places, means):

@@ -124,8 +124,8 @@ def test_sums_are_those_of_horovod(ranks, ranks_of_host, monkeypatch):
     choose_exchange("gloo", monkeypatch)
     answers = run_ranks(sum_all, ranks, ranks_of_host=ranks_of_host)
     for found, number, stateful in answers:
-        # The gradients of one dtype share an op.
-        assert number == 3 + len(SIZES) + 2 and "Fusedrec>ExchangeSum" not in stateful
+        # Small gradients of one dtype share an op.
+        assert number == 3 + len(SIZES) + 3 and "Fusedrec>ExchangeSum" not in stateful
         for step, values in enumerate(found):
             np.testing.assert_array_equal(values[1][0], [10 * step * ranks + sum(range(ranks)), ranks * 2**40])
             for number, (*ours, of_horovod) in enumerate(values):

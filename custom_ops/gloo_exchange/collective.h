@@ -1,4 +1,4 @@
-// What the ops of this room have in common: named collectives, and the threads that wait for their messages.
+// Named collectives, and the threads that wait for their messages: the base of the ops of this room.
 //
 // A message is matched by the collective's name, its ranks and the number of the call. Nothing is negotiated. Lengths
 // must be equal, too: Gloo refuses a message of another length than its receiver expects (tools/gloo.patch).
@@ -23,6 +23,12 @@ namespace fusedrec {
 class RowsReceive;  // of an all-to-all
 struct SplitsReceive;
 
+// Calls function(i) for every i < size but `self`. Each rank begins with a different one.
+template <typename Function>
+void ForOthers(int self, int size, const Function& function) {
+  for (int i = 1; i < size; ++i) function((self + i) % size);
+}
+
 // A named collective of a set of ranks. Never destroyed.
 struct Collective {
   std::string name;
@@ -42,14 +48,13 @@ struct Collective {
   static constexpr int kParts = 4;
   uint64_t Slot(int part, uint64_t call) const { return Mix64(key ^ Mix64(kParts * call + part)) | 1ULL << 63; }
 
-  // Calls function(i) for the place of every other rank. Each rank begins with a different one.
   template <typename Function>
   void ForOthers(const Function& function) const {
-    for (int i = 1; i < size(); ++i) function((index + i) % size());
+    fusedrec::ForOthers(index, size(), function);
   }
 };
 
-// Runs a function that sleeps in a thread of its own.
+// Runs a function that sleeps, in another thread.
 void RunWaiting(std::function<void()> wait);
 
 class ExchangeOp : public tensorflow::AsyncOpKernel {
@@ -77,7 +82,7 @@ class RunningCall {
   static absl::Status RequireNone(const Collective& collective) {
     if (!collective.running) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        "a call begins before the last one has ended. Use a name of its own for each collective of a step.");
+        "a call begins before the last one has ended. Use another name for each collective of a step.");
   }
   void Begin(Collective* collective) {  // the same
     collective->running = true;

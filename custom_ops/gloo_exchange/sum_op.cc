@@ -1,8 +1,8 @@
 // Sums over the ranks of a set: of the loss' weights, and of dense gradients.
 //
-// A small sum is one message from each rank to each other one. Of a larger one, every rank sums a part, which the others
-// send to it, and returns the sum to them. This is done within each host first, so that over the network between hosts
-// travels what one rank of a host has, and not what all of them have. All ranks get the same bits.
+// For a small sum, each rank sends its value to all others. For a larger one, each rank sums one part: the others send
+// it their values, and it returns the sum. Hosts do this inside first, so that the network between them carries one value
+// per host, and not one per rank. All ranks get the same bits.
 #include <algorithm>
 
 #include "gloo_exchange/collective.h"
@@ -19,7 +19,7 @@ REGISTER_OP("Fusedrec>ExchangeSum")
       for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
       return absl::OkStatus();
     })
-    .Doc("Sums tensors over the ranks of a set, whose neighbors by ranks_of_host share hosts, or gives their mean.");
+    .Doc("Sums tensors over the ranks of a set, or gives their mean. Each ranks_of_host neighbors share a host.");
 
 // Up to so many bytes, a message costs by its number rather than by its size.
 constexpr size_t kSmall = 4 * 1024;
@@ -43,10 +43,9 @@ struct Stage {
     if (is_direct) return whole;
     return {whole.begin + whole.size() * peer / size(), whole.begin + whole.size() * (peer + 1) / size()};
   }
-  // Calls function(peer) for the others. Each rank begins with a different one.
   template <typename Function>
   void ForOthers(const Function& function) const {
-    for (int i = 1; i < size(); ++i) function((self + i) % size());
+    fusedrec::ForOthers(self, size(), function);
   }
 };
 

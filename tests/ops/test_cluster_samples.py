@@ -48,10 +48,9 @@ def travelling(features, order, sizes):
 
 def sizes_of(samples, micro_batches):
     """Sizes of pieces, of which the first and the last are half as large as the others."""
-    halves, each = [0, *range(1, 2 * micro_batches - 2, 2), 2 * micro_batches - 2], min(samples, micro_batches)
-    if micro_batches == 1:
-        halves = [0, 1]
-    return np.diff([each * i // micro_batches + (samples - each) * n // halves[-1] for i, n in enumerate(halves)])
+    ends = np.cumsum([0, *(2 - (i in (0, micro_batches - 1)) for i in range(micro_batches))])
+    each = min(samples, micro_batches)
+    return np.diff([each * i // micro_batches + (samples - each) * end // ends[-1] for i, end in enumerate(ends)])
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5, 8])

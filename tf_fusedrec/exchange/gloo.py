@@ -80,17 +80,17 @@ class Gloo(Horovod):
         return self._ops.fusedrec_exchange_all_to_all(tensor, splits, known, **collective, name=op_name)
 
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
-        if not self._sums(tensor):
+        if not self._can_sum(tensor):
             return super().all_reduce(tensor, name=name, ranks=ranks)
         return self._sum([tensor], name=name, ranks=ranks, mean=False)[0]
 
     def average(self, gradients: Sequence[Any], *, name: str | None) -> list[Any]:
-        if name is None or not all(map(self._sums, gradients)):
+        if name is None or not all(map(self._can_sum, gradients)):
             return super().average(gradients, name=name)
         return self._sum(gradients, name=name, ranks=tuple(range(self.size)), mean=True)
 
     @staticmethod
-    def _sums(tensor: Any) -> bool:
+    def _can_sum(tensor: Any) -> bool:
         return isinstance(tensor, tf.Tensor) and tensor.dtype in _SUMMED and tensor.shape.is_fully_defined()
 
     def _sum(self, tensors: Sequence[tf.Tensor], *, name: str, ranks: tuple[int, ...], mean: bool) -> list[tf.Tensor]:

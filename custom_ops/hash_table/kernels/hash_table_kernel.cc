@@ -206,7 +206,7 @@ struct TableLookupOp : RowsOp<kOn, T> {
  private:
   // Returns sums of rows where they are or, without places, of those that were read.
   absl::Status Sum(OpKernelContext* ctx, const TableCall& call, const RowSums& sums,
-                          absl::Span<const float* const> places, absl::Span<const int32_t> inverse, const Tensor& read) const {
+                   absl::Span<const float* const> places, absl::Span<const int32_t> inverse, const Tensor& read) const {
     const int64_t dim = this->dim(), num_sums = sums.splits.size() - 1;
     const std::vector<float> ones(num_sums, 1.0f);
     Tensor* out;

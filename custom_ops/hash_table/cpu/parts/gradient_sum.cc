@@ -30,20 +30,14 @@ GradientSum::GradientSum(const Gradients& in, int dim)
   const absl::Span<const int32_t> terms = in.sums.index;
   order_.resize(terms.empty() ? in.inverse.size() : terms.size());
   // Counting sort. Counts stand one place later, so that placing turns them into the begins.
-  if (terms.empty()) {
-    for (const int32_t number : in.inverse) ++begin_[number];
-  } else {
-    for (const int32_t id : terms) ++begin_[in.inverse[id]];
-  }
+  const auto row_of = [&](int64_t n) { return in.inverse[terms.empty() ? n : terms[n]]; };
+  for (size_t n = 0; n < order_.size(); ++n) ++begin_[row_of(n)];
   int32_t end = 0;
   for (int32_t& begin : begin_) begin = end += begin;
-  for (int32_t v = terms.empty() ? static_cast<int32_t>(in.inverse.size()) - 1 : -1; v >= 0; --v) {
-    order_[--begin_[in.inverse[v]]] = v;
-  }
-  for (int64_t sum = static_cast<int64_t>(in.sums.splits.size()) - 2; !terms.empty() && sum >= 0; --sum) {
-    for (int64_t t = in.sums.splits[sum + 1]; t-- > in.sums.splits[sum];) {
-      order_[--begin_[in.inverse[terms[t]]]] = static_cast<int32_t>(sum);
-    }
+  int64_t sum = static_cast<int64_t>(in.sums.splits.size()) - 2;
+  for (int64_t n = static_cast<int64_t>(order_.size()) - 1; n >= 0; --n) {
+    while (!terms.empty() && n < in.sums.splits[sum]) --sum;
+    order_[--begin_[row_of(n)]] = static_cast<int32_t>(terms.empty() ? n : sum);
   }
 }
 

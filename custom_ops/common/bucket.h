@@ -1,9 +1,8 @@
 // Sizes of send buffers.
 //
-// The number of deduplicated ids changes every step. Buffers are rounded up to few sizes, so that memory is used again:
-// exact sizes, in fresh pages, cost a small step 6 % of its processor time. Also, Horovod as released (without
-// tools/horovod.patch) negotiates again for a new first dimension. The splits tell how much of a buffer is data, and
-// only the data travels.
+// The number of deduplicated ids changes every step. Buffers are rounded up to few sizes, so that memory is used again.
+// Buffers of exact sizes take fresh pages from the system. Also, Horovod as released (without tools/horovod.patch)
+// negotiates again for a new first dimension. The splits tell how much of a buffer is data, and only the data travels.
 #pragma once
 
 #include <algorithm>

@@ -250,11 +250,13 @@ def test_inputs_become_tensors_without_a_leak(exported):
         return int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
 
     given = [arrays[0], arrays[4], arrays[-3]]
-    for count in (500, 10_000):
+    grown = []
+    for _ in range(5):  # A leak grows in every block; the heap, and threads of other tests, in some.
         before = pages()
-        for at in range(count):
+        for at in range(5_000):
             exported._tensor(given[at % 3])
-    assert (pages() - before) * os.sysconf("SC_PAGESIZE") < 0.05 * 1024 * count
+        grown.append((pages() - before) * os.sysconf("SC_PAGESIZE"))
+    assert min(grown) < 0.05 * 1024 * 5_000
 
 
 class Versions:

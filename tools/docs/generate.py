@@ -46,7 +46,8 @@ FIELD = re.compile(rf"<!--\{{(.+?)\}}-->((?:{NUMBER})?)")
 # Titles in the text files of benchmarks.table, and the names of their rows in a field.
 TEXT_TABLES = {
     "against TFRA": "tfra", "ours, row-wise Adagrad, by threads": "threads", "longest pause": "growth",
-    "steps that evict": "evicting", "against FBGEMM": "peers", "dedup": "dedup", "dimensions": "dimensions",
+    "steps that evict": "evicting", "against FBGEMM": "peers", "served rows": "quantized", "dedup": "dedup",
+    "dimensions": "dimensions",
 }  # fmt: skip
 
 

@@ -50,11 +50,12 @@ FUSEDREC_TABLE_OP("Fusedrec>TablePrefetch")
 
 FUSEDREC_TABLE_OP("Fusedrec>TableApplyGradients")
     .Input("handles: int64").Input("inverse: int32").Input("grads: T").Input("scale: float")
-    .Input("learning_rate: float").Input("step: int64")
+    .Input("learning_rate: float").Input("step: int64").Input("begin: bool")
     .Input("sum_index: K * int32").Input("sum_splits: K * int64").Attr("K: int >= 0 = 0")
+    .Input("coming: C * int32").Attr("C: int >= 0 = 0")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
-    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] K*[t] K*[q] -> [?]"))
+    .SetShapeFn(Shapes("* [w] [v] [g,d] [] [] [] [] K*[t] K*[q] C*[c] -> [?]"))
     .Doc("Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.");
 
 FUSEDREC_TABLE_OP("Fusedrec>TableAccumulateGradients")

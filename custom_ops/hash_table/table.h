@@ -78,6 +78,9 @@ struct Gradients {
   Storage storage;
   float scale;
   RowSums sums;
+  // Of Apply, on a CPU: inverses of later gradients of this lookup and update, and whether this is the first of them.
+  std::vector<absl::Span<const int32_t>> coming = {};
+  bool begin = true;
 };
 
 // The numbers of the op TableStatistics, in host memory.

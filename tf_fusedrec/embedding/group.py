@@ -214,6 +214,12 @@ class TableGroup:
         """
         with self.id_device():
             request = routing.join_sources([route.request for route in routes])
+        # Rows of the first micro-batch leave before the lookup, because the first compute waits for them.
+        first = {
+            i: self.table.read(route.request, lookups_per_update=lookups_per_update)
+            for i, route in enumerate(routes)
+            if route.piece is not None and route.piece.number == 0 and route.shared is None
+        }
         # Rows that were read ahead, or for several lookups at once, are summed later.
         sums = routes[0].sums.of_rows if len(routes) == 1 and routes[0].sums is not None and ahead is None else None
         if not training:
@@ -228,6 +234,8 @@ class TableGroup:
             looked_up = self.table.lookup(trained, with_rows=False, lookups_per_update=lookups_per_update)
             answer = looked_up._replace(rows=rows)
         parts = routing.split_answer(answer, routes, len(self.config.tables))
+        for i, rows in first.items():
+            parts[i] = parts[i]._replace(rows=rows)
         return [
             part if route.sums is None else part._replace(rows=routing.partial_sums(part.rows, route.sums.of_rows))
             for route, part in zip(routes, parts)
@@ -253,7 +261,8 @@ class TableGroup:
         trained = [
             (answer, grads, None if route.sums is None else route.sums.of_rows) for route, answer, grads in parts
         ]
-        left_out = self.table.update(trained, self._gradient_scale, checks)
+        in_window = all(route.piece is not None and route.shared is None for route, _, _ in parts)
+        left_out = self.table.update(trained, self._gradient_scale, checks, as_they_come=in_window)
         # Counters wait for all gradients, so that a step that finds no more data counts nothing.
         with tf.control_dependencies([*checks, *gradients]):
             if left_out is not None:

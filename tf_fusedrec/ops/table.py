@@ -214,6 +214,8 @@ def table_apply_gradients(
     scale: float | tf.Tensor,
     learning_rate: tf.Tensor,
     step: tf.Tensor,
+    coming: Sequence[tf.Tensor] = (),
+    begin: bool = True,
 ) -> tf.Tensor:
     """Sums gradients of equal rows over their sources, in the order received, and applies the optimizer in place.
 
@@ -229,6 +231,9 @@ def table_apply_gradients(
       scale: <float32>[] factor of all gradients.
       learning_rate: <float32>[].
       step: <int64>[] number of this update, 1 for the first.
+      coming: <int32>[any] each, the inverses of later gradients of this update, all of rows.handles. Sums of rows that
+        they name wait for them; other rows are trained now. On a CPU.
+      begin: False for these later gradients.
 
     Returns:
       <int32>[k], ascending places in `rows.handles` of the rows that are not finite. On a GPU, a row with finite
@@ -240,7 +245,7 @@ def table_apply_gradients(
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=rows.handles, inverse=rows.inverse, grads=grads, scale=scale,
-        learning_rate=learning_rate, step=step, **_sums(sums),
+        learning_rate=learning_rate, step=step, begin=begin, coming=list(coming), **_sums(sums),
     )  # fmt: skip
 
 

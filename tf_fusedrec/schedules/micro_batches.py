@@ -4,7 +4,7 @@ ids, lookup       all                      ids in one all-to-all, then one looku
 rows                  0   1   2   3        each when the rows before have arrived; a row with its first micro-batch
 dense compute             0   1   2   3    each when the compute before is done
 gradients                     0   1   2   3    each when its compute is done; a row's with its last micro-batch
-update                                      x  one, dense and sparse
+update                            0   1   2 3  of a row when all ranks have sent its gradients; dense weights last
 
 Exchanges run in the order of need, and three things fix it:
 

@@ -6,6 +6,7 @@ returns them in the order received. Its handles save the update a second search.
 
 from __future__ import annotations
 
+import functools
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -137,15 +138,21 @@ class NativeTable(Table):
         parts: Sequence[tuple[ops.TableRows, tf.Tensor, ops.RowSums | None]],
         scale: float,
         checks: Sequence[tf.Operation] = (),
+        *,
+        as_they_come: bool = False,
     ) -> LeftOutRows:
         update = self.optimizer.iterations.read_value() + 1
         inverses, gradients = [answer.inverse for answer, _, _ in parts], [grads for _, grads, _ in parts]
-        if self._accumulate_steps == 1 and len(parts) == 1:
-            with tf.control_dependencies([*checks, *gradients]):
-                rate, step = self.optimizer.current()
-                left_out = [
-                    ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)
-                ]
+        as_they_come = as_they_come and self.place is places.CPU
+        if self._accumulate_steps == 1 and (len(parts) == 1 or as_they_come):
+            rate, step = self.optimizer.current()
+            left_out = []
+            for i, part in enumerate(parts):
+                # TensorFlow runs checks in program order, so these run after checks of the last micro-batch.
+                with tf.control_dependencies([*checks, *gradients] if i == len(parts) - 1 else []):
+                    apply = functools.partial(ops.table_apply_gradients, coming=inverses[i + 1 :], begin=i == 0)
+                    left_out.append(apply(self._handle, *part, scale=scale, learning_rate=rate, step=step))
+            with tf.control_dependencies(left_out):
                 self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale

@@ -101,6 +101,8 @@ class Table(abc.ABC):
         parts: Sequence[tuple[Any, tf.Tensor, ops.RowSums | None]],
         scale: float,
         checks: Sequence[tf.Operation] = (),
+        *,
+        as_they_come: bool = False,
     ) -> LeftOutRows | None:
         """Trains the rows of training lookups by the sum of their gradients, as one update.
 
@@ -108,6 +110,8 @@ class Table(abc.ABC):
           parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received, or of sums [M, D].
           scale: Factor of all gradients.
           checks: Ops that run before rows change. If one fails, no row changes.
+          as_they_come: True to train a row when its last gradient is here, before the other parts are. Checks then run
+            before the last part, and rows of others have changed if one fails.
 
         Returns:
           The left out rows; None if the table does not look for them.

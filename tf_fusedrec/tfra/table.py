@@ -167,8 +167,10 @@ class TfraTable(Table):
         parts: Sequence[tuple[TfraRows, tf.Tensor, ops.RowSums | None]],
         scale: float,
         checks: Sequence[tf.Operation] = (),
+        *,
+        as_they_come: bool = False,
     ) -> None:
-        """Trains the rows of the lookups, and inserts the new ones."""
+        """Trains the rows of the lookups, and inserts the new ones, when all gradients are here."""
         with tf.control_dependencies([*checks, *[grads for _, grads, _ in parts]]):
             sums = [
                 ops.recover_grad(grads, part.position, tf.size(part.keys, out_type=tf.int64))

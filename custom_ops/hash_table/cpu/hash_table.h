@@ -59,6 +59,7 @@ class HashTable : public Table {
     tier_.Prefetch(message);
     return absl::OkStatus();
   }
+  // Trains the rows of which no gradients are to come, and lets sums of the others wait.
   absl::Status Apply(const TableCall& call, const Gradients& in, const Step& step, std::vector<int32_t>* left_out) override;
   // Rows of the lookup stay where they are until the update. left_out lists rows whose sum is no longer finite; a row is
   // listed once in an update. `begin` drops earlier sums: a training step that failed may have left some.
@@ -135,6 +136,10 @@ class HashTable : public Table {
   }
   struct Reading;  // what a read does with an id (look_ahead.cc)
   void ReadRows(const Message& message, const ParallelFor& parallel_for, const RowsOut& rows, const Reading& reading) const;
+  // Adds gradients to the sums of their rows. Trains the rows that do not wait for more.
+  //   waits [handles]; by: null where all rows wait
+  absl::Status Train(const TableCall& call, const Gradients& in, const std::vector<uint8_t>& waits, const RuleStep* by,
+                     std::vector<int32_t>* left_out);
   void UpdateRow(const RuleStep& step, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
   ShardedRows rows_;
@@ -143,8 +148,9 @@ class HashTable : public Table {
   Demoter demoter_;
   RowRecords records_;
   Replicas replicas_;
-  std::mutex accumulator_mutex_;
+  std::mutex accumulator_mutex_;  // guards the members below
   Accumulator accumulator_;
+  uint32_t update_ = 0;  // version that the update under way makes
 };
 
 }  // namespace fusedrec

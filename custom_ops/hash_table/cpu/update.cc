@@ -32,35 +32,63 @@ void HashTable::UpdateRow(const RuleStep& step, uint32_t handle, float* grad, ui
   row_format.Store(numbers, version, row);
 }
 
-absl::Status HashTable::Apply(const TableCall& call, const Gradients& in, const Step& step,
-                              std::vector<int32_t>* left_out) {
-  const absl::Span<const int64_t> handles = in.handles;
-  uint32_t clock;
-  FUSEDREC_TRY(CheckGradients(in, &clock));
-  const uint32_t version = BeginUpdate(clock);
-  const RuleStep by(spec().rule, step);
+absl::Status HashTable::Train(const TableCall& call, const Gradients& in, const std::vector<uint8_t>& waits,
+                              const RuleStep* by, std::vector<int32_t>* left_out) {
+  absl::Span<const int64_t> handles = in.handles;
   const GradientSum sums(in, spec().dim);
+  std::vector<int64_t> of_part, numbers;
+  const bool is_whole = by != nullptr && in.begin && in.coming.empty();
+  if (!is_whole) {
+    of_part.assign(handles.begin(), handles.end());
+    for (size_t i = 0; i < of_part.size(); ++i) {
+      if (sums.IsEmpty(i)) of_part[i] = kNoRow;
+    }
+    handles = of_part;
+    FUSEDREC_TRY(accumulator_.Number(handles, waits, &numbers));
+  }
   std::mutex mutex;
   call.parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
-    std::vector<float> grad(spec().dim), numbers(format(0).numbers());
+    std::vector<float> grad(spec().dim), scratch(format(0).numbers());
     for (int64_t next = begin; next < end + kAhead; ++next) {
-      if (next < end) {
-        if (handles[next] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[next]));
+      if (next < end && handles[next] >= 0) {
+        if (waits[next] == 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[next]));
         sums.Prefetch(next);
       }
       const int64_t i = next - kAhead;
       // Refused by admission, so that there is nothing to train yet, or of another part of the lookup.
       if (i < begin || handles[i] < 0 || sums.IsEmpty(i)) continue;
       sums.Sum(i, grad.data());
-      if (!AllFinite(grad.data(), spec().dim)) {
-        Add(i, &mutex, left_out);
-        continue;
+      float* sum = grad.data();
+      uint8_t listed = 0, *is_listed = &listed;
+      if (!is_whole && numbers[i] >= 0) {
+        sum = accumulator_.Sum(numbers[i]);
+        is_listed = accumulator_.LeftOut(numbers[i]);
+        for (int d = 0; d < spec().dim; ++d) sum[d] += grad[d];
       }
-      UpdateRow(by, static_cast<uint32_t>(handles[i]), grad.data(), version, numbers.data());
+      if (!AllFinite(sum, spec().dim)) {
+        if (std::exchange(*is_listed, 1) == 0) Add(i, &mutex, left_out);
+      } else if (waits[i] == 0) {
+        UpdateRow(*by, static_cast<uint32_t>(handles[i]), sum, update_, scratch.data());
+      }
     }
   });
   std::sort(left_out->begin(), left_out->end());
   return absl::OkStatus();
+}
+
+absl::Status HashTable::Apply(const TableCall& call, const Gradients& in, const Step& step,
+                              std::vector<int32_t>* left_out) {
+  uint32_t clock;
+  FUSEDREC_TRY(CheckGradients(in, &clock));
+  std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  if (in.begin) update_ = BeginUpdate(clock);
+  if (in.begin && !in.coming.empty()) accumulator_.Clear();  // a step that failed may have left sums
+  std::vector<uint8_t> waits(in.handles.size(), 0);
+  for (const absl::Span<const int32_t> rows : in.coming) {
+    for (const int32_t row : rows) waits[row] = 1;
+  }
+  const RuleStep by(spec().rule, step);
+  return Train(call, in, waits, &by, left_out);
 }
 
 absl::Status HashTable::Accumulate(const TableCall& call, const Gradients& in, bool begin,
@@ -73,29 +101,7 @@ absl::Status HashTable::Accumulate(const TableCall& call, const Gradients& in, b
     rows_.pins().EndWait();
   }
   rows_.pins().BeginWait(clock);
-  const GradientSum sums(in, spec().dim);
-  // Rows of other micro-batches of the lookup have no gradients here.
-  std::vector<int64_t> trained(in.handles.begin(), in.handles.end()), numbers;
-  for (size_t i = 0; i < trained.size(); ++i) {
-    if (sums.IsEmpty(i)) trained[i] = kNoRow;
-  }
-  FUSEDREC_TRY(accumulator_.Number(trained, &numbers));
-  std::mutex mutex;
-  call.parallel_for(trained.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> grad(spec().dim);
-    for (int64_t i = begin; i < end; ++i) {
-      if (numbers[i] < 0) continue;
-      sums.Sum(i, grad.data());
-      float* sum = accumulator_.Sum(numbers[i]);
-      for (int d = 0; d < spec().dim; ++d) sum[d] += grad[d];
-      uint8_t* const is_left_out = accumulator_.LeftOut(numbers[i]);
-      if (*is_left_out != 0 || AllFinite(sum, spec().dim)) continue;
-      *is_left_out = 1;
-      Add(i, &mutex, left_out);
-    }
-  });
-  std::sort(left_out->begin(), left_out->end());
-  return absl::OkStatus();
+  return Train(call, in, std::vector<uint8_t>(in.handles.size(), 1), nullptr, left_out);
 }
 
 absl::Status HashTable::ApplyAccumulated(const TableCall& call, const Step& step) {

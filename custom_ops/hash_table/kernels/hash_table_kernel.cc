@@ -287,6 +287,24 @@ absl::Status ReadGradients(OpKernelContext* ctx, const Table& table, const Table
   return ScalarInput(ctx, 4, "scale", &read->scale);
 }
 
+absl::Status ReadComing(OpKernelContext* ctx, const TableCall& call, Gradients* read) {
+  FUSEDREC_TRY(ScalarInput(ctx, 7, "begin", &read->begin));
+  OpInputList coming;
+  FUSEDREC_TRY(ReadVectors(ctx, "coming", &coming));
+  if (!call.is_on_cpu() && (coming.size() > 0 || !read->begin)) {
+    return Invalid("coming must be empty and begin True on a GPU, got ", coming.size(), " and ", read->begin,
+        ". Use table_accumulate_gradients for gradients in several parts.");
+  }
+  for (int i = 0; i < coming.size(); ++i) {
+    read->coming.push_back(In<int32_t>(coming[i]));
+    const int64_t rows = read->handles.size(), wrong = FirstOutOfRange(read->coming[i], rows);
+    if (wrong < 0) continue;
+    return Invalid("coming[", i, "] must lie in [0, ", rows, "), got ", read->coming[i][wrong],
+        ". Take handles and all inverses from one TableLookup.");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadStep(OpKernelContext* ctx, int index, Step* step) {
   FUSEDREC_TRY(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
   FUSEDREC_TRY(ScalarInput(ctx, index + 1, "step", &step->number));
@@ -305,6 +323,7 @@ absl::Status ApplyGradients(OpKernelContext* ctx, Table* table, const TableCall&
   std::vector<int32_t> left_out;
   FUSEDREC_TRY(ReadGradients<T>(ctx, *table, call, &grads));
   FUSEDREC_TRY(ReadStep(ctx, 5, &step));
+  FUSEDREC_TRY(ReadComing(ctx, call, &grads));
   FUSEDREC_TRY(table->Apply(call, grads, step, &left_out));
   return Give(ctx, 0, left_out);
 }
@@ -340,8 +359,8 @@ FUSEDREC_KERNEL_OF_ROWS("TableLookAhead", TableLookAheadOp, FUSEDREC_HOST_MESSAG
 FUSEDREC_KERNEL_OF_ROWS("TableRead", TableReadOp, .HostMemory("table").HostMemory("received_splits").HostMemory("mark"));
 FUSEDREC_TABLE_KERNEL(Prefetch, kAsTheyAre, .HostMemory("message").HostMemory("received_splits"));
 FUSEDREC_KERNEL_OF_ROWS("TableApplyGradients", ApplyOp,
-    .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("left_out")
-    FUSEDREC_HOST_SUMS);
+    .HostMemory("table").HostMemory("scale").HostMemory("learning_rate").HostMemory("step").HostMemory("begin")
+    .HostMemory("left_out") FUSEDREC_HOST_SUMS);
 FUSEDREC_KERNEL_OF_ROWS("TableAccumulateGradients", AccumulateOp,
     .HostMemory("table").HostMemory("scale").HostMemory("begin").HostMemory("left_out") FUSEDREC_HOST_SUMS);
 #undef FUSEDREC_HOST_SUMS

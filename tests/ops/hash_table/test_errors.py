@@ -89,6 +89,16 @@ def test_updates(table, wrong, words):
     np.testing.assert_array_equal(table.find([[[1, 2], []]]), before)
 
 
+def test_coming_gradients_of_another_lookup(table):
+    found = table.lookup([[[1, 2, 1], []]])
+    with pytest.raises(
+        Invalid, match="coming\\[1\\] must lie in \\[0, 2\\), got 2. Take handles and all inverses from one"
+    ):
+        ops.table_apply_gradients(
+            table.handle, found, tf.ones([3, 4]), scale=1.0, learning_rate=1.0, step=1, coming=[[1], [0, 2]]
+        )
+
+
 OTHERS = {
     "other_ids": [[[1, 2], [5]]],
     "another_order": [[[2, 1], [4]]],

@@ -206,6 +206,32 @@ def test_an_accumulation_that_begins_drops_earlier_sums():
         np.testing.assert_array_equal(table.find([[[1, 2]]]), np.full([2, 2], -3.0))
 
 
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_gradients_in_parts_train_a_row_with_its_last_part(storage):
+    """Parts of one update: numbers of ids, and a gradient for all of them. Sums that an update left are dropped."""
+    parts = [([0, 1, 1], 1.0), ([1, 2], 8.0), ([4, 2], np.nan), ([4, 3], 2.0)]
+    rows_after = [[-2, 0, 0, 0, 0], [-2, -10, 0, 0, 0], [-2, -10, 0, 0, 0], [-2, -10, 0, -2, 0]]
+    with new_table(dim=2, distribution="constant", a=0.0, storage=storage) as table:
+        found = table.lookup([[[1, 2, 3, 4, 5]]])
+        of_part = [tf.gather(found.inverse, ids) for ids, _ in parts]
+
+        def apply(i):
+            (ids, gradient), rows = parts[i], found._replace(inverse=of_part[i])
+            grads = tf.fill([len(ids), 2], tf.constant(gradient, tf.float32))
+            left_out = ops.table_apply_gradients(
+                table.handle, rows, grads, scale=1.0, learning_rate=1.0, step=1, coming=of_part[i + 1 :], begin=i == 0
+            )
+            return sorted(np.flatnonzero(found.inverse.numpy() == n).item() for n in left_out.numpy())
+
+        apply(0)  # of an update that never ends
+        table.apply(found, np.zeros([5, 2], np.float32))  # one part is a whole update
+        version = int(ops.table_clock(table.handle)[1])
+        for i, rows in enumerate(rows_after):
+            assert apply(i) == ([2, 4] if i == 2 else [])
+            np.testing.assert_array_equal(table.find([[[1, 2, 3, 4, 5]]])[:, 0], rows)
+        assert int(ops.table_clock(table.handle)[1]) == version + 1
+
+
 def test_calls_inside_a_function_run_in_program_order():
     with new_table(dim=1, distribution="constant", a=0.0) as table:
         message, splits, _ = pack([[[4, 4]]])

@@ -39,23 +39,23 @@ class Accumulator {
  public:
   explicit Accumulator(int dim) : dim_(dim) {}
 
-  // Numbers of the sums of these handles; new ones are zeros. Negative handles have none: -1.
-  absl::Status Number(absl::Span<const int64_t> handles, std::vector<int64_t>* numbers) {
-    FUSEDREC_TRY(index_.Reserve(handles.size()));
-    for (const int64_t handle : handles) {
-      if (handle < 0) {
-        numbers->push_back(-1);
-        continue;
-      }
-      const int64_t row = static_cast<uint32_t>(handle);  // without the clock that the op puts above it
+  // Numbers of the sums of these handles. Where `makes` says so, a new one is made, of zeros. -1: there is none; negative
+  // handles have none.
+  absl::Status Number(absl::Span<const int64_t> handles, absl::Span<const uint8_t> makes, std::vector<int64_t>* numbers) {
+    numbers->assign(handles.size(), -1);
+    FUSEDREC_TRY(index_.Reserve(std::count(makes.begin(), makes.end(), 1)));
+    for (size_t i = 0; i < handles.size(); ++i) {
+      if (handles[i] < 0 || (makes[i] == 0 && handles_.empty())) continue;
+      const int64_t row = static_cast<uint32_t>(handles[i]);  // without the clock that the op puts above it
       const uint64_t hash = TableHash(row);
       uint32_t number = index_.Find(row, hash);
       if (number == kAbsent) {
+        if (makes[i] == 0) continue;
         number = static_cast<uint32_t>(handles_.size());
         index_.Insert(row, hash, number);
         handles_.push_back(static_cast<uint32_t>(row));
       }
-      numbers->push_back(number);
+      (*numbers)[i] = number;
     }
     sums_.resize(handles_.size() * dim_, 0.0f);
     left_out_.resize(handles_.size(), 0);

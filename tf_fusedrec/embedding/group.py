@@ -261,7 +261,7 @@ class TableGroup:
         trained = [
             (answer, grads, None if route.sums is None else route.sums.of_rows) for route, answer, grads in parts
         ]
-        in_window = all(route.piece is not None and route.shared is None for route, _, _ in parts)
+        in_window = all(route.piece is not None for route, _, _ in parts)
         left_out = self.table.update(trained, self._gradient_scale, checks, as_they_come=in_window)
         # Counters wait for all gradients, so that a step that finds no more data counts nothing.
         with tf.control_dependencies([*checks, *gradients]):

@@ -254,7 +254,10 @@ class Sync(Schedule):
 @register("frozen_window")
 @dataclasses.dataclass(frozen=True)
 class FrozenWindow(Schedule):
-    """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
+    """Cuts every batch by sample into micro-batches. Rows and dense weights change once.
+
+    A row changes when its last gradient of the batch is at the owner, before dense weights do. So a step that fails may
+    have trained some of its rows.
 
     The result equals gradient accumulation over the same micro-batches bit for bit where no owner sends sums of bags
     (`ops.partial_sums`), and the whole batch but for the rounding of sums in another order. Rows and gradients travel

@@ -51,18 +51,18 @@ FIFTHS, WINDOW = cut(COSTS, 5).pieces, (Piece(2.0, 0.25, 0.25),) * 4
         (Sync(), {"replica_ids": 1.5, "pieces": (WHOLE[0]._replace(replicas=2.0),)}, SYNC + 2),
         (FrozenWindow(1), {}, SYNC),
         (FrozenWindow(1), {"dense": 4.0}, SYNC - 0.5 + 4),
-        # The first rows and the last gradients are exposed. They have half the size of the others: an eighth.
-        (FrozenWindow(5), {"pieces": FIFTHS}, 0.5 + 0.25 + 2 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1),
+        # The first rows, the last gradients and their update are exposed. They have half the size of others: an eighth.
+        (FrozenWindow(5), {"pieces": FIFTHS}, 0.5 + 0.25 + 2 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1 / 8),
         # The sums of all micro-batches but the last one travel under compute.
-        (FrozenWindow(4), {"pieces": WINDOW}, 0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1),
+        (FrozenWindow(4), {"pieces": WINDOW}, 0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1 / 4),
         (
             FrozenWindow(4),
             {"replica_ids": 1.5, "pieces": tuple(piece._replace(replicas=0.5) for piece in WINDOW)},
-            0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1 + 0.5,
+            0.5 + 0.25 + 2 + 0.25 + 8 + 0.5 + 0.25 + 1 / 4 + 0.5,
         ),
         # Ids and lookups are hidden, and their refresh is not.
         (DualBuffer(), {}, 0.125 + 1 + 8 + 0.5 + 1 + 1),
-        (Nested(5), {"pieces": FIFTHS}, 0.125 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1),
+        (Nested(5), {"pieces": FIFTHS}, 0.125 + 1 / 8 + 8 + 0.5 + 1 / 8 + 1 / 8),
         # A look-ahead holds up the update behind it. Its ids queue behind the rows, which are ready first.
         (DualBuffer(), {"lookup": 32.0}, 0.125 + 1 + 0.25 + 32 + 1),
         (Pipelined(3), {}, 2 + 1 + 8 + 0.5 + 1 + 1),

@@ -27,8 +27,11 @@ RULES = [
     (AHEAD, "ids", ("Refresh",), ("compute",)),
     (AHEAD, "SegmentUnique", ("Refresh",), ()),
     (AHEAD, "LookAhead", (), ("compute", "Apply")),
-    # Rows leave when they are refreshed. The look-ahead fills the buffer before the update, so updated rows are newer.
-    (AHEAD, "rows", ("Refresh",), ("compute",)),
+    # Rows leave when they are refreshed, those of a first micro-batch before. The look-ahead precedes the update, so
+    # updated rows are newer.
+    ((DualBuffer(),), "rows", ("Refresh",), ("compute",)),
+    ((Nested(2),), "rows 0", ("Read",), ("Refresh", "compute")),
+    ((Nested(2),), "rows 1", ("Refresh",), ("compute",)),
     (AHEAD, "Apply", ("LookAhead",), ()),
     (WINDOW, "Lookup", (), ("compute",)),
     *[
@@ -41,16 +44,16 @@ RULES = [
             (
                 WINDOW,
                 f"compute {i}",
-                ["Lookup", f"rows {i}", *(f"compute {j}" for j in before)],
-                [f"{kind} {j}" for j in behind for kind in ("rows", "compute")],
+                ["Lookup" if i else "Read", f"rows {i}", *(f"compute {j}" for j in before)],
+                [*([] if i else ["Lookup"]), *(f"{kind} {j}" for j in behind for kind in ("rows", "compute"))],
             ),
-            # Gradients leave when their compute is done, and are summed in order.
+            # Gradients leave when their compute is done, and train their rows in order.
             (WINDOW, f"gradients {i}", [f"compute {i}"], [f"compute {j}" for j in behind]),
             (
                 WINDOW,
-                f"AccumulateGradients {i}",
-                [f"gradients {i}", *(f"AccumulateGradients {j}" for j in before)],
-                [f"{kind} {j}" for j in behind for kind in ("compute", "AccumulateGradients")],
+                f"ApplyGradients {i}",
+                [f"gradients {i}", *(f"ApplyGradients {j}" for j in before)],
+                [f"{kind} {j}" for j in behind for kind in ("compute", "ApplyGradients")],
             ),
         )
     ],
@@ -162,7 +165,7 @@ def test_counts_of_exchanges_lookups_and_updates(results):
             "ids": 1, "rows": pieces, "gradients": pieces, "Refresh": ahead, "LookAhead": ahead,
         }, schedule  # fmt: skip
     assert results[0][FrozenWindow(M)]["tables"] == {
-        "Fusedrec>TableLookup": 1, "Fusedrec>TableAccumulateGradients": M, "Fusedrec>TableApplyAccumulated": 1,
+        "Fusedrec>TableRead": 1, "Fusedrec>TableLookup": 1, "Fusedrec>TableApplyGradients": M,
     }  # fmt: skip
 
 

@@ -31,11 +31,15 @@ const T* DataOf(const Tensor& tensor) {
   return tensor.NumElements() == 0 ? nullptr : tensor.flat<T>().data();
 }
 
+// per: what has one entry each, `wanted` in all.
+absl::Status RequireEntries(const char* name, const char* per, int64_t wanted, int64_t entries, const char* remedy = "") {
+  if (entries == wanted) return absl::OkStatus();
+  return Invalid(name, " must have one ", per, ", that is ", wanted, ", got ", entries, ".", remedy);
+}
+
 absl::Status CheckQueries(const AttentionCall<void>& call, int64_t entries) {
-  if (entries != call.batch + 1) {
-    return Invalid("query_splits must have one entry per entry of row_splits, that is ", call.batch + 1, ", got ", entries,
-                   ". A row without queries has an empty range.");
-  }
+  FUSEDREC_TRY(RequireEntries("query_splits", "entry per entry of row_splits", call.batch + 1, entries,
+                              " A row without queries has an empty range."));
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t length = RowLength(call, b), queries = length - FirstQuery(call, b);
     if (queries > length) {
@@ -47,9 +51,7 @@ absl::Status CheckQueries(const AttentionCall<void>& call, int64_t entries) {
 }
 
 absl::Status CheckTargets(const AttentionCall<void>& call, int64_t entries) {
-  if (entries != call.batch) {
-    return Invalid("num_targets must have one entry per row, that is ", call.batch, ", got ", entries, ".");
-  }
+  FUSEDREC_TRY(RequireEntries("num_targets", "entry per row", call.batch, entries));
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t length = RowLength(call, b), queries = length - FirstQuery(call, b), targets = call.num_targets[b];
     if (targets < 0 || targets > length) {
@@ -65,9 +67,9 @@ absl::Status CheckTargets(const AttentionCall<void>& call, int64_t entries) {
 }
 
 absl::Status CheckContext(const AttentionCall<void>& call, int64_t entries) {
-  if (entries != 0 && entries != call.batch) {
-    return Invalid("contextual_length must have one entry per row, that is ", call.batch, ", got ", entries,
-                   ". Pass a number for the same length in all rows.");
+  if (entries != 0) {
+    FUSEDREC_TRY(RequireEntries("contextual_length", "entry per row", call.batch, entries,
+                                " Pass a number for the same length in all rows."));
   }
   for (int64_t b = 0; b < entries; ++b) {
     if (call.contextual_lengths[b] < 0) {
@@ -92,14 +94,9 @@ absl::Status CheckPosition(const AttentionCall<void>& call, int64_t entries) {
 }
 
 absl::Status CheckTime(const RelativeBias& bias, int64_t entries) {
-  if (entries != NumTimeWeights(bias)) {
-    if (bias.time != TimeMap::kBuckets) {
-      return Invalid("time_weights must hold the ", NumTimeWeights(bias), " parameters of this function of time, got ",
-                     entries, ".");
-    }
-    return Invalid("time_weights must have one entry more than thresholds, that is ", NumTimeWeights(bias), ", got ",
-                   entries, ".");
-  }
+  const char* const of_function = "entry per parameter of this function of time";
+  const char* const per = bias.time == TimeMap::kBuckets ? "entry more than thresholds" : of_function;
+  FUSEDREC_TRY(RequireEntries("time_weights", per, NumTimeWeights(bias), entries));
   for (int32_t g = 1; g < bias.num_thresholds; ++g) {
     if (bias.thresholds[g] < bias.thresholds[g - 1]) {
       return Invalid("thresholds must not decrease, got ", bias.thresholds[g - 1], " then ", bias.thresholds[g],
@@ -309,10 +306,8 @@ class AttentionBase : public tensorflow::OpKernel {
     }
     if (bias.time == TimeMap::kNone) return absl::OkStatus();
     for (const auto& [name, tokens] : {std::pair("asks", call->queries), std::pair("answers", call->tokens)}) {
-      const int64_t entries = Input(ctx, name).NumElements();
-      if (entries == tokens) continue;
-      return Invalid(name, " must have one time per token, that is ", tokens, ", got ", entries,
-                     ". Make both with sequence_times from timestamps that have the rows of the sequence.");
+      FUSEDREC_TRY(RequireEntries(name, "time per token", tokens, Input(ctx, name).NumElements(),
+                                  " Make both with sequence_times from timestamps that have the rows of the sequence."));
     }
     const Tensor &weights = Input(ctx, "time_weights"), &thresholds = Input(ctx, "thresholds");
     bias.asks = DataOf<int64_t>(Input(ctx, "asks"));
@@ -345,9 +340,8 @@ class AttentionBase : public tensorflow::OpKernel {
     for (int i = 0; i < norm.size(); ++i) {
       const char* const name = i == 0 ? "norm_weight" : "norm_bias";
       FUSEDREC_TRY(RequireRank(name, norm[i], 1));
-      if (norm[i].NumElements() == columns) continue;
-      return Invalid(name, " must have one entry per column of all heads, that is ", columns, ", got ",
-                     norm[i].NumElements(), ". Pass weight and bias of the norm, or neither.");
+      FUSEDREC_TRY(RequireEntries(name, "entry per column of all heads", columns, norm[i].NumElements(),
+                                  " Pass weight and bias of the norm, or neither."));
     }
     if (norm.size() == 0) return absl::OkStatus();
     call->norm_weight = norm[0].flat<float>().data();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "common/hash.h"
@@ -42,23 +43,15 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
   int32_t row = 0;
   for (int64_t r = 0; r < ranks; ++r) {
     const int32_t first = row;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int32_t count = counts[b * ranks + r];
-      counts[b * ranks + r] = row;
-      row += count;
-    }
+    for (int64_t b = 0; b < blocks; ++b) row += std::exchange(counts[b * ranks + r], row);
     id_splits[r] = row - first;
     send_splits[r] = id_splits[r] + segments;
   }
 
   // Headers: segment s sends r the ids between its first and its last one. They are counted in parallel by segment.
   std::vector<int64_t> block_start(ranks);
-  int64_t start = 0;
-  for (int64_t r = 0; r < ranks; ++r) {
-    block_start[r] = start;
-    start += send_splits[r];
-  }
-  std::fill(message.begin() + start, message.end(), 0);
+  std::exclusive_scan(send_splits.begin(), send_splits.end(), block_start.begin(), int64_t{0});
+  std::fill(message.begin() + num_ids + ranks * segments, message.end(), 0);
   parallel_for(segments, 2 * num_ids / std::max<int64_t>(segments, 1) + ranks, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       for (int64_t r = 0; r < ranks; ++r) message[block_start[r] + s] = 0;

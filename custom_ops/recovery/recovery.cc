@@ -62,12 +62,8 @@ inline __attribute__((always_inline)) void SumInto(int64_t begin, int64_t end, i
     std::fill(out, out + dim, static_cast<T>(0.0f));
     return;
   }
-  float* sum;
-  if constexpr (std::is_same<T, float>::value) {
-    sum = out;
-  } else {
-    sum = wide;
-  }
+  float* sum = wide;
+  if constexpr (std::is_same<T, float>::value) sum = out;
   for (int64_t n = begin; n < end; ++n) {
     if (n + kAheadOfSum < fetch_end) FetchRow(row_of(n + kAheadOfSum), dim);
     Add(row_of(n), factor_of(n), n == begin, dim, sum);

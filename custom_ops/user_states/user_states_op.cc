@@ -194,19 +194,17 @@ class FindOp : public OpKernel {
     UserStates* states = resource->states();
 
     const int64_t users = request.users.size();
-    Tensor *revisions, *row_splits;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({users}), &revisions));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({users + 1}), &row_splits));
     std::vector<UserStates::Snapshot> found;
-    Out<int64_t>(row_splits)[0] = 0;
-    for (int64_t b = 0; b < users; ++b) {
-      found.push_back(states->Find({request.users[b], request.version}, request.now));
-      Out<int64_t>(revisions)[b] = found.back().revision;
-      Out<int64_t>(row_splits)[b + 1] = Out<int64_t>(row_splits)[b] + found.back().tokens;
+    std::vector<int64_t> revisions, row_splits{0};
+    for (const int64_t user : request.users) {
+      found.push_back(states->Find({user, request.version}, request.now));
+      revisions.push_back(found.back().revision);
+      row_splits.push_back(row_splits.back() + found.back().tokens);
     }
-
     std::vector<char*> of_tokens, of_users;
-    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_tokens", of_token_, Out<int64_t>(row_splits)[users], &of_tokens));
+    OP_REQUIRES_OK(ctx, Give(ctx, 0, revisions));
+    OP_REQUIRES_OK(ctx, Give(ctx, 1, row_splits));
+    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_tokens", of_token_, row_splits.back(), &of_tokens));
     OP_REQUIRES_OK(ctx, Allocate(ctx, "of_users", of_user_, users, &of_users));
     states->Read(found, of_tokens, CpuPool(ctx));
     const std::vector<int64_t>& bytes = states->spec().user_bytes;

@@ -107,26 +107,25 @@ std::vector<PieceGradients> OrderGradients(const std::vector<MessageView>& messa
   const size_t pieces = messages.size(), peers = messages[0].splits.size();
   std::vector<PieceGradients> gradients(pieces);
   for (PieceGradients& of_piece : gradients) of_piece.counts.assign(peers * segments, 0);
-  // Where the next id of a block stands, and the number of its row.
-  std::vector<const int64_t*> id(pieces * peers);
-  std::vector<int64_t> row(pieces * peers);
-  std::vector<const int64_t*> header(pieces * peers);
-  std::vector<const int64_t*> at(pieces);
-  for (size_t i = 0; i < pieces; ++i) at[i] = messages[i].entries.data();
+  struct Block {
+    const int64_t *header, *id;  // the next id
+    int64_t row;                 // its number
+  };
+  std::vector<Block> blocks;  // by piece, then by peer
+  const int64_t* at = nullptr;
   ForBlocks(messages, segments, [&](size_t i, size_t r, int64_t first, int64_t rows) {
-    header[i * peers + r] = at[i];
-    id[i * peers + r] = at[i] + segments;
-    row[i * peers + r] = first;
-    at[i] += segments + rows;
+    if (r == 0) at = messages[i].entries.data();
+    blocks.push_back({at, at + segments, first});
+    at += segments + rows;
   });
   for (size_t r = 0; r < peers; ++r) {
     for (int64_t s = 0; s < segments; ++s) {
       for (size_t i = 0; i < pieces; ++i) {
-        const size_t block = i * peers + r;
-        for (int64_t left = header[block][s]; left > 0; --left) {
-          PieceGradients& of_piece = gradients[last[row[block]]];
-          of_piece.row.push_back(static_cast<int32_t>(row[block]++));
-          of_piece.ids.push_back(*id[block]++);
+        Block& block = blocks[i * peers + r];
+        for (int64_t left = block.header[s]; left > 0; --left) {
+          PieceGradients& of_piece = gradients[last[block.row]];
+          of_piece.row.push_back(static_cast<int32_t>(block.row++));
+          of_piece.ids.push_back(*block.id++);
           ++of_piece.counts[r * segments + s];
         }
       }

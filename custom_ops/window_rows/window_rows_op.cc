@@ -43,14 +43,6 @@ absl::Status ReadMessages(OpKernelContext* ctx, int64_t segments, std::vector<Me
   return CheckWindow(*messages, segments, ids);
 }
 
-template <typename T>
-absl::Status Give(OpOutputList* list, int i, const std::vector<T>& values) {
-  Tensor* out;
-  FUSEDREC_TRY(list->allocate(i, TensorShape({static_cast<int64_t>(values.size())}), &out));
-  std::copy(values.begin(), values.end(), Out<T>(out).begin());
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 class WindowUniqueOp : public OpKernel {
@@ -118,19 +110,15 @@ class WindowRouteOp : public RoutingOp {
     OpInputList restore, numbers;
     OP_REQUIRES_OK(ctx, ReadVectors(ctx, "restore", &restore));
     OP_REQUIRES_OK(ctx, ReadVectors(ctx, "numbers", &numbers));
-    const Tensor& last = ctx->input(4 * messages.size());
+    const int num_pieces = static_cast<int>(messages.size());
+    const Tensor& last = ctx->input(4 * num_pieces);
     OP_REQUIRES_OK(ctx, RequireRank("last", last, 1));
-    OpOutputList rows, term_index, term_splits, gradient_splits;
-    OP_REQUIRES_OK(ctx, ctx->output_list("rows", &rows));
-    OP_REQUIRES_OK(ctx, ctx->output_list("term_index", &term_index));
-    OP_REQUIRES_OK(ctx, ctx->output_list("term_splits", &term_splits));
-    OP_REQUIRES_OK(ctx, ctx->output_list("gradient_splits", &gradient_splits));
 
     int64_t held = 0;
     std::vector<PieceRows> pieces;
-    for (size_t i = 0; i < messages.size(); ++i) {
+    for (int i = 0; i < num_pieces; ++i) {
       Tensor* of_piece;
-      OP_REQUIRES_OK(ctx, rows.allocate(i, numbers[i].shape(), &of_piece));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, numbers[i].shape(), &of_piece));
       pieces.push_back({In<int32_t>(restore[i]), In<int32_t>(numbers[i]), Out<int32_t>(of_piece)});
       held += numbers[i].NumElements();
     }
@@ -142,21 +130,18 @@ class WindowRouteOp : public RoutingOp {
     OP_REQUIRES_OK(ctx, NumberRows(messages, segments_, pieces, In<int32_t>(last), absl::MakeSpan(last_row)));
 
     const size_t peers = messages[0].splits.size();
-    Tensor *marks, *marks_splits;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(messages.size() + 1, TensorShape({static_cast<int64_t>(peers)}),
-                                             &marks_splits));
-    const std::vector<int64_t> packed = PackMarks(messages, segments_, last_row, Out<int32_t>(marks_splits));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(messages.size(), TensorShape({static_cast<int64_t>(packed.size())}),
-                                             &marks));
-    std::copy(packed.begin(), packed.end(), Out<int64_t>(marks).begin());
+    std::vector<int32_t> marks_splits(peers);
+    OP_REQUIRES_OK(ctx, Give(ctx, num_pieces, PackMarks(messages, segments_, last_row, absl::MakeSpan(marks_splits))));
+    OP_REQUIRES_OK(ctx, Give(ctx, num_pieces + 1, marks_splits));
     const std::vector<PieceGradients> gradients = OrderGradients(messages, segments_, last_row);
     const std::vector<PieceSums> sums = SumTerms(gradients, pieces, ids);
-    for (size_t i = 0; i < messages.size(); ++i) {
+    for (int i = 0; i < num_pieces; ++i) {
       std::vector<int32_t> counts(peers, 0);
       for (size_t n = 0; n < gradients[i].counts.size(); ++n) counts[n / segments_] += gradients[i].counts[n];
-      OP_REQUIRES_OK(ctx, Give(&term_index, i, sums[i].index));
-      OP_REQUIRES_OK(ctx, Give(&term_splits, i, sums[i].splits));
-      OP_REQUIRES_OK(ctx, Give(&gradient_splits, i, counts));
+      int output = num_pieces + 2 + i;
+      OP_REQUIRES_OK(ctx, Give(ctx, output, sums[i].index));
+      OP_REQUIRES_OK(ctx, Give(ctx, output += num_pieces, sums[i].splits));
+      OP_REQUIRES_OK(ctx, Give(ctx, output += num_pieces, counts));
     }
   }
 };
@@ -169,18 +154,15 @@ class WindowGradientsOp : public RoutingOp {
     std::vector<MessageView> messages;
     int64_t ids;
     OP_REQUIRES_OK(ctx, ReadMessages(ctx, segments_, &messages, &ids));
-    const Tensor &marks = ctx->input(2 * messages.size()), &marks_splits = ctx->input(2 * messages.size() + 1);
+    const int num_pieces = static_cast<int>(messages.size());
+    const Tensor &marks = ctx->input(2 * num_pieces), &marks_splits = ctx->input(2 * num_pieces + 1);
     OP_REQUIRES_OK(ctx, RequireRank("marks", marks, 1));
     OP_REQUIRES_OK(ctx, RequireRank("marks_splits", marks_splits, 1));
-    OpOutputList trained, trained_splits, rows;
-    OP_REQUIRES_OK(ctx, ctx->output_list("trained", &trained));
-    OP_REQUIRES_OK(ctx, ctx->output_list("trained_splits", &trained_splits));
-    OP_REQUIRES_OK(ctx, ctx->output_list("rows", &rows));
     std::vector<int32_t> last_row(ids);
     OP_REQUIRES_OK(ctx, ReadMarks(messages, segments_, {In<int64_t>(marks), In<int32_t>(marks_splits)},
                                   absl::MakeSpan(last_row)));
     const std::vector<PieceGradients> gradients = OrderGradients(messages, segments_, last_row);
-    for (size_t i = 0; i < messages.size(); ++i) {
+    for (int i = 0; i < num_pieces; ++i) {
       const std::vector<int64_t>& counts = gradients[i].counts;
       std::vector<int64_t> message;
       std::vector<int32_t> splits;
@@ -193,9 +175,9 @@ class WindowGradientsOp : public RoutingOp {
         }
         splits.push_back(static_cast<int32_t>(message.size() - begin));
       }
-      OP_REQUIRES_OK(ctx, Give(&trained, i, message));
-      OP_REQUIRES_OK(ctx, Give(&trained_splits, i, splits));
-      OP_REQUIRES_OK(ctx, Give(&rows, i, gradients[i].row));
+      OP_REQUIRES_OK(ctx, Give(ctx, i, message));
+      OP_REQUIRES_OK(ctx, Give(ctx, num_pieces + i, splits));
+      OP_REQUIRES_OK(ctx, Give(ctx, 2 * num_pieces + i, gradients[i].row));
     }
   }
 };

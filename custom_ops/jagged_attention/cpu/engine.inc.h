@@ -1,5 +1,7 @@
 // The tile engine, included by engine_<instruction set>.cc inside a namespace that has defined
-//   kVectorBytes, kBlockRows, kBlockVectors, Vec, Fma, Max, Min, Reciprocal, JoinQuads, SplitQuads.
+//   kVectorBytes, kBlockRows, kBlockVectors, Vec, Fma, Max, Min, Reciprocal,
+//   JoinQuads   joins 4 numbers from column c of every fourth row
+//   SplitQuads  writes the quarters (16 bytes) of a vector to rows of `stride` numbers
 // No include guard and no includes: see tile_engine.h for why.
 
 constexpr int64_t kLanes = kVectorBytes / 4;

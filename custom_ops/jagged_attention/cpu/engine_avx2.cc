@@ -21,12 +21,10 @@ static inline Vec Max(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m2
 static inline Vec Min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
 static inline Vec Reciprocal(Vec x) { return 1.0f / x; }
 
-// 4 numbers from column c of every fourth row, one behind the other.
 static inline Vec JoinQuads(const float* const* rows, int64_t c) {
   return (Vec)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + c)), _mm_loadu_ps(rows[4] + c), 1);
 }
 
-// And back: its quarters (16 bytes) to rows of `stride` numbers.
 static inline void SplitQuads(Vec x, float* to, int64_t stride) {
   _mm_storeu_ps(to, _mm256_castps256_ps128((__m256)x));
   _mm_storeu_ps(to + stride, _mm256_extractf128_ps((__m256)x, 1));

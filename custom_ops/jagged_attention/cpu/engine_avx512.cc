@@ -27,7 +27,6 @@ static inline Vec Reciprocal(Vec x) {
   return (Vec)_mm512_mul_ps(near, _mm512_fnmadd_ps((__m512)x, near, _mm512_set1_ps(2.0f)));
 }
 
-// 4 numbers from column c of every fourth row, one behind the other.
 static inline Vec JoinQuads(const float* const* rows, int64_t c) {
   const auto pair = [&](int r) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[r] + c)), _mm_loadu_ps(rows[r + 4] + c), 1);
@@ -35,7 +34,6 @@ static inline Vec JoinQuads(const float* const* rows, int64_t c) {
   return (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(pair(0)), pair(8), 1);
 }
 
-// And back: its quarters (16 bytes) to rows of `stride` numbers.
 static inline void SplitQuads(Vec x, float* to, int64_t stride) {
   _mm_storeu_ps(to, _mm512_castps512_ps128((__m512)x));
   _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps((__m512)x, 1));

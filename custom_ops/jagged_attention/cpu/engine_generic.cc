@@ -15,13 +15,11 @@ static inline Vec Max(Vec a, Vec b) { return a > b ? a : b; }
 static inline Vec Min(Vec a, Vec b) { return a < b ? a : b; }
 static inline Vec Reciprocal(Vec x) { return 1.0f / x; }
 
-// 4 numbers from column c of every fourth row, one behind the other.
 static inline Vec JoinQuads(const float* const* rows, int64_t c) {
   typedef float LooseVec __attribute__((vector_size(16), aligned(4), may_alias));
   return *reinterpret_cast<const LooseVec*>(rows[0] + c);
 }
 
-// And back: its quarters (16 bytes) to rows of `stride` numbers.
 static inline void SplitQuads(Vec x, float* to, int64_t) { __builtin_memcpy(to, &x, sizeof(x)); }
 
 #include "jagged_attention/cpu/engine.inc.h"

@@ -84,7 +84,7 @@ def test_negative_lengths(name):
         ),
         (
             ops.RelativeBias(time=ops.TimeFunction("power", np.zeros(3, np.float32)), times=TIMES),
-            "time_weights must hold the 2 parameters of this function of time, got 3",
+            "time_weights must have one entry per parameter of this function of time, that is 2, got 3",
         ),
     ],
 )

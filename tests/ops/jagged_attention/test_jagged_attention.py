@@ -225,5 +225,5 @@ def test_shape_functions():
         [7, 2, 3]
     ]
     assert inferred(channels, tokens, (tf.int64, [3]), (tf.float32, [None])) == [[None, 2, 8]]
-    with pytest.raises(ValueError, match="must be equal"):
-        inferred(attend, tokens, (tf.float32, [7, 2, 9]), (tf.float32, [None, 2, 3]), (tf.int64, [3]))
+    with pytest.raises(ValueError, match="must be rank 3"):
+        inferred(attend, tokens, (tf.float32, [7, 16]), (tf.float32, [None, 2, 3]), (tf.int64, [3]))

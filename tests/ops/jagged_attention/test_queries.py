@@ -103,8 +103,8 @@ def test_a_graph_differentiates_and_knows_the_shapes():
     of_keys = (tf.float32, [9, None, 8]), (tf.float32, [None, None, 3])
     assert inferred(attend, (tf.float32, [7, 2, None]), *of_keys, splits, splits) == [[7, 2, 3]]
     assert inferred(channels, (tf.float32, [9, 2, 8]), splits, (tf.float32, [None]), splits) == [[None, 2, 8]]
-    with pytest.raises(ValueError, match="must be equal"):
-        inferred(attend, tokens, (tf.float32, [9, 2, 7]), tokens, splits, splits)
+    with pytest.raises(ValueError, match="must be rank 3"):
+        inferred(attend, tokens, (tf.float32, [9, 14]), tokens, splits, splits)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.config import Normal, TruncatedNormal
 from tf_fusedrec.data.columns import check_features
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.files.saves import read_manifest
 from tf_fusedrec.models import report, screen
 from tf_fusedrec.models.build import (
@@ -304,12 +305,12 @@ def _model_facts(experiment: Experiment, model: RankingModel | HSTURetrieval) ->
     config, embedding = experiment.model, model.embedding
     here = {name: counts["keys"] for name, counts in embedding.statistics().items()}
     rows = fr.collectives.all_gather(np.array([[*here.values()]], np.int64)).sum(axis=0)
-    tables = {table.name: table for table in experiment.tables}
+    tables, groups = {table.name: table for table in experiment.tables}, len(embedding.internals.groups)
     return {
         "kind": config.kind if isinstance(config, RankingConfig) else config.encoder,
         "dense_weights": int(sum(np.prod(weight.shape) for weight in model.trainable_variables)),
         "schedule": experiment.train.schedule,
-        "all_to_alls": 2 * len(embedding.internals.groups) + 1,
+        "all_to_alls": 3 if collectives.joins(groups, embedding.layout.group) else 2 * groups + 1,
         "tables": {
             name: {"rows": int(count), "dim": tables[name].dim, "rule": _rule(tables[name].optimizer)}
             for name, count in zip(here, rows)

@@ -69,11 +69,12 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool,
         outgoing = routing.Outgoing(name, unique, table.partition, len(table.names))
         route = routing.send_ids([outgoing], layout)[0]
         found = table.lookup(route.request) if at_owner else _lookup_of_each(table, route, lookup)
-        rows = ops.recover(routing.return_rows(route, found.rows, layout, None), route.index)
+        (returned,) = routing.exchange([routing.outgoing_rows(route, found.rows, None)], layout)
+        rows = ops.recover(returned, route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = routing.send_gradients(route, [summed], layout, None)
+        (arrived,) = routing.exchange([routing.outgoing_gradients(route, [summed], None)], layout)
         table.update([(found, arrived, None)], 1.0)
         read = tf.size(found.handles if at_owner else found.inverse, out_type=tf.int64)
         return rows, tf.stack([route.num_unique, read, tf.reduce_max(found.handles) // _NUMBER])

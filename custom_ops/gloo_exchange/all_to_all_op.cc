@@ -1,4 +1,7 @@
 // All-to-alls: every block is a message, an empty one as well. The computing thread copies the own block.
+//
+// Several tensors share a message for their small blocks, because a small message costs by its number. Both ranks copy
+// these blocks, so a large one travels alone. All tensors arrive together.
 #include <cstring>
 #include <numeric>
 
@@ -10,46 +13,140 @@ namespace fusedrec {
 namespace {
 
 REGISTER_OP("Fusedrec>ExchangeExpect")
-    .Input("received_splits: int32")
-    .Output("same: int32")
-    .Attr("T: type").Attr("row_shape: shape").Attr("collective: string").Attr("ranks: list(int)")
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Input("received_splits: N * int32")
+    .Output("same: N * int32")
+    .Attr("N: int >= 1").Attr("T: list(type)").Attr("row_shapes: list(shape)").Attr("collective: string")
+    .Attr("ranks: list(int)")
+    .SetShapeFn(Shapes("N*[r] -> N*[r]"))
     .Doc("Posts the receives of the next ExchangeAllToAll of the collective, as soon as the splits are known.");
 
 REGISTER_OP("Fusedrec>ExchangeAllToAll")
-    .Input("rows: T").Input("splits: int32").Input("known_splits: num_known * int32")
-    .Output("received: T").Output("received_splits: int32")
-    .Attr("T: type").Attr("num_known: int >= 0").Attr("collective: string").Attr("ranks: list(int)")
+    .Input("rows: T").Input("splits: N * int32").Input("known_splits: num_known * int32")
+    .Output("received: T").Output("received_splits: N * int32")
+    .Attr("T: list(type)").Attr("N: int >= 1").Attr("num_known: int >= 0").Attr("collective: string")
+    .Attr("ranks: list(int)")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
-      tensorflow::shape_inference::ShapeHandle received;
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &received));
-      TF_RETURN_IF_ERROR(c->ReplaceDim(received, 0, c->UnknownDim(), &received));  // [sum of received_splits, ...]
-      c->set_output(0, received);
-      c->set_output(1, c->input(1));  // [R]
+      int n;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      for (int i = 0; i < n; ++i) {
+        tensorflow::shape_inference::ShapeHandle received;
+        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(i), 1, &received));
+        TF_RETURN_IF_ERROR(c->ReplaceDim(received, 0, c->UnknownDim(), &received));  // [sum of received_splits, ...]
+        c->set_output(i, received);
+        c->set_output(n + i, c->input(n + i));  // [R]
+      }
       return absl::OkStatus();
     })
-    .Doc("Sends slices of the rows to all ranks of a set. Received splits that are not known travel in front of the rows.");
+    .Doc("Sends slices of the rows of each tensor to all ranks of a set. Received splits that are not known travel in "
+         "front of the rows, which are of one tensor.");
 
-enum Part { kRows, kSplits };  // of a call, see Collective::Slot
+// Messages of a call, see Collective::Slot.
+enum Part { kRows, kSplits, kAlone };  // kAlone + t: a block of tensor t
 
-// Bytes before each rank's block, and at last of all blocks.
-std::vector<size_t> Offsets(absl::Span<const int32_t> splits, size_t row_bytes) {
-  std::vector<size_t> offsets{0};
-  for (const int32_t rows : splits) offsets.push_back(offsets.back() + rows * row_bytes);
-  return offsets;
+// Bytes of a block from which its two copies cost more than a message.
+constexpr size_t kLarge = 64 * 1024;
+
+using UnboundBuffer = gloo::transport::UnboundBuffer;
+using Splits = std::vector<std::vector<int32_t>>;  // rows of each block, by tensor and rank
+
+struct RowForm {
+  bool operator==(const RowForm& other) const { return dtype == other.dtype && shape == other.shape; }
+
+  tensorflow::DataType dtype;
+  TensorShape shape;
+};
+
+std::vector<RowForm> FormsOf(const OpInputList& rows) {
+  std::vector<RowForm> forms;
+  for (const Tensor& tensor : rows) {
+    TensorShape shape = tensor.shape();
+    shape.RemoveDim(0);
+    forms.push_back({tensor.dtype(), shape});
+  }
+  return forms;
 }
 
-absl::Status RequireRows(const char* name, const Tensor& splits, int64_t size) {
-  FUSEDREC_TRY(RequireRank(name, splits, 1));
-  if (splits.NumElements() != size) {
-    return Invalid(name, " must have one entry for each of ", size, " ranks, got ", splits.NumElements(),
-                   ". Use the splits of this set of ranks.");
-  }
-  for (const int32_t rows : In<int32_t>(splits)) {
-    if (rows < 0) return Invalid(name, " must not be negative, got ", rows, ". Use numbers of rows.");
+// Checks the splits of each tensor, and reads them.
+absl::Status ReadSplits(const char* name, const OpInputList& splits, int64_t ranks, Splits* out) {
+  for (const Tensor& of_tensor : splits) {
+    FUSEDREC_TRY(RequireRank(name, of_tensor, 1));
+    if (of_tensor.NumElements() != ranks) {
+      return Invalid(name, " must have one entry for each of ", ranks, " ranks, got ", of_tensor.NumElements(),
+                     ". Use the splits of this set of ranks.");
+    }
+    const auto blocks = In<int32_t>(of_tensor);
+    for (const int32_t rows : blocks) {
+      if (rows < 0) return Invalid(name, " must not be negative, got ", rows, ". Use numbers of rows.");
+    }
+    out->emplace_back(blocks.begin(), blocks.end());
   }
   return absl::OkStatus();
 }
+
+int64_t Total(const std::vector<int32_t>& splits) { return std::accumulate(splits.begin(), splits.end(), int64_t{0}); }
+
+// Blocks of one or several tensors by rank, and the messages that carry them.
+struct Blocks {
+  absl::Status Set(OpKernelContext* ctx, std::vector<Tensor> of_tensors, const std::vector<RowForm>& forms,
+                   const Splits& splits) {
+    tensors = std::move(of_tensors);
+    messages.assign(splits[0].size() + 1, 0);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const size_t row_bytes = forms[t].shape.num_elements() * tensorflow::DataTypeSize(forms[t].dtype);
+      begins.push_back({0});
+      for (const int32_t rows : splits[t]) begins[t].push_back(begins[t].back() + rows * row_bytes);
+      for (size_t i = 0; i < splits[t].size(); ++i) messages[i + 1] += IsAlone(t, i) ? 0 : Bytes(t, i);
+    }
+    std::partial_sum(messages.begin(), messages.end(), messages.begin());
+    joined = tensors[0];
+    if (tensors.size() > 1) {
+      const TensorShape shape({static_cast<int64_t>(messages.back())});
+      FUSEDREC_TRY(ctx->allocate_temp(tensorflow::DT_INT8, shape, &joined));
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        alone.push_back(Mesh::OfProcess()->Buffer(Data(tensors[t]), begins[t].back()));
+      }
+    }
+    buffer = Mesh::OfProcess()->Buffer(Data(joined), messages.back());
+    return absl::OkStatus();
+  }
+
+  // Calls function(buffer, part, offset, bytes) for each message of a rank.
+  template <typename Function>
+  void ForMessages(int rank, const Function& function) const {
+    function(buffer.get(), kRows, messages[rank], messages[rank + 1] - messages[rank]);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (IsAlone(t, rank)) function(alone[t].get(), kAlone + t, begins[t][rank], Bytes(t, rank));
+    }
+  }
+
+  // Copies a rank's small blocks to their message, or from there.
+  void CopySmall(int rank, bool to_message) const {
+    char* message = Data(joined) + messages[rank];
+    for (size_t t = 0; tensors.size() > 1 && t < tensors.size(); ++t) {
+      const size_t bytes = IsAlone(t, rank) ? 0 : Bytes(t, rank);
+      if (bytes > 0) std::memcpy(to_message ? message : Block(t, rank), to_message ? Block(t, rank) : message, bytes);
+      message += bytes;
+    }
+  }
+
+  void CopyOwn(const Blocks& from, int rank) const {
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (Bytes(t, rank) > 0) std::memcpy(Block(t, rank), from.Block(t, rank), Bytes(t, rank));
+    }
+  }
+
+  char* Block(size_t tensor, int rank) const { return Data(tensors[tensor]) + begins[tensor][rank]; }
+  size_t Bytes(size_t tensor, int rank) const { return begins[tensor][rank + 1] - begins[tensor][rank]; }
+  bool IsAlone(size_t tensor, int rank) const { return tensors.size() > 1 && Bytes(tensor, rank) >= kLarge; }
+  static char* Data(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
+
+  std::vector<Tensor> tensors;
+  std::vector<std::vector<size_t>> begins;  // bytes of a tensor before each rank's block, and at last of all blocks
+  std::vector<size_t> messages;             // bytes before each rank's message, and at last of all messages
+  Tensor joined;                            // all messages; of one tensor, its own memory
+  std::vector<GlooBuffer> alone;            // of tensors
+  GlooBuffer buffer;                        // of joined
+};
 
 }  // namespace
 
@@ -69,73 +166,74 @@ struct SplitsReceive {
   GlooBuffer buffer;
 };
 
-// The receives of one call's rows into a new tensor.
+// The receives of one call's rows into new tensors.
 class RowsReceive {
  public:
-  RowsReceive(const Collective* collective, uint64_t call, absl::Span<const int32_t> splits, Tensor rows,
-              size_t row_bytes)
-      : collective_(collective), splits_(splits.begin(), splits.end()), rows_(rows), row_bytes_(row_bytes),
-        offsets_(Offsets(splits, row_bytes)), buffer_(Mesh::OfProcess()->Buffer(Data(), offsets_.back())) {
-    collective->ForOthers([&](int i) {
-      buffer_->recv(collective->ranks[i], collective->Slot(kRows, call), offsets_[i],
-                    offsets_[i + 1] - offsets_[i]);
+  static absl::Status Post(OpKernelContext* ctx, const Collective& collective, uint64_t call,
+                           const std::vector<RowForm>& forms, const Splits& splits, std::shared_ptr<RowsReceive>* out) {
+    auto receive = std::make_shared<RowsReceive>();
+    receive->forms_ = forms;
+    receive->splits_ = splits;
+    std::vector<Tensor> rows(forms.size());
+    for (size_t t = 0; t < forms.size(); ++t) {
+      TensorShape shape = forms[t].shape;
+      shape.InsertDim(0, Total(splits[t]));
+      FUSEDREC_TRY(ctx->allocate_temp(forms[t].dtype, shape, &rows[t]));
+    }
+    FUSEDREC_TRY(receive->blocks_.Set(ctx, std::move(rows), forms, splits));
+    collective.ForOthers([&](int i) {
+      receive->blocks_.ForMessages(i, [&](UnboundBuffer* buffer, int part, size_t offset, size_t bytes) {
+        buffer->recv(collective.ranks[i], collective.Slot(part, call), offset, bytes);
+      });
     });
+    *out = std::move(receive);
+    return absl::OkStatus();
   }
 
-  void CopyOwn(absl::string_view block) {
-    if (!block.empty()) std::memcpy(Data() + offsets_[collective_->index], block.data(), block.size());
+  void Wait(const Collective& collective) {
+    collective.ForOthers([&](int i) {
+      blocks_.ForMessages(i, [](UnboundBuffer* buffer, int, size_t, size_t) { buffer->waitRecv(); });
+    });
+    collective.ForOthers([&](int i) { blocks_.CopySmall(i, /*to_message=*/false); });
   }
 
-  void Wait() {
-    collective_->ForOthers([&](int) { buffer_->waitRecv(); });
+  absl::Status RequireSame(const std::vector<RowForm>& forms, const Splits& splits) const {
+    if (forms == forms_ && splits == splits_) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "it has expected rows of other lengths for a call that was never made, because its step has failed. Start the "
+        "program again: other ranks may have sent those rows.");
   }
-
-  bool Expects(absl::Span<const int32_t> splits, size_t bytes) const { return splits == splits_ && bytes == row_bytes_; }
-
-  const Tensor& rows() const { return rows_; }
 
   absl::Status SetOutputs(OpKernelContext* ctx) {
-    ctx->set_output(0, rows_);
-    return Give(ctx, 1, splits_);
+    const int n = static_cast<int>(splits_.size());
+    for (int t = 0; t < n; ++t) {
+      ctx->set_output(t, blocks_.tensors[t]);
+      FUSEDREC_TRY(Give(ctx, n + t, splits_[t]));
+    }
+    return absl::OkStatus();
   }
 
- private:
-  char* Data() { return const_cast<char*>(rows_.tensor_data().data()); }
+  const Blocks& blocks() const { return blocks_; }
 
-  const Collective* const collective_;
-  const std::vector<int32_t> splits_;
-  Tensor rows_;
-  const size_t row_bytes_;
-  const std::vector<size_t> offsets_;
-  GlooBuffer buffer_;
+ private:
+  std::vector<RowForm> forms_;
+  Splits splits_;
+  Blocks blocks_;
 };
 
 namespace {
 
-// Posts the receives of a call into a new tensor of these rows.
-absl::Status PostRows(OpKernelContext* ctx, const Collective* collective, uint64_t call, absl::Span<const int32_t> splits,
-                      tensorflow::DataType dtype, const TensorShape& row_shape, std::shared_ptr<RowsReceive>* receive) {
-  TensorShape shape = row_shape;
-  shape.InsertDim(0, std::accumulate(splits.begin(), splits.end(), int64_t{0}));
-  Tensor rows;
-  FUSEDREC_TRY(ctx->allocate_temp(dtype, shape, &rows));
-  const size_t row_bytes = row_shape.num_elements() * tensorflow::DataTypeSize(dtype);
-  *receive = std::make_shared<RowsReceive>(collective, call, splits, rows, row_bytes);
-  return absl::OkStatus();
-}
-
-absl::Status RequireSame(const RowsReceive& posted, absl::Span<const int32_t> splits, size_t row_bytes) {
-  if (posted.Expects(splits, row_bytes)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "it has expected rows of other lengths for a call that was never made, because its step has failed. Start the "
-      "program again: other ranks may have sent those rows.");
-}
-
 class ExchangeExpectOp : public ExchangeOp {
  public:
   explicit ExchangeExpectOp(OpKernelConstruction* ctx) : ExchangeOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_shape", &row_shape_));
+    std::vector<tensorflow::DataType> dtypes;
+    std::vector<TensorShape> shapes;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtypes));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_shapes", &shapes));
+    OP_REQUIRES(ctx, dtypes.size() == shapes.size() && static_cast<int>(shapes.size()) == ctx->num_inputs(),
+                Invalid("row_shapes and T must have one entry for each of ", ctx->num_inputs(), " tensors, got ",
+                        shapes.size(), " and ", dtypes.size(), "."));
+    for (size_t t = 0; t < dtypes.size(); ++t) forms_.push_back({dtypes[t], shapes[t]});
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
@@ -146,26 +244,25 @@ class ExchangeExpectOp : public ExchangeOp {
  private:
   // The same splits again are no error: a step that has failed is made again, or TensorFlow has computed a constant.
   absl::Status Post(OpKernelContext* ctx) const {
-    const Tensor& splits = ctx->input(0);
-    FUSEDREC_TRY(RequireRows("received_splits", splits, collective_->size()));
-    ctx->set_output(0, splits);
+    OpInputList inputs;
+    Splits splits;
+    FUSEDREC_TRY(ctx->input_list("received_splits", &inputs));
+    FUSEDREC_TRY(ReadSplits("received_splits", inputs, collective_->size(), &splits));
+    for (int i = 0; i < inputs.size(); ++i) ctx->set_output(i, inputs[i]);
     std::lock_guard<std::mutex> lock(collective_->mutex);
-    if (collective_->posted != nullptr) {
-      const size_t row_bytes = row_shape_.num_elements() * tensorflow::DataTypeSize(dtype_);
-      return RequireSame(*collective_->posted, In<int32_t>(splits), row_bytes);
-    }
-    return PostRows(ctx, collective_, collective_->begun, In<int32_t>(splits), dtype_, row_shape_, &collective_->posted);
+    if (collective_->posted != nullptr) return collective_->posted->RequireSame(forms_, splits);
+    return RowsReceive::Post(ctx, *collective_, collective_->begun, forms_, splits, &collective_->posted);
   }
 
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
-  TensorShape row_shape_;
+  std::vector<RowForm> forms_;
 };
 
 // One all-to-all under way.
 struct AllToAllCall {
   RunningCall running;
-  absl::string_view own;                           // block of this rank
-  GlooBuffer sent, sent_splits;                    // sent_splits is nullptr where the other ranks know them
+  Splits splits;                                   // of this rank's rows
+  Blocks blocks;                                   // that it sends
+  GlooBuffer sent_splits;                          // nullptr where the other ranks know them
   std::shared_ptr<SplitsReceive> received_splits;  // nullptr: known
   std::shared_ptr<RowsReceive> receive;            // nullptr until the splits are known
 };
@@ -175,48 +272,45 @@ class ExchangeAllToAllOp : public ExchangeCallOp<AllToAllCall> {
   using ExchangeCallOp::ExchangeCallOp;
 
  protected:
-  static TensorShape RowShape(const Tensor& rows) {
-    TensorShape shape = rows.shape();
-    shape.RemoveDim(0);
-    return shape;
-  }
-
   absl::Status Begin(OpKernelContext* ctx, AllToAllCall* call) const override {
-    const Tensor &rows = ctx->input(0), &splits = ctx->input(1);
-    OpInputList known;
+    OpInputList rows, splits, known;
+    Splits expected;
+    FUSEDREC_TRY(ctx->input_list("rows", &rows));
+    FUSEDREC_TRY(ctx->input_list("splits", &splits));
     FUSEDREC_TRY(ctx->input_list("known_splits", &known));
-    FUSEDREC_TRY(RequireRows("splits", splits, collective_->size()));
-    if (known.size() > 0) FUSEDREC_TRY(RequireRows("known_splits", known[0], collective_->size()));
-    const auto blocks = In<int32_t>(splits);
-    const int64_t total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-    if (total > rows.dim_size(0)) {
-      return Invalid("splits must have a sum of at most ", rows.dim_size(0), ", the number of rows, got ", total,
-                     ". Use numbers of rows.");
+    FUSEDREC_TRY(ReadSplits("splits", splits, collective_->size(), &call->splits));
+    FUSEDREC_TRY(ReadSplits("known_splits", known, collective_->size(), &expected));
+    if (splits.size() != rows.size() || (known.size() != rows.size() && (known.size() > 0 || rows.size() > 1))) {
+      return Invalid("splits and known_splits must be those of ", rows.size(), " tensors, got ", splits.size(), " and ",
+                     known.size(), ". Only one tensor alone may have unknown splits.");
     }
-    if (known.size() == 0) return Start(ctx, rows, blocks, {}, call);
-    return Start(ctx, rows, blocks, In<int32_t>(known[0]), call);
+    for (int t = 0; t < rows.size(); ++t) {
+      const int64_t total = Total(call->splits[t]), self = collective_->index;
+      if (total > rows[t].dim_size(0)) {
+        return Invalid("splits must have a sum of at most ", rows[t].dim_size(0), ", the number of rows, got ", total,
+                       ". Use numbers of rows.");
+      }
+      if (known.size() > 0 && expected[t][self] != call->splits[t][self]) {
+        return Invalid("known_splits must have ", call->splits[t][self], " rows of this rank, as splits, got ",
+                       expected[t][self], ".", kEqualRanks);
+      }
+    }
+    return Start(ctx, rows, expected, call);
   }
 
   // Sends the blocks of `rows`, and posts the receives. expected: rows from each rank; empty: they are not known.
-  absl::Status Start(OpKernelContext* ctx, const Tensor& rows, absl::Span<const int32_t> blocks,
-                     absl::Span<const int32_t> expected, AllToAllCall* call) const {
-    const TensorShape row_shape = RowShape(rows);
-    const size_t row_bytes = row_shape.num_elements() * tensorflow::DataTypeSize(rows.dtype());
+  absl::Status Start(OpKernelContext* ctx, const OpInputList& rows, const Splits& expected, AllToAllCall* call) const {
+    const std::vector<RowForm> forms = FormsOf(rows);
     const bool known = !expected.empty();
     const Collective& collective = *collective_;
-    const int self = collective.index;
-    if (known && expected[self] != blocks[self]) {
-      return Invalid("known_splits must have ", blocks[self], " rows of this rank, as splits, got ", expected[self],
-                     ".", kEqualRanks);
-    }
+    FUSEDREC_TRY(call->blocks.Set(ctx, {rows.begin(), rows.end()}, forms, call->splits));
     {
       std::lock_guard<std::mutex> lock(collective_->mutex);
       FUSEDREC_TRY(RunningCall::RequireNone(collective));
       if (collective.posted != nullptr) {
-        FUSEDREC_TRY(RequireSame(*collective.posted, expected, row_bytes));
+        FUSEDREC_TRY(collective.posted->RequireSame(forms, expected));
       } else if (known) {
-        FUSEDREC_TRY(PostRows(ctx, &collective, collective.begun, expected, rows.dtype(), row_shape,
-                              &collective_->posted));
+        FUSEDREC_TRY(RowsReceive::Post(ctx, collective, collective.begun, forms, expected, &collective_->posted));
       } else if (collective.next_splits == nullptr) {
         collective_->next_splits = SplitsReceive::Post(collective, collective.begun);
       }
@@ -224,23 +318,22 @@ class ExchangeAllToAllOp : public ExchangeCallOp<AllToAllCall> {
       call->receive = std::move(collective_->posted);
       call->received_splits = std::move(collective_->next_splits);
     }
-    const std::vector<size_t> offsets = Offsets(blocks, row_bytes);
+    const uint64_t number = call->running.number();
     if (!known) {
-      call->sent_splits =
-          Mesh::OfProcess()->Buffer(const_cast<int32_t*>(blocks.data()), blocks.size() * sizeof(int32_t));
+      call->sent_splits = Mesh::OfProcess()->Buffer(call->splits[0].data(), collective.size() * sizeof(int32_t));
       collective.ForOthers([&](int i) {
-        call->sent_splits->send(collective.ranks[i], collective.Slot(kSplits, call->running.number()), i * sizeof(int32_t),
+        call->sent_splits->send(collective.ranks[i], collective.Slot(kSplits, number), i * sizeof(int32_t),
                                 sizeof(int32_t));
       });
     }
-    const absl::string_view data = rows.tensor_data();
-    call->sent = Mesh::OfProcess()->Buffer(const_cast<char*>(data.data()), offsets.back());
+    const Blocks& blocks = call->blocks;
     collective.ForOthers([&](int i) {
-      call->sent->send(collective.ranks[i], collective.Slot(kRows, call->running.number()), offsets[i],
-                       offsets[i + 1] - offsets[i]);
+      blocks.CopySmall(i, /*to_message=*/true);
+      blocks.ForMessages(i, [&](UnboundBuffer* buffer, int part, size_t offset, size_t bytes) {
+        buffer->send(collective.ranks[i], collective.Slot(part, number), offset, bytes);
+      });
     });
-    call->own = data.substr(offsets[self], offsets[self + 1] - offsets[self]);
-    if (call->receive) call->receive->CopyOwn(call->own);
+    if (call->receive) call->receive->blocks().CopyOwn(blocks, collective.index);
     return absl::OkStatus();
   }
 
@@ -248,18 +341,21 @@ class ExchangeAllToAllOp : public ExchangeCallOp<AllToAllCall> {
     if (call->sent_splits) {
       SplitsReceive& received = *call->received_splits;
       collective_->ForOthers([&](int) { received.buffer->waitRecv(); });
-      received.splits[collective_->index] = In<int32_t>(ctx->input(1))[collective_->index];
-      const Tensor& rows = ctx->input(0);
-      FUSEDREC_TRY(PostRows(
-          ctx, collective_, call->running.number(), received.splits, rows.dtype(), RowShape(rows), &call->receive));
-      call->receive->CopyOwn(call->own);
+      received.splits[collective_->index] = call->splits[0][collective_->index];
+      OpInputList rows;
+      FUSEDREC_TRY(ctx->input_list("rows", &rows));
+      FUSEDREC_TRY(RowsReceive::Post(ctx, *collective_, call->running.number(), FormsOf(rows), {received.splits},
+                                     &call->receive));
+      call->receive->blocks().CopyOwn(call->blocks, collective_->index);
       collective_->ForOthers([&](int) { call->sent_splits->waitSend(); });
       auto next = SplitsReceive::Post(*collective_, call->running.number() + 1);
       std::lock_guard<std::mutex> lock(collective_->mutex);
       collective_->next_splits = std::move(next);
     }
-    call->receive->Wait();
-    collective_->ForOthers([&](int) { call->sent->waitSend(); });
+    call->receive->Wait(*collective_);
+    collective_->ForOthers([&](int i) {
+      call->blocks.ForMessages(i, [](UnboundBuffer* buffer, int, size_t, size_t) { buffer->waitSend(); });
+    });
     return call->receive->SetOutputs(ctx);
   }
 };

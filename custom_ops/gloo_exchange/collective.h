@@ -45,7 +45,7 @@ struct Collective {
   int size() const { return static_cast<int>(ranks.size()); }
 
   // A call has up to kParts messages from one rank to another.
-  static constexpr int kParts = 4;
+  static constexpr int kParts = 1 << 16;
   uint64_t Slot(int part, uint64_t call) const { return Mix64(key ^ Mix64(kParts * call + part)) | 1ULL << 63; }
 
   template <typename Function>

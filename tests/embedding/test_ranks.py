@@ -16,9 +16,10 @@ from tests.oracles.rank_partition import mix64
 from tests.support.graphs import count_ops
 from tests.support.ids import INT64_MIN
 from tests.support.layers import layer_of, merged, train
-from tests.support.ranks import run_ranks
+from tests.support.ranks import choose_exchange, run_ranks
 from tf_fusedrec import Limits, Storage, Tier, keras, optimizers, tf
 from tf_fusedrec._tf_compat import KERAS_IS_LEGACY
+from tf_fusedrec.exchange import gloo
 from tf_fusedrec.exchange.collectives import ALL_TO_ALLS
 
 WORLD_SIZE, STEPS, SAMPLES = 3, 6, 12
@@ -164,7 +165,8 @@ def _read_external(checkpoint):
 
 
 def train_all(folder, checkpoint):
-    """Body: trains every scenario, so one launch serves all."""
+    """Body: trains every scenario, so one launch serves all. Over Gloo, the rows of both groups share messages."""
+    gloo.Gloo.joined_from = 2
     return {name: _train(name, folder) for name in SCENARIOS}, _read_external(checkpoint)
 
 
@@ -233,9 +235,9 @@ def test_an_external_table_has_the_rows_of_its_checkpoint(trained, source, ranks
         np.testing.assert_array_equal(answers[i], source[1][i] if 0 <= i < 50 else np.zeros(4))
 
 
-def all_to_alls():
-    """Body: returns the number of all-to-alls in a step and in an evaluation of 8 tables in 2 groups."""
-    tables = [fr.TableConfig(f"t{i}", dim, fr.optimizers.Adagrad(0.1)) for i, dim in enumerate([4, 8] * 4)]
+def all_to_alls(groups):
+    """Body: returns the number of all-to-alls in a step and in an evaluation of two tables in each group."""
+    tables = [fr.TableConfig(f"t{i}", 4 + i % groups, fr.optimizers.Adagrad(0.1)) for i in range(2 * groups)]
     emb, inputs = layer_of(*tables), {table.name: tf.range(5 + i) for i, table in enumerate(tables)}
     functions = tf.function(lambda: train(emb, inputs)), tf.function(lambda: emb(inputs))
     counts = [count_ops(function.get_concrete_function()) for function in functions]
@@ -253,14 +255,16 @@ def remove_rows():
 
 
 def _of_two():
-    return remove_rows(), all_to_alls()
+    return remove_rows(), [all_to_alls(groups) for groups in (1, 7, 8)]
 
 
-def test_removed_ids_leave_all_ranks_and_a_group_sends_its_rows_once():
+@pytest.mark.parametrize("exchange", ["horovod", "gloo"])
+def test_removed_ids_leave_all_ranks_and_a_group_sends_its_rows_once(exchange, monkeypatch):
+    choose_exchange(exchange, monkeypatch)
     removals, counts = zip(*run_ranks(_of_two, 2))
     removed, held = zip(*removals)
     assert removed == (3, 3)
     np.testing.assert_array_equal(np.sort(np.concatenate(held)), sorted({*range(20)} - {0, 3, 7}))
-    # The ids of all groups travel together; each group sends rows, and in training gradients.
-    assert counts == ([5, 3],) * 2
-    assert all_to_alls() == [0, 0]
+    # The ids of all groups travel together; each group sends rows, and in training gradients. So do 8 groups together.
+    assert counts == ([[3, 2], [15, 8], [3, 2] if exchange == "gloo" else [17, 9]],) * 2
+    assert all_to_alls(8) == [0, 0]

@@ -37,6 +37,7 @@ def blocks(step, dtype, tail, ranks):
 
 def exchange_all():
     """Body: exchanges blocks among all ranks and in groups. Returns the arrays of every way, and the traced ops."""
+    gloo.Gloo.joined_from = 2
     world, engine = collectives.world(), collectives._engine
     half = world.size // 2
     begin = collectives.rank() // half * half
@@ -50,11 +51,16 @@ def exchange_all():
             name = f"{number}.{ranks.members[0]}"
             found.append(
                 [
-                    Horovod.all_to_all(engine, rows, splits, None, name=f"h{name}", ranks=ranks.members),
+                    sum(Horovod.all_to_all(engine, [rows], [splits], [], name=f"h{name}", ranks=ranks.members), []),
                     collectives.all_to_all(rows, splits, name=f"k{name}", ranks=ranks, received_splits=received_splits),
                     collectives.all_to_all(rows, splits, name=f"u{name}", ranks=ranks),
                 ]
             )
+        for first, ranks in enumerate(groups):
+            places = range(first, len(sent), len(groups))
+            outgoing = [collectives.Outgoing(f"j{first}", *sent[place]) for place in places]
+            for place, way in zip(places, collectives.all_to_alls(outgoing, ranks), strict=True):
+                found[place].append(way)
         return found
 
     found = []
@@ -71,7 +77,7 @@ def exchange_all():
         return collectives.all_to_all(rows, splits, name="constant", received_splits=tf.fill([world.size], 2))[0]
 
     constant = [with_constant_splits(tf.fill([2 * world.size], collectives.rank() + 10 * n)).numpy() for n in range(3)]
-    return collectives.exchange_name(), found, len(ops), waiting, constant
+    return collectives.exchange_name(), found, len(ops) - 2 * len(groups), waiting, constant
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -184,7 +190,7 @@ class WithoutHorovod(Gloo):
 engine = WithoutHorovod()
 engine._connect()
 sent = tf.constant([1, 2, 2]) + 10 * engine.rank
-received, splits = engine.all_to_all(sent, tf.constant([1, 2]), None, name="x", ranks=(0, 1))
+(received,), _ = engine.all_to_all([sent], [tf.constant([1, 2])], [], name="x", ranks=(0, 1))
 assert received.numpy().tolist() == [[1, 11], [2, 2, 12, 12]][engine.rank]
 engine.all_gather_object("ended")
 if child:
@@ -209,28 +215,30 @@ def misuse():
 
     rows, splits = tf.zeros([4, 2]), tf.fill([2], 2)
     engine, ranks = collectives._engine, {"collective": "left", "ranks": (0, 1)}
-    expect = functools.partial(engine._ops.fusedrec_exchange_expect, T=tf.float32, row_shape=[2], **ranks)
-    assert expect(expect(splits)).numpy().tolist() == [2, 2]
-    all_to_all = functools.partial(engine._ops.fusedrec_exchange_all_to_all, tf.range(4), splits)
+    expect = functools.partial(engine._ops.fusedrec_exchange_expect, T=[tf.float32], row_shapes=[[2]], **ranks)
+    assert expect(expect([splits]))[0].numpy().tolist() == [2, 2]
+    all_to_all = functools.partial(engine._ops.fusedrec_exchange_all_to_all, [tf.range(4)], [splits])
     own = [error_of(all_to_all, [tf.constant([3, 3])], collective="own", ranks=(0, 1)) for _ in range(2)]
     return [
-        all_to_all([splits], collective="own", ranks=(0, 1))[0].numpy().tolist(),
+        all_to_all([splits], collective="own", ranks=(0, 1))[0][0].numpy().tolist(),
         own,
+        error_of(engine._ops.fusedrec_exchange_all_to_all, [rows] * 2, [splits] * 2, [], **ranks),
         error_of(collectives.all_to_all, rows, tf.constant([4, 1]), name="many"),
         error_of(collectives.all_to_all, rows, tf.constant([-1, 1]), name="negative"),
         error_of(collectives.all_to_all, rows, tf.constant([1]), name="one"),
-        error_of(engine._ops.fusedrec_exchange_all_to_all, tf.zeros([4, 3]), splits, [splits], **ranks),
-        error_of(expect, tf.constant([2, 3])),
+        error_of(engine._ops.fusedrec_exchange_all_to_all, [tf.zeros([4, 3])], [splits], [splits], **ranks),
+        error_of(expect, [tf.constant([2, 3])]),
         error_of(fr.init, exchange="horovod"),
     ]
 
 
 def test_bad_calls_are_refused(monkeypatch):
     choose_exchange("gloo", monkeypatch)
-    for rank, (good, own, many, negative, one, width, left, init) in enumerate(run_ranks(misuse, 2)):
+    for rank, (good, own, unknown, many, negative, one, width, left, init) in enumerate(run_ranks(misuse, 2)):
         assert good == [2 * rank, 2 * rank + 1] * 2
         for refused in own:
             assert "collective 'own': known_splits must have 2 rows of this rank, as splits, got 3" in refused, own
+        assert "splits and known_splits must be those of 2 tensors, got 2 and 0" in unknown, unknown
         assert "splits must have a sum of at most 4, the number of rows, got 5" in many, many
         assert "splits must not be negative, got -1" in negative, negative
         assert "splits must have one entry for each of 2 ranks, got 1" in one, one

@@ -98,11 +98,11 @@ def _check_known_splits():
     """Lets every all-to-all of this process compare the received splits that its caller knows with the true ones."""
     honest = collectives._engine.all_to_all
 
-    def checked(tensor, splits, known, *, name, **options):
-        received, received_splits = honest(tensor, splits, known, name=name, **options)
-        assert known is not None or not name.endswith(".rows")
-        if known is not None:
-            np.testing.assert_array_equal(known, received_splits, err_msg=name)
+    def checked(tensors, splits, known, *, name, **options):
+        received, received_splits = honest(tensors, splits, known, name=name, **options)
+        assert known or not name.endswith(".rows")
+        for of_tensor, true in zip(known, received_splits):
+            np.testing.assert_array_equal(of_tensor, true, err_msg=name)
         return received, received_splits
 
     collectives._engine.all_to_all = checked

@@ -11,7 +11,7 @@ from tf_fusedrec.schedules.model import make_optimizer_slots
 DIM, UNITS = 4, 8
 
 
-def make_embedding(rule="Adam", table=None, **layer):
+def make_embedding(rule="Adam", table=None, user=(), **layer):
     table = {"optimizer": getattr(optimizers, rule)(0.1), "initializer": fr.Uniform(-1, 1), **(table or {})}
     return fr.FusedEmbedding(
         [
@@ -19,7 +19,7 @@ def make_embedding(rule="Adam", table=None, **layer):
             fr.FeatureConfig(name="past", table="item", combiner="mean"),
             fr.FeatureConfig(name="user", table="user"),
         ],
-        [fr.TableConfig(name, DIM, **table) for name in ("item", "user")],
+        [fr.TableConfig("item", DIM, **table), fr.TableConfig("user", DIM, **{**table, **dict(user)})],
         **layer,
     )
 

@@ -73,12 +73,14 @@ def _model(row, schedule):
     import tf_fusedrec as fr
 
     optimizer = fr.collectives.distributed_optimizer(keras.optimizers.SGD(DENSE_RATE))
-    embedding = clicks.make_embedding("Adagrad", topology=row.topology)
+    two_groups = {"record_tombstones": True}
+    embedding = clicks.make_embedding("Adagrad", user=two_groups, topology=row.topology)
     return clicks.make_model(embedding, schedule, optimizer, FEATURES), embedding
 
 
 def _train(ranks):
     """Body: returns dense weights, trained state and losses by row and schedule."""
+    gloo.Gloo.joined_from = 2  # so the rows of both groups share messages over Gloo
     if ranks > 2:  # engines add in other orders, and only two addends have one sum (test_gloo.py compares sums)
         gloo.Gloo.all_reduce, gloo.Gloo.average = Horovod.all_reduce, Horovod.average
         gloo.Gloo.joined_bytes = Horovod.joined_bytes

@@ -24,8 +24,10 @@ def describe(layer_name: str, layer: Any, *, all_ranks: bool) -> str:
     owner = f"rank {collectives.rank()} of {size}"
     if all_ranks:
         rows, owner = collectives.all_gather(rows[np.newaxis]).sum(axis=0), f"all {size} ranks"
+    groups = len(layer.all_groups)
+    each = "" if collectives.joins(groups, layer.layout.group) else " each"
     lines = [
-        f"{layer_name}: {len(layer.tables)} tables, {len(layer.all_groups)} groups (one exchange of rows each), "
+        f"{layer_name}: {len(layer.tables)} tables, {groups} groups (one exchange of rows{each}), "
         f"{len(layer.features)} features, backend {layer.options.backend}; rows of {owner}"
     ]
     rows_of_table = iter(rows.tolist())

@@ -2,7 +2,7 @@
 
     spec = (dim, dtype, optimizer, initializer)
 
-Limits belong to a table, not to the spec: each table of a group keeps its own. K groups make
+Limits belong to a table, not to the spec: each table of a group keeps its own. K groups make at most
 2K + 1 all-to-alls in a training step, however many tables they have. A layer makes its groups once.
 """
 

@@ -54,7 +54,7 @@ class CallHooks:
         return self.before.rows(layer, features, training=training)
 
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """Trains the tables of one group by the gradients of its rows in all calls of a step.
+        """Trains the tables by the gradients of their rows in all calls of a step.
 
         Args:
           step: The lookups of the calls.
@@ -121,6 +121,10 @@ class _ScaledLoss(CallHooks):
         self._optimizer = optimizer
 
     def train(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        parts = [{i: gradients[i] for i in positions} for _, positions in step.by_group(gradients)]
+        return tf.add_n([self._train_group(step, part) for part in parts])
+
+    def _train_group(self, step: Step, gradients: Mapping[int, tf.Tensor]) -> tf.Tensor:
         scale = keras_api.loss_scale(self._optimizer)
         wide = {i: tf.cast(tf.convert_to_tensor(grad), tf.float32) / scale for i, grad in gradients.items()}
         bad = tf.add_n([tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.int64)) for grad in wide.values()])
@@ -237,8 +241,8 @@ class FusedEmbedding(keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) form a group, in which each keeps its own limits. K groups
-    make 2K + 1 all-to-alls in a training step: one for all ids, two for rows and gradients of each group. Tables grow
-    as ids occur.
+    make 2K + 1 all-to-alls in a training step: one for all ids, two for rows and gradients of each group. Over Gloo, 8
+    or more groups share them. Tables grow as ids occur.
 
     The layer has one trainable weight, a scalar anchor. Its gradient sends the gradients of rows to their owners, whose
     optimizer updates the rows. So the layer trains in `model.fit` and in any custom loop, and `layer.trainable = False`

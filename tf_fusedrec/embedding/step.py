@@ -185,7 +185,7 @@ class Step(NamedTuple):
         windows: dict[str, list[tf.Tensor]] = {}
         for positions in _positions_by(range(len(self.lookups)), lambda i: self.lookups[i].micro_batch):
             with tf.control_dependencies(arrived):
-                arrived = [self._returned(i) for i in positions]
+                arrived = self._returned(positions)
             for i, part in zip(positions, arrived):
                 parts = [part] if self.routes[i].piece is None else self._window_so_far(i, part, windows)
                 rows[i] = routing.recover_rows(self.lookups[i].fused, self.routes[i], parts)
@@ -205,17 +205,20 @@ class Step(NamedTuple):
           ValueError: gradients of a micro-batch are missing, or in another order than the micro-batches.
         """
         windows: dict[str, list[tf.Tensor]] = {}
-        received = {}
+        outgoing: dict[int, routing.OutgoingRows] = {}
         for i, gradient in gradients.items():
-            lookup, route, layout = self.lookups[i], self.routes[i], self.lookups[i].group.layout
+            lookup, route = self.lookups[i], self.routes[i]
             # bfloat16: the gradients of a mean over many samples are below float16's range.
             wire = lookup.group.wire if lookup.narrow_dtype is None else tf.bfloat16
             sums = routing.sum_gradients(lookup.fused, route, tf.cast(gradient, lookup.group.dtype))
             parts = [sums] if route.piece is None else self._window_so_far(i, sums, windows)
-            received[i] = routing.send_gradients(route, parts, layout, wire)
+            outgoing[i] = routing.outgoing_gradients(route, parts, wire)
+        received = self._exchanged(outgoing)
+        for i, sent in outgoing.items():
+            route, layout = self.routes[i], self.lookups[i].group.layout
             if route.shared is not None:
                 received[i] = gradient_sync.sum_over_groups(
-                    route.shared, received[i], name=route.name, layout=layout, wire=wire
+                    route.shared, received[i], name=route.name, layout=layout, wire=sent.wire
                 )
         for i in gradients:
             piece = self.routes[i].piece
@@ -273,11 +276,21 @@ class Step(NamedTuple):
             keys.append((lookup.group.prefix, place, lookup.output_dtype) if shares else None)
         return [f"{key[0]}.window.{key[1]}" if key is not None and keys.count(key) > 1 else "" for key in keys]
 
-    def _returned(self, i: int) -> tf.Tensor:
-        lookup, rows = self.lookups[i], self.answers[i].rows
-        sent = rows if lookup.narrow_dtype is None else tf.cast(rows, lookup.narrow_dtype)
-        arrived = routing.return_rows(self.routes[i], sent, lookup.group.layout, lookup.group.wire)
-        return tf.cast(arrived, lookup.output_dtype)
+    def _returned(self, positions: Sequence[int]) -> list[tf.Tensor]:
+        outgoing = {}
+        for i in positions:
+            lookup, rows = self.lookups[i], self.answers[i].rows
+            sent = rows if lookup.narrow_dtype is None else tf.cast(rows, lookup.narrow_dtype)
+            outgoing[i] = routing.outgoing_rows(self.routes[i], sent, lookup.group.wire)
+        arrived = self._exchanged(outgoing)
+        return [tf.cast(arrived[i], self.lookups[i].output_dtype) for i in positions]
+
+    def _exchanged(self, outgoing: Mapping[int, routing.OutgoingRows]) -> dict[int, tf.Tensor]:
+        arrived: dict[int, tf.Tensor] = {}
+        for part in _positions_by(outgoing, lambda i: _destination(self.lookups[i])):
+            layout = self.lookups[part[0]].group.layout
+            arrived.update(zip(part, routing.exchange([outgoing[i] for i in part], layout)))
+        return arrived
 
     def _window_so_far(self, i: int, tensor: tf.Tensor, windows: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
         """Appends a lookup's rows or gradients to the earlier ones of its window. Returns all of them."""
@@ -345,10 +358,7 @@ class TrainingCalls:
                     )
 
                 def train() -> tf.Tensor:
-                    total = _anchor_gradient(anchor, world)
-                    for _, positions in step.by_group(gradients):
-                        total += hooks.train(step, {i: gradients[i] for i in positions})
-                    return total
+                    return _anchor_gradient(anchor, world) + hooks.train(step, gradients)
 
                 # The gradient of a tf.function orders no ops, and drops those that its result does not need.
                 in_function = getattr(graph, "name", "").startswith("__backward_")

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,14 +34,15 @@ class Exchange(Protocol):
 
     name: str  # value of the argument `exchange` of init()
     joined_bytes: int  # of dense gradients that one call of `average` may have; 0: one gradient
+    joined_from: int  # the least number of tensors that share a call of `all_to_all`; 0: none share one
     rank: int
     size: int
 
     def all_to_all(
-        self, tensor: tf.Tensor, splits: tf.Tensor, received_splits: tf.Tensor | None, *, name: str,
-        ranks: tuple[int, ...],
-    ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
-        """See all_to_all below. An engine need not exchange received_splits that are known."""
+        self, tensors: Sequence[tf.Tensor], splits: Sequence[tf.Tensor], received_splits: Sequence[tf.Tensor], *,
+        name: str, ranks: tuple[int, ...],
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:  # fmt: skip
+        """See all_to_all below. An engine need not exchange received_splits that are known, of all tensors or none."""
 
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
         """The sum over `ranks`."""
@@ -59,10 +60,10 @@ class Exchange(Protocol):
 class _LoopBack:
     """The engine of one rank."""
 
-    name, joined_bytes, rank, size = "none", 0, 0, 1
+    name, joined_bytes, joined_from, rank, size = "none", 0, 0, 0, 1
 
-    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, *_: Any, **__: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        return tensor[: splits[0]], tf.identity(splits)
+    def all_to_all(self, tensors: Any, splits: Any, *_: Any, **__: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        return [tensor[: of_tensor[0]] for tensor, of_tensor in zip(tensors, splits)], [*map(tf.identity, splits)]
 
     def all_reduce(self, tensor: tf.Tensor, **_: Any) -> tf.Tensor:
         return tensor
@@ -252,14 +253,44 @@ def all_to_all(
     Returns:
       The received rows [sum of received_splits, ...] and received_splits <int32>[R].
     """
-    ranks = ranks or world()
-    received, received_splits = _engine_of(ranks).all_to_all(
-        _begin(tensor, name, ranks, after=[splits]), splits, received_splits, name=name, ranks=ranks.members
-    )
-    received = _end(received, name, ranks)
-    received.set_shape([None, *tensor.shape[1:]])
-    received_splits.set_shape([ranks.size])
-    return received, received_splits
+    return _all_to_all([Outgoing(name, tensor, splits, received_splits)], ranks or world())[0]
+
+
+class Outgoing(NamedTuple):
+    """The arguments of an all_to_all."""
+
+    name: str
+    tensor: tf.Tensor
+    splits: tf.Tensor
+    received_splits: tf.Tensor | None
+
+
+def all_to_alls(outgoing: Sequence[Outgoing], ranks: Ranks) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """The results of the all_to_all of each. Those that `joins` are one collective, with the name of the first."""
+    if joins(len(outgoing), ranks) and all(sent.received_splits is not None for sent in outgoing):
+        return _all_to_all(outgoing, ranks)
+    return [
+        all_to_all(tensor, splits, name=name, ranks=ranks, received_splits=received_splits)
+        for name, tensor, splits, received_splits in outgoing
+    ]
+
+
+def joins(tensors: int, ranks: Ranks) -> bool:
+    """Whether so many tensors share an all-to-all, if their received_splits are known."""
+    return 0 < _engine_of(ranks).joined_from <= tensors
+
+
+def _all_to_all(outgoing: Sequence[Outgoing], ranks: Ranks) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    (name, *_), (first, *rest), splits, known = zip(*outgoing)
+    arrived, received_splits = _engine_of(ranks).all_to_all(
+        [_begin(first, name, ranks, after=[*rest, *splits]), *rest], splits, [of for of in known if of is not None],
+        name=name, ranks=ranks.members,
+    )  # fmt: skip
+    received = [_end(arrived[0], name, ranks), *arrived[1:]]
+    for sent, rows, of_rows in zip(outgoing, received, received_splits):
+        rows.set_shape([None, *sent.tensor.shape[1:]])
+        of_rows.set_shape([ranks.size])
+    return list(zip(received, received_splits))
 
 
 def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) -> tf.Tensor:

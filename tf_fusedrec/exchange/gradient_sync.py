@@ -110,7 +110,7 @@ def sum_over_groups(
     """Sums the gradients of all groups. Collective among the replicas of a shard.
 
     Args:
-      received: [V, D], the result of routing.send_gradients.
+      received: [V, D], the result of routing.exchange.
       name: Prefix of the collectives' names, the same on all ranks.
       wire: Type of longer numbers in each exchange; None for their own.
 

@@ -27,7 +27,7 @@ class Horovod:
     """
 
     name = "horovod"
-    joined_bytes = 0  # Horovod joins gradients that are ready together
+    joined_bytes = joined_from = 0  # Horovod joins gradients that are ready together
     rank: int
     size: int
     host: int  # its number
@@ -72,13 +72,14 @@ class Horovod:
         return options
 
     def all_to_all(
-        self, tensor: tf.Tensor, splits: tf.Tensor, received_splits: tf.Tensor | None, *, name: str,
-        ranks: tuple[int, ...],
-    ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+        self, tensors: Sequence[tf.Tensor], splits: Sequence[tf.Tensor], received_splits: Sequence[tf.Tensor], *,
+        name: str, ranks: tuple[int, ...],
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:  # fmt: skip
+        (tensor,) = tensors
         carried = _CARRIED_AS.get(tensor.dtype)
         sent = tf.bitcast(tensor, carried) if carried else tensor
-        received, received_splits = self._hvd.alltoall(sent, splits=splits, **self._options(name, ranks))
-        return tf.bitcast(received, tensor.dtype) if carried else received, received_splits
+        received, received_splits = self._hvd.alltoall(sent, splits=splits[0], **self._options(name, ranks))
+        return [tf.bitcast(received, tensor.dtype) if carried else received], [received_splits]
 
     def all_reduce(self, tensor: tf.Tensor, *, name: str, ranks: tuple[int, ...]) -> tf.Tensor:
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, **self._options(name, ranks))

@@ -1,8 +1,8 @@
 """The exchange of a lookup: ids go to their owners, rows return, gradients go out. Knows no table.
 
     ids        of all lookups of a step in one all-to-all
-    rows       one all-to-all for each lookup
-    gradients  one all-to-all for each lookup
+    rows       one all-to-all for each lookup, or one for many
+    gradients  likewise
 
 Without a shared all-to-all, ids of micro-batches would overtake each other, and rows of the first would wait for ids of
 the last. Ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h
@@ -220,29 +220,43 @@ def _window_routes(
     ]  # fmt: skip
 
 
-def return_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
-    """Sends rows from their owner to the ranks that asked. Collective.
+class OutgoingRows(NamedTuple):
+    """Rows or gradients of one lookup before the exchange."""
 
-    Args:
-      route: The route of the ids.
-      rows: [P, D], the rows of route.request, or their sums, and padding.
-      wire: Type of longer numbers in the exchange; None for their own.
+    rows: tf.Tensor  # [P, D], with padding
+    wire: tf.DType | None  # type of longer numbers in the exchange; None for their own
+    name: str
+    splits: tf.Tensor
+    received_splits: tf.Tensor | None
+
+
+def exchange(outgoing: Sequence[OutgoingRows], layout: RankLayout) -> list[tf.Tensor]:
+    """Sends rows to the ranks that asked for them, or gradients to their owners. Collective.
 
     Returns:
-      The rows or sums of this lookup: [U, D], in a window of its new ids.
+      Rows: the rows or sums of each lookup, [U, D], in a window of its new ids.
+      Gradients: [V, D] of each lookup, in the order of the received ids; with replicas, of the ids that this group of
+        ranks sent.
     """
+    travels = layout.group.size > 1
+    sent = [
+        collectives.Outgoing(name, narrowed(rows, wire if travels else None), splits, received_splits)
+        for rows, wire, name, splits, received_splits in outgoing
+    ]
+    arrived = collectives.all_to_alls(sent, layout.group)
+    return [tf.cast(rows, of_lookup.rows.dtype) for (rows, _), of_lookup in zip(arrived, outgoing)]
+
+
+def outgoing_rows(route: Route, rows: tf.Tensor, wire: tf.DType | None) -> OutgoingRows:
+    """Rows [P, D] of route.request, or their sums, on their way from their owner."""
     known = route.unique_splits if route.sums is None else route.gradient_splits
-    sent = narrowed(rows, wire if layout.group.size > 1 else None)
-    received, _ = collectives.all_to_all(
-        sent, route.row_splits, name=f"{route.name}.rows", ranks=layout.group, received_splits=known
-    )
-    return tf.cast(received, rows.dtype)
+    return OutgoingRows(rows, wire, f"{route.name}.rows", route.row_splits, known)
 
 
 def recover_rows(fused: ops.FusedIds, route: Route, arrived: Sequence[tf.Tensor]) -> tf.Tensor:
     """The row of each id, pooled where a feature is: [G, D].
 
-    arrived: results of return_rows of this lookup's window, up to this lookup.
+    arrived: results of `exchange` of this lookup's window, up to this lookup.
     """
     if route.index is None:
         return arrived[0]
@@ -286,25 +300,17 @@ def row_gradients(grads: tf.Tensor, sums: ops.RowSums, inverse: tf.Tensor) -> tf
     return tf.ensure_shape(by_id, [None, grads.shape[1]])
 
 
-def send_gradients(route: Route, sums: Sequence[tf.Tensor], layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
-    """Sends gradients of rows to their owner: the mirror of return_rows. Collective.
+def outgoing_gradients(route: Route, sums: Sequence[tf.Tensor], wire: tf.DType | None) -> OutgoingRows:
+    """Gradients of rows on their way to their owner: the mirror of outgoing_rows.
 
-    Args:
-      sums: Results of sum_gradients of this lookup's window, up to this lookup.
-
-    Returns:
-      [V, D], in the order of the received ids; with replicas, of the ids that this group of ranks sent.
+    sums: results of sum_gradients of this lookup's window, up to this lookup.
     """
     grads, piece = sums[0], route.piece
     if piece is not None:  # each gradient summed over micro-batches in their order
         ones = tf.ones_like(piece.term_splits[1:], tf.float32)
         grads = ops.pooled_recover_parts(sums, piece.term_index, piece.term_splits, ones, pad=True)
-    sent = narrowed(grads, wire if layout.group.size > 1 else None)
-    received, _ = collectives.all_to_all(
-        sent, route.gradient_splits, name=f"{route.name}.gradients", ranks=layout.group,
-        received_splits=route.row_splits if piece is None else None,
-    )  # fmt: skip
-    return tf.cast(received, grads.dtype)
+    known = route.row_splits if piece is None else None
+    return OutgoingRows(grads, wire, f"{route.name}.gradients", route.gradient_splits, known)
 
 
 def narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:

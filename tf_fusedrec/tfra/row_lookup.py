@@ -143,12 +143,12 @@ class RowLookup(de.shadow_ops.HvdVariable):
         position = tf.gather(distinct.inverse, received.position)
 
         def send(rows: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-            rows = routing.return_rows(route, _recover(rows, position, pad=True), self._layout, wire=None)
-            return _recover(rows, route.index)
+            outgoing = routing.outgoing_rows(route, _recover(rows, position, pad=True), None)
+            return _recover(routing.exchange([outgoing], self._layout)[0], route.index)
 
         def send_gradients(grads: tf.Tensor) -> tf.Tensor:
             sums = _recover_grad(grads, route.index, route.num_unique)
-            return routing.send_gradients(route, [sums], self._layout, None)
+            return routing.exchange([routing.outgoing_gradients(route, [sums], None)], self._layout)[0]
 
         if not training:
             return send(self.shadow.params.lookup(keys), position)

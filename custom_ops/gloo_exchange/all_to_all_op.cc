@@ -69,15 +69,8 @@ std::vector<RowForm> FormsOf(const OpInputList& rows) {
 // Checks the splits of each tensor, and reads them.
 absl::Status ReadSplits(const char* name, const OpInputList& splits, int64_t ranks, Splits* out) {
   for (const Tensor& of_tensor : splits) {
-    FUSEDREC_TRY(RequireRank(name, of_tensor, 1));
-    if (of_tensor.NumElements() != ranks) {
-      return Invalid(name, " must have one entry for each of ", ranks, " ranks, got ", of_tensor.NumElements(),
-                     ". Use the splits of this set of ranks.");
-    }
+    FUSEDREC_TRY(RequireRows(name, of_tensor, ranks));
     const auto blocks = In<int32_t>(of_tensor);
-    for (const int32_t rows : blocks) {
-      if (rows < 0) return Invalid(name, " must not be negative, got ", rows, ". Use numbers of rows.");
-    }
     out->emplace_back(blocks.begin(), blocks.end());
   }
   return absl::OkStatus();

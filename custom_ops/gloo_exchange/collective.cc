@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <thread>
 
 #include "gloo/common/error.h"
@@ -71,6 +72,27 @@ Collective* CollectiveOf(const std::string& name, const std::vector<int>& ranks)
 }
 
 }  // namespace
+
+absl::Status RequireRows(const char* name, const Tensor& splits, int64_t size) {
+  FUSEDREC_TRY(RequireRank(name, splits, 1));
+  if (splits.NumElements() != size) {
+    return Invalid(name, " must have one entry for each of ", size, " ranks, got ", splits.NumElements(),
+                   ". Use the splits of this set of ranks.");
+  }
+  for (const int32_t rows : In<int32_t>(splits)) {
+    if (rows < 0) return Invalid(name, " must not be negative, got ", rows, ". Use numbers of rows.");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RequireSplits(const Tensor& rows, const Tensor& splits, int64_t size) {
+  FUSEDREC_TRY(RequireRows("splits", splits, size));
+  const auto blocks = In<int32_t>(splits);
+  const int64_t total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  if (total <= rows.dim_size(0)) return absl::OkStatus();
+  return Invalid("splits must have a sum of at most ", rows.dim_size(0), ", the number of rows, got ", total,
+                 ". Use numbers of rows.");
+}
 
 void RunWaiting(std::function<void()> wait) { Waiters::OfProcess().Run(std::move(wait)); }
 

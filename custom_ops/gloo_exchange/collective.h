@@ -54,6 +54,10 @@ struct Collective {
   }
 };
 
+// Checks the numbers of rows for, or from, each rank of a set.
+absl::Status RequireRows(const char* name, const Tensor& splits, int64_t size);
+absl::Status RequireSplits(const Tensor& rows, const Tensor& splits, int64_t size);
+
 // Runs a function that sleeps, in another thread.
 void RunWaiting(std::function<void()> wait);
 

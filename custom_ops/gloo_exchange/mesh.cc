@@ -69,16 +69,20 @@ void Mesh::Connect(const std::string& addresses) {
 void Mesh::Watch() {
   pthread_setname_np(pthread_self(), "exchange watch");
   int lost = -1;
-  std::string reason = "a third rank has lost it (gloo/)";
+  std::string reason = "it or a third rank has said so (gloo/)";
   try {
-    watched_->waitRecv();
+    if (!watched_->waitRecv()) {  // Fail() ends the wait
+      std::lock_guard<std::mutex> lock(mutex_);
+      lost = rank();
+      reason = own_failure_;
+    }
   } catch (const gloo::IoException& error) {
     lost = error.rank;
     reason = error.what();
   }
   // A rank that has lost another one says so and closes its connections, which is no loss of itself.
   for (int peer = 0; peer < context_->size; ++peer) {
-    if (lost_by_rank_[peer] >= 0) lost = lost_by_rank_[peer];
+    if (lost != rank() && lost_by_rank_[peer] >= 0) lost = lost_by_rank_[peer];
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -105,9 +109,17 @@ void Mesh::Watch() {
   }
 }
 
-std::string Mesh::Cause() {
+void Mesh::Fail(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    own_failure_ = reason;
+  }
+  watched_->abortWaitRecv();
+}
+
+std::string Mesh::Cause(std::chrono::seconds within) {
   std::unique_lock<std::mutex> lock(mutex_);
-  failed_.wait_for(lock, std::chrono::seconds(5), [this] { return !cause_.empty(); });
+  failed_.wait_for(lock, within, [this] { return !cause_.empty(); });
   return cause_;
 }
 

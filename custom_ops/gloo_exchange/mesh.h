@@ -30,6 +30,7 @@ class Mesh {
   Mesh(const std::string& interface, int rank, int size, std::chrono::milliseconds connect_within);
 
   int rank() const { return context_->rank; }
+  int size() const { return context_->size; }
 
   // The addresses at which this rank listens for each rank, all of one length; zeros for itself.
   std::string Addresses() const;
@@ -40,8 +41,11 @@ class Mesh {
   // The memory must live as long as the buffer.
   GlooBuffer Buffer(void* data, size_t bytes) { return context_->createUnboundBuffer(data, bytes); }
 
-  // Returns which rank is lost and why. Call it when a buffer has thrown: the watching thread then knows it very soon.
-  std::string Cause();
+  // Ends the exchange on all ranks, which hear that this one is lost. Returns at once.
+  void Fail(const std::string& reason);
+
+  // Returns which rank is lost and why, or "" if that is not known in time. When a buffer has thrown, it is very soon.
+  std::string Cause(std::chrono::seconds within = std::chrono::seconds(5));
 
  private:
   void Watch();
@@ -49,9 +53,9 @@ class Mesh {
   std::shared_ptr<gloo::transport::Context> context_;
   std::vector<int32_t> lost_by_rank_;  // what each rank says about a lost rank; -1: nothing
   GlooBuffer watched_;                 // receives into lost_by_rank_
-  std::mutex mutex_;                   // of cause_
+  std::mutex mutex_;                   // of the next three
   std::condition_variable failed_;
-  std::string cause_;
+  std::string cause_, own_failure_;
 };
 
 }  // namespace fusedrec

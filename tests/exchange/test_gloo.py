@@ -1,4 +1,6 @@
-"""The engine Gloo: the same results as Horovod's, in a graph that does not put all-to-alls in a row.
+"""The engines Gloo and NCCL: the same results as Horovod's, in a graph that does not put all-to-alls in a row.
+
+NCCL runs over an emulation.
 
 tests/schedules/test_matrix.py trains over both engines. test_watchdog.py stops and kills ranks of both.
 """
@@ -14,7 +16,7 @@ import pytest
 from benchmarks.harness import network
 from tests.support.ranks import choose_exchange, environment_of_ranks, error_of, run_ranks
 from tf_fusedrec import Topology, tf
-from tf_fusedrec.exchange import collectives, gloo
+from tf_fusedrec.exchange import collectives, gloo, nccl
 from tf_fusedrec.exchange.horovod import Horovod
 
 STEPS = 20
@@ -41,7 +43,8 @@ def exchange_all():
     world, engine = collectives.world(), collectives._engine
     half = world.size // 2
     begin = collectives.rank() // half * half
-    groups = [world, *([collectives.among(range(begin, begin + half))] if half > 1 else [])]
+    in_groups = half > 1 and collectives.exchange_name() == "gloo"
+    groups = [world, *([collectives.among(range(begin, begin + half))] if in_groups else [])]
 
     @tf.function(autograph=False, reduce_retracing=True)
     def exchange(sent):
@@ -58,7 +61,7 @@ def exchange_all():
             )
         for first, ranks in enumerate(groups):
             places = range(first, len(sent), len(groups))
-            outgoing = [collectives.Outgoing(f"j{first}", *sent[place]) for place in places]
+            outgoing = [collectives.Outgoing(f"j{place}.{first}", *sent[place]) for place in places]
             for place, way in zip(places, collectives.all_to_alls(outgoing, ranks), strict=True):
                 found[place].append(way)
         return found
@@ -68,8 +71,10 @@ def exchange_all():
         sent = [blocks(step, *form, groups[number % len(groups)]) for number, form in enumerate(2 * FORMS)]
         for ways in exchange(sent):
             found.append([[tf.cast(part, tf.float64).numpy() for part in way] for way in ways])
-    ops = [op for op in exchange.get_concrete_function(sent).graph.get_operations() if "Exchange" in op.type]
+    graph = exchange.get_concrete_function(sent).graph
+    ops = [op for op in graph.get_operations() if "Exchange" in op.type or "Nccl" in op.type]
     waiting = [op.name for op in ops if op.op_def.is_stateful or op.control_inputs]
+    number = sum(not op.get_attr("collective").startswith(b"j") for op in ops), len(ops), len(groups)
 
     @tf.function(autograph=False)
     def with_constant_splits(rows):
@@ -77,21 +82,28 @@ def exchange_all():
         return collectives.all_to_all(rows, splits, name="constant", received_splits=tf.fill([world.size], 2))[0]
 
     constant = [with_constant_splits(tf.fill([2 * world.size], collectives.rank() + 10 * n)).numpy() for n in range(3)]
-    return collectives.exchange_name(), found, len(ops) - 2 * len(groups), waiting, constant
+    return collectives.exchange_name(), found, number, waiting, constant
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_rows_are_those_of_horovod_and_no_all_to_all_waits_for_another(ranks, monkeypatch):
-    choose_exchange("gloo", monkeypatch)
-    monkeypatch.delenv("FUSEDREC_EXCHANGE")  # the default
-    topologies = [Topology(2)] if ranks == 4 else []
-    for name, found, number, waiting, constant in run_ranks(exchange_all, ranks, topologies=topologies):
-        assert name == "gloo" and len(found) == STEPS * 2 * len(FORMS)
+@pytest.mark.parametrize(("engine", "ranks"), [("gloo", 2), ("gloo", 3), ("gloo", 4), ("nccl", 2), ("nccl", 4)])
+def test_rows_are_those_of_horovod_and_no_all_to_all_waits_for_another(engine, ranks, monkeypatch):
+    choose_exchange(engine, monkeypatch)
+    if engine == "gloo":
+        monkeypatch.delenv("FUSEDREC_EXCHANGE")  # the default
+    topologies = [Topology(2)] if ranks == 4 and engine == "gloo" else []
+    for name, found, (number, with_joined, groups), waiting, constant in run_ranks(
+        exchange_all, ranks, topologies=topologies
+    ):
+        assert name == engine and len(found) == STEPS * 2 * len(FORMS)
         for through_horovod, *others in found:
             for way in others:
                 for part, wanted in zip(way, through_horovod, strict=True):
                     np.testing.assert_array_equal(part, wanted)
-        assert number == 3 * 2 * len(FORMS) and waiting == []  # a known exchange has an op of its own for the receives
+        # A known exchange over Gloo has an op more, for the receives; an unknown one over NCCL has two for the splits.
+        floating = len(FORMS) - 1 if engine == "nccl" else 0
+        assert number == 2 * (3 * len(FORMS) + floating) and waiting == []
+        if engine == "gloo":
+            assert with_joined == number + 2 * groups
         for step, rows in enumerate(constant):  # no optimizer makes a constant of the receives
             np.testing.assert_array_equal(rows, np.repeat(np.arange(ranks), 2) + 10 * step)
 
@@ -122,16 +134,22 @@ def sum_all(ranks_of_host):
     for n in range(3):
         found.append(tf.nest.map_structure(lambda part: part.numpy(), sums(tf.constant(10 * n + world.index))))
     ops = sums.get_concrete_function(tf.constant(0)).graph.get_operations()
-    return found, sum(op.type == "Fusedrec>ExchangeSum" for op in ops), [op.type for op in ops if op.op_def.is_stateful]
+    return found, [op.type for op in ops], [op.type for op in ops if op.op_def.is_stateful]
 
 
-@pytest.mark.parametrize("ranks, ranks_of_host", [(2, 2), (2, 1), (3, 3), (3, 1), (4, 4), (4, 2), (4, 3)])
-def test_sums_are_those_of_horovod(ranks, ranks_of_host, monkeypatch):
-    choose_exchange("gloo", monkeypatch)
+GLOO_SUMS = [("gloo", *ranks) for ranks in ((2, 2), (2, 1), (3, 3), (3, 1), (4, 4), (4, 2), (4, 3))]
+
+
+@pytest.mark.parametrize(("engine", "ranks", "ranks_of_host"), [*GLOO_SUMS, ("nccl", 2, 2), ("nccl", 3, 3)])
+def test_sums_are_those_of_horovod(engine, ranks, ranks_of_host, monkeypatch):
+    choose_exchange(engine, monkeypatch)
     answers = run_ranks(sum_all, ranks, ranks_of_host=ranks_of_host)
-    for found, number, stateful in answers:
-        # Small gradients of one dtype share an op.
-        assert number == 3 + len(SIZES) + 3 and "Fusedrec>ExchangeSum" not in stateful
+    for found, types, stateful in answers:
+        # Small gradients of one dtype share an op. Integers of 32 bits are in host memory on a GPU, too.
+        of_nccl = 3 + len(SIZES) + 3 - 1 if engine == "nccl" else 0
+        assert types.count("Fusedrec>NcclSum") == of_nccl
+        assert types.count("Fusedrec>ExchangeSum") == 3 + len(SIZES) + 3 - of_nccl
+        assert not set(collectives.SUMS[1:]) & set(stateful)
         for step, values in enumerate(found):
             np.testing.assert_array_equal(values[1][0], [10 * step * ranks + sum(range(ranks)), ranks * 2**40])
             for number, (*ours, of_horovod) in enumerate(values):
@@ -146,7 +164,8 @@ def test_the_library_exports_nothing_of_gloo(monkeypatch):
     choose_exchange("gloo", monkeypatch)
     command = ["nm", "--dynamic", "--defined-only", str(gloo.LIBRARY_PATH)]
     exported = {line.split()[-1] for line in subprocess.check_output(command, text=True).splitlines()}
-    assert exported == {"fusedrec_exchange_listen", "fusedrec_exchange_connect"}
+    joining = {"fusedrec_exchange_listen", "fusedrec_exchange_connect", "fusedrec_nccl_load", "fusedrec_nccl_join"}
+    assert exported == joining
 
 
 def send_other_lengths(difference):
@@ -250,7 +269,7 @@ def test_bad_calls_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "timeline", "error"),
     [
-        ("nccl", False, "exchange must be one of ['horovod', 'gloo'], got 'nccl'"),
+        ("mpi", False, "exchange must be one of ['horovod', 'gloo', 'nccl'], got 'mpi'"),
         ("gloo", True, "exchange must be 'horovod', got 'gloo', because on rank 0 a timeline is wanted"),
     ],
 )
@@ -295,3 +314,16 @@ def test_the_engine_is_one_that_all_ranks_can_use(name, other, store, variables,
     except ValueError as error:
         chosen = str(error)
     assert answer in chosen if " " in answer else answer == chosen
+
+
+def test_nccl_is_refused_without_its_library_without_a_gpu_and_for_groups(monkeypatch):
+    choose_exchange("nccl", monkeypatch)
+    monkeypatch.setenv("FUSEDREC_NCCL_LIBRARY", "/no/libnccl.so.2")
+    monkeypatch.setattr(nccl, "built_with_cuda", lambda: False)
+    choose = functools.partial(gloo.choose, Joined(("nccl", None)), "nccl", has_store=True, engine=nccl.Nccl)
+    assert "exchange must be 'gloo', got 'nccl', because on rank 0 NCCL does not load (/no/lib" in error_of(choose)
+    monkeypatch.delenv("FUSEDREC_NCCL_LIBRARY")
+    assert "because on rank 0 TensorFlow sees no GPU" in error_of(choose)
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    refused = error_of(collectives.init, [(0, 1)])
+    assert "exchange must be 'gloo' or 'horovod' for the sets of ranks [(0, 1)], got 'nccl'" in refused

@@ -318,6 +318,64 @@ def test_the_loss_of_a_rank_ends_all_groups(exchange, tmp_path, how, rule):
         assert re.match(f"tf_fusedrec: {LOST}", lines[-1]), (codes, errors)
 
 
+OVER_NCCL = """
+import os
+import signal
+import sys
+import tf_fusedrec as fr
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
+
+fr.init()
+how, failing = sys.argv[1], int(sys.argv[2])
+
+@tf.function
+def step(x):
+    sums = [collectives.all_reduce_sum(x + n, name=f"sum.{n}") for n in range(4)]
+    rows, _ = collectives.all_to_all(x, tf.ones([fr.size()], tf.int32), name="rows")
+    return tf.add_n([*sums, collectives.all_reduce_sum(rows, name="after")])
+
+@tf.function
+def fails(x):
+    total = collectives.all_reduce_sum(x, name="never")
+    tf.debugging.assert_less(x, 0.0, message="loss is not finite")
+    return total
+
+for number in range(20):
+    if number == 2 and fr.rank() == failing:
+        if how == "step":
+            fails(tf.zeros([fr.size()]))
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+    step(tf.range(fr.size(), dtype=tf.float32))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "failing", "cause"),
+    [
+        ("launch", 0, "collective '.*ncclGroupEnd failed with error 2"),
+        ("launch", 1, "collective '.*ncclGroupEnd failed with error 2"),
+        ("later", 1, "collective '.*NCCL failed with error 6"),
+        ("step", 0, "loss is not finite"),
+        ("step", 1, "loss is not finite"),
+        ("dies", 0, None),
+        ("dies", 1, None),
+    ],
+)
+def test_a_failure_of_nccl_or_of_a_step_ends_all_ranks_with_its_cause(how, failing, cause, tmp_path, monkeypatch):
+    choose_exchange("nccl", monkeypatch)
+    monkeypatch.setenv("FUSEDREC_TEST_NCCL_FAILS", f"{how} {failing} 14")
+    begin = time.monotonic()
+    codes, errors = run_program(tmp_path, how, str(failing), source=OVER_NCCL, number=4)
+    assert 0 not in codes and time.monotonic() - begin < 60
+    told = "ended without naming a cause" if cause is None else f"failed first: .*{cause}"
+    for rank, text in enumerate(errors):
+        if codes[rank] != -signal.SIGKILL:
+            lines = [line for line in text.splitlines() if line.startswith("tf_fusedrec: ")]  # Horovod may write more
+            assert re.match(f"tf_fusedrec: rank {failing} {told}", lines[-1]), errors
+
+
 HANGS = """
 import atexit, sys, time
 from tf_fusedrec import ops

@@ -29,8 +29,11 @@ from horovod.runner import gloo_run
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from tools.object_cache import Output
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PRELOADED = ("tf_fusedrec", "tf_fusedrec.tfra", "horovod.tensorflow", "pytest")
+_messages: Any = None  # folder of an emulated NCCL
 _TO_END_S = 20  # Seconds that a rank has to end after another rank's failure or the time limit.
 
 _processes: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -71,12 +74,19 @@ def do_job(job: pathlib.Path) -> None:
 
 
 def choose_exchange(name: str, patch: pytest.MonkeyPatch) -> None:
-    """Sets the engine of the exchange for ranks that start later, or skips the test."""
+    """Sets the engine of the exchange for ranks that start later, or skips the test. NCCL is emulated."""
     from tf_fusedrec.exchange import gloo
 
-    if name == "gloo" and not gloo.LIBRARY_PATH.exists():
+    if name != "horovod" and not gloo.LIBRARY_PATH.exists():
         pytest.skip("built without Gloo's sources")
     patch.setenv("FUSEDREC_EXCHANGE", name)
+    if name == "nccl":
+        command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra"]
+        emulation = Output(ROOT, command, [pathlib.Path("tests/exchange/nccl_emulation.cc")], ".so").make()
+        patch.setenv("FUSEDREC_NCCL_LIBRARY", str(emulation))
+        folder = tempfile.TemporaryDirectory()
+        patch.setenv("FUSEDREC_TEST_NCCL_FOLDER", folder.name)
+        patch.setattr(sys.modules[__name__], "_messages", folder)  # removed with the patch
 
 
 def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

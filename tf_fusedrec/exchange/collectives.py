@@ -1,4 +1,4 @@
-"""Collectives among all ranks or some of them. An engine (horovod.py, gloo.py) moves the data; one process needs none.
+"""Collectives among all ranks or some of them. An engine (horovod.py, gloo.py, nccl.py) moves the data.
 
 Every collective has a name, the same on all ranks. Engines match collectives by name, and Horovod's response cache
 needs equal names in every step. The processes make all sets of ranks when they join, because Horovod would have to look
@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras_api, tf
-from tf_fusedrec.exchange import gloo
+from tf_fusedrec.exchange import gloo, nccl
 from tf_fusedrec.exchange.horovod import Horovod
 from tf_fusedrec.exchange.job_end import start_watchdog
 
@@ -78,10 +78,10 @@ class _LoopBack:
         return [value]
 
 
-_ENGINES = (Horovod.name, gloo.Gloo.name)
+_ENGINES = (Horovod.name, gloo.Gloo.name, nccl.Nccl.name)
 # Types of the engines' ops, which are named as their collectives.
-ALL_TO_ALLS = ("HorovodAlltoall", "Fusedrec>ExchangeAllToAll")
-SUMS = ("HorovodAllreduce", "Fusedrec>ExchangeSum")
+ALL_TO_ALLS = ("HorovodAlltoall", "Fusedrec>ExchangeAllToAll", "Fusedrec>NcclAllToAll")
+SUMS = ("HorovodAllreduce", "Fusedrec>ExchangeSum", "Fusedrec>NcclSum")
 _LOOP_BACK: Exchange = _LoopBack()
 _engine = _LOOP_BACK  # of all ranks once init() has joined several processes
 _sets: set[tuple[int, ...]] = set()  # the sets of ranks that the processes joined with
@@ -135,6 +135,11 @@ def init(
         return
     # One rank needs no collective, and the set of all ranks exists already.
     needed = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in sets if 1 < len(ranks) < launched_size()))
+    if needed and engine_name == nccl.Nccl.name:
+        raise ValueError(
+            f"exchange must be 'gloo' or 'horovod' for the sets of ranks {needed}, got 'nccl', which joins all ranks. "
+            "Use Topology(groups=1), or another engine."
+        )
     if _engine is not _LOOP_BACK:
         missing = [ranks for ranks in needed if ranks not in _sets]
         if missing:
@@ -152,7 +157,8 @@ def init(
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
     with _waiting("init"):
         horovod.join(needed, timeline=timeline)
-        _engine = gloo.choose(horovod, engine_name, has_store=ending is not None)
+        engine = nccl.Nccl if engine_name == nccl.Nccl.name else gloo.Gloo
+        _engine = gloo.choose(horovod, engine_name, has_store=ending is not None, engine=engine)
     _sets.update(needed)
     if ending is not None:
         ending.install()

@@ -39,6 +39,21 @@ class Gloo(Horovod):
         vars(self).update(vars(joined))
         self._connect()
 
+    @classmethod
+    def obstacle(cls, exchange: str | None, has_store: bool) -> str | None:
+        """Returns what keeps this rank from the engine, with a remedy; None if nothing does."""
+        if "HOROVOD_TIMELINE" in os.environ:
+            return "a timeline is wanted, and Horovod does not record Gloo's all-to-alls. Use timeline=False"
+        if not has_store:
+            return "the launcher has no store, by which the ranks of a lost one end. Use horovodrun"
+        if exchange is None and "nccl" in built_features():
+            return "NCCL moves the tensors of GPUs"
+        try:
+            tf.load_op_library(str(LIBRARY_PATH))
+        except tf.errors.NotFoundError as error:  # also for a symbol of a different TensorFlow
+            return f"its library does not load ({error}). Use `python -m tools.gloo_sources` in a clone, then build it"
+        return None
+
     def _connect(self) -> None:
         """Connects each rank to all others, at the interface that horovodrun has chosen. Collective."""
         self._ops = tf.load_op_library(str(LIBRARY_PATH))
@@ -101,18 +116,19 @@ class Gloo(Horovod):
         )  # fmt: skip
 
 
-def choose(joined: Horovod, exchange: str | None, *, has_store: bool) -> Horovod:
+def choose(joined: Horovod, exchange: str | None, *, has_store: bool, engine: type[Gloo] = Gloo) -> Horovod:
     """Returns the engine of the ranks that `joined` has joined. Collective.
 
     Args:
       exchange: Name of the engine, the same on all ranks; None: Gloo where nothing keeps a rank from it.
       has_store: The launcher has a store, by which the ranks of a lost one end.
+      engine: The class of the engine if it is not Horovod.
 
     Raises:
       ValueError: the ranks name different engines, or one cannot use the named engine.
       RuntimeError: a connection of Gloo fails.
     """
-    obstacle = None if exchange == Horovod.name else _obstacle(exchange, has_store)
+    obstacle = None if exchange == Horovod.name else engine.obstacle(exchange, has_store)
     answers = joined.all_gather_object((exchange, obstacle))
     names = [name for name, _ in answers]
     if len(set(names)) > 1:
@@ -122,20 +138,6 @@ def choose(joined: Horovod, exchange: str | None, *, has_store: bool) -> Horovod
         )
     obstacles = [f"on rank {rank} {obstacle}" for rank, (_, obstacle) in enumerate(answers) if obstacle is not None]
     if exchange is not None and obstacles:
-        raise ValueError(f"exchange must be 'horovod', got 'gloo', because {obstacles[0]}.")
-    return joined if obstacles or exchange == Horovod.name else Gloo(joined)
-
-
-def _obstacle(exchange: str | None, has_store: bool) -> str | None:
-    """Returns what keeps this rank from Gloo, with a remedy; None if nothing does."""
-    if "HOROVOD_TIMELINE" in os.environ:
-        return "a timeline is wanted, and Horovod does not record Gloo's all-to-alls. Use timeline=False"
-    if not has_store:
-        return "the launcher has no store, by which the ranks of a lost one end. Use horovodrun"
-    if exchange is None and "nccl" in built_features():
-        return "NCCL moves the tensors of GPUs"
-    try:
-        tf.load_op_library(str(LIBRARY_PATH))
-    except tf.errors.NotFoundError as error:  # also for a symbol of a different TensorFlow
-        return f"its library does not load ({error}). Use `python -m tools.gloo_sources` in a clone, and build again"
-    return None
+        simpler: Any = engine.__base__
+        raise ValueError(f"exchange must be {simpler.name!r}, got {exchange!r}, because {obstacles[0]}.")
+    return joined if obstacles or exchange == Horovod.name else engine(joined)

@@ -168,7 +168,8 @@ def init(
       topologies: Topologies of all layers; none for tables over all ranks.
       timeline: True if callbacks.Timeline will record steps of this job. It slows every step, because Horovod's writer
         on rank 0 uses up to one core, recording or not. HOROVOD_TIMELINE=DYNAMIC has the same effect.
-      exchange: "gloo" for all-to-alls and sums without Horovod's negotiation, or "horovod"; the same on all ranks.
+      exchange: "gloo" for all-to-alls and sums without Horovod's negotiation, "nccl" to move rows and sums between
+        GPUs (never run on a GPU yet; not with groups of ranks), or "horovod"; the same on all ranks.
         None: the environment variable FUSEDREC_EXCHANGE, or else "gloo" where all ranks have its library, except under
         mpirun, with a timeline, or with a Horovod that has NCCL.
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the

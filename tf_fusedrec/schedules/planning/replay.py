@@ -102,9 +102,9 @@ def step_program(costs: StepCosts, schedule: Schedule) -> list[Task]:
     rows: list[int] = []
     for piece in costs.pieces:
         rows.append(program.add("rows", NETWORK, piece.rows, [rows[-1] if rows else looked_up]))
-    updated, whole = before_update, sum(piece.compute for piece in costs.pieces)
+    updated, compute = before_update, sum(piece.compute for piece in costs.pieces)
     for piece, arrived in zip(costs.pieces, _compute(program, costs, rows)):  # a row's with its last gradient
-        share = piece.compute / whole if whole else 1 / len(costs.pieces)
+        share = piece.compute / compute if compute else 1 / len(costs.pieces)
         updated = program.add("update", TABLE, costs.update * share, [arrived, updated])
     program.add("average", NETWORK, costs.average, [updated])
     return program.tasks

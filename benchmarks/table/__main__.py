@@ -351,7 +351,7 @@ def scaling(rows: int, dim: int, repeats: int) -> dict[str, Any]:
 
 
 SHARE = 4  # size of a table with a file over its memory
-ROW_BYTES = 276  # header 16, row 256, one accumulator
+ROW_BYTES = 288  # header 16, row 256, one accumulator, rounded up to 16
 STEPS, AHEAD = 8, 2  # steps of a block; batches between a prefetch and its lookup
 _MS_SYNC, _MADV_PAGEOUT = 4, 21
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
 // All-to-alls: every block is a message, an empty one as well. The computing thread copies the own block.
 //
 // Several tensors share a message for their small blocks, because a small message costs by its number. Both ranks copy
-// these blocks, so a large one travels alone. All tensors arrive together.
+// these blocks, so a large one has a separate message. All tensors arrive together.
 #include <cstring>
 #include <numeric>
 
@@ -41,7 +41,7 @@ REGISTER_OP("Fusedrec>ExchangeAllToAll")
          "front of the rows, which are of one tensor.");
 
 // Messages of a call, see Collective::Slot.
-enum Part { kRows, kSplits, kAlone };  // kAlone + t: a block of tensor t
+enum Part { kRows, kSplits, kSeparate };  // kSeparate + t: a block of tensor t
 
 // Bytes of a block from which its two copies cost more than a message.
 constexpr size_t kLarge = 64 * 1024;
@@ -88,7 +88,7 @@ struct Blocks {
       const size_t row_bytes = forms[t].shape.num_elements() * tensorflow::DataTypeSize(forms[t].dtype);
       begins.push_back({0});
       for (const int32_t rows : splits[t]) begins[t].push_back(begins[t].back() + rows * row_bytes);
-      for (size_t i = 0; i < splits[t].size(); ++i) messages[i + 1] += IsAlone(t, i) ? 0 : Bytes(t, i);
+      for (size_t i = 0; i < splits[t].size(); ++i) messages[i + 1] += IsSeparate(t, i) ? 0 : Bytes(t, i);
     }
     std::partial_sum(messages.begin(), messages.end(), messages.begin());
     joined = tensors[0];
@@ -96,7 +96,7 @@ struct Blocks {
       const TensorShape shape({static_cast<int64_t>(messages.back())});
       FUSEDREC_TRY(ctx->allocate_temp(tensorflow::DT_INT8, shape, &joined));
       for (size_t t = 0; t < tensors.size(); ++t) {
-        alone.push_back(Mesh::OfProcess()->Buffer(Data(tensors[t]), begins[t].back()));
+        separate.push_back(Mesh::OfProcess()->Buffer(Data(tensors[t]), begins[t].back()));
       }
     }
     buffer = Mesh::OfProcess()->Buffer(Data(joined), messages.back());
@@ -108,7 +108,7 @@ struct Blocks {
   void ForMessages(int rank, const Function& function) const {
     function(buffer.get(), kRows, messages[rank], messages[rank + 1] - messages[rank]);
     for (size_t t = 0; t < tensors.size(); ++t) {
-      if (IsAlone(t, rank)) function(alone[t].get(), kAlone + t, begins[t][rank], Bytes(t, rank));
+      if (IsSeparate(t, rank)) function(separate[t].get(), kSeparate + t, begins[t][rank], Bytes(t, rank));
     }
   }
 
@@ -116,7 +116,7 @@ struct Blocks {
   void CopySmall(int rank, bool to_message) const {
     char* message = Data(joined) + messages[rank];
     for (size_t t = 0; tensors.size() > 1 && t < tensors.size(); ++t) {
-      const size_t bytes = IsAlone(t, rank) ? 0 : Bytes(t, rank);
+      const size_t bytes = IsSeparate(t, rank) ? 0 : Bytes(t, rank);
       if (bytes > 0) std::memcpy(to_message ? message : Block(t, rank), to_message ? Block(t, rank) : message, bytes);
       message += bytes;
     }
@@ -130,14 +130,14 @@ struct Blocks {
 
   char* Block(size_t tensor, int rank) const { return Data(tensors[tensor]) + begins[tensor][rank]; }
   size_t Bytes(size_t tensor, int rank) const { return begins[tensor][rank + 1] - begins[tensor][rank]; }
-  bool IsAlone(size_t tensor, int rank) const { return tensors.size() > 1 && Bytes(tensor, rank) >= kLarge; }
+  bool IsSeparate(size_t tensor, int rank) const { return tensors.size() > 1 && Bytes(tensor, rank) >= kLarge; }
   static char* Data(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
 
   std::vector<Tensor> tensors;
   std::vector<std::vector<size_t>> begins;  // bytes of a tensor before each rank's block, and at last of all blocks
   std::vector<size_t> messages;             // bytes before each rank's message, and at last of all messages
   Tensor joined;                            // all messages; of one tensor, its own memory
-  std::vector<GlooBuffer> alone;            // of tensors
+  std::vector<GlooBuffer> separate;         // of tensors
   GlooBuffer buffer;                        // of joined
 };
 
@@ -275,14 +275,11 @@ class ExchangeAllToAllOp : public ExchangeCallOp<AllToAllCall> {
     FUSEDREC_TRY(ReadSplits("known_splits", known, collective_->size(), &expected));
     if (splits.size() != rows.size() || (known.size() != rows.size() && (known.size() > 0 || rows.size() > 1))) {
       return Invalid("splits and known_splits must be those of ", rows.size(), " tensors, got ", splits.size(), " and ",
-                     known.size(), ". Only one tensor alone may have unknown splits.");
+                     known.size(), ". Only a single tensor may have unknown splits.");
     }
     for (int t = 0; t < rows.size(); ++t) {
-      const int64_t total = Total(call->splits[t]), self = collective_->index;
-      if (total > rows[t].dim_size(0)) {
-        return Invalid("splits must have a sum of at most ", rows[t].dim_size(0), ", the number of rows, got ", total,
-                       ". Use numbers of rows.");
-      }
+      const int64_t self = collective_->index;
+      FUSEDREC_TRY(RequireSplits(rows[t], splits[t], collective_->size()));
       if (known.size() > 0 && expected[t][self] != call->splits[t][self]) {
         return Invalid("known_splits must have ", call->splits[t][self], " rows of this rank, as splits, got ",
                        expected[t][self], ".", kEqualRanks);

@@ -76,7 +76,7 @@ struct Functions {
 } functions;
 
 absl::Status Failed(const char* what, int error) {
-  return absl::InternalError(absl::StrCat(what, " failed with error ", error, ". NCCL_DEBUG=WARN tells more."));
+  return absl::InternalError(absl::StrCat(what, " failed with error ", error, ". NCCL_DEBUG=WARN prints more."));
 }
 #define FUSEDREC_CALL(name, ...)                                                      \
   do {                                                                                \
@@ -196,7 +196,7 @@ class Communicator {
     }
   }
 
-  // Only the first call tells the GPU of this rank.
+  // The GPU of this rank is known from the first call on.
   void Join(void* stream) {
     void* comm = nullptr;
     const auto join = [&] {

@@ -28,7 +28,7 @@ class Nccl(Gloo):
     """
 
     name = "nccl"
-    joined_from = 0  # NCCL groups what is launched together
+    joined_from = 0  # its op has one tensor
 
     @classmethod
     def obstacle(cls, exchange: str | None, has_store: bool) -> str | None:

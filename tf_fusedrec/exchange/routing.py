@@ -2,7 +2,7 @@
 
     ids        of all lookups of a step in one all-to-all
     rows       one all-to-all for each lookup, or one for many
-    gradients  likewise
+    gradients  the same
 
 Without a shared all-to-all, ids of micro-batches would overtake each other, and rows of the first would wait for ids of
 the last. Ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h

@@ -6,7 +6,6 @@ returns them in the order received. Its handles save the update a second search.
 
 from __future__ import annotations
 
-import functools
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -150,8 +149,11 @@ class NativeTable(Table):
             for i, part in enumerate(parts):
                 # TensorFlow runs checks in program order, so these run after checks of the last micro-batch.
                 with tf.control_dependencies([*checks, *gradients] if i == len(parts) - 1 else []):
-                    apply = functools.partial(ops.table_apply_gradients, coming=inverses[i + 1 :], begin=i == 0)
-                    left_out.append(apply(self._handle, *part, scale=scale, learning_rate=rate, step=step))
+                    applied = ops.table_apply_gradients(
+                        self._handle, *part, scale=scale, learning_rate=rate, step=step, coming=inverses[i + 1 :],
+                        begin=i == 0,
+                    )  # fmt: skip
+                left_out.append(applied)
             with tf.control_dependencies(left_out):
                 self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)

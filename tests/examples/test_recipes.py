@@ -1,6 +1,7 @@
 """The recipes of the pages find a planted answer, and the Criteo example the signal of the Criteo sample."""
 
 import numpy as np
+import pytest
 
 from tests.docs.commands import ROOT, programs
 from tests.examples.test_criteo_dlrm import example, write_log
@@ -28,6 +29,7 @@ def test_the_program_for_a_file_of_clicks_finds_the_tastes_of_users_and_items(tm
     assert 0.75 <= names["history"]["val_auc"][-1] < possible + 0.02
 
 
+@pytest.mark.slow
 def test_the_criteo_example_learns_from_the_sample(tmp_path):
     with np.load(shared_path("data/criteo_sample/criteo.npz")) as sample:
         labels, integers, ids = (sample[name][:30000] for name in ("label", "dense", "cat"))

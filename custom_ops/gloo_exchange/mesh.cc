@@ -69,11 +69,13 @@ void Mesh::Connect(const std::string& addresses) {
 void Mesh::Watch() {
   pthread_setname_np(pthread_self(), "exchange watch");
   int lost = -1;
-  std::string reason = "it or a third rank has said so (gloo/)";
+  bool has_said_so = false;  // the lost rank itself, which still runs and names the cause to all
+  std::string reason = "a third rank has said so (gloo/)";
   try {
     if (!watched_->waitRecv()) {  // Fail() ends the wait
       std::lock_guard<std::mutex> lock(mutex_);
       lost = rank();
+      has_said_so = true;
       reason = own_failure_;
     }
   } catch (const gloo::IoException& error) {
@@ -81,20 +83,24 @@ void Mesh::Watch() {
     reason = error.what();
   }
   // A rank that has lost another one says so and closes its connections, which is no loss of itself.
-  for (int peer = 0; peer < context_->size; ++peer) {
-    if (lost != rank() && lost_by_rank_[peer] >= 0) lost = lost_by_rank_[peer];
+  for (int peer = 0; peer < size() && lost != rank(); ++peer) {
+    if (lost_by_rank_[peer] < 0) continue;
+    lost = lost_by_rank_[peer] % size();
+    has_said_so = lost_by_rank_[peer] >= size();
   }
+  if (has_said_so && lost != rank()) reason = "it has said so itself (gloo/)";
+  int32_t word = has_said_so ? lost + size() : lost;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     cause_ = "the exchange has ended at rank " + std::to_string(lost) + ": " + reason;
   }
   failed_.notify_all();
   std::vector<GlooBuffer> words;
-  for (int peer = 0; peer < context_->size; ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || peer == lost) continue;
-    words.push_back(Buffer(&lost, sizeof(lost)));
+    words.push_back(Buffer(&word, sizeof(word)));
     try {
-      words.back()->send(peer, kWatchSlot, 0, sizeof(lost));
+      words.back()->send(peer, kWatchSlot, 0, sizeof(word));
     } catch (const gloo::IoException&) {  // it is lost, too
       words.pop_back();
     }
@@ -115,6 +121,11 @@ void Mesh::Fail(const std::string& reason) {
     own_failure_ = reason;
   }
   watched_->abortWaitRecv();
+}
+
+std::string Mesh::OwnFailure() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return own_failure_;
 }
 
 std::string Mesh::Cause(std::chrono::seconds within) {
@@ -155,4 +166,10 @@ const char* fusedrec_exchange_connect(const char* addresses, int64_t bytes) {
     fusedrec::listening->Connect(std::string(addresses, static_cast<size_t>(bytes)));
     fusedrec::connected = fusedrec::listening;
   });
+}
+
+const char* fusedrec_exchange_own_failure() {
+  static auto* text = new std::string;
+  *text = fusedrec::connected->OwnFailure();
+  return text->empty() ? nullptr : text->c_str();
 }

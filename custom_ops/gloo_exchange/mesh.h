@@ -44,6 +44,9 @@ class Mesh {
   // Ends the exchange on all ranks, which hear that this one is lost. Returns at once.
   void Fail(const std::string& reason);
 
+  // Returns the reason that Fail() has had, or "".
+  std::string OwnFailure();
+
   // Returns which rank is lost and why, or "" if that is not known in time. When a buffer has thrown, it is very soon.
   std::string Cause(std::chrono::seconds within = std::chrono::seconds(5));
 
@@ -51,7 +54,7 @@ class Mesh {
   void Watch();
 
   std::shared_ptr<gloo::transport::Context> context_;
-  std::vector<int32_t> lost_by_rank_;  // what each rank says about a lost rank; -1: nothing
+  std::vector<int32_t> lost_by_rank_;  // what each rank says: -1, or a lost rank, plus size() if that has said so itself
   GlooBuffer watched_;                 // receives into lost_by_rank_
   std::mutex mutex_;                   // of the next three
   std::condition_variable failed_;
@@ -67,4 +70,7 @@ extern "C" {
 __attribute__((visibility("default"))) const char* fusedrec_exchange_listen(
     const char* interface, int rank, int size, int64_t connect_within_ms, char* out, int64_t room, int64_t* used);
 __attribute__((visibility("default"))) const char* fusedrec_exchange_connect(const char* addresses, int64_t bytes);
+
+// Returns why this rank has ended the exchange, or nullptr.
+__attribute__((visibility("default"))) const char* fusedrec_exchange_own_failure();
 }

@@ -161,7 +161,7 @@ def init(
         _engine = gloo.choose(horovod, engine_name, has_store=ending is not None, engine=engine)
     _sets.update(needed)
     if ending is not None:
-        ending.install()
+        ending.install(_engine.own_failure if isinstance(_engine, nccl.Nccl) else None)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from tf_fusedrec.exchange.watchdog import Board, Watchdog, left_behind
@@ -24,10 +24,12 @@ from tf_fusedrec.ops import watch_termination
 
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
+_CAUSE_OF_RUNNING_S = 60.0  # the same if that rank runs, and ended the exchange before its program heard of the failure
 # Matches errors of a collective aborted by another rank's end. Gloo's errors name its files.
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")
 # Matches an abort that blames no rank. If no rank reports a cause, one was unable to.
 _RANK_LOST = re.compile(r"Horovod has been shut down|gloo/")
+_RUNNING = re.compile(r"it has said so itself \(gloo/")
 _LOST_RANK = re.compile(r"the exchange has ended at rank (\d+)")  # of the engine Gloo
 _LOST = (
     "{} ended without naming a cause. It was killed, as Linux does when memory runs out, or its host or network "
@@ -56,8 +58,13 @@ class Ending:
         self._process, self._failed, self._previous_hook = os.getpid(), False, sys.excepthook
         self._exit: list[Any] = []  # the argument of the sys.exit that ends the program
 
-    def install(self) -> None:
-        """Installs the handlers. Call it after hvd.init, so that Horovod's exit handler runs after these."""
+    def install(self, own_failure: Callable[[], str | None] | None = None) -> None:
+        """Installs the handlers. Call it after hvd.init, so that Horovod's exit handler runs after these.
+
+        own_failure: Returns why the engine of this rank has ended the exchange of all ranks, or None. The step that
+        failed may go on, with a collective of Horovod that the other ranks do not join.
+        """
+        self._watchdog.own_failure = own_failure
         sys.excepthook = self._on_exception
         sys.exit = self._on_sys_exit  # exit handlers get no exit code
         atexit.register(self._on_exit)
@@ -88,7 +95,8 @@ class Ending:
             return
         text = _text(error)
         aborted = _HOROVOD_ABORT.search(text) is not None
-        first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
+        wait_s = _CAUSE_OF_RUNNING_S if _RUNNING.search(text) else _CAUSE_WAIT_S if aborted else 0.0
+        first = self._board.first_failure(wait_s)
         if first is None:
             silent = self._silent() if aborted else {}
             lost, stopped_s = _LOST_RANK.search(text), self._watchdog.stopped_s()

@@ -55,6 +55,11 @@ class Nccl(Gloo):
         if self.rank > 0:
             join(of_rank_0)
 
+    def own_failure(self) -> str | None:
+        """Why this rank has ended the exchange; None if it has not."""
+        failure = _functions().fusedrec_exchange_own_failure()
+        return None if failure is None else failure.decode()
+
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], splits: Sequence[tf.Tensor], received_splits: Sequence[tf.Tensor], *,
         name: str, ranks: tuple[int, ...],
@@ -82,6 +87,7 @@ class Nccl(Gloo):
 def _functions() -> ctypes.CDLL:
     functions = ctypes.CDLL(str(LIBRARY_PATH))
     functions.fusedrec_nccl_load.restype = functions.fusedrec_nccl_join.restype = ctypes.c_char_p
+    functions.fusedrec_exchange_own_failure.restype = ctypes.c_char_p
     return functions
 
 

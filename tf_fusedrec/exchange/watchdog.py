@@ -198,6 +198,7 @@ class Watchdog:
         self.ended = False  # whether the program of this rank has ended
         # Called with the text of the exception that C++ ends this process for.
         self.on_termination: Callable[[str], None] | None = None
+        self.own_failure: Callable[[], str | None] | None = None  # see Ending.install
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="tf_fusedrec watchdog", daemon=True).start()
@@ -222,6 +223,9 @@ class Watchdog:
         if self.on_termination is not None and (thrown := termination()) is not None:
             on_termination, self.on_termination = self.on_termination, None  # the call polls again
             on_termination(thrown)
+        if self.own_failure is not None and self._board is not None and (failure := self.own_failure()) is not None:
+            self.own_failure = None
+            self._board.report_failure(self._rank, failure)
         with self._lock:
             marks, now, summary = collective_marks(), time.monotonic(), {}
             waits = [(m, min(m.begun_ago_s, now - self._awake_since)) for m in marks if m.begun > m.ended]

@@ -269,6 +269,38 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
     assert re.match(f"{ended}(Horovod waits|the limit is) 4 s", last)
 
 
+PARTED = """
+import sys
+import numpy as np
+import tf_fusedrec as fr
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import PipelinedModel
+
+fr.init(report_after_s=1, give_up_after_s=4)
+
+class Stops(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = fr.rank() == 1 and batch == 1
+
+embedding = fr.FusedEmbedding([fr.FeatureConfig("f", fr.TableConfig("t", 4, fr.optimizers.SGD(0.1)))])
+inputs = {"f": keras.Input([3], dtype=tf.int64, name="f")}
+outputs = keras.layers.Dense(1)(keras.layers.Flatten()(embedding(inputs)["f"]))
+model = PipelinedModel(inputs, outputs)
+model.compile(fr.collectives.distributed_optimizer(keras.optimizers.SGD(0.1)), loss="mse")
+data = tf.data.Dataset.from_tensors(({"f": np.ones([2, 3], np.int64)}, np.zeros([2, 1], np.float32))).repeat(8)
+model.fit(data, verbose=0, callbacks=[Stops()])
+"""
+
+
+def test_ranks_that_wait_for_each_other_end_and_are_named(exchange, tmp_path):
+    """A user's callback stops one rank in the middle of an epoch. Each would wait for the other for ever."""
+    codes, errors = run_program(tmp_path, source=PARTED)
+    assert codes == [1, 1], errors
+    lines = [line for line in errors[0].splitlines() if line.startswith("tf_fusedrec: ")]
+    assert re.search(r"it waits for rank \d in collective '.*', call [34], and rank \d waits for it in", lines[-1]), errors
+    assert "Use callbacks.Interrupt" in lines[-1] and "The limit is 4 s" in lines[-1]
+
+
 IN_GROUPS = """
 import os
 import signal

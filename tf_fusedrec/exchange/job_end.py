@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from tf_fusedrec.exchange.watchdog import Board, Watchdog, left_behind
+from tf_fusedrec.exchange.watchdog import GIVE_UP_AFTER, Board, Watchdog, left_behind
 from tf_fusedrec.ops import watch_termination
 
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
@@ -126,7 +126,7 @@ class Ending:
     def _silence(self, silent: Mapping[str, float]) -> str:
         """Words that name the silent ranks for which Horovod ended the job; "" if no rank is silent."""
         named = ", ".join(f"rank {rank} has given no sign of life for {age:.0f} s" for rank, age in silent.items())
-        limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+        limit = f"Horovod waits {self._gives_up_after_s} s ({GIVE_UP_AFTER})"
         return f"{named}; {limit}. " if named else ""
 
     def _on_sys_exit(self, status: Any = None) -> NoReturn:
@@ -198,9 +198,6 @@ def cause_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:_MAX_CAUSE]
 
 
-_GIVE_UP_AFTER = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-
-
 def start_watchdog(
     size: int, members: Mapping[str, tuple[int, ...]], report_after_s: float | None, give_up_after_s: int | None
 ) -> Ending | None:
@@ -210,9 +207,9 @@ def start_watchdog(
       Exit handlers to install after the ranks have joined; None for a job without a board.
     """
     if give_up_after_s is not None:
-        os.environ[_GIVE_UP_AFTER] = str(give_up_after_s)
+        os.environ[GIVE_UP_AFTER] = str(give_up_after_s)
     # Horovod's default of 30 s would end a job with a slow disk.
-    gives_up = int(os.environ.setdefault(_GIVE_UP_AFTER, "600"))
+    gives_up = int(os.environ.setdefault(GIVE_UP_AFTER, "600"))
     if report_after_s is None:
         report_after_s = float(os.environ.get("FUSEDREC_REPORT_AFTER_SECONDS", 60.0))
     if report_after_s <= 0 or gives_up <= 0:

@@ -83,6 +83,7 @@ class Board:
 
 
 State = Mapping[str, Any]
+GIVE_UP_AFTER = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _MAX_NAMED = 8  # ranks that a sentence names one by one
 
 
@@ -155,6 +156,25 @@ def left_behind(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
+def waits_for_each_other(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str | None:
+    """Words that name a rank that `rank` waits for in a call, and that itself waits for `rank`; None if there is none.
+
+    For a short time this is usual: micro-batches have several collectives under way.
+    """
+    mine = [wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call) and rank in wait["ranks"]]
+    for wait in summary["waits"]:
+        if str(rank) not in wait["missing"]:
+            continue
+        for late in (late for of_rank in mine for late in of_rank["missing"]):
+            if int(late) in wait["ranks"] and late not in wait["missing"] and late not in summary["silent"]:
+                return (
+                    f"it waits for rank {late} in collective {name!r}, call {call}, and rank {late} waits for it in "
+                    f"{wait['name']!r}, call {wait['call']}. Usually a callback has set stop_training on one rank "
+                    "only, or the programs differ. Use callbacks.Interrupt after that callback, or one program."
+                )
+    return None
+
+
 def _last_of_idle(marks: Sequence[Mark]) -> Mark | None:
     """The last collective of a process that is in none; None in a collective, or before the first."""
     if any(mark.begun > mark.ended for mark in marks):
@@ -173,7 +193,8 @@ class Watchdog:
       rank, size: Rank of this process, and number of ranks.
       board: None: reports have the waiting time, but not the awaited ranks.
       report_after_s: Seconds after which a waiting collective is reported, and again after each doubling.
-      gives_up_after_s: Seconds after which Horovod ends a job with a silent rank, for the message.
+      gives_up_after_s: Seconds after which Horovod ends a job with a silent rank, for the message, and after which this
+        rank ends if it waits for one that waits for it.
       members: Ranks of each collective that not all ranks run, by its name.
     """
 
@@ -298,8 +319,13 @@ class Watchdog:
         # An engine may not notice; Horovod ends the job earlier.
         for rank, silence in summary.get("silent", {}).items():
             if silence > self._lost_after_s:
-                limit = f"the limit is {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+                limit = f"the limit is {self._gives_up_after_s} s ({GIVE_UP_AFTER})"
                 self.end_at_once(f"rank {rank} has given no sign of life for {silence:.0f} s; {limit}")
+        for mark, seconds in long if summary else []:
+            if seconds > self._gives_up_after_s:
+                mutual = waits_for_each_other(summary, self._rank, mark.name, mark.ended + 1)
+                if mutual is not None:
+                    self.end_at_once(f"{mutual} The limit is {self._gives_up_after_s} s ({GIVE_UP_AFTER})")
         mark, seconds = long[0]
         key = mark.name, mark.ended + 1
         if seconds < self._next_report_s.get(key, self._report_after_s):
@@ -309,7 +335,7 @@ class Watchdog:
         more = f" {len(long) - 1} more collectives wait." if len(long) > 1 else ""
         limit = ""
         if summary and summary["silent"]:
-            limit = f" Horovod ends the job after {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)."
+            limit = f" Horovod ends the job after {self._gives_up_after_s} s ({GIVE_UP_AFTER})."
         self.say(f"it has waited {seconds:.0f} s in collective {key[0]!r}, call {key[1]}, {text}.{more}{limit}")
 
     def _report_idle(self, marks: list[Mark], summary: dict[str, Any]) -> None:

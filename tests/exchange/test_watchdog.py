@@ -297,7 +297,9 @@ def test_ranks_that_wait_for_each_other_end_and_are_named(exchange, tmp_path):
     codes, errors = run_program(tmp_path, source=PARTED)
     assert codes == [1, 1], errors
     lines = [line for line in errors[0].splitlines() if line.startswith("tf_fusedrec: ")]
-    assert re.search(r"it waits for rank \d in collective '.*', call [34], and rank \d waits for it in", lines[-1]), errors
+    assert re.search(r"it waits for rank \d in collective '.*', call [34], and rank \d waits for it in", lines[-1]), (
+        errors
+    )
     assert "Use callbacks.Interrupt" in lines[-1] and "The limit is 4 s" in lines[-1]
 
 

@@ -161,11 +161,13 @@ def waits_for_each_other(summary: Mapping[str, Any], rank: int, name: str, call:
 
     For a short time this is usual: micro-batches have several collectives under way.
     """
-    mine = [wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call) and rank in wait["ranks"]]
+    awaited = [
+        wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call) and rank in wait["ranks"]
+    ]
     for wait in summary["waits"]:
         if str(rank) not in wait["missing"]:
             continue
-        for late in (late for of_rank in mine for late in of_rank["missing"]):
+        for late in (late for of_rank in awaited for late in of_rank["missing"]):
             if int(late) in wait["ranks"] and late not in wait["missing"] and late not in summary["silent"]:
                 return (
                     f"it waits for rank {late} in collective {name!r}, call {call}, and rank {late} waits for it in "

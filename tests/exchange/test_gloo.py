@@ -164,8 +164,8 @@ def test_the_library_exports_nothing_of_gloo(monkeypatch):
     choose_exchange("gloo", monkeypatch)
     command = ["nm", "--dynamic", "--defined-only", str(gloo.LIBRARY_PATH)]
     exported = {line.split()[-1] for line in subprocess.check_output(command, text=True).splitlines()}
-    joining = {"fusedrec_exchange_listen", "fusedrec_exchange_connect", "fusedrec_nccl_load", "fusedrec_nccl_join"}
-    assert exported == joining
+    of_mesh = {f"fusedrec_exchange_{name}" for name in ("listen", "connect", "own_failure")}
+    assert exported == of_mesh | {"fusedrec_nccl_load", "fusedrec_nccl_join"}
 
 
 def send_other_lengths(difference):

@@ -4,10 +4,9 @@
 
 Four ranks run as 2 x 2: two network namespaces are hosts with two ranks each. A cable joins them, limited to 1 Gbit/s
 each way. Namespaces need root; without root nothing is measured but clustering. THE DENSE PART IS NOT COMPUTED. It is a
-stream of ops that take time and no core (device.py), with a queue, as a device has it. The cores are free for tables
-and exchanges, as they are beside an accelerator. It takes the times of a real GRM on one core (COMPUTE). One factor
-divides them and makes the compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges
-and schedules are real.
+stream of ops that take time and no core (device.py). The cores are free for tables and exchanges, as they are beside
+an accelerator. It takes the times of a real GRM on one core (COMPUTE). One factor divides them and makes the
+compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges and schedules are real.
 
 Lookups of the variants *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a
 throttle of so much time per id on a stream of its own. A file would share its disk with the whole machine.

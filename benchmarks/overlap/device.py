@@ -69,36 +69,30 @@ def _ops() -> Any:
     return tf.load_op_library(str(compiled()))
 
 
-def _turn(inputs: list[tf.Tensor], seconds: tf.Tensor, outputs: list[tf.Tensor], *, queued: bool) -> list[tf.Tensor]:
+def _turn(inputs: list[tf.Tensor], seconds: tf.Tensor, outputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Hands outputs on after a turn on the stream DEVICE, which is asked for as soon as the inputs exist."""
     with tf.control_dependencies(inputs):
-        # TensorFlow would compute a turn of a constant ahead of the step.
-        ended = wait(inputs[0], seconds, DEVICE, queued=queued)
+        ended = wait(inputs[0], seconds, DEVICE)  # TensorFlow would compute a turn of a constant ahead of the step
     # A data dependency, because TensorFlow removes an op that others only wait for.
     return [_ops().fusedrec_bench_after(value=output, ended=ended) for output in outputs]
 
 
-def layer(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor, *, queued: bool = False) -> tf.Tensor:
+@tf.custom_gradient
+def layer(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor) -> Any:
     """A dense layer on the stream DEVICE: hidden[i] = sum(rows[i]) / sqrt(D) + mean(weight), <float>[n].
 
-    rows: <float>[n, D]; queued: they come from the stream. weight: <float>[P], P >= 1. seconds: <double>[2], time of
-    the forward and of the backward pass. Gradients flow to rows and weight, when the backward pass has had its turn on
-    the stream.
+    rows: <float>[n, D]. weight: <float>[P], P >= 1. seconds: <double>[2], time of the forward and of the backward pass.
+    Gradients flow to rows and weight, when the backward pass has had its turn on the stream.
     """
+    scale = tf.math.rsqrt(tf.cast(tf.shape(rows)[1], tf.float32))
+    hidden = scale * tf.reduce_sum(rows, axis=1) + tf.reduce_mean(weight)
 
-    @tf.custom_gradient
-    def of_tensors(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor) -> Any:
-        scale = tf.math.rsqrt(tf.cast(tf.shape(rows)[1], tf.float32))
-        hidden = scale * tf.reduce_sum(rows, axis=1) + tf.reduce_mean(weight)
+    def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
+        of_rows = tf.broadcast_to(scale * upstream[:, tf.newaxis], tf.shape(rows))
+        of_weight = tf.fill(tf.shape(weight), tf.reduce_sum(upstream) / tf.cast(tf.size(weight), tf.float32))
+        return *_turn([upstream, rows, weight], seconds[1], [of_rows, of_weight]), None
 
-        def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
-            of_rows = tf.broadcast_to(scale * upstream[:, tf.newaxis], tf.shape(rows))
-            of_weight = tf.fill(tf.shape(weight), tf.reduce_sum(upstream) / tf.cast(tf.size(weight), tf.float32))
-            return *_turn([upstream, rows, weight], seconds[1], [of_rows, of_weight], queued=True), None
-
-        return _turn([rows, weight], seconds[0], [hidden], queued=queued)[0], gradients
-
-    return of_tensors(rows, weight, seconds)
+    return _turn([rows, weight], seconds[0], [hidden])[0], gradients
 
 
 @tf.RegisterGradient("FusedrecBench>Stamp")
@@ -106,12 +100,9 @@ def _stamp_grad(_: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
     return grad
 
 
-def wait(value: tf.Tensor, seconds: tf.Tensor, stream: str, *, queued: bool = False) -> tf.Tensor:
-    """Hands a tensor on after its turn of `seconds` <double>[] on a stream; at once where they are 0.
-
-    queued: `value` comes from the stream, so a queue hides the time in which the host asks for the turn.
-    """
-    return _ops().fusedrec_bench_delay(value=value, seconds=seconds, stream=stream, queued=queued)
+def wait(value: tf.Tensor, seconds: tf.Tensor, stream: str) -> tf.Tensor:
+    """Hands a tensor on after its turn of `seconds` <double>[] on a stream; at once where they are 0."""
+    return _ops().fusedrec_bench_delay(value=value, seconds=seconds, stream=stream)
 
 
 @contextlib.contextmanager
@@ -231,9 +222,9 @@ class DeviceModel(SequenceModel):
         tokens = tf.cast(tf.shape(hidden)[0], tf.float64)
         fixed, per_token = (tf.constant(part, tf.float64) for part in self._compute)
         seconds = self._pace.device * (fixed + per_token * tokens) / len(self._layer_weights)
-        outputs: list[tf.Tensor] = []
+        outputs = []
         for weight in self._layer_weights:
-            hidden = layer(hidden, tf.convert_to_tensor(weight), seconds, queued=bool(outputs))
+            hidden = layer(hidden, tf.convert_to_tensor(weight), seconds)
             outputs.append(hidden)
             hidden = hidden[:, tf.newaxis]
         return {"of_rows": outputs[0], "logits": outputs[-1]}

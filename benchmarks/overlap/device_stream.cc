@@ -1,9 +1,7 @@
 // Ops that take time and no core, as a computation on an accelerator does, and a record of when things ran.
 //
 // A stream is a thread that sleeps. An op on a stream begins when it is asked for and the op before it has ended; it ends
-// a given time later. A device has a queue: the host asks for an op whose inputs are the device's own (`queued`) while
-// the op before it runs. Here the host asks after that op, so a queued op may be asked for up to kLag late, and begins at
-// the end of the op before it. Times are seconds of the monotonic clock, which all processes of a machine share.
+// a given time later. Times are seconds of the monotonic clock, which all processes of a machine share.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -58,8 +56,6 @@ void Add(const std::string& name, bool ended, double at) {
 
 // ---- streams
 
-constexpr double kLag = 1e-3;  // seconds, for a thread to wake and for the stand-ins of an op's tensors
-
 class Stream {
  public:
   // Streams live as long as the process: their threads never end.
@@ -72,9 +68,9 @@ class Stream {
     return *stream;
   }
 
-  void Enqueue(double asked, double seconds, bool queued, std::function<void()> done) {
+  void Enqueue(double asked, double seconds, std::function<void()> done) {
     std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back({asked, seconds, queued, std::move(done)});
+    tasks_.push_back({asked, seconds, std::move(done)});
     wake_.notify_one();
   }
 
@@ -82,7 +78,6 @@ class Stream {
   struct Task {
     double asked;
     double seconds;
-    bool queued;
     std::function<void()> done;
   };
 
@@ -98,8 +93,7 @@ class Stream {
       const Task task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      const bool late = task.asked > free_at + (task.queued ? kLag : 0.0);
-      const double begin = late ? task.asked : free_at;
+      const double begin = std::max(task.asked, free_at);
       free_at = begin + std::max(task.seconds, 0.0);
       std::this_thread::sleep_until(Clock::time_point(
           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(free_at))));
@@ -123,7 +117,6 @@ REGISTER_OP("FusedrecBench>Delay")
     .Output("same: T")
     .Attr("T: type")
     .Attr("stream: string")
-    .Attr("queued: bool = false")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc("Hands a tensor on after its turn on a stream. seconds: []; at most 0 means at once, without a turn.");
 
@@ -131,19 +124,17 @@ class DelayOp : public AsyncOpKernel {
  public:
   explicit DelayOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stream", &stream_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("queued", &queued_));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     ctx->set_output(0, ctx->input(0));
     const double seconds = ctx->input(1).scalar<double>()();
     if (seconds <= 0) return done();
-    Stream::Named(stream_).Enqueue(Now(), seconds, queued_, std::move(done));
+    Stream::Named(stream_).Enqueue(Now(), seconds, std::move(done));
   }
 
  private:
   std::string stream_;
-  bool queued_ = false;
 };
 
 REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Delay").Device(DEVICE_CPU), DelayOp);

@@ -174,9 +174,9 @@ def init(
         mpirun, with a timeline, or with a Horovod that has NCCL.
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
         environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
-      give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job, and of ranks that wait
-        for each other in different collectives after which they end. None: the environment
-        variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
+      give_up_after_s: Seconds after which a job ends because a rank gives no sign of life, or because two ranks wait
+        for each other in different collectives. None: the environment variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It
+        has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: there are several processes, but Horovod is not installed.

@@ -11,6 +11,7 @@ from tf_fusedrec.metrics import exact
 from tf_fusedrec.models.run_folder import read_record
 
 
+@pytest.mark.slow
 def test_the_program_for_a_file_of_clicks_finds_the_tastes_of_users_and_items(tmp_path, monkeypatch):
     """The log has more users, and a larger batch, than the page's. With Adagrad(0.1), rows hardly train: 0.66."""
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ Fields of the JSON file, each the worst over 1 and 10 million rows (and, for the
   bytes_per_row_overhead                      bytes mapped for keys and rows, beyond row and slots
   ratio_vs_fbgemm_sequence, _fbgemm_pooled, _torch_sgd, _torch_adam: with --peer, under the same rule
   ratio_int8_vs_fbgemm, ratio_int4_vs_fbgemm   with --peer, FBGEMM's time for sums of rows of an array in int8 or int4 /
-                                              our time for rows of an export in int8, which are found by their ids
+                                              our time for rows of an export in int8, found by their ids; the least
   max_growth_pause_ms, copy_rows_ms           longest step beyond the median while 10 million rows are inserted; the
                                               time to copy these rows
   longest_pause_ms_evicting, longest_pause_ratio_evicting   longest step beyond the median, and 99.9th percentile /
@@ -486,8 +486,8 @@ def main() -> None:
         ]
         show("against TorchRec's managed collisions and FBGEMM's table (CPU)", results["collisions"])
         results["quantized"] = [
-            record for dim in peers.QUANTIZED_DIMS for dtype in peers.ROUNDING
-            for record in peers.quantized(arguments.peer, dtype, dim, rows=ROWS[0], repeats=repeats)
+            record for dim in peers.QUANTIZED_DIMS for dtype in peers.ROUNDING for ops in ("stock", "ours")
+            for record in peers.quantized(arguments.peer, dtype, dim, ops, rows=ROWS[0], repeats=repeats)
         ]  # fmt: skip
         show("served rows in int8, found by id, against FBGEMM's array (CPU), 1 thread", results["quantized"])
     results["versus_tfra"] = [

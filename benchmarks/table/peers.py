@@ -54,7 +54,7 @@ def ours(folder: str, threads: int, variants: list[list[Any]], checked: int) -> 
 
 
 def served(folder: str, threads: int, variants: list[list[Any]], checked: int) -> None:
-    """Our side of `quantized`, a table exported in int8 with stock ops. A variant is name, row dtype, ids of a bag."""
+    """Our side of `quantized`, an export in int8. A variant is name, operations of the server, ids of a bag."""
     import tf_fusedrec as fr
     from benchmarks.table.__main__ import Native
     from tf_fusedrec import keras, tf
@@ -71,16 +71,18 @@ def served(folder: str, threads: int, variants: list[list[Any]], checked: int) -
     model = keras.Model(inputs, table.layer({"ids": inputs})["ids"])
     spec = tf.TensorSpec([None, None], tf.int64)
     signature = fr.Signature(lambda given: {"rows": model(given["ids"])}, {"ids": spec})
-    export = pathlib.Path(folder) / "served"
-    fr.export(model, export, row_dtype="int8", signatures={"rows": signature})
-    loaded = tf.saved_model.load(str(export))
+    loaded = {}
+    for ops in {ops for _, ops, _ in variants}:
+        export = pathlib.Path(folder) / ops
+        fr.export(model, export, ops, row_dtype="int8", signatures={"rows": signature})
+        loaded[ops] = tf.saved_model.load(str(export))
 
-    def step(bags: Sequence[tf.Tensor], n: int) -> tf.Tensor:
-        return loaded.signatures["rows"](ids=bags[n % len(bags)])["rows"]
+    def step(ops: str, bags: Sequence[tf.Tensor], n: int) -> tf.Tensor:
+        return loaded[ops].signatures["rows"](ids=bags[n % len(bags)])["rows"]
 
     steps = {
-        name: functools.partial(step, [tf.constant(batch.reshape(-1, bag)) for batch in ids])
-        for name, _, bag in variants
+        name: functools.partial(step, ops, [tf.constant(batch.reshape(-1, bag)) for batch in ids])
+        for name, ops, bag in variants
     }
     serve_steps(folder, steps, checked)
 
@@ -177,10 +179,13 @@ QUANTIZED_DIMS, QUANTIZED_IDS = (32, 128), 20_480
 ROUNDING = {"int8": 0.01, "int4": 0.1}
 
 
-def quantized(python: str, dtype: str, dim: int, *, rows: int, repeats: int) -> list[dict[str, Any]]:
-    """Returns a record for each size of a bag: sums of rows in `dtype`, "int8" or "int4", by FBGEMM. One thread."""
+def quantized(python: str, dtype: str, dim: int, ops: str, *, rows: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns a record for each size of a bag: sums of rows in `dtype`, "int8" or "int4", by FBGEMM. One thread.
+
+    ops: The operations of our server, as in fr.export.
+    """
     work = make_work(rows, n=QUANTIZED_IDS, dim=dim)
-    pairs = {f"{dtype}_{bag}": (f"ours_{bag}", "int8", bag) for bag in QUANTIZED_BAGS}
+    pairs = {f"{dtype}_{bag}": (f"ours_{bag}", ops, bag) for bag in QUANTIZED_BAGS}
     ms = turns(
         python, peer_torch.quantized, work, rows, pairs, steps=STEPS, repeats=repeats, threads=1, ours=served,
         tolerance=ROUNDING[dtype],
@@ -188,8 +193,8 @@ def quantized(python: str, dtype: str, dim: int, *, rows: int, repeats: int) -> 
     step_ms = {name: float(np.median(taken)) for name, taken in ms.items()}
     return [
         {
-            "peer_rows": dtype, "our_rows": kept, "dim": dim, "bag": bag, "rows": rows, "ids": QUANTIZED_IDS,
+            "peer_rows": dtype, "our_ops": ops, "dim": dim, "bag": bag, "rows": rows, "ids": QUANTIZED_IDS,
             "ms_ours": step_ms[mine], "ms_peer": step_ms[peer], "ratio": step_ms[peer] / step_ms[mine],
         }
-        for peer, (mine, kept, bag) in pairs.items()
+        for peer, (mine, _, bag) in pairs.items()
     ]  # fmt: skip

@@ -54,12 +54,16 @@ struct Table : TableOptions {
   std::string name, folder, rule = "sgd";
   RuleParameters parameters;  // of the rule: "rule.epsilon" in the text
   AnyRule made_rule;
-  int dtype = 0, eviction = 0, distribution = 0, unknown = 0;  // numbers in the lists of FieldsOf
+  int dtype = 0, initial_dtype = 0, eviction = 0, distribution = 0, unknown = 0;  // numbers in the lists of FieldsOf
   int64_t columns = 0, seed = 0, memory_budget = 0, hot_rows = 0, ttl_minutes = 0;
   bool host_rows = false;
   Limits limits;
 
   bool is_mixed() const { return dtype == 3; }
+  bool is_int8() const { return dtype == 4; }
+  Storage storage_of_rows() const {
+    return is_mixed() ? Storage::kFloat32 : is_int8() ? Storage::kInt8 : static_cast<Storage>(dtype);
+  }
 };
 
 struct Field {
@@ -91,7 +95,8 @@ inline std::vector<Field> FieldsOf(Table* t) {
       {"initializer.a", &t->a},
       {"initializer.b", &t->b},
       {"unknown", &t->unknown, Scope::kGroup, 0, 0, 0, {"initial", "zeros"}},
-      {"storage.dtype", &t->dtype, Scope::kGroup, 0, 0, 0, {"float32", "bfloat16", "float16", "mixed"}},
+      {"storage.dtype", &t->dtype, Scope::kGroup, 0, 0, 0, {"float32", "bfloat16", "float16", "mixed", "int8"}},
+      {"storage.initial_dtype", &t->initial_dtype, Scope::kGroup, 0, 0, 0, {"float32", "bfloat16", "float16"}},
       {"storage.stochastic_rounding", &t->stochastic_rounding},
       {"storage.hot_after", &t->hot_after, Scope::kGroup, kInHostRows | kAveraged},
       {"limits.max_rows_per_rank", &limits->max_rows, Scope::kTable},
@@ -246,6 +251,9 @@ inline std::string CheckTogether(Table* t, bool useful) {
        "a budget needs a folder for the rows beyond it. Use both, or neither"},
       {t->memory_budget > 0 && t->is_mixed(), "tier.memory_budget_per_rank", "storage.dtype",
        "a budget does not work with 'mixed'. Use another dtype"},
+      {t->initial_dtype != 0 && !t->is_int8(), "storage.initial_dtype", "storage.dtype",
+       "other initial rows have the dtype of all rows. Use 'int8', or leave it out"},
+      {t->averaged && t->is_int8(), "averaged", "storage.dtype", "nothing trains rows in int8. Use another dtype"},
       {useful && t->memory_budget == 0 && !t->folder.empty(), "tier.memory_budget_per_rank", "tier.folder",
        "a folder needs a budget. Use both, or neither"},
       {useful && t->stochastic_rounding && t->dtype == 0, "storage.stochastic_rounding", "storage.dtype",
@@ -279,6 +287,9 @@ inline std::string CheckTogether(Table* t, bool useful) {
 inline std::string CheckPlace(Table* table, int place, bool useful) {
   if (place == kOnDevice && table->host_rows) place = kInHostRows;
   Table defaults;
+  if (place != kOnCpu && table->is_int8()) {
+    return "storage.dtype of table '" + table->name + "' is 'int8', which a GPU does not read. Use a table under tf.device('/CPU:0').";
+  }
   const std::vector<Field> got = FieldsOf(table), wanted = FieldsOf(&defaults);
   for (size_t f = 0; f < got.size(); ++f) {
     const bool lacks = (got[f].lacks & place) != 0;
@@ -339,7 +350,8 @@ inline std::string ReadTables(const std::vector<std::string>& texts, int place, 
     if (refused.empty()) refused = CheckPlace(&table, place, useful);
     if (!refused.empty()) return refused;
     table.dim = static_cast<int>(table.columns);
-    table.storage = table.is_mixed() ? Storage::kFloat32 : static_cast<Storage>(table.dtype);
+    table.storage = table.storage_of_rows();
+    table.initial_storage = static_cast<Storage>(table.initial_dtype);
     table.limits.eviction = static_cast<Eviction>(table.eviction);
     table.TableOptions::distribution = static_cast<Distribution>(table.distribution);
     table.unknown_zeros = table.unknown == 1;

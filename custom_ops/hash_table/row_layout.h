@@ -20,7 +20,7 @@ struct RowLayout {
     RowLayout layout{dim, wide_slots, scalar_slots, storage, Storage::kFloat32, false, false, 0, 0, 0};
     if (storage != Storage::kFloat32) layout.slot_storage = Storage::kBfloat16;
     layout.stochastic = stochastic && storage != Storage::kFloat32;
-    layout.wide_offset = dim * BytesOf(storage);
+    layout.wide_offset = dim * BytesOf(storage) + (storage == Storage::kInt8 ? sizeof(float) : 0);
     const int wide_end = layout.wide_offset + wide_slots * dim * BytesOf(layout.slot_storage);
     layout.scalars_offset = (wide_end + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
     const int end = header + layout.scalars_offset + 4 * scalar_slots;

@@ -7,9 +7,11 @@
 
 namespace fusedrec {
 
-enum class Storage { kFloat32, kBfloat16, kFloat16 };
+enum class Storage { kFloat32, kBfloat16, kFloat16, kInt8 };
 
-FUSEDREC_HOST_DEVICE inline int BytesOf(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
+FUSEDREC_HOST_DEVICE inline int BytesOf(Storage storage) {
+  return storage == Storage::kFloat32 ? 4 : storage == Storage::kInt8 ? 1 : 2;
+}
 
 FUSEDREC_HOST_DEVICE inline uint32_t BitsOf(float x) {
 #if defined(__CUDA_ARCH__)

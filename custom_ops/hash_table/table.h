@@ -201,6 +201,12 @@ inline absl::Status RequireDistinct(const char* name, absl::Span<const int64_t> 
   return Invalid(name, " must be distinct, got ", ids[repeat], " twice. Nothing has changed. Remedy: ", remedy);
 }
 
+inline absl::Status RequireTrainable(const TableSpec& spec) {
+  if (spec.storage != Storage::kInt8) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      spec.NameOf(0), " has rows in int8, which a server reads and nothing trains. Use another storage.dtype."));
+}
+
 inline absl::Status RequireAveraged(const TableSpec& spec) {
   if (spec.averaged) return absl::OkStatus();
   return absl::FailedPreconditionError("this table was not made with averaged=True, so it does not know what changes.");

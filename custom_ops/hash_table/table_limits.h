@@ -71,6 +71,7 @@ struct Limits {
 struct TableOptions {
   int dim = 0;
   Storage storage = Storage::kFloat32;
+  Storage initial_storage = Storage::kFloat32;  // of initial rows where rows are in int8: those of the table of training
   bool stochastic_rounding = false;
   Distribution distribution = Distribution::kConstant;
   double a = 0.0, b = 0.0;     // of the distribution

@@ -80,12 +80,13 @@ def test_peers_get_the_same_rows_by_number_and_are_compared_first(tmp_path):
 
 
 @pytest.mark.nightly
-def test_served_rows_are_those_of_the_peer_by_number(tmp_path):
+@pytest.mark.parametrize("ops", ["stock", "ours"])
+def test_served_rows_are_those_of_the_peer_by_number(tmp_path, ops):
     made, resident = work.make_work(50, n=40, dim=4), work.all_ids(50)
     peers.write_work(tmp_path, made, resident)
     with pytest.raises(harness.CheckFailed, match="lacks a library: No module named 'torch'. Install it"):
-        peers.quantized(sys.executable, "int8", 4, rows=50, repeats=1)
-    request = {"folder": str(tmp_path), "threads": 1, "variants": [["bags", "int8", 20]], "checked": 3}
+        peers.quantized(sys.executable, "int8", 4, ops, rows=50, repeats=1)
+    request = {"folder": str(tmp_path), "threads": 1, "variants": [["bags", ops, 20]], "checked": 3}
     with processes.Remote(sys.executable, peers.served, **request) as ours:
         ours.check()
     numbers = np.load(tmp_path / "numbers.npy")[2].reshape(-1, 20)

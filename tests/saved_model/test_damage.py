@@ -15,6 +15,7 @@ from tests.saved_model.server import by_saved_model, by_v1
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.native_tables import NativeTables
+from tf_fusedrec.saved_model.served_rows import Asked, Group
 
 IDS = np.array([-5, 0, 7, 2**40])
 
@@ -52,9 +53,11 @@ def test_a_server_finds_flipped_bits_of_every_byte_and_cuts_of_its_rows(tmp_path
             initialize()
     path.write_bytes(data)
     initialize()
-    np.testing.assert_array_equal(
-        tables.find(0, [("t", tf.constant(IDS))], tf.constant(IDS), tf.zeros_like(IDS))[0], [*rows, [0, 0]]
-    )
+    np.testing.assert_array_equal(found(tables, tf.constant(IDS)), [*rows, [0, 0]])
+
+
+def found(tables, ids):
+    return tables.find(0, Asked.of(Group(("t",), 2, tf.float32), [("t", ids)]))[0]
 
 
 def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
@@ -65,7 +68,7 @@ def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
         tables = NativeTables({"t": (np.arange(count), rows)}, {"t": None}, {"t": config}, tmp_path)
         tables._tables["t"]._initialize()
         ids = tf.range(count, dtype=tf.int64)
-        np.testing.assert_array_equal(tables.find(0, [("t", ids)], ids, tf.zeros_like(ids))[0], rows)
+        np.testing.assert_array_equal(found(tables, ids), rows)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tf_fusedrec import ops, tf
 from tf_fusedrec.saved_model import applying
-from tf_fusedrec.saved_model.served_rows import StockTables, groups_of
+from tf_fusedrec.saved_model.served_rows import Asked, StockTables, groups_of
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
 
 LIMITS = np.iinfo(np.int64)
@@ -76,8 +76,8 @@ def test_tables_of_one_form_are_joined(count):
     groups, stock = make(tables)
     assert [len(group.names) for group in groups] == ([count] if count <= 64 else [64, count - 64])
     for number, group in enumerate(groups):
-        asked, of = np.repeat(ENDS, len(group.names)), np.tile(np.arange(len(group.names)), len(ENDS))
-        rows, exists = stock.find(number, [], tf.constant(asked), tf.constant(of))
+        asked, of = np.tile(ENDS, len(group.names)), np.repeat(np.arange(len(group.names)), len(ENDS))
+        rows, exists = stock.find(number, Asked.of(group, [(name, tf.constant(ENDS)) for name in group.names]))
         for at, (id_, table) in enumerate(zip(asked, of)):
             ids, of_ids = tables[group.names[table]]
             assert exists[at] == (id_ in ids)

@@ -78,7 +78,11 @@ def hash_table(
     Raises:
       InvalidArgumentError: The rule is unknown, the folder cannot be written, or check_tables refuses the options.
     """
-    return library.fusedrec_hash_table(shared_name=shared_name, anonymous=anonymous, tables=list(map(_text, tables)))
+    texts = list(map(_text, tables))
+    # TensorFlow compares the beginnings and ends alone of long texts in a list, and reuses the kernel of an eager call
+    # whose attributes look equal. It compares a name whole, and no name finds an anonymous table.
+    name = "".join(texts) if anonymous else shared_name
+    return library.fusedrec_hash_table(shared_name=name, anonymous=anonymous, tables=texts)
 
 
 def _text(table: Mapping[str, Any]) -> str:

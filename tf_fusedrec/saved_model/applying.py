@@ -48,6 +48,7 @@ DESCRIPTION = pathlib.Path("assets.extra/tables.json")  # SavedModel reserves th
 HEADER_BYTES = 24
 BLOCK_ROWS = 1 << 16  # records per step of a checksum
 ID_BYTES = 8
+SCALE_BYTES = 4  # of a row in int8
 MOST_TABLES = 64  # tables of a group: bits of a mask
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 _MAGIC = b"fr.rows\x02"
@@ -228,6 +229,10 @@ def digest(ids: np.ndarray, rows: np.ndarray) -> str:
     return hashed.hexdigest()
 
 
+def row_bytes(dim: int, dtype: str) -> int:
+    return dim * tf.as_dtype(dtype).size + (SCALE_BYTES if dtype == "int8" else 0)
+
+
 def bytes_of(rows: np.ndarray) -> np.ndarray:
     """Rows [n, D] as <uint8>[n, bytes]."""
     return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.dtype.itemsize)
@@ -289,8 +294,10 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
     """
     described = describe(export)
     if described["ops"] == "ours":
-        sizes = {name: table["dim"] * tf.as_dtype(table["dtype"]).size for name, table in described["tables"].items()}
-        return {name: _read_records(inside(export, record_file(name)), name, size) for name, size in sizes.items()}
+        return {
+            name: _read_records(inside(export, record_file(name)), name, row_bytes(**table))
+            for name, table in described["tables"].items()
+        }
     for part in _files_below(export / _BUNDLE.parent):
         inside(export, part.relative_to(export).as_posix())
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -319,7 +326,9 @@ def _read_changes(delta: pathlib.Path, table: str, row_bytes: int) -> list[np.nd
 
 def _numbers(rows: np.ndarray, dtype: str) -> np.ndarray:
     """The floating numbers in rows <uint8>[n, bytes]; the scales of int8."""
-    return rows[:, -4:].copy().view("<f4") if dtype == "int8" else rows.view(tf.as_dtype(dtype).as_numpy_dtype)
+    if dtype == "int8":
+        return rows[:, -SCALE_BYTES:].copy().view("<f4")
+    return rows.view(tf.as_dtype(dtype).as_numpy_dtype)
 
 
 def _check_finite(name: pathlib.Path, numbers: np.ndarray) -> None:

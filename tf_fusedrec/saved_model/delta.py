@@ -178,7 +178,7 @@ def read_server_changes(
             prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), dtypes=dtypes
         )
     rows = [tf.ensure_shape(of, [None, group.columns]) for of, group in zip(tensors[len(weights) + 2 :: 3], groups)]
-    numbers = [*tensors[: len(weights)], *(decoded(of, group.columns - 4) for of, group in zip(rows, groups))]
+    numbers = [*tensors[: len(weights)], *map(decoded, rows)]
     finite = [tf.reduce_all(tf.math.is_finite(part)) for part in numbers if part.dtype.is_floating]
     words = ["delta ", delta]
     words.append(" holds a weight or a row that is not finite. Use the delta of an earlier checkpoint.")

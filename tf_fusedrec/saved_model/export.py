@@ -67,19 +67,18 @@ def export(
       strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings. A mapping gives
         the argument `integers` of hash_strings by name: True for ids of data.source: table.
       row_dtype: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16":
-        relative error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest
-        absolute value / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their
-        table.
+        relative error at most 2^-8, also of initial rows. "int8": a scale per row, its largest absolute value / 127;
+        the error of a number is at most half the scale. The model gets rows in the dtype of their table.
       assets: Text of more files for assets.extra/, by name. A delta needs those of its base.
       base: Folder of an earlier full export with the same `ops`, tables and `row_dtype`, which rank 0 reads; None: a
         full export.
 
     Raises:
-      ValueError: `folder` exists; `ops` or `row_dtype` is unknown; `row_dtype` is "int8" and `ops` is "ours"; a row
-        or a dense weight is not finite; `strings` names no int64 input; the model has no signatures; two layers have
-        tables of one name; a table's name cannot name a file; weights do not exist yet, or a signature uses their
-        variables instead of their values; a signature has the name of one for updates, or has resources and `ops` is
-        "stock"; `base` is damaged, not a full export, or has other ops, tables or row_dtype.
+      ValueError: `folder` exists; `ops` or `row_dtype` is unknown; a row or a dense weight is not finite; `strings`
+        names no int64 input; the model has no signatures; two layers have tables of one name; a table's name cannot
+        name a file; weights do not exist yet, or a signature uses their variables instead of their values; a signature
+        has the name of one for updates, or has resources and `ops` is "stock"; `base` is damaged, not a full export,
+        or has other ops, tables or row_dtype.
       RuntimeError: another rank failed, or ranks hold different models.
 
     Examples:
@@ -97,11 +96,6 @@ def export(
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Use 'stock' for servers without this package.")
     if row_dtype not in ROWS:
         raise ValueError(f"row_dtype must be one of {ROWS}, got {row_dtype!r}. Use None for the dtype of each table.")
-    if row_dtype == "int8" and ops == "ours":
-        raise ValueError(
-            "row_dtype is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Use "
-            "row_dtype='bfloat16', or ops='stock'."
-        )
     if signatures is None:
         signatures = default_signatures(model)
     check_names(signatures)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,18 +53,16 @@ class NativeTables(tf.Module):
             self._files[name] = tf.saved_model.Asset(str(path))
             self._tables[name] = _Table(configs[name], tf.as_dtype(rows.dtype), unknown[name], self._files[name])
 
-    def find(
-        self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def find(self, group: int, asked: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As StockTables.find, but a missing id has its initial row, so the second result is True everywhere."""
-        rows = [self._tables[table].rows(table_ids) for table, table_ids in requests]
-        return tf.concat(rows, 0), tf.ones_like(ids, tf.bool)
+        rows = [self._tables[table].rows(table_ids) for table, table_ids in asked.requests]
+        return tf.concat(rows, 0), tf.ones_like(asked.ids, tf.bool)
 
 
 class _Table(tf.saved_model.experimental.TrackableResource):
     def __init__(self, config: TableConfig, stored: tf.DType, unknown: InitialRows | None, file: tf.saved_model.Asset):
         super().__init__()
-        self._name, self._dim = config.name, config.dim
+        self._name, self._dim, self._row_bytes = config.name, config.dim, applying.row_bytes(config.dim, stored.name)
         # float32 rows of a table with mixed storage stay mixed.
         self._stored, self._hot_after = stored, config.storage.hot_after if stored == tf.float32 else 0
         self._unknown, self._file = unknown, file
@@ -74,7 +72,8 @@ class _Table(tf.saved_model.experimental.TrackableResource):
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = routing.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
-        rows = ops.table_read(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
+        read_as = tf.float32 if self._stored == tf.int8 else self._stored
+        rows = ops.table_read(self.resource_handle, message, splits, dim=self._dim, dtype=read_as)
         return rows[: tf.size(ids)]
 
     # TensorFlow calls the methods below when it loads a SavedModel. Nothing destroys the table: it lives as long as the
@@ -91,14 +90,13 @@ class _Table(tf.saved_model.experimental.TrackableResource):
             initial = {"": self._unknown.distribution, ".a": self._unknown.a, ".b": self._unknown.b}
             table.update({f"initializer{key}": value for key, value in initial.items()})
             table.update(unknown="initial", seed=self._unknown.seed)
-        return ops.hash_table(
-            shared_name=self._shared_name,
-            anonymous=not of_session,
-            tables=[table],
-        )
+            if self._stored == tf.int8:
+                table["storage.initial_dtype"] = self._unknown.stored
+        with tf.device("/CPU:0" if self._stored == tf.int8 else None):  # where TensorFlow would choose a GPU
+            return ops.hash_table(shared_name=self._shared_name, anonymous=not of_session, tables=[table])
 
     def _initialize(self) -> None:
-        path, row_bytes = self._file.asset_path, self._dim * self._stored.size
+        path, row_bytes = self._file.asset_path, self._row_bytes
         record_bytes = applying.ID_BYTES + row_bytes
         first_bytes = tf.data.FixedLengthRecordDataset(path, 1).take(applying.HEADER_BYTES)
         header = tf.io.decode_raw(first_bytes.reduce("", lambda start, byte: start + byte), tf.uint8)

@@ -63,39 +63,55 @@ class Lookup:
 
     def _group_rows(self, number: int, requests: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
         group, overlay = self._groups[number], self._overlays[number]
-        ids, sizes = tf.concat([ids for _, ids in requests], 0), tf.stack([tf.size(ids) for _, ids in requests])
-        names = tf.constant([group.names.index(table) for table, _ in requests], tf.int64)
-        # tf.repeat takes four times the operations.
-        part = tf.raw_ops.UpperBound(sorted_inputs=[tf.cumsum(sizes)], values=[tf.range(tf.size(ids))])[0]
-        tables = tf.gather(names, part)
-        rows, exists = self._tables.find(number, requests, ids, tables)
-        changed, at = overlay.find(ids, tables)
+        asked = Asked.of(group, requests)
+        rows, exists = self._tables.find(number, asked)
 
-        def replaced() -> tuple[tf.Tensor, tf.Tensor]:
-            new, alive = tf.gather(overlay.rows, at), tf.gather(overlay.alive, at)
+        def over() -> tuple[tf.Tensor, tf.Tensor]:
+            changed, at = overlay.find(asked.ids, asked.tables())
+            new, alive = decoded(tf.gather(overlay.rows, at)), tf.gather(overlay.alive, at)
             return tf.where(changed[:, tf.newaxis], new, rows), tf.where(changed, alive, exists)
 
         # Before the first delta no id has an entry.
-        rows, exists = tf.cond(tf.reduce_any(changed), replaced, lambda: (rows, exists))
-        return tf.split(self._with_initial(group, ids, tables, decoded(rows, group.dim), exists), sizes)
+        rows, exists = tf.cond(tf.size(overlay.tables) > 0, over, lambda: (rows, exists))
+        return tf.split(self._with_initial(group, asked, rows, exists), asked.sizes)
 
-    def _with_initial(
-        self, group: Group, ids: tf.Tensor, tables: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor
-    ) -> tf.Tensor:
+    def _with_initial(self, group: Group, asked: Asked, rows: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
         """Replaces the rows of ids that do not exist by their initial rows."""
         unknown = [self._unknown.get(name) for name in group.names]
         drawn = [initial is not None for initial in unknown]
         if not any(drawn):
             return rows
-        missing = ~exists if all(drawn) else ~exists & tf.gather(tf.constant(drawn), tables)
 
         def with_initial() -> tf.Tensor:
+            tables = asked.tables()
+            missing = ~exists if all(drawn) else ~exists & tf.gather(tf.constant(drawn), tables)
             places = tf.where(missing)
-            initial = drawn_rows(unknown, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
+            initial = drawn_rows(unknown, tf.gather_nd(asked.ids, places), tf.gather_nd(tables, places))
             return tf.tensor_scatter_nd_update(rows, places, tf.cast(initial, rows.dtype))
 
         # Most requests have known ids only, and then nothing is drawn.
-        return tf.cond(tf.reduce_any(missing), with_initial, lambda: rows)
+        return tf.cond(tf.reduce_all(exists), lambda: rows, with_initial)
+
+
+class Asked(NamedTuple):
+    """The ids of all requests of a group."""
+
+    requests: Sequence[tuple[str, tf.Tensor]]  # the table of each, and its ids
+    ids: tf.Tensor  # <int64>[n], of all
+    sizes: tf.Tensor  # <int32>[r], ids of each request
+    names: tf.Tensor  # <int64>[r], the position of each request's table in the group
+
+    @classmethod
+    def of(cls, group: Group, requests: Sequence[tuple[str, tf.Tensor]]) -> Asked:
+        names = [group.names.index(table) for table, _ in requests]
+        sizes = tf.stack([tf.size(ids) for _, ids in requests])
+        return cls(requests, tf.concat([ids for _, ids in requests], 0), sizes, tf.constant(names, tf.int64))
+
+    def tables(self) -> tf.Tensor:
+        """The position of each id's table in the group, <int64>[n]."""
+        # tf.repeat takes four times the operations.
+        ends, places = tf.cumsum(self.sizes), tf.range(tf.size(self.ids))
+        return tf.gather(self.names, tf.raw_ops.UpperBound(sorted_inputs=[ends], values=[places])[0])
 
 
 class Group(NamedTuple):
@@ -108,7 +124,7 @@ class Group(NamedTuple):
     @property
     def columns(self) -> int:
         """Columns of a row as it is kept."""
-        return self.dim + 4 if self.dtype == tf.int8 else self.dim
+        return applying.row_bytes(self.dim, self.dtype.name) // self.dtype.size
 
     def empty(self) -> Overlay:
         """An overlay without entries."""
@@ -208,17 +224,12 @@ class StockTables(tf.Module):
             for number, group in enumerate(groups)
         ]
 
-    def find(
-        self, group: int, requests: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [n, D] of ids <int64>[n] in `tables`, positions in a group, and whether the table has each, <bool>[n].
-
-        The row of a missing id is zero. NativeTables.find reads `requests`, the same ids by the name of their table.
-        """
+    def find(self, group: int, asked: Asked) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [n, D] and whether their tables have them, <bool>[n]. The row of a missing id is zero."""
         entries, masks, rows = self._tables[group]
-        exists, at = find_entries(entries, masks, ids, tables)
+        exists, at = find_entries(entries, masks, asked.ids, asked.tables())
         zeros = tf.shape(rows, tf.int64)[0] - 1  # position of the default row
-        return tf.gather(rows, tf.where(exists, at, zeros)), exists
+        return decoded(tf.gather(rows, tf.where(exists, at, zeros))), exists
 
 
 def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.ndarray:
@@ -242,9 +253,10 @@ def encoded(table: str, ids: np.ndarray, rows: np.ndarray, dtype: str) -> np.nda
     return np.concatenate([steps, scales.astype("<f4").view(np.int8)], axis=1)
 
 
-def decoded(rows: tf.Tensor, dim: int) -> tf.Tensor:
-    """The numbers [n, dim] of encoded rows, in their dtype; <float32> for int8, with dim + 4 columns per row."""
+def decoded(rows: tf.Tensor) -> tf.Tensor:
+    """The numbers [n, D] of encoded rows, in their dtype; <float32> for int8, with D + 4 columns."""
     if rows.dtype != tf.int8:
         return rows
+    dim = rows.shape[1] - applying.SCALE_BYTES
     scales = tf.bitcast(rows[:, dim:], tf.float32)
     return tf.cast(rows[:, :dim], tf.float32) * scales[:, tf.newaxis]

@@ -217,6 +217,7 @@ absl::Status HashTable::SetCandidates(const TableCall&, int64_t segment, absl::S
 
 absl::Status HashTable::ReadNumbers(const TableCall& call, absl::Span<const int64_t> ids, absl::Span<const int64_t> splits,
                                     float* numbers, int64_t size) {
+  FUSEDREC_TRY(RequireTrainable(spec()));
   replicas_.ReadNumbers(ids, splits, call.parallel_for, numbers);
   std::fill(numbers + ids.size() * width(), numbers + size * width(), 0.0f);
   return absl::OkStatus();

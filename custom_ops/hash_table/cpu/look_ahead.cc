@@ -43,7 +43,7 @@ void HashTable::ReadRows(const Message& message, const ParallelFor& parallel_for
     // No other id gets a row that leaves from here on.
     const bool is_valid = reading.ahead != nullptr && reading.ahead->moves == rows_.moves();
     const auto known = [&](int64_t position) { return is_valid ? reading.ahead->handles[position] : kNoRow; };
-    std::vector<char> initial(rows_.format(rows_.new_pool()).stride());
+    std::vector<char> initial;
     for (int64_t r = begin; r < end; ++r) {
       const MessageRun& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
@@ -79,8 +79,7 @@ void HashTable::ReadRows(const Message& message, const ParallelFor& parallel_for
           } else if (reading.zeros) {
             std::memset(out, 0, row_bytes);
           } else {
-            rows_.WriteInitial(run.segment, ids[k], rows_.new_pool(), initial.data());
-            rows_.format(rows_.new_pool()).CopyRow(initial.data(), rows.storage, out);
+            rows_.CopyInitial(run.segment, ids[k], rows.storage, &initial, out);
           }
         }
       }

@@ -374,6 +374,7 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
 
 absl::Status HashTable::Lookup(const TableCall& call, const Message& message, int64_t window, const Ahead* ahead,
                                const RowsOut& rows, int32_t* inverse, int64_t* handles, int64_t* num_rows) {
+  FUSEDREC_TRY(RequireTrainable(spec()));
   if (ahead != nullptr) FUSEDREC_TRY(CheckAhead(call, message, *ahead));
   return LookUp(call, message, window, ahead, rows, inverse, handles, num_rows);
 }

@@ -90,6 +90,10 @@ class RowsOp : public TableKernel<kOn, Table::Access::kAsTheyAre> {
 
  protected:
   absl::Status Start(OpKernelContext* ctx, const Table& table, bool on_host, Message* message) const {
+    if (table.spec().storage == Storage::kInt8 && !std::is_same_v<T, float>) {
+      return Invalid("T must be float for ", table.spec().NameOf(0), ", whose rows are in int8, got ",
+          tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value), ".");
+    }
     if (dim_ == table.spec().dim) return ReadMessage(ctx, table, on_host, message);
     return Invalid("dim must be that of the table, ", table.spec().dim, ", got ", dim_, ".");
   }

@@ -60,6 +60,8 @@ def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
     first, second = (ops.hash_table(**make, anonymous=True) for _ in range(2))
     ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
     assert [ops.table_statistics(table).segments[:, 0].numpy().tolist() for table in (first, second)] == [[1], [0]]
+    wide = [ops.hash_table(shared_name="", tables=[{"dim": dim, "name": 80 * "t"}], anonymous=True) for dim in (1, 2)]
+    assert [ops.table_read(table, [1, 9], [2], dim=dim).shape[1] for dim, table in enumerate(wide, 1)] == [1, 2]
     anew = ops.hash_table(**make)
     assert ops.table_statistics(anew).segments[:, 0].numpy().tolist() == [0]  # nor does its name exist
 

@@ -50,6 +50,44 @@ def test_every_pattern_is_read_for_what_it_is(storage):
         np.testing.assert_array_equal(got[finite], rounded(wide[finite], other))
 
 
+INT8 = {"name": "t", "dim": 3, "storage.dtype": "int8", "unknown": "initial", "initializer.a": 1 / 3}
+
+
+def read_int8(handle, ids, dtype=tf.float32):
+    message = tf.constant([len(ids), *ids], tf.int64)
+    return ops.table_read(handle, message, [len(message)], dim=3, dtype=dtype)[: len(ids)]
+
+
+def test_rows_of_a_server_in_int8():
+    """Every step, with an odd number of columns. An id without a row has a row in the dtype of training."""
+    steps = np.arange(-128, 127, dtype=np.int8).reshape(85, 3)
+    scales = np.random.default_rng(0).lognormal(size=[85, 1]).astype("<f4")
+    records = np.concatenate([np.zeros([85, 16], np.uint8), steps.view(np.uint8), scales.view(np.uint8)], axis=1)
+    for stored in NUMPY:
+        handle = ops.hash_table(shared_name="", anonymous=True, tables=[INT8 | {"storage.initial_dtype": stored}])
+        ops.table_import(handle, 0, np.arange(85, dtype=np.int64), records)
+        rows = read_int8(handle, [*range(85), -1])
+        np.testing.assert_array_equal(rows[:-1], steps.astype(np.float32) * scales)
+        np.testing.assert_array_equal(rows[-1], rounded([1 / 3] * 3, stored))
+        ids, handles = ops.table_keys(handle, 0)
+        np.testing.assert_array_equal(ops.table_read_records(handle, handles)[:, 16:], records[ids.numpy(), 16:])
+
+
+def test_nothing_trains_rows_in_int8():
+    handle = ops.hash_table(shared_name="", anonymous=True, tables=[INT8])
+    with pytest.raises(tf.errors.FailedPreconditionError, match="table 't' has rows in int8, which a server reads and"):
+        ops.table_lookup(handle, [1, 5], [2], dim=3)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="table 't' has rows in int8"):
+        ops.table_read_numbers(handle, [5], [0, 1])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="T must be float for table 't', whose rows are in int8, got"
+    ):
+        read_int8(handle, [5], tf.bfloat16)
+    assert "nothing trains rows in int8" in ops.check_tables([INT8 | {"averaged": True}])
+    assert "is 'int8', which a GPU does not read" in ops.check_tables([INT8], "device")
+    assert "Use 'int8', or leave it out" in ops.check_tables([{"dim": 3, "storage.initial_dtype": "float16"}])
+
+
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_every_pattern_survives_an_update_by_zero(storage):
     """Loads, updates and stores, like a training step. Subnormal bfloat16 is left out, because TensorFlow's threads

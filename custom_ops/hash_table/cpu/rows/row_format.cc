@@ -11,6 +11,9 @@ FUSEDREC_CLONES void WidenBfloat16(const uint16_t* __restrict__ from, int64_t n,
 FUSEDREC_CLONES void WidenFloat16(const uint16_t* __restrict__ from, int64_t n, float* __restrict__ to) {
   for (int64_t i = 0; i < n; ++i) to[i] = FromFloat16(from[i]);
 }
+FUSEDREC_CLONES void WidenInt8(const int8_t* __restrict__ from, float scale, int64_t n, float* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]) * scale;
+}
 FUSEDREC_CLONES void NarrowBfloat16(const float* __restrict__ from, int64_t n, uint16_t* __restrict__ to) {
   for (int64_t i = 0; i < n; ++i) to[i] = ToBfloat16(from[i], NearestBelow(BitsOf(from[i]), 16));
 }
@@ -31,6 +34,12 @@ void Widen(const void* from, Storage storage, int64_t n, float* to) {
   if (storage == Storage::kFloat32) std::memcpy(to, from, 4 * n);
   if (storage == Storage::kBfloat16) WidenBfloat16(narrow, n, to);
   if (storage == Storage::kFloat16) WidenFloat16(narrow, n, to);
+  if (storage == Storage::kInt8) {
+    const int8_t* const steps = static_cast<const int8_t*>(from);
+    float scale;
+    std::memcpy(&scale, steps + n, sizeof(scale));
+    WidenInt8(steps, scale, n, to);
+  }
 }
 
 void Narrow(const float* from, int64_t n, Storage storage, void* to) {

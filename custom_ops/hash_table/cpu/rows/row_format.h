@@ -3,7 +3,7 @@
 //
 // The row is float32, bfloat16 or float16. Element-wise slots are float32 in a float32 table, and in a 16-bit table
 // bfloat16 whatever the row is: sums of squares leave float16's range. Row-wise slots are one number each, float32.
-// All arithmetic is float32.
+// All arithmetic is float32. A server has rows in int8, too: D numbers in units of a scale, then the scale, float32.
 //
 // # Stochastic rounding
 // A number is rounded up with a probability equal to the discarded part. So updates smaller than half a step of the

@@ -67,8 +67,8 @@ absl::Status RowStore::Open(const TableSpec& spec) {
   auto memory = RowPool::Make(first, "");
   if (!memory.ok()) return memory.status();
   pools_[0] = *std::move(memory);
-  fetch_bytes_[0] = sizeof(RowHeader) + spec.dim * BytesOf(spec.storage);
-  fetch_bytes_[1] = sizeof(RowHeader) + spec.dim * BytesOf(mixed ? Storage::kFloat16 : spec.storage);
+  fetch_bytes_[0] = sizeof(RowHeader) + first.layout().wide_offset;
+  fetch_bytes_[1] = sizeof(RowHeader) + (mixed ? cold : first).layout().wide_offset;
   if (!mixed && !tiered) return absl::OkStatus();
   auto second = RowPool::Make(mixed ? cold : first, tiered ? spec.tier_folder : "");
   if (!second.ok()) return second.status();

@@ -73,6 +73,20 @@ void ShardedRows::WriteInitial(int64_t segment, int64_t id, int pool, char* row)
   row_format.Store(numbers.data(), 0, row);
 }
 
+void ShardedRows::CopyInitial(int64_t segment, int64_t id, Storage to, std::vector<char>* scratch, void* out) const {
+  const RowFormat& row_format = format(new_pool());
+  if (row_format.storage() == Storage::kInt8) {
+    std::vector<float> numbers(row_format.numbers());
+    scratch->resize(4 * spec_.dim);
+    InitialNumbers(segment, id, numbers.data());
+    Convert(numbers.data(), Storage::kFloat32, spec_.dim, spec_.initial_storage, scratch->data());
+    return Convert(scratch->data(), spec_.initial_storage, spec_.dim, to, out);
+  }
+  scratch->resize(row_format.stride());
+  WriteInitial(segment, id, new_pool(), scratch->data());
+  row_format.CopyRow(scratch->data(), to, out);
+}
+
 absl::Status ShardedRows::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
   FUSEDREC_TRY(shard->keys[segment].Reserve(1, &shard->retired));
   FUSEDREC_TRY(TakeRow(shard, pool, handle));

@@ -82,6 +82,8 @@ class ShardedRows {
 
   // Writes header, embedding and slots of a row that was never trained. It is rounded alike whenever its id comes.
   void WriteInitial(int64_t segment, int64_t id, int pool, char* row) const;
+  // Copies the embedding of such a row. scratch: its memory. An initial row is never in int8.
+  void CopyInitial(int64_t segment, int64_t id, Storage to, std::vector<char>* scratch, void* out) const;
 
   PinnedRows& pins() { return pins_; }
   const PinnedRows& pins() const { return pins_; }

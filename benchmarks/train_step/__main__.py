@@ -1,6 +1,6 @@
 """Question: what does a training step with many features cost with TFRA, TFRA-fused and FusedEmbedding?
 
-    python -m benchmarks.train_step [--peer PYTHON] [--quick] [--json FILE]
+    python -m benchmarks.train_step [--peer PYTHON] [--stock-horovod FOLDER] [--quick] [--json FILE]
 
 On two ranks, TFRA makes an exchange per feature. TFRA-fused joins all features with TFRA's own parts (FusedRec section
 4). `swapped` is the TFRA program with our import and `fuse`, which keeps TFRA's tables, optimizer and rule over ranks;
@@ -10,6 +10,8 @@ mean loss. TFRA sums over ranks, so that its variants divide the loss by the num
 
 A check comes first: the losses of all variants must agree at every step. Then the variants take turns on new batches.
 TFRA has its best settings: the same Horovod, with this project's patch and cycle time, allocator and threads.
+With --stock-horovod (`pip install --target FOLDER` of its source release), TFRA runs once more as its users launch it,
+on ranks of its own before and after the others: without the patch, with Horovod's cycle time and TensorFlow's threads.
 
 `stages_ms`: clocks inside the graph of the native step. `phases_ms`: lookup, forward and backward pass by variant
 (MTGRBoost, section 6, figure 12). Graphs of the lookup, of the lookup with the dense layers, and of the whole step take
@@ -396,11 +398,35 @@ def on_rank(quick: bool) -> dict[str, Any]:
     return fields
 
 
+def tfra_on_rank(repeats: int) -> float:
+    """Returns the median milliseconds of a step of TFRA."""
+    fr.init()
+    tf.get_logger().setLevel("ERROR")
+    batch, tfra = on_this_rank(SHAPES[0].batches()), Tfra(NAMES)
+    return ranks.turns({"tfra": tfra.step}, warmup=20, repeats=repeats, inputs=lambda n: batch(20 + n)).ms["tfra"]
+
+
+def as_launched(horovod: str, quick: bool) -> float:
+    """Returns the same with the Horovod in a folder, and what fr.init sets as it is without it."""
+    variables = {
+        "PYTHONPATH": os.pathsep.join([horovod, processes.environment()["PYTHONPATH"]]), "HOROVOD_CYCLE_TIME": "1",
+        "TF_NUM_INTRAOP_THREADS": str(os.cpu_count()), "FUSEDREC_EXCHANGE": "horovod",
+    }  # fmt: skip
+    return processes.ask_ranks(tfra_on_rank, RANKS, variables=variables, repeats=50 if quick else 150)
+
+
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter with torch, fbgemm-gpu-cpu and torchrec")
+    parser.add_argument("--stock-horovod", metavar="FOLDER", help="with Horovod as released, for TFRA as launched")
     arguments = parser.parse_args()
+    stock = arguments.stock_horovod
+    before = as_launched(stock, arguments.quick) if stock else 0.0
     fields = processes.ask_ranks(on_rank, RANKS, quick=arguments.quick)
+    if stock:
+        fields["ms_tfra_as_launched"] = (before + as_launched(stock, arguments.quick)) / 2
+        fields["ratio_vs_tfra_as_launched"] = fields["ms_tfra_as_launched"] / fields["ms_ours"]
+        fields["ratio_native_fuse_as_launched"] = fields["ms_tfra_as_launched"] / fields["ms_native_fuse"]
     harness.print_fields(f"train_step: {fields['setting']}", fields)
     harness.print_fields("stages of the native step, ms", fields["stages_ms"])
     harness.print_table("phases, ms", [{"variant": name, **ms} for name, ms in fields["phases_ms"].items()])

@@ -15,7 +15,7 @@ from tests.saved_model.server import by_saved_model, by_v1
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model import applying
 from tf_fusedrec.saved_model.native_tables import NativeTables
-from tf_fusedrec.saved_model.served_rows import Asked, Group
+from tf_fusedrec.saved_model.served_rows import Group, GroupIds
 
 IDS = np.array([-5, 0, 7, 2**40])
 
@@ -57,7 +57,7 @@ def test_a_server_finds_flipped_bits_of_every_byte_and_cuts_of_its_rows(tmp_path
 
 
 def found(tables, ids):
-    return tables.find(0, Asked.of(Group(("t",), 2, tf.float32), [("t", ids)]))[0]
+    return tables.find(0, GroupIds.of(Group(("t",), 2, tf.float32), [("t", ids)]))[0]
 
 
 def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from tf_fusedrec import ops, tf
 from tf_fusedrec.saved_model import applying
-from tf_fusedrec.saved_model.served_rows import Asked, StockTables, groups_of
+from tf_fusedrec.saved_model.served_rows import GroupIds, StockTables, groups_of
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
 
 LIMITS = np.iinfo(np.int64)
@@ -77,7 +77,7 @@ def test_tables_of_one_form_are_joined(count):
     assert [len(group.names) for group in groups] == ([count] if count <= 64 else [64, count - 64])
     for number, group in enumerate(groups):
         asked, of = np.tile(ENDS, len(group.names)), np.repeat(np.arange(len(group.names)), len(ENDS))
-        rows, exists = stock.find(number, Asked.of(group, [(name, tf.constant(ENDS)) for name in group.names]))
+        rows, exists = stock.find(number, GroupIds.of(group, [(name, tf.constant(ENDS)) for name in group.names]))
         for at, (id_, table) in enumerate(zip(asked, of)):
             ids, of_ids = tables[group.names[table]]
             assert exists[at] == (id_ in ids)

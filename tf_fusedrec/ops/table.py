@@ -79,8 +79,8 @@ def hash_table(
       InvalidArgumentError: The rule is unknown, the folder cannot be written, or check_tables refuses the options.
     """
     texts = list(map(_text, tables))
-    # TensorFlow compares the beginnings and ends alone of long texts in a list, and reuses the kernel of an eager call
-    # whose attributes look equal. It compares a name whole, and no name finds an anonymous table.
+    # TensorFlow compares only the ends of long texts in a list, and uses the kernel of an earlier eager call again
+    # if all attributes look equal. It compares whole names, and no name finds an anonymous table.
     name = "".join(texts) if anonymous else shared_name
     return library.fusedrec_hash_table(shared_name=name, anonymous=anonymous, tables=texts)
 

@@ -53,10 +53,10 @@ class NativeTables(tf.Module):
             self._files[name] = tf.saved_model.Asset(str(path))
             self._tables[name] = _Table(configs[name], tf.as_dtype(rows.dtype), unknown[name], self._files[name])
 
-    def find(self, group: int, asked: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def find(self, group: int, group_ids: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As StockTables.find, but a missing id has its initial row, so the second result is True everywhere."""
-        rows = [self._tables[table].rows(table_ids) for table, table_ids in asked.requests]
-        return tf.concat(rows, 0), tf.ones_like(asked.ids, tf.bool)
+        rows = [self._tables[table].rows(table_ids) for table, table_ids in group_ids.requests]
+        return tf.concat(rows, 0), tf.ones_like(group_ids.ids, tf.bool)
 
 
 class _Table(tf.saved_model.experimental.TrackableResource):

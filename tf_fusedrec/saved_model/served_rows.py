@@ -63,19 +63,19 @@ class Lookup:
 
     def _group_rows(self, number: int, requests: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
         group, overlay = self._groups[number], self._overlays[number]
-        asked = Asked.of(group, requests)
-        rows, exists = self._tables.find(number, asked)
+        group_ids = GroupIds.of(group, requests)
+        rows, exists = self._tables.find(number, group_ids)
 
         def over() -> tuple[tf.Tensor, tf.Tensor]:
-            changed, at = overlay.find(asked.ids, asked.tables())
+            changed, at = overlay.find(group_ids.ids, group_ids.tables())
             new, alive = decoded(tf.gather(overlay.rows, at)), tf.gather(overlay.alive, at)
             return tf.where(changed[:, tf.newaxis], new, rows), tf.where(changed, alive, exists)
 
         # Before the first delta no id has an entry.
         rows, exists = tf.cond(tf.size(overlay.tables) > 0, over, lambda: (rows, exists))
-        return tf.split(self._with_initial(group, asked, rows, exists), asked.sizes)
+        return tf.split(self._with_initial(group, group_ids, rows, exists), group_ids.sizes)
 
-    def _with_initial(self, group: Group, asked: Asked, rows: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
+    def _with_initial(self, group: Group, group_ids: GroupIds, rows: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
         """Replaces the rows of ids that do not exist by their initial rows."""
         unknown = [self._unknown.get(name) for name in group.names]
         drawn = [initial is not None for initial in unknown]
@@ -83,17 +83,17 @@ class Lookup:
             return rows
 
         def with_initial() -> tf.Tensor:
-            tables = asked.tables()
+            tables = group_ids.tables()
             missing = ~exists if all(drawn) else ~exists & tf.gather(tf.constant(drawn), tables)
             places = tf.where(missing)
-            initial = drawn_rows(unknown, tf.gather_nd(asked.ids, places), tf.gather_nd(tables, places))
+            initial = drawn_rows(unknown, tf.gather_nd(group_ids.ids, places), tf.gather_nd(tables, places))
             return tf.tensor_scatter_nd_update(rows, places, tf.cast(initial, rows.dtype))
 
         # Most requests have known ids only, and then nothing is drawn.
         return tf.cond(tf.reduce_all(exists), lambda: rows, with_initial)
 
 
-class Asked(NamedTuple):
+class GroupIds(NamedTuple):
     """The ids of all requests of a group."""
 
     requests: Sequence[tuple[str, tf.Tensor]]  # the table of each, and its ids
@@ -102,7 +102,7 @@ class Asked(NamedTuple):
     names: tf.Tensor  # <int64>[r], the position of each request's table in the group
 
     @classmethod
-    def of(cls, group: Group, requests: Sequence[tuple[str, tf.Tensor]]) -> Asked:
+    def of(cls, group: Group, requests: Sequence[tuple[str, tf.Tensor]]) -> GroupIds:
         names = [group.names.index(table) for table, _ in requests]
         sizes = tf.stack([tf.size(ids) for _, ids in requests])
         return cls(requests, tf.concat([ids for _, ids in requests], 0), sizes, tf.constant(names, tf.int64))
@@ -224,10 +224,10 @@ class StockTables(tf.Module):
             for number, group in enumerate(groups)
         ]
 
-    def find(self, group: int, asked: Asked) -> tuple[tf.Tensor, tf.Tensor]:
+    def find(self, group: int, group_ids: GroupIds) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows [n, D] and whether their tables have them, <bool>[n]. The row of a missing id is zero."""
         entries, masks, rows = self._tables[group]
-        exists, at = find_entries(entries, masks, asked.ids, asked.tables())
+        exists, at = find_entries(entries, masks, group_ids.ids, group_ids.tables())
         zeros = tf.shape(rows, tf.int64)[0] - 1  # position of the default row
         return decoded(tf.gather(rows, tf.where(exists, at, zeros))), exists
 

@@ -297,7 +297,7 @@ def test_ranks_that_wait_for_each_other_end_and_are_named(exchange, tmp_path):
     codes, errors = run_program(tmp_path, source=PARTED)
     assert codes == [1, 1], errors
     lines = [line for line in errors[0].splitlines() if line.startswith("tf_fusedrec: ")]
-    assert re.search(r"it waits for rank \d in collective '.*', call [34], and rank \d waits for it in", lines[-1]), (
+    assert re.search(r"it waits for rank \d in collective '.*', call \d, and rank \d waits for it in", lines[-1]), (
         errors
     )
     assert "Use callbacks.Interrupt" in lines[-1] and "The limit is 4 s" in lines[-1]
@@ -465,6 +465,27 @@ def test_a_rank_that_came_and_was_stopped_then_is_named_and_a_rank_that_told_not
     text = watchdog.whom_it_waits_for(told, 0, "x", 5)
     assert "rank 1, with its last sign of life 9 s ago (" in text
     assert "rank 2, which has made 0 of 5 calls" in text
+
+
+def waiting(*calls):
+    """The summary of ranks 0, 1, ..., each of which is in the first call of one collective: its name and its ranks."""
+    return {rank: {**state(0, [[name, 1, ranks]]), "begun": {name: 1}} for rank, (name, ranks) in enumerate(calls)}
+
+
+def test_a_circle_of_waits_is_named_whatever_its_length():
+    pair = watchdog.summarize(waiting(("a", [0, 1]), ("b", [0, 1]), ("b", [0, 1, 2])), {})
+    start = "it waits for rank 1 in collective 'a', call 1, and rank 1 waits for it in 'b', call 1. Usually"
+    assert watchdog.circle_of_waits(pair, 0, "a", 1).startswith(start)
+    assert watchdog.circle_of_waits(pair, 2, "b", 1) is None  # the circle is of others
+    three = waiting(("a", [0, 1]), ("b", [1, 2]), ("c", [0, 2]))
+    told = watchdog.circle_of_waits(watchdog.summarize(three, {}), 1, "b", 1)
+    start = (
+        "it waits for rank 2 in collective 'b', call 1, rank 2 waits for rank 0 in 'c', call 1, and rank 0 waits for it"
+    )
+    assert told.startswith(start)
+    assert watchdog.circle_of_waits(watchdog.summarize(three, {2: 9.0}), 1, "b", 1) is None  # its wait may be over
+    line = watchdog.summarize({**three, 2: state(0)}, {})
+    assert watchdog.circle_of_waits(line, 0, "a", 1) is None
 
 
 def test_an_end_with_all_calls_made_leaves_nobody_behind():

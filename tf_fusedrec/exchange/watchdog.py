@@ -156,25 +156,37 @@ def left_behind(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
-def waits_for_each_other(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str | None:
-    """Words that name a rank that `rank` waits for in a call, and that itself waits for `rank`; None if there is none.
+def circle_of_waits(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str | None:
+    """Words for a circle of ranks that wait for the next one, from `rank` in this call; None if there is none.
 
     For a short time this is usual: micro-batches have several collectives under way.
     """
-    awaited = [
+    waits = [
         wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call) and rank in wait["ranks"]
     ]
-    for wait in summary["waits"]:
-        if str(rank) not in wait["missing"]:
-            continue
-        for late in (late for of_rank in awaited for late in of_rank["missing"]):
-            if int(late) in wait["ranks"] and late not in wait["missing"] and late not in summary["silent"]:
-                return (
-                    f"it waits for rank {late} in collective {name!r}, call {call}, and rank {late} waits for it in "
-                    f"{wait['name']!r}, call {wait['call']}. Usually a callback has set stop_training on one rank "
-                    "only, or the programs differ. Use callbacks.Interrupt after that callback, or one program."
-                )
+    paths, reached = [[(rank, wait)] for wait in waits], {*summary["silent"]}
+    while paths:
+        path = paths.pop(0)
+        for late in path[-1][1]["missing"].keys() - reached:
+            if int(late) == rank:
+                return _circle(path)
+            reached.add(late)
+            waits = [wait for wait in summary["waits"] if int(late) in wait["ranks"] and late not in wait["missing"]]
+            paths += [[*path, (int(late), wait)] for wait in waits]
     return None
+
+
+def _circle(path: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+    (_, first), *between, (last, wait) = path
+    ranks = [*(rank for rank, _ in between), last]
+    words = [f"it waits for rank {ranks[0]} in collective {first['name']!r}, call {first['call']}"]
+    for (rank, of_rank), following in zip(between, ranks[1:]):
+        words.append(f"rank {rank} waits for rank {following} in {of_rank['name']!r}, call {of_rank['call']}")
+    return (
+        f"{', '.join(words)}, and rank {last} waits for it in {wait['name']!r}, call {wait['call']}. Usually a "
+        "callback has set stop_training on one rank only, or the programs differ. Use callbacks.Interrupt after that "
+        "callback, or one program."
+    )
 
 
 def _last_of_idle(marks: Sequence[Mark]) -> Mark | None:
@@ -196,7 +208,7 @@ class Watchdog:
       board: None: reports have the waiting time, but not the awaited ranks.
       report_after_s: Seconds after which a waiting collective is reported, and again after each doubling.
       gives_up_after_s: Seconds after which Horovod ends a job with a silent rank, for the message, and after which this
-        rank ends if it waits for one that waits for it.
+        rank ends if it waits for one that waits for it, also in a longer circle.
       members: Ranks of each collective that not all ranks run, by its name.
     """
 
@@ -325,9 +337,9 @@ class Watchdog:
                 self.end_at_once(f"rank {rank} has given no sign of life for {silence:.0f} s; {limit}")
         for mark, seconds in long if summary else []:
             if seconds > self._gives_up_after_s:
-                mutual = waits_for_each_other(summary, self._rank, mark.name, mark.ended + 1)
-                if mutual is not None:
-                    self.end_at_once(f"{mutual} The limit is {self._gives_up_after_s} s ({GIVE_UP_AFTER})")
+                circle = circle_of_waits(summary, self._rank, mark.name, mark.ended + 1)
+                if circle is not None:
+                    self.end_at_once(f"{circle} The limit is {self._gives_up_after_s} s ({GIVE_UP_AFTER})")
         mark, seconds = long[0]
         key = mark.name, mark.ended + 1
         if seconds < self._next_report_s.get(key, self._report_after_s):

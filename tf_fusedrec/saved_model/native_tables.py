@@ -6,6 +6,7 @@ verifies its checksum, so every loader refuses a damaged file without more code.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import uuid
 from collections.abc import Mapping
@@ -92,7 +93,8 @@ class _Table(tf.saved_model.experimental.TrackableResource):
             table.update(unknown="initial", seed=self._unknown.seed)
             if self._stored == tf.int8:
                 table["storage.initial_dtype"] = self._unknown.stored
-        with tf.device("/CPU:0" if self._stored == tf.int8 else None):  # where TensorFlow would choose a GPU
+        on_cpu = self._stored == tf.int8  # where TensorFlow would choose a GPU
+        with tf.device("/CPU:0") if on_cpu else contextlib.nullcontext():
             return ops.hash_table(shared_name=self._shared_name, anonymous=not of_session, tables=[table])
 
     def _initialize(self) -> None:

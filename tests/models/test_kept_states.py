@@ -310,7 +310,7 @@ def test_a_request_to_a_state_runs_few_operations_more(ranking):
         return max(len(function.node_def) for function in functions)
 
     assert operations("serving_default") > 500
-    assert operations("with_state") < 2 * operations("serving_default")
+    assert operations("with_state") < 2.1 * operations("serving_default")
 
 
 @pytest.mark.slow

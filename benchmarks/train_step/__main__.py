@@ -11,7 +11,7 @@ mean loss. TFRA sums over ranks, so that its variants divide the loss by the num
 A check comes first: the losses of all variants must agree at every step. Then the variants take turns on new batches.
 TFRA has its best settings: the same Horovod, with this project's patch and cycle time, allocator and threads.
 With --stock-horovod (`pip install --target FOLDER` of its source release), TFRA runs once more as its users launch it,
-on ranks of its own before and after the others: without the patch, with Horovod's cycle time and TensorFlow's threads.
+on separate ranks before and after the others: without the patch, with Horovod's cycle time and TensorFlow's threads.
 
 `stages_ms`: clocks inside the graph of the native step. `phases_ms`: lookup, forward and backward pass by variant
 (MTGRBoost, section 6, figure 12). Graphs of the lookup, of the lookup with the dense layers, and of the whole step take

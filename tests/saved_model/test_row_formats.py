@@ -88,7 +88,7 @@ def test_rows_and_deltas(exports, ops, form, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
 def test_both_kinds_of_operations_give_equal_rows(exports, form):
-    """Initial rows, too, although bfloat16 of one kind draws them in the hash table."""
+    """Initial rows, too, although one kind draws them in the hash table."""
     stock, ours = (ask(tf.saved_model.load(str(exports[0] / f"{ops}-{form}-1"))) for ops in ("stock", "ours"))
     for name in TABLES:
         np.testing.assert_array_equal(stock[name], ours[name])

@@ -48,30 +48,43 @@ SumPlan PlanSums(const BagIds& ids, const std::vector<bool>& summed, absl::Span<
     for (const int32_t u : ids.inverse) plan.index.push_back(restore[u]);
     return plan;
   }
-  std::vector<int32_t> begin(ranks + 1, 0);  // of each block of ids
-  for (size_t r = 0; r < ranks; ++r) begin[r + 1] = begin[r] + id_splits[r];
-  // Calls body(owner, place, bag) for each term: rows are bags below 0.
-  const auto for_terms = [&](const auto& body) {
-    const auto visit = [&](int64_t u, int64_t bag) {
-      const size_t owner = std::upper_bound(begin.begin() + 1, begin.end() - 1, restore[u]) - begin.begin() - 1;
-      body(owner, restore[u], bag);
-    };
+  std::vector<int32_t> begin(ranks, 0);  // of each block of ids
+  for (size_t r = 1; r < ranks; ++r) begin[r] = begin[r - 1] + id_splits[r - 1];
+  // Owners of ids are random, so that a processor cannot guess a branch on them: no loop over ids below has one.
+  struct Home {
+    int32_t owner, place;  // inside the owner's block of ids
+  };
+  std::vector<Home> homes(restore.size());
+  for (size_t u = 0; u < homes.size(); ++u) {
+    const int32_t* block = begin.data();  // the last one that begins at or before the id
+    for (size_t size = ranks; size > 1;) {
+      const size_t half = size / 2;
+      block += half * (block[half] <= restore[u]);
+      size -= half;
+    }
+    homes[u] = {static_cast<int32_t>(block - begin.data()), restore[u] - *block};
+  }
+  // Calls row(u) for each id of a segment of rows, then term(u, bag) for each term of a bag.
+  const auto for_terms = [&](const auto& row, const auto& term) {
     for (size_t s = 0; s < summed.size(); ++s) {
-      if (summed[s]) continue;
-      for (int64_t u = ids.unique_splits[s]; u < ids.unique_splits[s + 1]; ++u) visit(u, -1 - u);
+      for (int64_t u = ids.unique_splits[s]; !summed[s] && u < ids.unique_splits[s + 1]; ++u) row(u);
     }
     ForBags(ids, [&](size_t g, size_t s) {
-      if (!summed[s]) return;
-      for (int64_t n = ids.bag_splits[g]; n < ids.bag_splits[g + 1]; ++n) visit(ids.inverse[n], g);
+      for (int64_t n = ids.bag_splits[g]; summed[s] && n < ids.bag_splits[g + 1]; ++n) term(ids.inverse[n], g);
     });
   };
-  constexpr int64_t kNone = -1 - (int64_t{1} << 32);
-  std::vector<int64_t> terms(ranks, 0), last(ranks, kNone), at(ranks);
+  std::vector<int64_t> terms(ranks, 0), last(ranks, -1), at(ranks);
   plan.sum_splits.assign(ranks, 0);
-  for_terms([&](size_t owner, int32_t, int64_t bag) {
-    ++terms[owner];
-    plan.sum_splits[owner] += std::exchange(last[owner], bag) != bag;
-  });
+  for_terms(
+      [&](int64_t u) {
+        ++terms[homes[u].owner];
+        ++plan.sum_splits[homes[u].owner];
+      },
+      [&](int64_t u, int64_t bag) {
+        const int32_t owner = homes[u].owner;
+        ++terms[owner];
+        plan.sum_splits[owner] += std::exchange(last[owner], bag) != bag;
+      });
   std::vector<int32_t> next(ranks);  // number of the next sum of each owner
   int32_t sums = 0;
   for (size_t r = 0; r < ranks; ++r) {
@@ -84,22 +97,26 @@ SumPlan PlanSums(const BagIds& ids, const std::vector<bool>& summed, absl::Span<
     sums += plan.sum_splits[r];
   }
   uint32_t* const halves = reinterpret_cast<uint32_t*>(plan.terms.data());
-  std::vector<int32_t> number(restore.size());  // by place, of rows
+  std::vector<int32_t> number(restore.size());  // by distinct id, of rows
   plan.bag_splits.assign(ids.bag_splits.size(), 0);
-  last.assign(ranks, kNone);
-  std::vector<int32_t> of_bags;  // numbers of the sums of summed bags, bag by bag
-  for_terms([&](size_t owner, int32_t place, int64_t bag) {
-    const bool begins = std::exchange(last[owner], bag) != bag;
-    halves[at[owner]++] = static_cast<uint32_t>(place - begin[owner]) | (begins ? kBegins : 0);
-    if (!begins) return;
-    const int32_t sum = next[owner]++;
-    if (bag < 0) {
-      number[place] = sum;
-    } else {
-      of_bags.push_back(sum);
-      ++plan.bag_splits[bag + 1];
-    }
-  });
+  last.assign(ranks, -1);
+  std::vector<int32_t> of_bags(sums + 1);  // numbers of the sums of summed bags, bag by bag; one is written in vain
+  int64_t end = 0;
+  for_terms(
+      [&](int64_t u) {
+        const Home home = homes[u];
+        halves[at[home.owner]++] = static_cast<uint32_t>(home.place) | kBegins;
+        number[u] = next[home.owner]++;
+      },
+      [&](int64_t u, int64_t bag) {
+        const Home home = homes[u];
+        const bool begins = std::exchange(last[home.owner], bag) != bag;
+        halves[at[home.owner]++] = static_cast<uint32_t>(home.place) | begins * kBegins;
+        of_bags[end] = next[home.owner];
+        end += begins;
+        next[home.owner] += begins;
+        plan.bag_splits[bag + 1] += begins;
+      });
   auto of_bag = of_bags.begin();
   ForBags(ids, [&](size_t g, size_t s) {
     int64_t& count = plan.bag_splits[g + 1];
@@ -111,7 +128,7 @@ SumPlan PlanSums(const BagIds& ids, const std::vector<bool>& summed, absl::Span<
     }
     count = ids.bag_splits[g + 1] - ids.bag_splits[g];
     for (int64_t n = ids.bag_splits[g]; n < ids.bag_splits[g + 1]; ++n) {
-      plan.index.push_back(number[restore[ids.inverse[n]]]);
+      plan.index.push_back(number[ids.inverse[n]]);
     }
   });
   for (size_t g = 1; g < plan.bag_splits.size(); ++g) plan.bag_splits[g] += plan.bag_splits[g - 1];

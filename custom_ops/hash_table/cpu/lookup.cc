@@ -148,6 +148,7 @@ absl::Status HashTable::TrainingLookup::VisitKnown(Visit* visit) {
   // Rows leave and move only under this mutex, so the look-ahead is valid for the whole shard or not used.
   const Ahead* ahead = ahead_ != nullptr && ahead_->moves == rows_->moves() ? ahead_ : nullptr;
   const auto seen = [&](const ReceivedId& item) { return ahead == nullptr ? kNoRow : ahead->handles[item.position]; };
+  const bool copies = out_.data != nullptr && ahead == nullptr;  // few rows that were read ahead have changed since
   for (int64_t i = 0; i < n + kRing; ++i) {
     if (i < n && seen(items[i]) == kNoRow) {
       const uint64_t hash = TableHash(items[i].id);
@@ -160,7 +161,7 @@ absl::Status HashTable::TrainingLookup::VisitKnown(Visit* visit) {
                                               : keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
       handles[j & (kRing - 1)] = handle;
       FetchOut(items[j]);
-      if (handle != kAbsent) rows_->store().Fetch(handle);
+      if (handle != kAbsent) copies ? rows_->store().Fetch(handle) : rows_->store().FetchHeader(handle);
     }
     const int64_t k = i - kRing;
     if (k < 0 || k >= n) continue;

@@ -73,7 +73,8 @@ class RowStore {
     return pool != nullptr && (handle & ~kPoolBit) < pool->rows();
   }
 
-  // Asks the memory for header and embedding of a row.
+  // Asks the memory for the header of a row, or for header and embedding.
+  void FetchHeader(uint32_t handle) const { __builtin_prefetch(Row(handle), 1); }
   void Fetch(uint32_t handle) const { FetchLines<0>(Row(handle), fetch_bytes_[PoolOf(handle)]); }
   // Asks the memory for all of a row, to be written.
   void FetchForUpdate(uint32_t handle) const { FetchLines<1>(Row(handle), format(PoolOf(handle)).stride()); }

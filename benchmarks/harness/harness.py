@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))
+_VECTORS = (("amx_tile", "AVX-512, AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"))
 
 
 class CheckFailed(Exception):

@@ -176,6 +176,22 @@ def sparse() -> dict[str, Any]:
     return {**history, "evaluated": model.evaluate(data, verbose=0), **state(model)}
 
 
+@program("two outputs", ranks=2)
+def two_outputs() -> dict[str, Any]:
+    """On one process, Keras 3 weighs batches of all sizes alike when it evaluates."""
+    ids = {name: keras.Input([], dtype="int64", name=name) for name in ("item", "shop")}
+    outputs = {f"of_{name}": dense(1, 0.2, name=f"of_{name}")(row) for name, row in embedding()(ids).items()}
+    model = fr.schedules.PipelinedModel(ids, outputs, schedule="nested(3)")
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.01)), dict.fromkeys(outputs, "mse"))
+    x, y = samples()
+    data = tf.data.Dataset.from_tensor_slices(({name: x[name] for name in ids}, dict.fromkeys(outputs, y))).batch(16)
+    history = model.fit(data, epochs=2, verbose=0).history
+    logs = [history] + [model.evaluate(data, verbose=0, return_dict=True)] * (fr.size() > 1)
+    for of in logs:
+        np.testing.assert_allclose(np.add(of["of_item_loss"], of["of_shop_loss"]), of["loss"], rtol=1e-6)
+    return {"logs": logs, **state(model)}
+
+
 @program("parts that are Sequential", ranks=2)
 def sequential_parts() -> dict[str, Any]:
     ids = keras.Input([None], dtype="int64", ragged=True, name="ids")

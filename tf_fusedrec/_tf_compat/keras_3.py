@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -208,6 +209,43 @@ def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) ->
     """Counts a loss in the metric "loss", as Keras' own train_step does, unless the model's metrics leave it out."""
     if any(metric is model._loss_tracker for metric in model.metrics):
         model._loss_tracker.update_state(loss, sample_weight=samples())
+
+
+@contextlib.contextmanager
+def weighing_outputs(model: Any, samples: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Inside, compute_loss counts the loss of each output by its samples, as it counts the metric "loss".
+
+    Keras weighs batches of unknown size equally, and with them the parts of a batch on ranks and in micro-batches.
+    """
+    losses = model._compile_loss
+    if losses is None:
+        yield
+        return
+    trackers: list[Any] = []  # none for one output
+
+    def weigh() -> None:
+        trackers.extend(losses.metrics)
+        for tracker in trackers:
+
+            def update(value: Any, sample_weight: Any = None, own: Callable = tracker.update_state) -> Any:
+                return own(value, sample_weight=samples())
+
+            tracker.update_state = update
+
+    def build(*args: Any) -> None:  # which makes the trackers, in the first call
+        type(losses).build(losses, *args)
+        weigh()
+
+    if losses.built:
+        weigh()
+    else:
+        losses.build = build
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            del tracker.update_state
+        vars(losses).pop("build", None)
 
 
 def loss_metrics(model: Any) -> list[Any]:

@@ -222,6 +222,11 @@ def track_loss(model: Any, loss: tf.Tensor, samples: Callable[[], tf.Tensor]) ->
     """Does nothing: compute_loss has counted the loss in the metric "loss"."""
 
 
+def weighing_outputs(model: Any, samples: Callable[[], tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Does nothing: tf_keras weighs the loss of each output by its samples."""
+    return contextlib.nullcontext()
+
+
 def loss_metrics(model: Any) -> list[Any]:
     """The metrics of the losses of `compile`."""
     return getattr(getattr(model, "compiled_loss", None), "metrics", [])

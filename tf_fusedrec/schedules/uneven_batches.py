@@ -255,12 +255,13 @@ class MeanOverSamples:
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As Keras' own, which has one more argument in Keras 3. An override may have the first four."""
-        loss = super().compute_loss(x, y, y_pred, sample_weight, *args, **kwargs)  # type: ignore[misc]
+        data, batch = keras.utils.pack_x_y_sample_weight(x, y, sample_weight), self.micro_batch.batch
+        is_part = collectives.size() > 1 or batch is not None
+        with keras_api.weighing_outputs(self, lambda: num_samples(data)) if is_part else contextlib.nullcontext():
+            loss = super().compute_loss(x, y, y_pred, sample_weight, *args, **kwargs)  # type: ignore[misc]
         if collectives.size() == 1 or loss is None or self.__dict__.get("_evaluates") or are_sums(self):
             return loss
-        batch = self.micro_batch.batch
         if batch is None:
-            data = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
             batch = BatchWeight(tf.reduce_sum(self.loss_weights([data])))
         if batch.factor is None:  # the first micro-batch
             batch.factor = _factor(self, batch.weight)

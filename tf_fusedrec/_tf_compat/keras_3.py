@@ -227,8 +227,8 @@ def weighing_outputs(model: Any, samples: Callable[[], tf.Tensor]) -> Iterator[N
         trackers.extend(losses.metrics)
         for tracker in trackers:
 
-            def update(value: Any, sample_weight: Any = None, own: Callable = tracker.update_state) -> Any:
-                return own(value, sample_weight=samples())
+            def update(value: Any, sample_weight: Any = None, count: Callable = tracker.update_state) -> Any:
+                return count(value, sample_weight=samples())
 
             tracker.update_state = update
 

@@ -50,7 +50,7 @@ SumPlan PlanSums(const BagIds& ids, const std::vector<bool>& summed, absl::Span<
   }
   std::vector<int32_t> begin(ranks, 0);  // of each block of ids
   for (size_t r = 1; r < ranks; ++r) begin[r] = begin[r - 1] + id_splits[r - 1];
-  // Owners of ids are random, so that a processor cannot guess a branch on them: no loop over ids below has one.
+  // A processor cannot guess a branch on the owner of an id, which is random. No loop over ids has one.
   struct Home {
     int32_t owner, place;  // inside the owner's block of ids
   };

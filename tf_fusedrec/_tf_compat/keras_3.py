@@ -224,7 +224,7 @@ def weighing_outputs(model: Any, samples: Callable[[], tf.Tensor]) -> Iterator[N
     trackers: list[Any] = []  # none for one output
 
     def weigh() -> None:
-        trackers.extend(losses.metrics)
+        trackers.extend(getattr(losses, "metrics", []))  # not all releases have it
         for tracker in trackers:
 
             def update(value: Any, sample_weight: Any = None, count: Callable = tracker.update_state) -> Any:

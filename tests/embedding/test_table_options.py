@@ -76,7 +76,7 @@ def test_tables_of_one_group_have_their_limits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "row_bytes"), [(optimizers.RowWiseAdagrad(0.1), 32), (optimizers.Adam(0.1), 56)])
+@pytest.mark.parametrize(("rule", "row_bytes"), [(optimizers.RowWiseAdagrad(0.1), 32), (optimizers.Adam(0.1), 52)])
 def test_rows_beyond_memory_and_a_look_ahead_in_a_graph_change_nothing(rule, row_bytes, tmp_path):
     """Runs the loop of the documentation, with two batches ahead and no prefetch at the end."""
 

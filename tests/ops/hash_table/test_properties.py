@@ -47,7 +47,7 @@ class History:
         if options.get("rule") == "adagrad":
             options["hyperparameters"] = ADAGRAD
         if "tier_folder" in options:
-            options["memory_budget"] = TIER_ROWS * (40 if "hyperparameters" in options else 32)
+            options["memory_budget"] = TIER_ROWS * (40 if "hyperparameters" in options else 28)
         return Table(2, DIM, **options)
 
     def destroy(self):

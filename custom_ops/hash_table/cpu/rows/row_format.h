@@ -1,5 +1,5 @@
 // How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1).
-//     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
+//     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 4 bytes
 //
 // The row is float32, bfloat16 or float16. Element-wise slots are float32 in a float32 table, and in a 16-bit table
 // bfloat16 whatever the row is: sums of squares leave float16's range. Row-wise slots are one number each, float32.
@@ -25,7 +25,7 @@ struct RowHeader {
 class RowFormat {
  public:
   RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
-      : layout_(RowLayout::Of(storage, dim, wide_slots, scalar_slots, stochastic, kRowOffset, 8)) {}
+      : layout_(RowLayout::Of(storage, dim, wide_slots, scalar_slots, stochastic, kRowOffset, sizeof(float))) {}
 
   const RowLayout& layout() const { return layout_; }
   Storage storage() const { return layout_.storage; }

@@ -1,11 +1,13 @@
 """An accelerator that is not there: ops that take time and no core (device_stream.cc), and a model on them.
 
-    hidden = layer(rows, weight, seconds)       on the stream DEVICE, forward; its gradient backward
-    ids = wait(ids, seconds, MEMORY)            on a stream of its own
+    hidden = layer(rows, weight, seconds, first=True)   on the stream DEVICE, forward; its gradient backward
+    ids = wait(ids, seconds, MEMORY)                    on a stream of its own
 
-An op on a stream begins when its inputs exist and the op before it on the stream has ended. No core works while it
-runs. `stamping` records the begin and the end of every collective that is traced inside. `take_record` returns all
-spans, on the monotonic clock. The ops are compiled at first use, into build/benchmarks.
+An op on a stream begins when it has been launched, which its inputs allow as soon as they exist or their own op on the
+stream has been launched, and when the op before it has ended. So one layer follows another without the host, as on a
+GPU. The host waits where it reads a result: the gradients of rows and weights. No core works while an op runs.
+`stamping` records the begin and the end of every collective that is traced inside. `take_record` returns all spans, on
+the monotonic clock. The ops are compiled at first use, into build/benchmarks.
 
 The model has real tables and exchanges. Its dense part is a chain of layers, whose weights are averaged over ranks as
 in a real model. Their gradients come one layer after another. A layer takes a fixed time and a time per token, forward
@@ -69,30 +71,35 @@ def _ops() -> Any:
     return tf.load_op_library(str(compiled()))
 
 
-def _turn(inputs: list[tf.Tensor], seconds: tf.Tensor, outputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Hands outputs on after a turn on the stream DEVICE, which is asked for as soon as the inputs exist."""
+def _launch(inputs: list[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
+    """Launches an op on the stream DEVICE as soon as the inputs exist. Returns when it ends."""
     with tf.control_dependencies(inputs):
-        ended = wait(inputs[0], seconds, DEVICE)  # TensorFlow would compute a turn of a constant ahead of the step
-    # A data dependency, because TensorFlow removes an op that others only wait for.
-    return [_ops().fusedrec_bench_after(value=output, ended=ended) for output in outputs]
+        # The value is an input, because TensorFlow would launch an op of constants ahead of the step.
+        return _ops().fusedrec_bench_launch(value=inputs[0], seconds=seconds, stream=DEVICE)
 
 
-@tf.custom_gradient
-def layer(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor) -> Any:
+def layer(rows: tf.Tensor, weight: tf.Tensor, seconds: tf.Tensor, *, first: bool) -> tf.Tensor:
     """A dense layer on the stream DEVICE: hidden[i] = sum(rows[i]) / sqrt(D) + mean(weight), <float>[n].
 
     rows: <float>[n, D]. weight: <float>[P], P >= 1. seconds: <double>[2], time of the forward and of the backward pass.
-    Gradients flow to rows and weight, when the backward pass has had its turn on the stream.
+    When the backward pass has ended, the host reads the gradient of the weight, and of the rows of the first layer.
     """
-    scale = tf.math.rsqrt(tf.cast(tf.shape(rows)[1], tf.float32))
-    hidden = scale * tf.reduce_sum(rows, axis=1) + tf.reduce_mean(weight)
 
-    def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
-        of_rows = tf.broadcast_to(scale * upstream[:, tf.newaxis], tf.shape(rows))
-        of_weight = tf.fill(tf.shape(weight), tf.reduce_sum(upstream) / tf.cast(tf.size(weight), tf.float32))
-        return *_turn([upstream, rows, weight], seconds[1], [of_rows, of_weight]), None
+    @tf.custom_gradient
+    def of(rows: tf.Tensor, weight: tf.Tensor) -> Any:
+        scale = tf.math.rsqrt(tf.cast(tf.shape(rows)[1], tf.float32))
+        hidden = scale * tf.reduce_sum(rows, axis=1) + tf.reduce_mean(weight)
 
-    return _turn([rows, weight], seconds[0], [hidden])[0], gradients
+        def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            of_rows = tf.broadcast_to(scale * upstream[:, tf.newaxis], tf.shape(rows))
+            of_weight = tf.fill(tf.shape(weight), tf.reduce_sum(upstream) / tf.cast(tf.size(weight), tf.float32))
+            ends = _launch([upstream, rows, weight], seconds[1])
+            to_below = _ops().fusedrec_bench_ended if first else _ops().fusedrec_bench_launched
+            return to_below(value=of_rows, ends=ends), _ops().fusedrec_bench_ended(value=of_weight, ends=ends)
+
+        return _ops().fusedrec_bench_launched(value=hidden, ends=_launch([rows, weight], seconds[0])), gradients
+
+    return of(rows, weight)
 
 
 @tf.RegisterGradient("FusedrecBench>Stamp")
@@ -102,7 +109,8 @@ def _stamp_grad(_: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
 
 def wait(value: tf.Tensor, seconds: tf.Tensor, stream: str) -> tf.Tensor:
     """Hands a tensor on after its turn of `seconds` <double>[] on a stream; at once where they are 0."""
-    return _ops().fusedrec_bench_delay(value=value, seconds=seconds, stream=stream)
+    ends = _ops().fusedrec_bench_launch(value=value, seconds=seconds, stream=stream)
+    return _ops().fusedrec_bench_ended(value=value, ends=ends)
 
 
 @contextlib.contextmanager
@@ -224,7 +232,7 @@ class DeviceModel(SequenceModel):
         seconds = self._pace.device * (fixed + per_token * tokens) / len(self._layer_weights)
         outputs = []
         for weight in self._layer_weights:
-            hidden = layer(hidden, tf.convert_to_tensor(weight), seconds)
+            hidden = layer(hidden, tf.convert_to_tensor(weight), seconds, first=not outputs)
             outputs.append(hidden)
             hidden = hidden[:, tf.newaxis]
         return {"of_rows": outputs[0], "logits": outputs[-1]}

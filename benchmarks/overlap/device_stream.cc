@@ -1,11 +1,11 @@
 // Ops that take time and no core, as a computation on an accelerator does, and a record of when things ran.
 //
-// A stream is a thread that sleeps. An op on a stream begins when it is asked for and the op before it has ended; it ends
-// a given time later. Times are seconds of the monotonic clock, which all processes of a machine share.
+// A stream is what a queue of kernels is to a host: launching an op takes no time, the op begins when it has been launched
+// and the op before it has ended, and it ends a given time later. The host goes on meanwhile, and waits only where it
+// reads a result. Times are seconds of the monotonic clock, which all processes of a machine share.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -58,9 +58,9 @@ void Add(const std::string& name, bool ended, double at) {
 
 class Stream {
  public:
-  // Streams live as long as the process: their threads never end.
+  // Streams live as long as the process.
   static Stream& Named(const std::string& name) {
-    static std::mutex* mutex = new std::mutex;
+    static auto* mutex = new std::mutex;
     static auto* streams = new std::map<std::string, Stream*>;
     std::lock_guard<std::mutex> lock(*mutex);
     Stream*& stream = (*streams)[name];
@@ -68,96 +68,135 @@ class Stream {
     return *stream;
   }
 
-  void Enqueue(double asked, double seconds, std::function<void()> done) {
+  // Returns when an op that is launched now will end.
+  double Launch(double seconds) {
     std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back({asked, seconds, std::move(done)});
+    const double begin = std::max(Now(), free_at_);
+    free_at_ = begin + seconds;
+    Add(name_, false, begin);
+    Add(name_, true, free_at_);
+    return free_at_;
+  }
+
+ private:
+  explicit Stream(std::string name) : name_(std::move(name)) {}
+
+  const std::string name_;
+  std::mutex mutex_;
+  double free_at_ = 0;
+};
+
+// A thread that calls back at given times.
+class Timer {
+ public:
+  // Lives as long as the process: its thread never ends.
+  static Timer& OfProcess() {
+    static Timer* timer = new Timer;
+    return *timer;
+  }
+
+  void At(double time, std::function<void()> done) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.emplace(time, std::move(done));
     wake_.notify_one();
   }
 
  private:
-  struct Task {
-    double asked;
-    double seconds;
-    std::function<void()> done;
-  };
-
-  explicit Stream(std::string name) : name_(std::move(name)) {
+  Timer() {
     std::thread([this] { Run(); }).detach();
   }
 
   [[noreturn]] void Run() {
-    double free_at = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return !tasks_.empty(); });
-      const Task task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      const double begin = std::max(task.asked, free_at);
-      free_at = begin + std::max(task.seconds, 0.0);
-      std::this_thread::sleep_until(Clock::time_point(
-          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(free_at))));
-      Add(name_, false, begin);
-      Add(name_, true, free_at);
-      task.done();
+      if (waiting_.empty()) {
+        wake_.wait(lock);
+      } else if (const auto first = waiting_.begin(); first->first > Now()) {
+        wake_.wait_until(lock, Clock::time_point(std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(first->first))));
+      } else {
+        const std::function<void()> done = std::move(first->second);
+        waiting_.erase(first);
+        lock.unlock();
+        done();
+        lock.lock();
+      }
     }
   }
 
-  const std::string name_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Task> tasks_;
+  std::multimap<double, std::function<void()>> waiting_;
 };
 
 // ---- a turn on a stream
 
-REGISTER_OP("FusedrecBench>Delay")
+REGISTER_OP("FusedrecBench>Launch")
     .Input("value: T")
     .Input("seconds: double")
-    .Output("same: T")
+    .Output("ends: double")
     .Attr("T: type")
     .Attr("stream: string")
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc("Hands a tensor on after its turn on a stream. seconds: []; at most 0 means at once, without a turn.");
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Launches an op of so many seconds when the value exists, and says when it ends. At most 0: at once, without a turn.");
 
-class DelayOp : public AsyncOpKernel {
+class LaunchOp : public OpKernel {
  public:
-  explicit DelayOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+  explicit LaunchOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stream", &stream_));
   }
 
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    ctx->set_output(0, ctx->input(0));
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* ends;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &ends));
     const double seconds = ctx->input(1).scalar<double>()();
-    if (seconds <= 0) return done();
-    Stream::Named(stream_).Enqueue(Now(), seconds, std::move(done));
+    ends->scalar<double>()() = seconds > 0 ? Stream::Named(stream_).Launch(seconds) : 0;
   }
 
  private:
   std::string stream_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Delay").Device(DEVICE_CPU), DelayOp);
+REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Launch").Device(DEVICE_CPU), LaunchOp);
 
-REGISTER_OP("FusedrecBench>After")
+REGISTER_OP("FusedrecBench>Launched")
     .Input("value: T")
-    .Input("ended: S")
+    .Input("ends: double")
     .Output("same: T")
     .Attr("T: type")
-    .Attr("S: type")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return absl::OkStatus();
-    })
-    .Doc("Hands a tensor on when another one exists.");
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc("Hands a tensor to an op of the same stream, which may be launched now.");
 
-class AfterOp : public OpKernel {
+class LaunchedOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(0)); }
+  bool IsExpensive() override { return false; }
 };
 
-REGISTER_KERNEL_BUILDER(Name("FusedrecBench>After").Device(DEVICE_CPU), AfterOp);
+REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Launched").Device(DEVICE_CPU), LaunchedOp);
+
+REGISTER_OP("FusedrecBench>Ended")
+    .Input("value: T")
+    .Input("ends: double")
+    .Output("same: T")
+    .Attr("T: type")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc("Hands a tensor to the host at a time of Launch, when the op has ended.");
+
+class EndedOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    ctx->set_output(0, ctx->input(0));
+    const double ends = ctx->input(1).scalar<double>()();
+    if (ends <= Now()) return done();
+    Timer::OfProcess().At(ends, std::move(done));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("FusedrecBench>Ended").Device(DEVICE_CPU), EndedOp);
 
 // ---- marks, and what was recorded
 

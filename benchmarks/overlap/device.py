@@ -230,7 +230,7 @@ class DeviceModel(SequenceModel):
         tokens = tf.cast(tf.shape(hidden)[0], tf.float64)
         fixed, per_token = (tf.constant(part, tf.float64) for part in self._compute)
         seconds = self._pace.device * (fixed + per_token * tokens) / len(self._layer_weights)
-        outputs = []
+        outputs: list[tf.Tensor] = []
         for weight in self._layer_weights:
             hidden = layer(hidden, tf.convert_to_tensor(weight), seconds, first=not outputs)
             outputs.append(hidden)

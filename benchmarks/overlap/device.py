@@ -1,11 +1,11 @@
 """An accelerator that is not there: ops that take time and no core (device_stream.cc), and a model on them.
 
     hidden = layer(rows, weight, seconds, first=True)   on the stream DEVICE, forward; its gradient backward
-    ids = wait(ids, seconds, MEMORY)                    on a stream of its own
+    ids = wait(ids, seconds, MEMORY)                    on another stream
 
-An op on a stream begins when it has been launched, which its inputs allow as soon as they exist or their own op on the
-stream has been launched, and when the op before it has ended. So one layer follows another without the host, as on a
-GPU. The host waits where it reads a result: the gradients of rows and weights. No core works while an op runs.
+A stream is a queue. An op begins when it has been launched and the op before it has ended. A layer is launched as soon
+as the layer before it is, so the device goes from one to the next without the host, as a GPU does. The host waits where
+it reads a result: the gradients of rows and weights. No core works while an op runs.
 `stamping` records the begin and the end of every collective that is traced inside. `take_record` returns all spans, on
 the monotonic clock. The ops are compiled at first use, into build/benchmarks.
 

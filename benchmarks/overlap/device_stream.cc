@@ -1,8 +1,8 @@
 // Ops that take time and no core, as a computation on an accelerator does, and a record of when things ran.
 //
-// A stream is what a queue of kernels is to a host: launching an op takes no time, the op begins when it has been launched
-// and the op before it has ended, and it ends a given time later. The host goes on meanwhile, and waits only where it
-// reads a result. Times are seconds of the monotonic clock, which all processes of a machine share.
+// A stream is a queue, as of the kernels of a GPU. An op begins when it has been launched and the op before it has ended;
+// it ends a given time later. A launch takes no time. The host waits only where it reads a result. Times are seconds of
+// the monotonic clock, which all processes of a machine share.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -60,7 +60,7 @@ class Stream {
  public:
   // Streams live as long as the process.
   static Stream& Named(const std::string& name) {
-    static auto* mutex = new std::mutex;
+    static std::mutex* mutex = new std::mutex;
     static auto* streams = new std::map<std::string, Stream*>;
     std::lock_guard<std::mutex> lock(*mutex);
     Stream*& stream = (*streams)[name];
@@ -138,7 +138,7 @@ REGISTER_OP("FusedrecBench>Launch")
     .Attr("T: type")
     .Attr("stream: string")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Launches an op of so many seconds when the value exists, and says when it ends. At most 0: at once, without a turn.");
+    .Doc("Launches an op when the value exists, and says when it ends. seconds: []; at most 0 means without a turn.");
 
 class LaunchOp : public OpKernel {
  public:

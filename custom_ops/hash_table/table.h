@@ -77,7 +77,7 @@ struct Gradients {
   const void* grads;                  // [>= V, dim], or [M, dim]
   Storage storage;
   float scale;
-  RowSums sums;
+  RowSums sums = {};
   // Of Apply, on a CPU: inverses of later gradients of this lookup and update, and whether this is the first of them.
   std::vector<absl::Span<const int32_t>> coming = {};
   bool begin = true;

@@ -18,6 +18,7 @@ from tf_fusedrec.callbacks import timeline_events
 from tf_fusedrec.callbacks.timeline_events import COMPUTE, EXCHANGE, TABLE, WAIT, Event, StepTimes
 from tf_fusedrec.exchange import collectives, horovod
 
+_CLOCK_READINGS = 16  # a busy machine may stop the thread in the middle of some
 _MARGIN_S = 0.1  # Horovod's thread starts and stops a timeline between two of its cycles.
 EXPOSED = "exposed"
 # Lanes from the top: color and meaning.
@@ -104,8 +105,7 @@ class Timeline(keras.callbacks.Callback):
         horovod.start_timeline(f"{self._logs.name}/horovod.json")
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
         tf.profiler.experimental.start(self._logs.name, options)
-        with tf.profiler.experimental.Trace(timeline_events.CLOCK):
-            self._clock = time.time()
+        self._clock = [_clock_reading() for _ in range(_CLOCK_READINGS)]
         time.sleep(_MARGIN_S)
 
     def _stop(self) -> None:
@@ -133,6 +133,13 @@ class Timeline(keras.callbacks.Callback):
         )
         median = sorted(range(len(self.steps)), key=lambda i: self.steps[i].step_ms)[len(self.steps) // 2]
         draw(self.folder / "step.png", self.steps[median], events, *self._bounds[median][1:])
+
+
+def _clock_reading() -> tuple[float, float]:
+    """Times just before and just after the begin of an event CLOCK."""
+    before = time.time()
+    with tf.profiler.experimental.Trace(timeline_events.CLOCK):
+        return before, time.time()
 
 
 def _chrome_trace(events: list[Event], bounds: list[tuple[int, float, float]]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def step_times(number: int, events: Sequence[Event], begin: float, end: float) -
     return StepTimes(number, 1e3 * (end - begin), 1e3 * compute, 1e3 * exchange, 1e3 * unhidden, 1e3 * free)
 
 
-CLOCK = "fusedrec.clock"  # name of a profiler event at a known time
+CLOCK = "fusedrec.clock"  # name of profiler events at known times
 
 _OP = re.compile(r"^[^:]+:([A-Za-z_][\w>]*)$")  # "scope/name:Type"
 # These ops only start other ops or wait for them. The other ops have their own events.
@@ -129,10 +129,10 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
     return events
 
 
-def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
+def profiler_events(folder: pathlib.Path, clock: Sequence[Interval]) -> list[Event]:
     """Ops of the newest profile in a folder.
 
-    `clock_s` is the time of its event CLOCK, in seconds since the Unix epoch.
+    `clock` has the times just before and just after the begin of each event CLOCK, in seconds since the Unix epoch.
     """
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     space = XSpace()
@@ -144,7 +144,9 @@ def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
                 begin = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
                 name = plane.event_metadata[event.metadata_id].name
                 spans.append((name, begin, 1e-12 * event.duration_ps, line.name))
-    shift = clock_s - next(begin for name, begin, _, _ in spans if name == CLOCK)
+    begins = sorted(begin for name, begin, _, _ in spans if name == CLOCK)
+    # The shortest reading is the most exact.
+    _, shift = min((after - before, (before + after) / 2 - begin) for (before, after), begin in zip(clock, begins))
     events = []
     for name, begin, duration, thread in spans:
         op = _OP.match(name)

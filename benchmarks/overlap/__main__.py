@@ -100,7 +100,7 @@ def take_turn(step: Step, steps: int) -> dict[str, float]:
         step()
     end, cpu = time.monotonic(), time.process_time() - cpu
     record = stream.take_record()
-    compute, lookup = (1e3 * seconds(record.get(name, ())) for name in (stream.DEVICE, stream.MEMORY))
+    compute, lookup = (1e3 * seconds(record.spans.get(name, ())) for name in (stream.DEVICE, stream.MEMORY))
     ms = {
         "step": 1e3 * (end - begin), "cpu": 1e3 * cpu, "exposed": exposed_ms(record),
         "free": free_ms(record, begin, end), "compute": compute, "lookup": lookup,

@@ -45,6 +45,13 @@ DEVICE, MEMORY = "device", "memory"  # names of streams
 Span = tuple[float, float]  # begin and end, in seconds of time.monotonic()
 
 
+class Record(NamedTuple):
+    """What ran, by name of the stream or collective."""
+
+    spans: dict[str, list[Span]]  # in order
+    sent: dict[str, float]  # bytes of the first tensor of a collective, mean over its calls; 0 of a stream
+
+
 def compiled() -> pathlib.Path:
     """Returns the library of the ops. Compiles it if its source or its command has changed."""
     headers = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()]
@@ -128,20 +135,20 @@ def stamping() -> Iterator[None]:
         yield
 
 
-def take_record() -> dict[str, list[Span]]:
-    """Returns the spans of each stream and collective since the last call, by name and in order. Eager.
-
-    A span whose begin or end lies in another record is left out.
-    """
-    names, ended, at = (tensor.numpy() for tensor in _ops().fusedrec_bench_take_record())
-    begun: dict[str, list[float]] = {}
+def take_record() -> Record:
+    """Returns what ran since the last call. Eager. A span whose begin or end lies in another record is left out."""
+    names, ended, at, bytes_ = (tensor.numpy() for tensor in _ops().fusedrec_bench_take_record())
+    begun: dict[str, list[tuple[float, float]]] = {}
     spans: dict[str, list[Span]] = {}
-    for name, is_end, time in zip(names, ended, at):
+    sent: dict[str, list[float]] = {}
+    for name, is_end, time, size in zip(map(bytes.decode, names), ended, at, bytes_):
         if not is_end:
-            begun.setdefault(name.decode(), []).append(float(time))
-        elif begun.get(name.decode()):
-            spans.setdefault(name.decode(), []).append((begun[name.decode()].pop(0), float(time)))
-    return spans
+            begun.setdefault(name, []).append((float(time), float(size)))
+        elif begun.get(name):
+            begin, size = begun[name].pop(0)
+            spans.setdefault(name, []).append((begin, float(time)))
+            sent.setdefault(name, []).append(size)
+    return Record(spans, {name: sum(sizes) / len(sizes) for name, sizes in sent.items()})
 
 
 @dataclasses.dataclass(frozen=True)

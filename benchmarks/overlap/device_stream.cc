@@ -40,6 +40,7 @@ struct Event {
   std::string name;
   bool ended;
   double at;
+  double bytes;
 };
 
 // The record lives as long as the process.
@@ -49,9 +50,9 @@ struct Record {
 };
 Record& record = *new Record;
 
-void Add(const std::string& name, bool ended, double at) {
+void Add(const std::string& name, bool ended, double at, double bytes) {
   std::lock_guard<std::mutex> lock(record.mutex);
-  record.events.push_back({name, ended, at});
+  record.events.push_back({name, ended, at, bytes});
 }
 
 // ---- streams
@@ -73,8 +74,8 @@ class Stream {
     std::lock_guard<std::mutex> lock(mutex_);
     const double begin = std::max(Now(), free_at_);
     free_at_ = begin + seconds;
-    Add(name_, false, begin);
-    Add(name_, true, free_at_);
+    Add(name_, false, begin, 0);
+    Add(name_, true, free_at_, 0);
     return free_at_;
   }
 
@@ -207,7 +208,7 @@ REGISTER_OP("FusedrecBench>Stamp")
     .Attr("event: string")
     .Attr("ended: bool")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc("Passes a tensor through and records the time under the name of an event.");
+    .Doc("Passes a tensor through and records the time and its bytes under the name of an event.");
 
 class StampOp : public OpKernel {
  public:
@@ -217,7 +218,7 @@ class StampOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Add(event_, ended_, Now());
+    Add(event_, ended_, Now(), static_cast<double>(ctx->input(0).TotalBytes()));
     ctx->set_output(0, ctx->input(0));
   }
 
@@ -234,6 +235,7 @@ REGISTER_OP("FusedrecBench>TakeRecord")
     .Output("names: string")
     .Output("ended: bool")
     .Output("at: double")
+    .Output("bytes: double")
     .SetIsStateful()
     .Doc("Returns all events recorded since the last call, in the order of their record, and forgets them.");
 
@@ -248,14 +250,16 @@ class TakeRecordOp : public OpKernel {
       events.swap(record.events);
     }
     const TensorShape shape({static_cast<int64>(events.size())});
-    Tensor *names = nullptr, *ended = nullptr, *at = nullptr;
+    Tensor *names = nullptr, *ended = nullptr, *at = nullptr, *bytes = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &names));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, shape, &ended));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, shape, &at));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, shape, &bytes));
     for (size_t i = 0; i < events.size(); ++i) {
       names->flat<tstring>()(i) = events[i].name;
       ended->flat<bool>()(i) = events[i].ended;
       at->flat<double>()(i) = events[i].at;
+      bytes->flat<double>()(i) = events[i].bytes;
     }
   }
 };

@@ -20,12 +20,13 @@ With M = 1, w = r + max(c, s) + g + p + d/k + a.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
-from benchmarks.overlap.device import DEVICE, MEMORY, Span
+from benchmarks.overlap.device import DEVICE, MEMORY, Record, Span
 from tf_fusedrec.callbacks.timeline_events import seconds, union, without
 from tf_fusedrec.data.batches import piece_bounds
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, Schedule, SemiAsync, Sync
@@ -131,29 +132,32 @@ def is_exchange(name: str) -> bool:
     return name not in (DEVICE, MEMORY)
 
 
-def parts_of(record: Mapping[str, Sequence[Span]]) -> Parts:
-    """Returns the time of each kind of exchange. An exchange that waits for others counts from their end on."""
-    found: dict[str, float] = {}
-    free_at = 0.0
-    for (begin, end), name in sorted(
-        ((span, name) for name, spans in record.items() if is_exchange(name) for span in spans),
-        key=lambda one: one[0][1],
-    ):
+def parts_of(record: Record) -> Parts:
+    """Returns the time of each kind of exchange. Exchanges that run together share the time by what they send."""
+    exchanges: list[tuple[Span, str, float]] = []
+    for name in filter(is_exchange, record.spans):
         kind = kind_of(name)
-        found[kind] = found.get(kind, 0.0) + 1e3 * max(0.0, end - max(begin, free_at))
-        free_at = max(free_at, end)
+        # A sum over ranks sends its numbers twice. An exchange that sends nothing is a wait for another rank.
+        weight = max(1.0, record.sent[name] * (2 if kind == "dense" else 1))
+        exchanges += [(span, kind, weight) for span in record.spans[name]]
+    found = dict.fromkeys(PARTS, 0.0)
+    for begin, end in itertools.pairwise(sorted({moment for span, _, _ in exchanges for moment in span})):
+        running = [(kind, weight) for span, kind, weight in exchanges if span[0] <= begin and end <= span[1]]
+        total = sum(weight for _, weight in running)
+        for kind, weight in running:
+            found[kind] += 1e3 * (end - begin) * weight / total
     return Parts(**found)
 
 
-def exposed_ms(record: Mapping[str, Sequence[Span]]) -> float:
+def exposed_ms(record: Record) -> float:
     """Returns the time in which some exchange runs and the device stream does not."""
-    exchanges = union(span for name, spans in record.items() if is_exchange(name) for span in spans)
-    return 1e3 * seconds(without(exchanges, union(record.get(DEVICE, ()))))
+    exchanges = union(span for name in filter(is_exchange, record.spans) for span in record.spans[name])
+    return 1e3 * seconds(without(exchanges, union(record.spans.get(DEVICE, ()))))
 
 
-def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> float:
+def free_ms(record: Record, begin: float, end: float) -> float:
     """Returns the time between `begin` and `end` in which no exchange and no stream runs."""
-    return 1e3 * seconds(without([(begin, end)], union(span for spans in record.values() for span in spans)))
+    return 1e3 * seconds(without([(begin, end)], union(span for spans in record.spans.values() for span in spans)))
 
 
 def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:

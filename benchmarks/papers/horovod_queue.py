@@ -105,7 +105,7 @@ def span(call: Call, name: str) -> float:
     collectives.barrier()
     device.take_record()
     call()
-    ((begin, end),) = device.take_record()[name]
+    ((begin, end),) = device.take_record().spans[name]
     return end - begin
 
 

@@ -60,20 +60,27 @@ def test_replicas_are_averaged_at_the_end_and_sum_behind_the_gradients(schedule,
 
 
 def test_a_record_is_parted_by_kind():
-    record = {
+    spans = {
         "sync.item.0.ids": [(0.000, 0.002)],
-        "sync.item.0.rows": [(0.001, 0.012)],  # waits for the ids, then takes 10 ms
+        "sync.item.0.rows": [(0.001, 0.012)],
         "sync.item.0.gradients": [(0.020, 0.030)],
         "dense_gradients_grads_0": [(0.022, 0.035)],
         DEVICE: [(0.010, 0.016), (0.025, 0.032)],
         MEMORY: [(0.0, 1.0)],
     }
-    found = parts_of(record)
-    for name, want in {"ids": 2, "rows": 10, "gradients": 10, "dense": 5, "other": 0}.items():
-        assert getattr(found, name) == pytest.approx(want)
+    sent = {
+        "sync.item.0.ids": 300,
+        "sync.item.0.rows": 100,
+        "sync.item.0.gradients": 200,
+        "dense_gradients_grads_0": 300,
+    }
+    record = device.Record(spans, {**sent, DEVICE: 0, MEMORY: 0})
+    # Ids have 3/4 of the millisecond that they share with rows. Gradients have 1/4 of the 8 ms with a sum.
+    want = Parts(ids=1 + 3 / 4, rows=1 / 4 + 10, gradients=2 + 8 / 4, dense=8 * 3 / 4 + 5)
+    assert dataclasses.astuple(parts_of(record)) == pytest.approx(dataclasses.astuple(want))
     # Exchanges run from 0 to 12 and from 20 to 35 ms; the device hides 2 and 7 of them.
     assert exposed_ms(record) == pytest.approx(27 - 9)
-    del record[MEMORY]
+    del spans[MEMORY]
     assert free_ms(record, 0.0, 0.04) == pytest.approx(4 + 5)  # from 16 to 20 ms, and behind the last exchange
     kinds = {
         "2d.item.0.replicas.gradients": "replicas", "2d.item.0.replicas.sums": "replicas",
@@ -102,7 +109,7 @@ def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
             tape.watch(rows)
             late = device.wait(rows + 1, tf.constant(0.2, tf.float64), MEMORY)
             times = tf.constant([0.1, 0.05], tf.float64)
-            hidden = [device.layer(x, tf.ones([1]), times) for x in (rows, late)]
+            hidden = [device.layer(x, tf.ones([1]), times, first=True) for x in (rows, late)]
             loss = tf.reduce_sum(tf.square(hidden[0]))  # a backward pass that needs the forward pass
         return tape.gradient(loss, rows), hidden[1]
 
@@ -111,13 +118,13 @@ def test_ops_on_a_stream_wait_for_inputs_and_turn_and_take_no_core():
     cpu = time.process_time()
     step(tf.ones([2, 3]))
     assert time.process_time() - cpu < 0.1
-    spans = device.take_record()
+    spans, _ = device.take_record()
     ((_, late_is_there),) = spans[MEMORY]
     forward, backward, of_late = spans[DEVICE]
     assert [end - begin for begin, end in (forward, backward, of_late)] == pytest.approx([0.1, 0.05, 0.1])
     assert backward[0] >= forward[1] and of_late[0] >= max(late_is_there, backward[1])
     assert device.wait(tf.constant(3), tf.constant(0.0, tf.float64), MEMORY).numpy() == 3
-    assert device.take_record() == {}, "a value without a time has no turn, and a record is read once"
+    assert device.take_record() == ({}, {}), "a value without a time has no turn, and a record is read once"
 
 
 def test_the_regret_is_that_of_the_measured_steps():

@@ -63,7 +63,7 @@ def paths():
                 yield prefix + field.name
 
 
-@pytest.mark.parametrize("path", paths())
+@pytest.mark.parametrize("path", list(paths()))
 def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(path, tmp_path):
     value, others = VALUES.get(path, (7, {}))  # an integer that stands alone
     wanted = EXPECTED.get(path, value)

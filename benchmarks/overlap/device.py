@@ -136,7 +136,7 @@ def stamping() -> Iterator[None]:
 
 
 def take_record() -> Record:
-    """Returns what ran since the last call. Eager. A span whose begin or end lies in another record is left out."""
+    """Returns what ran since the last call. Eager. A span that begins or ends in another record is left out."""
     names, ended, at, bytes_ = (tensor.numpy() for tensor in _ops().fusedrec_bench_take_record())
     begun: dict[str, list[tuple[float, float]]] = {}
     spans: dict[str, list[Span]] = {}
@@ -145,9 +145,9 @@ def take_record() -> Record:
         if not is_end:
             begun.setdefault(name, []).append((float(time), float(size)))
         elif begun.get(name):
-            begin, size = begun[name].pop(0)
+            begin, bytes_sent = begun[name].pop(0)
             spans.setdefault(name, []).append((begin, float(time)))
-            sent.setdefault(name, []).append(size)
+            sent.setdefault(name, []).append(bytes_sent)
     return Record(spans, {name: sum(sizes) / len(sizes) for name, sizes in sent.items()})
 
 

@@ -68,13 +68,7 @@ def test_a_record_is_parted_by_kind():
         DEVICE: [(0.010, 0.016), (0.025, 0.032)],
         MEMORY: [(0.0, 1.0)],
     }
-    sent = {
-        "sync.item.0.ids": 300,
-        "sync.item.0.rows": 100,
-        "sync.item.0.gradients": 200,
-        "dense_gradients_grads_0": 300,
-    }
-    record = device.Record(spans, {**sent, DEVICE: 0, MEMORY: 0})
+    record = device.Record(spans, sent=dict(zip(spans, [300, 100, 200, 300, 0, 0])))
     # Ids have 3/4 of the millisecond that they share with rows. Gradients have 1/4 of the 8 ms with a sum.
     want = Parts(ids=1 + 3 / 4, rows=1 / 4 + 10, gradients=2 + 8 / 4, dense=8 * 3 / 4 + 5)
     assert dataclasses.astuple(parts_of(record)) == pytest.approx(dataclasses.astuple(want))

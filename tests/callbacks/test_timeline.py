@@ -13,7 +13,7 @@ import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.support.ranks import error_of, run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.callbacks import timeline
+from tf_fusedrec.callbacks import timeline, timeline_events
 from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.callbacks.timeline_events import COMPUTE, EXCHANGE, TABLE, WAIT, Event, step_times
 from tf_fusedrec.exchange import collectives, horovod
@@ -87,6 +87,18 @@ def test_one_process_has_ops_only_and_training_that_ends_first_writes_what_there
     assert any("MatMul" in event["name"] for event in _events(tmp_path / "one", "compute"))
     assert _fit(tmp_path / "none", 2, first_step=FIRST, steps=10) == []
     assert not (tmp_path / "none").exists()
+
+
+def test_a_reading_of_the_clock_that_took_long_does_not_count(tmp_path):
+    tf.profiler.experimental.start(str(tmp_path))
+    clock = [timeline._clock_reading() for _ in range(4)]
+    tf.function(lambda x: tf.matmul(x, x))(tf.ones([100, 100])).numpy()
+    tf.profiler.experimental.stop()
+    events = timeline_events.profiler_events(tmp_path, clock)
+    assert events and all(clock[0][0] <= event.begin <= time.time() for event in events)
+    shortest = min(range(4), key=lambda i: clock[i][1] - clock[i][0])
+    stopped = [(before, after + (i != shortest)) for i, (before, after) in enumerate(clock)]
+    assert timeline_events.profiler_events(tmp_path, stopped) == events
 
 
 def test_arguments_that_cannot_be_are_refused():
